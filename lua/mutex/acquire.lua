@@ -1,0 +1,90 @@
+-- mutex/acquire.lua: take the mutex, or queue for it.
+--
+-- KEYS[1]  lock      string: the attempt that holds the mutex; always with a ttl
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed by waiters
+-- KEYS[4]  ended     string: exists once this attempt was ended
+-- ARGV[1]  owner     ignored: the one holder of a mutex is the attempt
+-- ARGV[2]  attempt   fresh for every lease, the same in every delivery and every poll
+-- ARGV[3]  ttl_ms    integer, at least 1
+-- ARGV[4]  floor     the token must be larger than this; empty: no fencing token
+-- ARGV[5]  limit     ignored: a mutex has one hold
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; empty: do not queue
+--
+-- Returns  { 1, token, 1}      granted; the token is 0 without fencing
+--          { 0, pttl, time}    busy: free in at most pttl ms; the server's clock in microseconds
+--          {-1, 0, 0}          refused: this attempt was ended
+--          {-2, 0, 0}          the key holds something that is not a mutex
+--          {-3, 0, 0}          the key holds a string without a ttl
+--
+-- Delivered twice, it grants once, and the second answer carries the same token.
+local attempt, ttl_ms, floor, waiter = ARGV[2], ARGV[3], ARGV[4], ARGV[6]
+
+-- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+local function next_token()
+  local token = redis.call('INCR', KEYS[2])
+  local least = tonumber(floor) or 0
+  if token == 1 or token <= least then
+    local now = redis.call('TIME')
+    token = math.max(least + 1, now[1] * 1000000 + now[2])
+    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  end
+  if token > 9007199254740991 then error('the fencing counter is above 2^53') end
+  return token
+end
+
+local function grant(_, to, ms)
+  redis.call('SET', KEYS[1], to, 'PX', ms)
+end
+
+if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
+  local token = floor ~= '' and next_token() or 0
+  grant(nil, attempt, ttl_ms, token)
+  return {1, token, 1}
+end
+
+if redis.call('EXISTS', KEYS[4]) == 1 then return {-1, 0, 0} end
+local holder = redis.pcall('GET', KEYS[1])
+if type(holder) == 'table' then return {-2, 0, 0} end
+if holder == attempt then -- a second delivery, or a poll that finds what a release handed over
+  local token = floor ~= '' and tonumber(redis.call('GET', KEYS[2]) or next_token()) or 0
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  return {1, token, 1}
+end
+
+local pttl = redis.call('PTTL', KEYS[1])
+if pttl == -1 then return {-3, 0, 0} end
+local now = redis.call('TIME')
+local time = now[1] * 1000000 + now[2]
+if waiter ~= '' then
+  redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', time), waiter)
+  redis.call('PEXPIRE', KEYS[3], 60000)
+end
+if holder then return {0, pttl, time} end
+
+-- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
+local function hand_over()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
+  local minted, token = pcall(next_token)
+  if not minted then return nil end
+  local now = redis.call('TIME')
+  local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
+  for _ = 1, 64 do
+    local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
+    if not waiting or waiting == waiter then return nil end
+    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
+    claim_ms = tonumber(claim_ms) or 0
+    if claim_ms > 0 then
+      grant(its_owner, heir, claim_ms, token)
+      if channel == '' or redis.pcall('PUBLISH', channel, heir .. news) ~= 0 then return claim_ms end
+    end
+  end
+end
+
+-- Free, but others queued first: theirs, if one of them can be told.
+local claimed = hand_over()
+if claimed then return {0, claimed, time} end
+local token = floor ~= '' and next_token() or 0
+grant(nil, attempt, ttl_ms, token)
+return {1, token, 1}

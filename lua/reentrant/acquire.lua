@@ -1,0 +1,103 @@
+-- reentrant/acquire.lua: take the lock, take it once more, or queue for it.
+--
+-- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt" for each hold; ":fence" -> its token
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed by waiters
+-- KEYS[4]  ended     string: exists once this attempt was ended
+-- ARGV[1]  owner     who holds; no white space, no ":" in front
+-- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
+-- ARGV[3]  ttl_ms    integer, at least 1
+-- ARGV[4]  floor     the token must be larger than this; empty: no fencing token
+-- ARGV[5]  limit     how many holds the owner may have at most
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; empty: do not queue
+--
+-- Returns  { 1, token, count}    granted, as hold number count; the token is 0 without fencing
+--          { 0, pttl, time}      busy: free in at most pttl ms; the server's clock in microseconds
+--          {-1, 0, 0}            refused: this attempt was ended
+--          {-2, 0, 0}            the key holds something that is not a re-entrant lock
+--          {-3, 0, 0}            the key holds a hash without a ttl
+--          {-4, limit, 0}        refused: the owner has that many holds already
+--
+-- A further hold of the same owner keeps the token, and the ttl becomes max(remaining, ttl_ms).
+-- Delivered twice, it grants once, and the second answer carries the same token and count.
+local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]
+
+-- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+local function next_token()
+  local token = redis.call('INCR', KEYS[2])
+  local least = tonumber(floor) or 0
+  if token == 1 or token <= least then
+    local now = redis.call('TIME')
+    token = math.max(least + 1, now[1] * 1000000 + now[2])
+    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  end
+  if token > 9007199254740991 then error('the fencing counter is above 2^53') end
+  return token
+end
+
+local function grant(to_owner, to, ms, token)
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], to_owner, 1, ':fence', string.format('%.0f', token), ':' .. to, 1)
+  redis.call('PEXPIRE', KEYS[1], ms)
+end
+
+if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
+  local token = floor ~= '' and next_token() or 0
+  redis.call('HSET', KEYS[1], owner, 1, ':fence', string.format('%.0f', token), ':' .. attempt, 1)
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  return {1, token, 1}
+end
+
+if redis.call('EXISTS', KEYS[4]) == 1 then return {-1, 0, 0} end
+local count = redis.pcall('HGET', KEYS[1], owner)
+if type(count) == 'table' then return {-2, 0, 0} end
+local pttl = redis.call('PTTL', KEYS[1])
+if pttl == -1 then return {-3, 0, 0} end
+if count then
+  count = tonumber(count)
+  if not count then return {-2, 0, 0} end
+  local token = tonumber(redis.call('HGET', KEYS[1], ':fence') or 0)
+  if redis.call('HEXISTS', KEYS[1], ':' .. attempt) == 0 then
+    if count >= tonumber(ARGV[5]) then return {-4, tonumber(ARGV[5]), 0} end
+    count = redis.call('HINCRBY', KEYS[1], owner, 1)
+    redis.call('HSET', KEYS[1], ':' .. attempt, 1)
+  end
+  if pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[1], ttl_ms) end
+  if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
+  return {1, token, count}
+end
+
+local now = redis.call('TIME')
+local time = now[1] * 1000000 + now[2]
+if waiter ~= '' then
+  redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', time), waiter)
+  redis.call('PEXPIRE', KEYS[3], 60000)
+end
+if pttl >= 0 then return {0, pttl, time} end
+
+-- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
+local function hand_over()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
+  local minted, token = pcall(next_token)
+  if not minted then return nil end
+  local now = redis.call('TIME')
+  local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
+  for _ = 1, 64 do
+    local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
+    if not waiting or waiting == waiter then return nil end
+    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
+    claim_ms = tonumber(claim_ms) or 0
+    if claim_ms > 0 then
+      grant(its_owner, heir, claim_ms, token)
+      if channel == '' or redis.pcall('PUBLISH', channel, heir .. news) ~= 0 then return claim_ms end
+    end
+  end
+end
+
+-- Free, but others queued first: theirs, if one of them can be told.
+local claimed = hand_over()
+if claimed then return {0, claimed, time} end
+local token = floor ~= '' and next_token() or 0
+grant(owner, attempt, ttl_ms, token)
+return {1, token, 1}

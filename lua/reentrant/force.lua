@@ -1,0 +1,84 @@
+-- reentrant/force.lua: take the lock away from whoever holds it.
+--
+-- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt" for each hold; ":fence" -> its token
+-- KEYS[2]  fence     string: the last fencing token
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
+-- KEYS[4]  ended     string: the answer with which this request was ended
+-- ARGV[1]  owner     ignored
+-- ARGV[2]  attempt   fresh for every request, the same in every delivery
+-- ARGV[3]  ended_ms  for how long to remember this answer
+-- ARGV[4]  floor     a token that is handed over must be larger than this
+-- ARGV[5]  waiter    empty
+--
+-- Returns  { 1, count, 0}    taken away: its owner had count holds
+--          { 0, 0, 0}        nobody held it
+--          {-2, 0, 0}        the key holds something that is not a re-entrant lock; nothing is changed
+--
+-- The former holder learns of it from its next renewal or its release. Delivered twice, it takes the
+-- lock away once: the heir of the first delivery keeps it.
+local ended_ms, floor, waiter = tonumber(ARGV[3]), ARGV[4], ARGV[5]
+
+-- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+local function next_token()
+  local token = redis.call('INCR', KEYS[2])
+  local least = tonumber(floor) or 0
+  if token == 1 or token <= least then
+    local now = redis.call('TIME')
+    token = math.max(least + 1, now[1] * 1000000 + now[2])
+    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  end
+  if token > 9007199254740991 then error('the fencing counter is above 2^53') end
+  return token
+end
+
+local function grant(to_owner, to, ms, token)
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], to_owner, 1, ':fence', string.format('%.0f', token), ':' .. to, 1)
+  redis.call('PEXPIRE', KEYS[1], ms)
+end
+
+-- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
+local function hand_over()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
+  local minted, token = pcall(next_token)
+  if not minted then return nil end
+  local now = redis.call('TIME')
+  local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
+  for _ = 1, 64 do
+    local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
+    if not waiting or waiting == waiter then return nil end
+    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
+    claim_ms = tonumber(claim_ms) or 0
+    if claim_ms > 0 then
+      grant(its_owner, heir, claim_ms, token)
+      if channel == '' or redis.pcall('PUBLISH', channel, heir .. news) ~= 0 then return claim_ms end
+    end
+  end
+end
+
+-- Once per attempt: a second delivery gets the first answer, and changes nothing.
+local function once(status, number)
+  if ended_ms > 0 then
+    if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
+    redis.call('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms)
+  end
+  return {status, number, 0}
+end
+
+if ended_ms > 0 then
+  local before = redis.call('GET', KEYS[4])
+  if before then
+    local status, number = string.match(before, '^(%-?%d+) (%d+)$')
+    return {tonumber(status), tonumber(number), 0}
+  end
+end
+local fields = redis.pcall('HGETALL', KEYS[1])
+if fields.err then return once(-2, 0) end
+local count
+for i = 1, #fields, 2 do
+  if string.sub(fields[i], 1, 1) ~= ':' then count = tonumber(fields[i + 1]) or 0 end
+end
+if not hand_over() then redis.call('DEL', KEYS[1]) end
+if not count then return once(0, 0) end
+return once(1, count)

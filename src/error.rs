@@ -1,0 +1,110 @@
+//! What can go wrong, told apart: somebody else has it, it was lost, the caller gave up, the server failed.
+
+use std::time::Duration;
+
+use crate::name::{Name, NameError};
+
+/// Why a call on a lock did not do what its name says.
+///
+/// That somebody else holds the lock is not among them: it is the answer `None` of a `try_` call.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The caller's time was over before the lock was free.
+    #[error("gave up waiting for lock {name:?} after {waited:?}", name = .name.as_str())]
+    TimedOut {
+        /// The lock.
+        name: Name,
+        /// The limit that the caller set.
+        waited: Duration,
+    },
+    /// The lease ended while its guard was held: somebody else may hold the lock by now.
+    #[error("the lease on lock {name:?} was lost", name = .name.as_str())]
+    Lost {
+        /// The lock.
+        name: Name,
+    },
+    /// There was nothing to release: the server had already ended this hold.
+    #[error("lock {name:?} was not held any more when it was released", name = .name.as_str())]
+    NotHeld {
+        /// The lock.
+        name: Name,
+    },
+    /// The owner has as many holds as [`Options::max_depth`](crate::Options::max_depth) allows.
+    #[error("lock {name:?} is held {depth} times by its owner already", name = .name.as_str())]
+    TooDeep {
+        /// The lock.
+        name: Name,
+        /// How many holds the owner has.
+        depth: u64,
+    },
+    /// The key holds something else than such a lock. It is left as it is.
+    #[error("the key of lock {name:?} holds {found}", name = .name.as_str())]
+    WrongType {
+        /// The lock.
+        name: Name,
+        /// What was found there.
+        found: &'static str,
+    },
+    /// The server could not be reached, did not answer in time, or refused the request.
+    #[error("redis failed during {script}")]
+    Redis {
+        /// What was asked of it.
+        script: &'static str,
+        /// What the client library says.
+        source: redis::RedisError,
+    },
+    /// The server answered a script with something that the script never answers.
+    #[error("{script} was answered with {reply}, which is not in its contract")]
+    Reply {
+        /// The script.
+        script: &'static str,
+        /// The answer.
+        reply: String,
+    },
+    /// Not a lock's name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// Not a way to set up a client.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// A client cannot be set up like this. Found before anything is sent.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A span of time is out of its bounds.
+    #[error("{option} is {value:?}; it must be from {least:?} to {most:?}")]
+    Span {
+        /// The option.
+        option: &'static str,
+        /// What it was set to.
+        value: Duration,
+        /// The least that it may be.
+        least: Duration,
+        /// The most that it may be.
+        most: Duration,
+    },
+    /// The drift is out of its bounds.
+    #[error("drift is {drift}; it must be from 0 to 0.5")]
+    Drift {
+        /// What it was set to.
+        drift: f64,
+    },
+    /// No hold at all is allowed.
+    #[error("max_depth is 0; it must be at least 1")]
+    NoDepth,
+    /// The prefix is too long.
+    #[error("the prefix has {bytes} bytes; it must have at most 128")]
+    LongPrefix {
+        /// How many it has.
+        bytes: usize,
+    },
+    /// The URL of the server cannot be read. The URL itself is not shown: it may hold a password.
+    #[error("the URL of the server is not valid")]
+    Url {
+        /// What the client library says.
+        source: redis::RedisError,
+    },
+}

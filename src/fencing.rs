@@ -1,0 +1,40 @@
+//! [`FencingToken`].
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A number that only grows, one for every lease granted on a lock.
+///
+/// Send it with every write to the resource that the lock protects, and let the resource refuse a
+/// token smaller than the largest it has seen: then a holder that was paused past its lease cannot
+/// overwrite what its successor wrote, however wrong the clocks are
+/// ([Kleppmann 2016](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)).
+///
+/// Tokens are below 2^53, so they survive JavaScript, Lua and JSON. A further hold of the same owner
+/// has the same token; a renewal keeps it.
+///
+/// **What it does not promise**: consecutive numbers. After a restart, an expiry of the counter (one
+/// day) or a failover, tokens go on from the server's clock in microseconds. They could only repeat
+/// if the counter were lost *and* the server's clock stepped back behind what this client has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// `None` for 0, which is how scripts say "without fencing".
+    pub(crate) fn from_reply(token: u64) -> Option<FencingToken> {
+        (token > 0).then_some(FencingToken(token))
+    }
+
+    /// The number itself, to store or to send.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,307 @@
+//! The wait loop: the one way to get a lease, for every kind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::held::{Armed, Held};
+use super::validity::Sighting;
+use super::{Attempt, Client, Kind, Lease};
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::fencing::FencingToken;
+use crate::name::Name;
+use crate::options::{Fencing, Options, Renewal};
+use crate::wire::{Failure, Mailbox};
+
+/// How often a client looks that nobody can tell anything.
+const UNTOLD_POLL: Duration = Duration::from_millis(100);
+
+/// The pauses between tries on a server that fails: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// What is wanted, and by whom. Without an owner, each attempt is its own.
+pub(crate) struct Target {
+    pub(crate) client: Arc<Client>,
+    pub(crate) kind: &'static Kind,
+    pub(crate) name: Name,
+    pub(crate) options: Arc<Options>,
+    pub(crate) owner: Option<String>,
+}
+
+impl Target {
+    pub(crate) fn attempt(&self) -> Attempt {
+        Attempt::new(self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
+    }
+
+    fn arm(&self) -> Armed {
+        Armed::new(&self.client, self.attempt())
+    }
+
+    /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
+    fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
+        let cap = self.options.poll_cap;
+        let cap = if told { cap } else { cap.min(UNTOLD_POLL) };
+        cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
+    }
+
+    fn lost(&self) -> Error {
+        Error::Lost { name: self.name.clone() }
+    }
+}
+
+/// One try. `None`: somebody else has it.
+pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
+    match ask(target.arm(), "").await {
+        Asked::Granted(held) => Ok(Some(held)),
+        Asked::Busy { .. } => Ok(None),
+        Asked::TooLate => Err(target.lost()),
+        Asked::Failed(_, failure) => Err(failure.into()),
+        Asked::Refused(error) => Err(error),
+    }
+}
+
+/// Waits for at most `limit`, whatever it is that takes the time.
+pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
+    let mut trouble = None;
+    match timeout(limit, wait(target, &mut trouble)).await {
+        Ok(outcome) => outcome,
+        // Nobody had the lock, as far as is known: it was the server that failed.
+        Err(_) => Err(trouble.unwrap_or(Error::TimedOut { name: target.name.clone(), waited: limit })),
+    }
+}
+
+/// Waits for as long as it takes.
+pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
+    wait(target, &mut None).await
+}
+
+/// The loop. `trouble` says with what the latest request failed, while it does.
+async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Error> {
+    let client = &target.client;
+    let _front = match client.turnstiles.try_enter(&target.name) {
+        Some(pass) => Some(pass),
+        None => {
+            // Who holds the lock already must not queue behind those who wait for him.
+            if target.kind.reenters
+                && let Some(held) = try_acquire(target).await?
+            {
+                return Ok(held);
+            }
+            client.turnstiles.enter(&target.name).await
+        }
+    };
+    let mut seat = match client.wakeups.subscription() {
+        Some(_) => Seat::told(target),
+        None => Seat::unqueued(target),
+    };
+    let mut patience = Patience::new(target);
+    loop {
+        let subscription = client.wakeups.subscription();
+        let pause = match ask(seat.armed, &seat.waiter).await {
+            Asked::Granted(held) => return Ok(held),
+            Asked::Refused(error) => return Err(error),
+            Asked::TooLate => {
+                seat = if seat.mailbox.is_some() { Seat::told(target) } else { Seat::polling(target) };
+                patience.fails(|| target.lost())?
+            }
+            Asked::Failed(armed, failure) => {
+                *trouble = Some(failure.clone().into());
+                seat.armed = armed;
+                patience.fails(|| failure.into())?
+            }
+            Asked::Busy { armed, free_in, sighting, generation } => {
+                *trouble = None;
+                seat.armed = armed;
+                seat.sighted = subscription.map(|subscription| Sighted { sighting, generation, subscription });
+                patience.restore(!seat.waiter.is_empty());
+                if seat.waiter.is_empty() {
+                    // First listen, then look again, then sleep.
+                    seat = if client.wakeups.start().await { Seat::told(target) } else { Seat::polling(target) };
+                    continue;
+                }
+                if seat.mailbox.is_some() && client.wakeups.subscription().is_none() {
+                    seat = Seat::polling(target);
+                    continue;
+                }
+                (free_in + Duration::from_millis(1)).min(seat.poll)
+            }
+        };
+        if let Some(message) = seat.sleep(pause).await
+            && let Some(lease) = seat.handed_over(&message)
+        {
+            return Ok(seat.armed.granted(lease));
+        }
+    }
+}
+
+/// What one request for the lock brought. The attempt comes back if there is more to be done with it.
+enum Asked {
+    Granted(Held),
+    Busy { armed: Armed, free_in: Duration, sighting: Sighting, generation: u64 },
+    /// Granted, but the answer took longer than the lease lasts. It is given back.
+    TooLate,
+    /// It may work later.
+    Failed(Armed, Failure),
+    Refused(Error),
+}
+
+/// Sends one request.
+///
+/// # Cancel safety
+/// Dropped, the attempt is abandoned: what it is granted is given back at once.
+async fn ask(mut armed: Armed, waiter: &str) -> Asked {
+    let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
+    let call = attempt.acquire(client.node.floor(), waiter);
+    armed.sends(waiter);
+    let sent = Moment::now();
+    let outcome = client.node.call(&call).await;
+    armed.learns(&outcome);
+    let reply = match outcome {
+        Ok(reply) => reply,
+        Err(failure) if failure.is_passing() => return Asked::Failed(armed, failure),
+        Err(failure) => return Asked::Refused(failure.into()),
+    };
+    match reply.integers() {
+        Ok([1, token, _]) => {
+            let until = sent + attempt.trusted(attempt.options.ttl);
+            if Moment::now() >= until {
+                armed.give_back();
+                return Asked::TooLate;
+            }
+            let token = FencingToken::from_reply(token.unsigned_abs());
+            Asked::Granted(armed.granted(Lease::new(attempt, token, sent, until)))
+        }
+        Ok([0, free_in, time]) => {
+            let server = time.unsigned_abs();
+            client.node.observe(server);
+            let free_in = Duration::from_millis(free_in.unsigned_abs());
+            let generation = client.node.generation();
+            Asked::Busy { armed, free_in, sighting: Sighting { sent, server }, generation }
+        }
+        Ok(answer) => Asked::Refused(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
+        Err(failure) => Asked::Refused(failure.into()),
+    }
+}
+
+/// How an attempt waits: in the queue or not, told or looking.
+struct Seat {
+    armed: Armed,
+    /// How it stands in the queue; empty: it does not.
+    waiter: String,
+    claim: Duration,
+    poll: Duration,
+    mailbox: Option<Mailbox>,
+    sighted: Option<Sighted>,
+}
+
+/// The server's clock, and through which connections it was seen: behind others there may be another server.
+struct Sighted {
+    sighting: Sighting,
+    generation: u64,
+    subscription: u64,
+}
+
+impl Seat {
+    fn unqueued(target: &Target) -> Seat {
+        let armed = target.arm();
+        let poll = target.poll(&armed.attempt, false);
+        Seat { armed, waiter: String::new(), claim: Duration::ZERO, poll, mailbox: None, sighted: None }
+    }
+
+    fn told(target: &Target) -> Seat {
+        let mut seat = Seat::unqueued(target);
+        seat.poll = target.poll(&seat.armed.attempt, true);
+        seat.mailbox = Some(target.client.wakeups.mailbox(seat.armed.attempt.id));
+        let channel = target.client.wakeups.channel();
+        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(Some(channel), seat.poll);
+        seat
+    }
+
+    fn polling(target: &Target) -> Seat {
+        let mut seat = Seat::unqueued(target);
+        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(None, seat.poll);
+        seat
+    }
+
+    /// Sleeps until there is a message, or until it is time to look.
+    async fn sleep(&self, pause: Duration) -> Option<String> {
+        match &self.mailbox {
+            None => {
+                sleep(pause).await;
+                None
+            }
+            Some(mailbox) => timeout(pause, mailbox.wait()).await.ok().flatten(),
+        }
+    }
+
+    /// The lease that a message hands over: `token time key`. `None` if it is not certain that most of the
+    /// claim is left; then a look finds the lock in this attempt's name, and takes the whole ttl.
+    fn handed_over(&self, message: &str) -> Option<Lease> {
+        let attempt = &self.armed.attempt;
+        let Sighted { sighting, generation, subscription } = self.sighted.as_ref()?;
+        let client = &self.armed.client;
+        if *generation != client.node.generation() || Some(*subscription) != client.wakeups.subscription() {
+            return None;
+        }
+        // A lease that is never renewed is worth its whole ttl from the start.
+        if attempt.options.renewal == Renewal::Never {
+            return None;
+        }
+        let mut words = message.splitn(3, ' ');
+        let token = words.next()?.parse().ok()?;
+        let time = words.next()?.parse().ok()?;
+        if words.next()? != attempt.name.key() {
+            return None;
+        }
+        let now = Moment::now();
+        let granted = sighting.earliest(time, attempt.options.drift, now)?;
+        let trusted = attempt.trusted(self.claim);
+        if now.since(granted) > trusted / 2 {
+            return None;
+        }
+        let token = match attempt.options.fencing {
+            Fencing::On => FencingToken::from_reply(token),
+            Fencing::Off => None,
+        };
+        Some(Lease::new(Arc::clone(attempt), token, granted, granted + trusted))
+    }
+}
+
+/// How long a server may fail before a waiter gives up on it: a newcomer soon, one who has queued
+/// after a ttl, since nothing of what he waited for can have outlasted that.
+struct Patience {
+    newcomers: Duration,
+    queued: Duration,
+    has_queued: bool,
+    failing_since: Option<Moment>,
+    pause: Duration,
+}
+
+impl Patience {
+    fn new(target: &Target) -> Patience {
+        let newcomers = 2 * target.client.node.limit();
+        let queued = newcomers.max(target.options.ttl);
+        Patience { newcomers, queued, has_queued: false, failing_since: None, pause: PAUSES.0 }
+    }
+
+    fn restore(&mut self, queued: bool) {
+        self.has_queued |= queued;
+        self.failing_since = None;
+        self.pause = PAUSES.0;
+    }
+
+    /// How long to pause, or the error once patience is over.
+    fn fails(&mut self, error: impl FnOnce() -> Error) -> Result<Duration, Error> {
+        let now = Moment::now();
+        let since = *self.failing_since.get_or_insert(now);
+        let limit = if self.has_queued { self.queued } else { self.newcomers };
+        if now.since(since) >= limit {
+            return Err(error());
+        }
+        let pause = self.pause;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        Ok(pause)
+    }
+}

@@ -1,0 +1,109 @@
+//! [`Attempt`]: one try to get a lock, from its first request to the release of what it got.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{Kind, validity};
+use crate::error::Error;
+use crate::name::Name;
+use crate::options::{Fencing, Options};
+use crate::wire::{Call, Script};
+
+/// For how long a server remembers that an attempt was ended, so as to refuse it if it arrives late.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// The longest that a lock is kept for a waiter that it was handed to and that has not answered.
+const CLAIM: Duration = Duration::from_secs(3);
+
+/// One try to get a lock. Its id is in every request of it, which makes each of them idempotent.
+pub(crate) struct Attempt {
+    pub(super) kind: &'static Kind,
+    pub(super) name: Name,
+    pub(super) options: Arc<Options>,
+    pub(super) owner: String,
+    pub(super) id: Uuid,
+    text: String,
+    ended: String,
+}
+
+impl Attempt {
+    /// Without an owner, the attempt itself is the owner.
+    pub(crate) fn new(kind: &'static Kind, name: Name, options: Arc<Options>, owner: Option<String>) -> Attempt {
+        let id = Uuid::new_v4();
+        let text = id.simple().to_string();
+        let ended = name.ended(&text);
+        let owner = owner.unwrap_or_else(|| text.clone());
+        Attempt { kind, name, options, owner, id, text, ended }
+    }
+
+    /// How this attempt stands in the queue, told through `channel` or looking every `poll`; and its
+    /// claim: for how long the lock is kept for it once it is handed over.
+    pub(super) fn waiter(&self, channel: Option<&str>, poll: Duration) -> (String, Duration) {
+        let claim = self.options.ttl.min(CLAIM);
+        let claim = if channel.is_some() { claim } else { claim.max(10 * poll) };
+        let (text, owner, channel) = (&self.text, &self.owner, channel.unwrap_or_default());
+        (format!("{text} {} {owner} {channel}", claim.as_millis()), claim)
+    }
+
+    /// What a script of any kind may refuse with.
+    pub(crate) fn refusal(&self, answer: [i64; 3]) -> Option<Error> {
+        let name = self.name.clone();
+        match answer {
+            [-2, _, _] => Some(Error::WrongType { name, found: self.kind.found }),
+            [-3, _, _] => Some(Error::WrongType { name, found: "a value without a ttl, so no lock of ours" }),
+            [-4, depth, _] => Some(Error::TooDeep { name, depth: depth.unsigned_abs() }),
+            _ => None,
+        }
+    }
+
+    pub(super) fn trusted(&self, ttl: Duration) -> Duration {
+        validity::trusted(ttl, self.options.drift)
+    }
+
+    pub(super) fn acquire(&self, floor: u64, waiter: &str) -> Call {
+        let call = Call::new(&self.kind.acquire, &self.keys())
+            .arg(&self.owner)
+            .arg(&self.text)
+            .arg(millis(self.options.ttl));
+        let call = match self.options.fencing {
+            Fencing::On => call.arg(floor),
+            Fencing::Off => call.arg(""),
+        };
+        call.arg(self.options.max_depth).arg(waiter)
+    }
+
+    pub(super) fn renew(&self, ttl: Duration) -> Call {
+        Call::new(&self.kind.renew, &[self.name.key()]).arg(&self.owner).arg(&self.text).arg(millis(ttl))
+    }
+
+    /// Gives up what the attempt holds. With `for_good` it also leaves the queue, and the server refuses
+    /// what may still be under way of it.
+    pub(super) fn release(&self, floor: u64, for_good: bool, waiter: &str) -> Call {
+        self.ending(&self.kind.release, floor, for_good, waiter)
+    }
+
+    /// Takes the lock away from whoever holds it. This attempt only names the request.
+    pub(crate) fn force(&self, floor: u64) -> Call {
+        self.ending(&self.kind.force, floor, true, "")
+    }
+
+    fn ending(&self, script: &'static Script, floor: u64, for_good: bool, waiter: &str) -> Call {
+        Call::new(script, &self.keys())
+            .arg(&self.owner)
+            .arg(&self.text)
+            .arg(if for_good { millis(REMEMBERED) } else { 0 })
+            .arg(floor)
+            .arg(waiter)
+    }
+
+    fn keys(&self) -> [&str; 4] {
+        [self.name.key(), self.name.fence(), self.name.waiters(), &self.ended]
+    }
+}
+
+/// Whole milliseconds, at least one.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX).max(1)
+}

@@ -1,0 +1,162 @@
+//! [`Armed`], an attempt that is answered for, and [`Held`], what it became.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Attempt, Client, Lease};
+use crate::error::Error;
+use crate::wire::{Failure, Reply};
+
+/// How often a release is sent before the rest is left to the keeper.
+const RELEASE_TRIES: u32 = 3;
+
+/// Answers for an attempt from before its first request: whatever it gets is given back, by
+/// [`Held::release`] or, when this is dropped, by the keeper.
+pub(super) struct Armed {
+    pub(super) client: Arc<Client>,
+    pub(super) attempt: Arc<Attempt>,
+    lease: Option<Lease>,
+    /// How the attempt may stand in the queue; empty: it never queued.
+    waiter: String,
+    /// A request has left and was not answered yet.
+    in_flight: bool,
+    /// A request has left that was never answered, or was sent twice: it may yet run.
+    unsettled: bool,
+    /// There is nothing to give back, or it is meant to stay.
+    disarmed: AtomicBool,
+}
+
+impl Armed {
+    pub(super) fn new(client: &Arc<Client>, attempt: Attempt) -> Armed {
+        Armed {
+            client: Arc::clone(client),
+            attempt: Arc::new(attempt),
+            lease: None,
+            waiter: String::new(),
+            in_flight: false,
+            unsettled: false,
+            disarmed: AtomicBool::new(false),
+        }
+    }
+
+    /// To be called before a request leaves: from then on it must be undone.
+    pub(super) fn sends(&mut self, waiter: &str) {
+        self.in_flight = true;
+        if self.waiter.is_empty() {
+            self.waiter.push_str(waiter);
+        }
+    }
+
+    /// To be called with what came of the request.
+    pub(super) fn learns(&mut self, outcome: &Result<Reply, Failure>) {
+        self.in_flight = false;
+        self.unsettled |= match outcome {
+            Ok(reply) => reply.resent,
+            Err(failure) => failure.is_unknown(),
+        };
+    }
+
+    /// The attempt was granted: from now on its lease is renewed.
+    pub(super) fn granted(mut self, lease: Lease) -> Held {
+        // What was granted has left the queue; only a late delivery could put it back.
+        if !self.unsettled {
+            self.waiter.clear();
+        }
+        self.client.keeper.schedule(&lease);
+        self.lease = Some(lease.clone());
+        Held { armed: self, lease }
+    }
+
+    /// Gives back what was granted in vain.
+    pub(super) fn give_back(mut self) {
+        self.unsettled = true;
+    }
+
+    fn disarm(&self) {
+        self.disarmed.store(true, Ordering::Relaxed);
+    }
+
+    fn is_disarmed(&self) -> bool {
+        self.disarmed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server must forget the attempt and refuse what may yet arrive of it.
+    fn ends_for_good(&self) -> bool {
+        !self.waiter.is_empty() || self.in_flight || self.unsettled
+    }
+}
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        if let Some(lease) = &self.lease {
+            self.client.keeper.forget(lease);
+        }
+        let nothing_to_undo = self.lease.is_none() && !self.ends_for_good();
+        if !self.is_disarmed() && !nothing_to_undo {
+            let for_good = self.ends_for_good();
+            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, std::mem::take(&mut self.waiter));
+        }
+    }
+}
+
+/// A lease and the duty to give it back. Dropped, it is given back in the background.
+pub(crate) struct Held {
+    armed: Armed,
+    lease: Lease,
+}
+
+impl Held {
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Gives the lease back and waits for the answer.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        if self.armed.is_disarmed() {
+            return Ok(()); // leaked by one of several guards
+        }
+        let (client, attempt) = (Arc::clone(&self.armed.client), Arc::clone(&self.armed.attempt));
+        let lost_before = self.lease.is_lost();
+        client.keeper.forget(&self.lease);
+        let for_good = self.armed.ends_for_good();
+        let call = attempt.release(client.node.floor(), for_good, &self.armed.waiter);
+        let lost = || Error::Lost { name: attempt.name.clone() };
+        let mut sent_before = false;
+        for tries_left in (0..RELEASE_TRIES).rev() {
+            let reply = match client.node.call(&call).await {
+                Ok(reply) => reply,
+                Err(failure) if failure.is_passing() && tries_left > 0 => {
+                    sent_before |= failure.is_unknown();
+                    continue;
+                }
+                Err(failure) => return Err(failure.into()),
+            };
+            let answer = reply.integers()?;
+            self.armed.disarm();
+            return match answer {
+                _ if lost_before => Err(lost()),
+                [1, _, _] => Ok(()),
+                // An earlier delivery may have been the one that released.
+                [0, _, _] if sent_before || reply.resent => Ok(()),
+                [0, _, _] => Err(Error::NotHeld { name: attempt.name.clone() }),
+                _ => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
+            };
+        }
+        Err(lost()) // not reached: the last try returns
+    }
+
+    /// From now on this is never released: once it is dropped, it ends with its ttl.
+    pub(crate) fn leak(&self) {
+        self.armed.disarm();
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lease.fmt(f)
+    }
+}

@@ -1,0 +1,303 @@
+//! The keeper: the one task of a client that renews its leases and gives back what was dropped.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::{Attempt, LONGEST_SLEEP, Lease};
+use crate::clock::Moment;
+use crate::options::Renewal;
+use crate::wire::{Call, Node};
+
+/// How many requests travel in one pipeline.
+const ROUND: usize = 128;
+/// How many pipelines are under way at a time.
+const ROUNDS: usize = 16;
+/// How many dropped attempts are remembered. Beyond it the oldest is left to its ttl: with a server
+/// that is down for long, memory must not grow with every caller that gives up.
+const ABANDONED: usize = 65_536;
+/// How long a dropped attempt is pursued beyond its ttl.
+const PURSUIT: Duration = Duration::from_secs(10);
+/// The pause before a request without an answer is sent again: the least, and the most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Renews what is held, soonest first, and releases what was dropped, for one node.
+///
+/// A lease is in the book, or in one round, or over; all three change under the book's lock, so a lease
+/// that was given back is never renewed afterwards.
+pub(super) struct Keeper {
+    node: Arc<Node>,
+    book: Mutex<Book>,
+    bell: Notify,
+}
+
+#[derive(Default)]
+struct Book {
+    due: BTreeMap<(Moment, u64), Lease>,
+    abandoned: VecDeque<Abandoned>,
+    entries: u64,
+    closed: bool,
+}
+
+/// Where a lease stands in the book. Read and written only under the book's lock.
+#[derive(Default)]
+pub(super) struct Entry {
+    number: AtomicU64,
+    due: AtomicU64,
+    over: AtomicBool,
+}
+
+struct Abandoned {
+    attempt: Arc<Attempt>,
+    for_good: bool,
+    waiter: String,
+    not_before: Moment,
+    give_up: Moment,
+}
+
+/// What one pipeline does.
+#[derive(Default)]
+struct Round {
+    renewals: Vec<(Lease, Duration)>,
+    releases: Vec<Abandoned>,
+}
+
+impl Keeper {
+    /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to do.
+    pub(super) fn start(node: Arc<Node>) -> Arc<Keeper> {
+        let keeper = Arc::new(Keeper { node, book: Mutex::default(), bell: Notify::new() });
+        tokio::spawn(Arc::clone(&keeper).run());
+        keeper
+    }
+
+    /// No more leases will come; what was dropped is still given back.
+    pub(super) fn close(&self) {
+        self.book().closed = true;
+        self.bell.notify_one();
+    }
+
+    /// Renews a lease from now on, if its options say so.
+    pub(super) fn schedule(&self, lease: &Lease) {
+        if lease.options().renewal == Renewal::Automatic
+            && let Some(until) = lease.0.deadline.get()
+        {
+            let third = until.since(lease.0.at) / 3;
+            self.book().insert(lease, lease.0.at + third, &self.bell);
+        }
+    }
+
+    /// Never renews the lease again, and ends the trust in it.
+    pub(super) fn forget(&self, lease: &Lease) {
+        self.book().strike(lease);
+        lease.end();
+    }
+
+    /// Gives back what a dropped attempt has or gets.
+    pub(super) fn abandon(&self, attempt: Arc<Attempt>, for_good: bool, waiter: String) {
+        let now = Moment::now();
+        let give_up = now + attempt.options.ttl + PURSUIT;
+        self.book().push(Abandoned { attempt, for_good, waiter, not_before: now, give_up });
+        self.bell.notify_one();
+    }
+
+    async fn run(self: Arc<Keeper>) {
+        let mut rounds = JoinSet::new();
+        loop {
+            let next = loop {
+                if rounds.len() == ROUNDS {
+                    break LONGEST_SLEEP;
+                }
+                // Not in the match: its lock would be held in the arms.
+                let (taken, closed) = self.take();
+                match taken {
+                    Ok(round) => rounds.spawn(Arc::clone(&self).execute(round)),
+                    Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
+                    Err(None) if rounds.is_empty() && closed => return,
+                    Err(None) => break LONGEST_SLEEP,
+                };
+            };
+            tokio::select! {
+                () = self.bell.notified() => {}
+                Some(_) = rounds.join_next() => {}
+                () = sleep(next) => {}
+            }
+        }
+    }
+
+    fn take(&self) -> (Result<Round, Option<Moment>>, bool) {
+        let mut book = self.book();
+        (book.take(Moment::now()), book.closed)
+    }
+
+    async fn execute(self: Arc<Keeper>, round: Round) {
+        let floor = self.node.floor();
+        let renewals = round.renewals.iter().map(|(lease, ttl)| lease.0.attempt.renew(*ttl));
+        let releases = round.releases.iter().map(|it| it.attempt.release(floor, it.for_good, &it.waiter));
+        let calls: Vec<Call> = renewals.chain(releases).collect();
+        let sent = Moment::now();
+        let mut answers = self.node.call_all(&calls).await.into_iter();
+        let now = Moment::now();
+        let (mut gone, mut late, mut retries) = (Vec::new(), Vec::new(), Vec::new());
+        for ((lease, ttl), answer) in round.renewals.into_iter().zip(answers.by_ref()) {
+            match answer.as_ref().map(crate::wire::Reply::integers) {
+                Ok(Ok([1, _, time])) => {
+                    self.node.observe(time.unsigned_abs());
+                    if lease.extend(sent, ttl) {
+                        retries.push((lease, sent + ttl / 3));
+                    } else {
+                        late.push(lease);
+                    }
+                }
+                Ok(Ok([0 | -2, _, _])) => gone.push(lease),
+                // Unknown: the deadline stays where it is, and is what ends the trying.
+                _ if lease.is_lost() => late.push(lease),
+                _ => {
+                    crate::event::event!(warn, lock = %lease.name(), ?answer, "cannot renew a lease: trying again");
+                    let pause = (lease.options().ttl / 30).clamp(PAUSES.0, PAUSES.1);
+                    retries.push((lease, now + pause));
+                }
+            }
+        }
+        let unanswered = round.releases.into_iter().zip(answers).filter_map(|(mut it, answer)| {
+            let failure = answer.and_then(|reply| reply.integers()).err()?;
+            it.for_good |= failure.is_unknown();
+            it.not_before = now + PAUSES.1 / 2;
+            let goes_on = failure.is_passing() && now < it.give_up;
+            if !goes_on {
+                crate::event::event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
+            }
+            goes_on.then_some(it)
+        });
+        self.conclude(gone, late, retries, unanswered);
+    }
+
+    fn conclude(
+        &self,
+        gone: Vec<Lease>,
+        late: Vec<Lease>,
+        retries: Vec<(Lease, Moment)>,
+        unanswered: impl Iterator<Item = Abandoned>,
+    ) {
+        for lease in gone.iter().chain(&late) {
+            crate::event::event!(error, lock = %lease.name(), "lost a lease");
+            self.forget(lease);
+        }
+        for lease in late {
+            // It was given up here, but the server may still keep it: only the answers may have been lost.
+            self.abandon(Arc::clone(&lease.0.attempt), true, String::new());
+        }
+        let mut book = self.book();
+        for (lease, due) in retries {
+            book.insert(&lease, due, &self.bell);
+        }
+        unanswered.for_each(|it| book.push(it));
+        book.hurry(&gone);
+        drop(book);
+        self.bell.notify_one();
+    }
+
+    /// Poisoning does not matter: nothing under this lock panics.
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many leases and dropped attempts it has to look after.
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> usize {
+        let book = self.book();
+        book.due.len() + book.abandoned.len()
+    }
+}
+
+impl Book {
+    fn insert(&mut self, lease: &Lease, due: Moment, bell: &Notify) {
+        let entry = &lease.0.entry;
+        if entry.over.load(Ordering::Relaxed) {
+            return;
+        }
+        self.entries += 1;
+        entry.number.store(self.entries, Ordering::Relaxed);
+        entry.due.store(due.as_nanos(), Ordering::Relaxed);
+        let first = self.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
+        self.due.insert((due, self.entries), lease.clone());
+        if first {
+            bell.notify_one();
+        }
+    }
+
+    fn strike(&mut self, lease: &Lease) {
+        let entry = &lease.0.entry;
+        entry.over.store(true, Ordering::Relaxed);
+        let due = Moment::from_nanos(entry.due.load(Ordering::Relaxed));
+        self.due.remove(&(due, entry.number.load(Ordering::Relaxed)));
+    }
+
+    fn push(&mut self, abandoned: Abandoned) {
+        if self.abandoned.len() == ABANDONED {
+            self.abandoned.pop_front();
+        }
+        self.abandoned.push_back(abandoned);
+    }
+
+    /// What is due, or when something will be.
+    fn take(&mut self, now: Moment) -> Result<Round, Option<Moment>> {
+        let mut round = Round::default();
+        while round.renewals.len() < ROUND
+            && let Some(first) = self.due.first_entry()
+            && first.key().0 <= now
+        {
+            let lease = first.remove();
+            // Held for as long as it may be: it is left to its deadline.
+            if let Some(ttl) = lease.next_ttl(now) {
+                round.renewals.push((lease, ttl));
+            }
+        }
+        let mut early = None;
+        for _ in 0..self.abandoned.len() {
+            if round.renewals.len() + round.releases.len() >= ROUND {
+                break;
+            }
+            match self.abandoned.pop_front() {
+                Some(it) if it.not_before <= now => round.releases.push(it),
+                Some(it) => {
+                    early = early.min(Some(it.not_before)).or(Some(it.not_before));
+                    self.abandoned.push_back(it);
+                }
+                None => break,
+            }
+        }
+        if round.renewals.is_empty() && round.releases.is_empty() {
+            let due = self.due.first_key_value().map(|((due, _), _)| *due);
+            return Err(due.into_iter().chain(early).min());
+        }
+        Ok(round)
+    }
+
+    /// Where one hold of an owner was lost, its other holds are asked about at once.
+    fn hurry(&mut self, lost: &[Lease]) {
+        let lost: Vec<_> = lost.iter().filter(|lease| lease.0.attempt.kind.reenters).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let owners: std::collections::HashSet<_> =
+            lost.iter().map(|lease| (lease.name(), lease.0.attempt.owner.as_str())).collect();
+        let siblings: Vec<_> = self
+            .due
+            .iter()
+            .filter(|(_, lease)| owners.contains(&(lease.name(), lease.0.attempt.owner.as_str())))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in siblings {
+            if let Some(lease) = self.due.remove(&key) {
+                let now = Moment::now();
+                lease.0.entry.due.store(now.as_nanos(), Ordering::Relaxed);
+                self.due.insert((now, key.1), lease);
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Holds that tasks of one process share, so that a nested one costs no round trip.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::{Held, Target};
+use crate::error::Error;
+use crate::name::Name;
+
+type Shares = Mutex<HashMap<(Name, String), Weak<Shared>>>;
+
+/// What a client holds that may be shared, by lock and owner. What is not held has no entry.
+#[derive(Default)]
+pub(super) struct Holds(Arc<Shares>);
+
+/// A hold with one or more guards. The last one to go gives it back.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    held: Held,
+    // Dropped after the hold: until then it may be found, and found to be lost.
+    _entry: Option<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: (Name, String),
+    holds: Arc<Shares>,
+}
+
+impl Shared {
+    /// A hold that nobody else will find.
+    pub(crate) fn alone(held: Held) -> Arc<Shared> {
+        Arc::new(Shared { held, _entry: None })
+    }
+
+    /// A hold that others of the same owner may find.
+    pub(crate) fn open(target: &Target, held: Held) -> Arc<Shared> {
+        let holds = Arc::clone(&target.client.holds.0);
+        let key = key(target);
+        let entry = Entry { key: key.clone(), holds: Arc::clone(&holds) };
+        let shared = Arc::new(Shared { held, _entry: Some(entry) });
+        lock(&holds).insert(key, Arc::downgrade(&shared));
+        shared
+    }
+
+    /// The hold that this client has for the same owner, if it has one that may be trusted.
+    pub(crate) fn find(target: &Target) -> Result<Option<Arc<Shared>>, Error> {
+        let found = lock(&target.client.holds.0).get(&key(target)).and_then(Weak::upgrade);
+        let Some(shared) = found.filter(|shared| !shared.held.lease().is_lost()) else { return Ok(None) };
+        // The count includes this one.
+        let depth = Arc::strong_count(&shared) - 1;
+        if depth >= target.options.max_depth as usize {
+            return Err(Error::TooDeep { name: target.name.clone(), depth: depth as u64 });
+        }
+        Ok(Some(shared))
+    }
+
+    pub(crate) fn held(&self) -> &Held {
+        &self.held
+    }
+
+    /// Gives back the hold, if this was the last guard on it.
+    pub(crate) async fn release(self: Arc<Shared>) -> Result<(), Error> {
+        let lost = self.held.lease().is_lost().then(|| self.held.lease().name().clone());
+        match (Arc::into_inner(self), lost) {
+            (Some(Shared { held, _entry }), _) => held.release().await,
+            (None, Some(name)) => Err(Error::Lost { name }),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut holds = lock(&self.holds);
+        // A newer hold may have taken the place.
+        if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {
+            holds.remove(&self.key);
+        }
+    }
+}
+
+fn key(target: &Target) -> (Name, String) {
+    (target.name.clone(), target.owner.clone().unwrap_or_default())
+}
+
+/// Poisoning does not matter: nothing under this lock panics.
+fn lock(shares: &Shares) -> MutexGuard<'_, HashMap<(Name, String), Weak<Shared>>> {
+    shares.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,128 @@
+//! The arithmetic of deadlines: when a grant may be trusted, and until when.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::Moment;
+
+/// What is always taken off a lease: the server counts in whole milliseconds, and expires late by one.
+const GRAIN: Duration = Duration::from_millis(2);
+
+/// For how long a lease of `ttl` may be trusted, counted from before its request left
+/// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): ttl less drift).
+pub(super) fn trusted(ttl: Duration, drift: f64) -> Duration {
+    ttl.mul_f64(1.0 - drift).saturating_sub(GRAIN)
+}
+
+/// What an answer of the server said about its clock: at some instant after `sent`, it was `server` µs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sighting {
+    pub(super) sent: Moment,
+    pub(super) server: u64,
+}
+
+impl Sighting {
+    /// The earliest local moment at which the server's clock can have shown `time`: the answer was made
+    /// after `sent`, so at least `time - server` later, less drift. `None` for a time before the
+    /// sighting (the clock stepped back) or in the local future (another clock): such a time proves nothing.
+    pub(super) fn earliest(&self, time: u64, drift: f64, now: Moment) -> Option<Moment> {
+        let elapsed = Duration::from_micros(time.checked_sub(self.server)?);
+        let earliest = self.sent + elapsed.mul_f64(1.0 - drift);
+        (earliest <= now).then_some(earliest)
+    }
+}
+
+/// A deadline that may move ahead until it is over, and then never again.
+#[derive(Debug)]
+pub(super) struct Deadline(AtomicU64);
+
+/// Over: no [`Moment`] is zero.
+const OVER: u64 = 0;
+
+impl Deadline {
+    pub(super) fn new(until: Moment) -> Deadline {
+        Deadline(AtomicU64::new(until.as_nanos()))
+    }
+
+    /// The deadline; `None` if it was ended or was seen to have passed.
+    pub(super) fn get(&self) -> Option<Moment> {
+        match self.0.load(Ordering::SeqCst) {
+            OVER => None,
+            until => Some(Moment::from_nanos(until)),
+        }
+    }
+
+    /// Whether it is over. Who sees it pass makes it so: a renewal that comes later does not undo it.
+    pub(super) fn has_passed(&self) -> bool {
+        !self.update(|_| None)
+    }
+
+    /// Moves it ahead, never back. False if it is over.
+    pub(super) fn extend(&self, until: Moment) -> bool {
+        self.update(|current| Some(current.max(until)))
+    }
+
+    pub(super) fn end(&self) {
+        self.0.store(OVER, Ordering::SeqCst);
+    }
+
+    fn update(&self, change: impl Fn(Moment) -> Option<Moment>) -> bool {
+        let mut current = self.0.load(Ordering::SeqCst);
+        loop {
+            if current == OVER {
+                return false;
+            }
+            let until = Moment::from_nanos(current);
+            let alive = Moment::now() < until;
+            let next = match (alive, change(until)) {
+                (false, _) => OVER,
+                (true, None) => return true,
+                (true, Some(next)) => next.as_nanos(),
+            };
+            match self.0.compare_exchange(current, next, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return alive,
+                Err(changed) => current = changed,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn drift_and_grain_are_taken_off() {
+        assert_eq!(trusted(10 * SECOND, 0.01), Duration::from_millis(9_898));
+        assert_eq!(trusted(Duration::from_millis(1), 0.5), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_deadline_that_was_seen_to_pass_stays_over() {
+        let deadline = Deadline::new(Moment::now() + 60 * SECOND);
+        assert!(!deadline.has_passed());
+        assert!(deadline.extend(Moment::now() + 30 * SECOND), "never back");
+        assert!(deadline.get().unwrap() > Moment::now() + 50 * SECOND);
+        let past = Deadline::new(Moment::now());
+        assert!(!past.extend(Moment::now() + SECOND));
+        assert!(past.has_passed());
+        assert_eq!(past.get(), None);
+        deadline.end();
+        assert!(deadline.has_passed() && !deadline.extend(Moment::now() + SECOND));
+    }
+
+    #[test]
+    fn a_grant_is_dated_by_the_servers_clock_not_by_its_arrival() {
+        let now = Moment::now();
+        let sighting = Sighting { sent: now - 10 * SECOND, server: 1_000_000 };
+        // The server granted 4 s after the sighting: 6 s ago, though the message arrives only now.
+        let granted = sighting.earliest(5_000_000, 0.0, now).unwrap();
+        assert_eq!(now.since(granted), 6 * SECOND);
+        // Drift makes it earlier, which is the safe side.
+        assert!(sighting.earliest(5_000_000, 0.01, now).unwrap() < granted);
+        assert_eq!(sighting.earliest(999_999, 0.0, now), None, "the clock stepped back");
+        assert_eq!(sighting.earliest(12_000_001, 0.0, now), None, "granted in the future");
+    }
+}

@@ -1,0 +1,31 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod clock;
+mod error;
+mod event;
+mod fencing;
+mod inspection;
+mod lease;
+mod locks;
+mod mutex;
+mod name;
+mod options;
+mod owner;
+mod reentrant;
+mod wire;
+
+#[cfg(feature = "pool")]
+pub use deadpool_redis;
+pub use redis;
+
+pub use error::{ConfigError, Error};
+pub use fencing::FencingToken;
+pub use inspection::{Holder, Inspection};
+pub use lease::Lease;
+pub use locks::Locks;
+pub use mutex::{Mutex, MutexGuard};
+pub use name::{Name, NameError, NameProblem};
+pub use options::{Fencing, Nesting, Options, Renewal};
+pub use owner::{Owner, OwnerError};
+pub use reentrant::{ReentrantGuard, ReentrantLock};

@@ -1,0 +1,221 @@
+//! [`Locks`]: where locks come from.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{ConfigError, Error};
+use crate::inspection::{Holder, Inspection};
+use crate::lease::{Attempt, Client, Kind, Target};
+use crate::mutex::Mutex;
+use crate::name::{Name, NameError};
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::reentrant::ReentrantLock;
+use crate::wire::{self, Call, Dial};
+
+/// A client of one Redis server, and the source of locks on it. Cheap to clone; clones share everything.
+///
+/// It has one connection for requests, made with `TCP_NODELAY`, keepalive and timeouts, and, from the first
+/// time that somebody has to wait, one for wake-ups. One task renews all leases. Keep one for the whole
+/// application. The last clone, lock and guard to be dropped closes it.
+///
+/// **What it does not do**: keep a runtime alive. The task lives on the runtime in which the client was
+/// opened; once that has shut down, leases end with their ttl.
+#[derive(Clone)]
+pub struct Locks {
+    client: Arc<Client>,
+    options: Arc<Options>,
+}
+
+impl Locks {
+    /// Connects to a server: `redis://[user:password@]host[:port][/database]`, `rediss://` with a TLS
+    /// feature of the `redis` crate, `unix://path`. With `?protocol=resp3` requests speak RESP3.
+    ///
+    /// ```no_run
+    /// # async fn run() -> Result<(), redlatch::Error> {
+    /// let locks = redlatch::Locks::open("redis://127.0.0.1/").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a URL that cannot be read, before anything is sent; [`Error::Redis`] if the
+    /// server does not answer within the [node timeout](Options::node_timeout).
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing remains.
+    pub async fn open(url: &str) -> Result<Locks, Error> {
+        Locks::open_with(url, Options::default()).await
+    }
+
+    /// [`open`](Locks::open) with options of one's own.
+    ///
+    /// # Errors
+    /// Those of [`open`](Locks::open), and [`Error::Config`] for options out of their bounds.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing remains.
+    pub async fn open_with(url: &str, options: Options) -> Result<Locks, Error> {
+        options.check()?;
+        let client = client(url, &options)?;
+        Locks::start(Dial::Client(client.clone()), Some(client), options).await
+    }
+
+    /// Connects as an application's pool does: with its address, credentials and protocol.
+    ///
+    /// The connection is made beside the pool and takes no place in it, so a pool that is exhausted
+    /// keeps no lease from being renewed. Its socket settings are the pool's; give the pool's URL to
+    /// [`open`](Locks::open) to have the better ones.
+    ///
+    /// A pool cannot subscribe: without [`with_subscriber`](Locks::with_subscriber), whoever waits looks
+    /// every 100 ms instead of being told.
+    ///
+    /// # Errors
+    /// [`Error::Redis`] if the server does not answer within the [node timeout](Options::node_timeout).
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing remains.
+    #[cfg(feature = "pool")]
+    pub async fn from_pool(pool: deadpool_redis::Pool) -> Result<Locks, Error> {
+        Locks::from_pool_with(pool, Options::default()).await
+    }
+
+    /// [`from_pool`](Locks::from_pool) with options of one's own.
+    ///
+    /// # Errors
+    /// Those of [`from_pool`](Locks::from_pool), and [`Error::Config`] for options out of their bounds.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing remains.
+    #[cfg(feature = "pool")]
+    pub async fn from_pool_with(pool: deadpool_redis::Pool, options: Options) -> Result<Locks, Error> {
+        options.check()?;
+        Locks::start(Dial::Pool(pool), None, options).await
+    }
+
+    async fn start(dial: Dial, subscriber: Option<redis::Client>, options: Options) -> Result<Locks, Error> {
+        let client = Client::start(dial, subscriber, &options).await?;
+        Ok(Locks { client, options: Arc::new(options) })
+    }
+
+    /// Gives a client that came from a pool the URL to subscribe with: the same server as the pool's.
+    /// It connects when somebody first has to wait. A client that can subscribe already stays as it is.
+    ///
+    /// # Errors
+    /// [`ConfigError::Url`] for a URL that cannot be read.
+    pub fn with_subscriber(self, url: &str) -> Result<Locks, ConfigError> {
+        self.client.wakeups.subscribe_with(client(url, &self.options)?);
+        Ok(self)
+    }
+
+    /// The same client with other options, for the locks made from what this returns.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// let slow = locks.with_options(locks.options().clone().ttl(Duration::from_secs(300)))?;
+    /// let guard = slow.mutex("nightly-report")?.lock().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError`] for options out of their bounds.
+    pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
+        options.check()?;
+        Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
+    }
+
+    /// The options of the locks made from this.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The mutex of this name. Asks nobody: a lock is a description, its guard is what holds.
+    ///
+    /// # Errors
+    /// [`NameError`] for a name that cannot be a key with companions; see [`NameProblem`](crate::NameProblem).
+    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, NameError> {
+        Ok(Mutex::new(self.lock(name.as_ref())?))
+    }
+
+    /// The re-entrant lock of this name. Asks nobody: a lock is a description, its guard is what holds.
+    ///
+    /// # Errors
+    /// [`NameError`] for a name that cannot be a key with companions; see [`NameProblem`](crate::NameProblem).
+    pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantLock, NameError> {
+        Ok(ReentrantLock::new(self.lock(name.as_ref())?))
+    }
+
+    fn lock(&self, name: &str) -> Result<Lock, NameError> {
+        let name = Name::new(&self.options.prefix, name)?;
+        Ok(Lock { client: Arc::clone(&self.client), options: Arc::clone(&self.options), name })
+    }
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+fn client(url: &str, options: &Options) -> Result<redis::Client, ConfigError> {
+    wire::client(url, options.node_timeout).map_err(|source| ConfigError::Url { source })
+}
+
+/// What the locks of all kinds are made of.
+#[derive(Clone)]
+pub(crate) struct Lock {
+    pub(crate) client: Arc<Client>,
+    pub(crate) options: Arc<Options>,
+    pub(crate) name: Name,
+}
+
+impl Lock {
+    pub(crate) fn target(&self, kind: &'static Kind, owner: Option<&Owner>) -> Target {
+        Target {
+            client: Arc::clone(&self.client),
+            kind,
+            name: self.name.clone(),
+            options: Arc::clone(&self.options),
+            owner: owner.map(Owner::to_string),
+        }
+    }
+
+    fn attempt(&self, kind: &'static Kind) -> Attempt {
+        Attempt::new(kind, self.name.clone(), Arc::clone(&self.options), None)
+    }
+
+    pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
+        let keys = [self.name.key(), self.name.fence(), self.name.waiters()];
+        let reply = self.client.node.call(&Call::new(&kind.inspect, &keys)).await?;
+        let texts = reply.texts()?;
+        let numbers: Option<Vec<i64>> = texts.iter().take(4).map(|text| text.parse().ok()).collect();
+        let Some([status, fence, waiters, time]) = numbers.as_deref() else {
+            return Err(reply.unexpected().into());
+        };
+        if *status != 1 {
+            let refusal = self.attempt(kind).refusal([*status, 0, 0]);
+            return Err(refusal.unwrap_or_else(|| reply.unexpected().into()));
+        }
+        self.client.node.observe(time.unsigned_abs());
+        let holders: Option<Vec<Holder>> = texts[4..].chunks(3).map(Holder::from_reply).collect();
+        Ok(Inspection {
+            holders: holders.ok_or_else(|| reply.unexpected())?,
+            waiters: waiters.unsigned_abs(),
+            fencing_token: crate::FencingToken::from_reply(fence.unsigned_abs()),
+        })
+    }
+
+    pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
+        let attempt = self.attempt(kind);
+        let reply = self.client.node.call(&attempt.force(self.client.node.floor())).await?;
+        match reply.integers()? {
+            [1, _, _] => Ok(true),
+            [0, _, _] => Ok(false),
+            answer => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
+        }
+    }
+
+    pub(crate) fn describe(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(kind).field("name", &self.name).field("options", &self.options).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,192 @@
+//! [`Mutex`]: one holder at a time.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::inspection::Inspection;
+use crate::lease::{Held, Kind, Lease, acquire, acquire_within, try_acquire};
+use crate::locks::Lock;
+use crate::name::Name;
+use crate::wire::Script;
+
+static MUTEX: Kind = Kind {
+    name: "mutex",
+    found: "something that is not a mutex",
+    reenters: false,
+    acquire: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
+    renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
+    release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),
+    force: Script::new("mutex/force", include_str!("../lua/mutex/force.lua")),
+    inspect: Script::new("mutex/inspect", include_str!("../lua/mutex/inspect.lua")),
+};
+
+/// A lock with one holder at a time, among all processes that use the same server.
+///
+/// In Redis it is a string with a ttl, as `SET key token NX PX ttl` makes it: libraries that do the
+/// same under the same key exclude us, and we exclude them.
+///
+/// **What it promises**: two guards are never both [valid](Lease::is_lost). Clients take turns; a client
+/// that waits costs the server one request a second.
+///
+/// **What it does not**: exclude a holder that goes on after its lease was lost; see [`Lease`]. It is not
+/// re-entrant: who holds it and locks it again waits for himself, until the ttl if need be; see
+/// [`ReentrantLock`](crate::ReentrantLock).
+///
+/// ```no_run
+/// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+/// let guard = locks.mutex("backup")?.lock().await?;
+/// // Alone here. `guard.lease().fencing_token()` goes with every write.
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Mutex {
+    lock: Lock,
+}
+
+impl Mutex {
+    pub(crate) fn new(lock: Lock) -> Mutex {
+        Mutex { lock }
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.lock.name
+    }
+
+    /// Waits until the mutex is free and takes it.
+    ///
+    /// # Errors
+    /// [`Error::Redis`] if the server fails: at once for lasting failures, after two
+    /// [node timeouts](crate::Options::node_timeout) for one that may pass, or after a ttl for who was
+    /// already queued. [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
+    /// what was granted meanwhile is given back at once.
+    pub async fn lock(&self) -> Result<MutexGuard, Error> {
+        acquire(&self.lock.target(&MUTEX, None)).await.map(|held| MutexGuard { held })
+    }
+
+    /// [`lock`](Mutex::lock), for at most `limit`: that covers waiting, connecting and retrying.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the failure;
+    /// else those of [`lock`](Mutex::lock).
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Mutex::lock).
+    pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
+        acquire_within(&self.lock.target(&MUTEX, None), limit).await.map(|held| MutexGuard { held })
+    }
+
+    /// Takes the mutex if it is free and nobody waits for it; `None` otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Mutex::lock).
+    pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        Ok(try_acquire(&self.lock.target(&MUTEX, None)).await?.map(|held| MutexGuard { held }))
+    }
+
+    /// Who holds the mutex and how many wait, as the server sees it now.
+    ///
+    /// # Errors
+    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn inspect(&self) -> Result<Inspection, Error> {
+        self.lock.inspect(&MUTEX).await
+    }
+
+    /// Whether anybody holds the mutex now.
+    ///
+    /// # Errors
+    /// Those of [`inspect`](Mutex::inspect).
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn is_locked(&self) -> Result<bool, Error> {
+        Ok(!self.inspect().await?.holders.is_empty())
+    }
+
+    /// Whether the server still keeps the mutex for this lease. [`Lease::is_lost`] answers without asking,
+    /// and is what to decide by; this tells earlier of a lock that was taken away.
+    ///
+    /// # Errors
+    /// Those of [`inspect`](Mutex::inspect).
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn is_held_by(&self, lease: &Lease) -> Result<bool, Error> {
+        Ok(lease.name() == self.name() && self.inspect().await?.is_held_by(lease.owner()))
+    }
+
+    /// Takes the mutex away from whoever holds it, and hands it to the next waiter if there is one. False
+    /// if nobody held it.
+    ///
+    /// The former holder learns of it from its next renewal, a third of its ttl later at most, and from
+    /// its release. Until then it believes that it is alone: let the resource compare fencing tokens, the
+    /// next one is larger.
+    ///
+    /// # Errors
+    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// Dropped, it may have happened or not.
+    pub async fn force_release(&self) -> Result<bool, Error> {
+        self.lock.force_release(&MUTEX).await
+    }
+}
+
+impl fmt::Debug for Mutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.describe("Mutex", f)
+    }
+}
+
+/// The mutex, held. Its lease is renewed for as long as this lives.
+///
+/// # Release on drop is not immediate
+/// Dropped, it is released by a task of the client, soon, and nobody hears of a failure. Call
+/// [`release`](MutexGuard::release) to be sure. If the process ends first, the ttl frees the lock.
+#[must_use = "if unused, the mutex is released at once"]
+#[clippy::has_significant_drop]
+pub struct MutexGuard {
+    held: Held,
+}
+
+impl MutexGuard {
+    /// The lease: whether it still stands, until when, and its fencing token.
+    pub fn lease(&self) -> &Lease {
+        self.held.lease()
+    }
+
+    /// Releases the mutex and waits until that is done.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
+    /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
+    /// [`Error::Redis`] if the server fails; the release then goes on in the background.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    pub async fn release(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+
+    /// Ends the renewal without releasing: the mutex stays locked until its ttl is over.
+    pub fn leak(self) {
+        self.held.leak();
+    }
+}
+
+impl fmt::Debug for MutexGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MutexGuard").field(self.lease()).finish()
+    }
+}

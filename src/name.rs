@@ -1,0 +1,190 @@
+//! Names of locks, and the keys that they stand for.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The longest name, in bytes.
+const LONGEST: usize = 512;
+
+/// Suffixes of the keys that live beside a lock.
+const FENCE: &str = "fence";
+const WAITERS: &str = "waiters";
+const ENDED: &str = "ended";
+
+/// The name of a lock, checked, with its keys. Cheap to clone.
+///
+/// The lock itself lives at exactly `prefix + name`, where a person sees it and other libraries meet
+/// it. What belongs to it lives beside it in the same hash slot of a cluster: at `key:suffix` if the
+/// key has a [hash tag](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags),
+/// else at `{key}:suffix`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Name(Arc<Keys>);
+
+#[derive(PartialEq, Eq, Hash)]
+struct Keys {
+    prefix: usize,
+    lock: String,
+    fence: String,
+    waiters: String,
+    ended: String,
+}
+
+impl Name {
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<Name, NameError> {
+        let problem = |problem| NameError { name: name.chars().take(64).collect(), problem };
+        if name.is_empty() {
+            return Err(problem(NameProblem::Empty));
+        }
+        if name.len() > LONGEST {
+            return Err(problem(NameProblem::TooLong { bytes: name.len() }));
+        }
+        let lock = format!("{prefix}{name}");
+        let tagged = hash_tag(&lock).is_some();
+        if !tagged && lock.contains('}') {
+            return Err(problem(NameProblem::BrokenHashTag));
+        }
+        let companion = |suffix: &str| {
+            if tagged { format!("{lock}:{suffix}") } else { format!("{{{lock}}}:{suffix}") }
+        };
+        let (fence, waiters, ended) = (companion(FENCE), companion(WAITERS), companion(ENDED));
+        // A tagged key may look like the companion of a shorter one: `{a}:fence` belongs to `{a}`.
+        if tagged && belongs_to_another(&lock) {
+            return Err(problem(NameProblem::Reserved));
+        }
+        Ok(Name(Arc::new(Keys { prefix: prefix.len(), lock, fence, waiters, ended })))
+    }
+
+    /// The name as it was given, without the prefix.
+    pub fn as_str(&self) -> &str {
+        &self.0.lock[self.0.prefix..]
+    }
+
+    /// The key at which the lock lives.
+    pub fn key(&self) -> &str {
+        &self.0.lock
+    }
+
+    pub(crate) fn fence(&self) -> &str {
+        &self.0.fence
+    }
+
+    pub(crate) fn waiters(&self) -> &str {
+        &self.0.waiters
+    }
+
+    /// The key that remembers that an attempt was ended.
+    pub(crate) fn ended(&self, attempt: &str) -> String {
+        format!("{}:{attempt}", self.0.ended)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Name({:?})", self.key())
+    }
+}
+
+/// What Redis hashes instead of the whole key: the bytes between the first `{` and the first `}`
+/// after it, unless there are none.
+fn hash_tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    let (tag, _) = rest.split_once('}')?;
+    (!tag.is_empty()).then_some(tag)
+}
+
+fn belongs_to_another(key: &str) -> bool {
+    let Some((front, last)) = key.rsplit_once(':') else { return false };
+    let is_tagged = |key: &str| hash_tag(key).is_some();
+    let ended = || front.rsplit_once(':').is_some_and(|(front, word)| word == ENDED && is_tagged(front));
+    ([FENCE, WAITERS].contains(&last) && is_tagged(front)) || ended()
+}
+
+/// The name cannot be the name of a lock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is not a lock name: {problem}")]
+pub struct NameError {
+    /// As much of it as is worth printing.
+    name: String,
+    problem: NameProblem,
+}
+
+impl NameError {
+    /// Which rule the name breaks.
+    pub fn problem(&self) -> &NameProblem {
+        &self.problem
+    }
+}
+
+/// The rules for names.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameProblem {
+    /// There is nothing to name the lock by.
+    #[error("it is empty")]
+    Empty,
+    /// More than 512 bytes.
+    #[error("it has {bytes} bytes, more than {LONGEST}")]
+    TooLong {
+        /// How many it has.
+        bytes: usize,
+    },
+    /// A `}` without a hash tag: what belongs to the lock could not share its slot in a cluster.
+    #[error("it has a `}}` but no hash tag before it, like `{{tag}}`")]
+    BrokenHashTag,
+    /// It is the key of something that belongs to another lock, like `{a}:fence`.
+    #[error("it is a key that belongs to another lock")]
+    Reserved,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(name: &str) -> Option<NameProblem> {
+        Name::new("", name).err().map(|error| error.problem)
+    }
+
+    #[test]
+    fn companions_share_the_slot_of_the_lock() {
+        for key in ["plain", "a b", "tag:{x}", "{x}", "{x}}y", "open{", "{", "x{y}z{w}", "\n\0🔒"] {
+            let name = Name::new("", key).unwrap();
+            let slot = |key: &str| hash_tag(key).unwrap_or(key).to_owned();
+            for companion in [name.fence(), name.waiters(), &name.ended("1")] {
+                assert_eq!(slot(companion), slot(name.key()), "{companion:?} beside {key:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_that_would_part_from_their_companions_are_refused() {
+        assert_eq!(problem(""), Some(NameProblem::Empty));
+        assert_eq!(problem(&"x".repeat(513)), Some(NameProblem::TooLong { bytes: 513 }));
+        assert_eq!(problem(&"x".repeat(512)), None);
+        for name in ["}", "a}b", "{}", "{}{a}", "}{"] {
+            assert_eq!(problem(name), Some(NameProblem::BrokenHashTag), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_companions_are_refused() {
+        for name in ["{a}:fence", "x{a}y:waiters", "{a}:ended:1", "{a}:b:ended:2"] {
+            assert_eq!(problem(name), Some(NameProblem::Reserved), "{name}");
+        }
+        for name in ["a:fence", "{a}fence", "{a}:fences", "ended:{a}", "{a}:ended"] {
+            assert_eq!(problem(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_shown_without_its_prefix() {
+        let name = Name::new("lock:", "backup").unwrap();
+        assert_eq!((name.as_str(), name.key()), ("backup", "lock:backup"));
+        assert_eq!(name.fence(), "{lock:backup}:fence");
+    }
+}

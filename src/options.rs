@@ -1,0 +1,221 @@
+//! [`Options`]: how locks behave.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+
+/// What happens to a lease as its deadline comes near.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Renewal {
+    /// Extended in the background, every third of the ttl, for as long as the guard lives.
+    #[default]
+    Automatic,
+    /// Never extended: the lease ends one ttl after it was granted.
+    Never,
+}
+
+/// Whether a lease comes with a [`FencingToken`](crate::FencingToken).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fencing {
+    /// One token for every lease granted.
+    #[default]
+    On,
+    /// No token, for about a tenth less work in the server. Use it where a rare double run is
+    /// tolerable; all users of a lock should agree.
+    Off,
+}
+
+/// Where a further hold of an owner is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Nesting {
+    /// In Redis, where other processes see it: one round trip for each hold.
+    #[default]
+    Counted,
+    /// In this process, if it holds the lock for the same owner already: no round trip. The count in
+    /// Redis does not grow, and the inner guard shares the outer one's lease, ttl and options.
+    Local,
+}
+
+/// How locks behave. Given to [`Locks`](crate::Locks) as a whole, or to a view of it for some locks.
+///
+/// A plain value: set what differs, the rest is the default. It is checked once, where it is given to
+/// [`Locks::open_with`](crate::Locks::open_with) or
+/// [`Locks::with_options`](crate::Locks::with_options). With serde, durations are in milliseconds:
+/// `{"ttl_ms": 5000}`.
+///
+/// ```
+/// use std::time::Duration;
+/// use redlatch::{Options, Renewal};
+/// let batch = Options::new().ttl(Duration::from_secs(120)).renewal(Renewal::Never);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    #[serde(rename = "ttl_ms", with = "millis")]
+    pub(crate) ttl: Duration,
+    pub(crate) renewal: Renewal,
+    #[serde(rename = "max_hold_ms", with = "optional_millis")]
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) fencing: Fencing,
+    pub(crate) nesting: Nesting,
+    pub(crate) max_depth: u32,
+    #[serde(rename = "poll_cap_ms", with = "millis")]
+    pub(crate) poll_cap: Duration,
+    #[serde(rename = "node_timeout_ms", with = "millis")]
+    pub(crate) node_timeout: Duration,
+    pub(crate) drift: f64,
+    pub(crate) prefix: String,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            ttl: Duration::from_secs(30),
+            renewal: Renewal::Automatic,
+            max_hold: None,
+            fencing: Fencing::On,
+            nesting: Nesting::Counted,
+            max_depth: 255,
+            poll_cap: Duration::from_secs(1),
+            node_timeout: Duration::from_secs(1),
+            drift: 0.01,
+            prefix: "lock:".to_owned(),
+        }
+    }
+}
+
+#[expect(clippy::return_self_not_must_use, reason = "a setter; the type itself is a plain value")]
+impl Options {
+    /// The defaults.
+    pub fn new() -> Options {
+        Options::default()
+    }
+
+    /// How long a lease lasts if nothing renews it, and so how long a crashed holder is in the way.
+    /// From 100 ms to 24 hours; 30 s unless set.
+    pub fn ttl(mut self, ttl: Duration) -> Options {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Whether leases are extended while their guards live; [`Renewal::Automatic`] unless set.
+    pub fn renewal(mut self, renewal: Renewal) -> Options {
+        self.renewal = renewal;
+        self
+    }
+
+    /// The longest that a lease is extended to, counted from its grant; at least the ttl. Without it a
+    /// task that hangs with a guard keeps the lock for as long as its process lives.
+    pub fn max_hold(mut self, longest: Duration) -> Options {
+        self.max_hold = Some(longest);
+        self
+    }
+
+    /// Whether leases come with a fencing token; [`Fencing::On`] unless set.
+    pub fn fencing(mut self, fencing: Fencing) -> Options {
+        self.fencing = fencing;
+        self
+    }
+
+    /// Where further holds of an owner are counted; [`Nesting::Counted`] unless set.
+    pub fn nesting(mut self, nesting: Nesting) -> Options {
+        self.nesting = nesting;
+        self
+    }
+
+    /// How many holds an owner may have on one re-entrant lock at a time, at least 1; 255 unless set.
+    /// One more is [`Error::TooDeep`](crate::Error::TooDeep): a recursion without an end.
+    pub fn max_depth(mut self, holds: u32) -> Options {
+        self.max_depth = holds;
+        self
+    }
+
+    /// The longest that a waiter goes without looking, should every message be lost. From 10 ms to
+    /// 10 s; 1 s unless set. A client without a subscriber looks every 100 ms, or at this if it is less.
+    pub fn poll_cap(mut self, cap: Duration) -> Options {
+        self.poll_cap = cap;
+        self
+    }
+
+    /// The longest that one request to Redis may take, and connecting to it. From 10 ms to 60 s; 1 s
+    /// unless set. It belongs to the connections: only [`Locks::open_with`](crate::Locks::open_with)
+    /// and its like read it.
+    pub fn node_timeout(mut self, timeout: Duration) -> Options {
+        self.node_timeout = timeout;
+        self
+    }
+
+    /// By what part of a span this machine's clock and the server's may differ, from 0 to 0.5. A lease
+    /// of `ttl` is trusted for `ttl * (1 - drift) - 2 ms`. 0.01 unless set.
+    pub fn drift(mut self, part: f64) -> Options {
+        self.drift = part;
+        self
+    }
+
+    /// What the keys of all locks begin with; `lock:` unless set. At most 128 bytes. With the empty
+    /// prefix a lock lives at its bare name.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Options {
+        self.prefix = prefix.into();
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let spans = [
+            ("ttl", self.ttl, Duration::from_millis(100), Duration::from_secs(24 * 3600)),
+            ("poll_cap", self.poll_cap, Duration::from_millis(10), Duration::from_secs(10)),
+            ("node_timeout", self.node_timeout, Duration::from_millis(10), Duration::from_secs(60)),
+        ];
+        for (option, value, least, most) in spans {
+            if value < least || value > most {
+                return Err(ConfigError::Span { option, value, least, most });
+            }
+        }
+        if let Some(longest) = self.max_hold
+            && longest < self.ttl
+        {
+            let most = Duration::MAX;
+            return Err(ConfigError::Span { option: "max_hold", value: longest, least: self.ttl, most });
+        }
+        if !(0.0..=0.5).contains(&self.drift) {
+            return Err(ConfigError::Drift { drift: self.drift });
+        }
+        if self.max_depth == 0 {
+            return Err(ConfigError::NoDepth);
+        }
+        if self.prefix.len() > 128 {
+            return Err(ConfigError::LongPrefix { bytes: self.prefix.len() });
+        }
+        Ok(())
+    }
+}
+
+mod millis {
+    use super::Duration;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
+    }
+}
+
+mod optional_millis {
+    use super::Duration;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(span: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(from)?.map(Duration::from_millis))
+    }
+}

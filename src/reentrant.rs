@@ -1,0 +1,245 @@
+//! [`ReentrantLock`]: one owner at a time, as often as the owner likes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::inspection::Inspection;
+use crate::lease::{Held, Kind, Lease, Shared, Target, acquire, acquire_within, try_acquire};
+use crate::locks::Lock;
+use crate::name::Name;
+use crate::options::Nesting;
+use crate::owner::Owner;
+use crate::wire::Script;
+
+static REENTRANT: Kind = Kind {
+    name: "reentrant",
+    found: "something that is not a re-entrant lock",
+    reenters: true,
+    acquire: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
+    renew: Script::new("reentrant/renew", include_str!("../lua/reentrant/renew.lua")),
+    release: Script::new("reentrant/release", include_str!("../lua/reentrant/release.lua")),
+    force: Script::new("reentrant/force", include_str!("../lua/reentrant/force.lua")),
+    inspect: Script::new("reentrant/inspect", include_str!("../lua/reentrant/inspect.lua")),
+};
+
+/// A lock with one owner at a time, who may hold it many times over.
+///
+/// In Redis it is a hash from the owner to the number of its holds, which is the layout of Redisson's
+/// `RLock`: under the same key the two exclude each other.
+///
+/// **What it promises**: holds of two owners are never both [valid](Lease::is_lost). A further hold of
+/// the same owner is granted at once, past everybody who waits; it has the same fencing token, and
+/// neither shortens the lease nor lengthens it beyond `max(remaining, ttl)`. The lock is free once every
+/// hold has been released.
+///
+/// **What it does not**: keep the holds of one owner apart. Two tasks with one owner are both inside.
+/// And see [`Lease`] for a holder that goes on after its lease was lost.
+///
+/// ```no_run
+/// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+/// use redlatch::{Error, Locks, Owner};
+///
+/// async fn ship(locks: &Locks, owner: &Owner) -> Result<(), Error> {
+///     let guard = locks.reentrant("orders:42")?.lock(owner).await?;
+///     bill(locks, owner).await?; // takes the same lock again
+///     guard.release().await
+/// }
+///
+/// async fn bill(locks: &Locks, owner: &Owner) -> Result<(), Error> {
+///     let guard = locks.reentrant("orders:42")?.lock(owner).await?;
+///     guard.release().await
+/// }
+///
+/// ship(&locks, &Owner::new()).await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ReentrantLock {
+    lock: Lock,
+}
+
+impl ReentrantLock {
+    pub(crate) fn new(lock: Lock) -> ReentrantLock {
+        ReentrantLock { lock }
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.lock.name
+    }
+
+    /// Waits until no other owner holds the lock and takes it, once more if `owner` has it already.
+    ///
+    /// # Errors
+    /// [`Error::TooDeep`] if the owner has as many holds as [`max_depth`](crate::Options::max_depth)
+    /// allows. [`Error::Redis`] if the server fails: at once for lasting failures, after two
+    /// [node timeouts](crate::Options::node_timeout) for one that may pass, or after a ttl for who was
+    /// already queued. [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
+    /// what was granted meanwhile is given back at once.
+    pub async fn lock(&self, owner: &Owner) -> Result<ReentrantGuard, Error> {
+        let target = self.lock.target(&REENTRANT, Some(owner));
+        match self.nested(&target)? {
+            Some(shared) => Ok(guard(*owner, shared)),
+            None => Ok(self.guard(*owner, &target, acquire(&target).await?)),
+        }
+    }
+
+    /// [`lock`](ReentrantLock::lock), for at most `limit`: that covers waiting, connecting and retrying.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the failure;
+    /// else those of [`lock`](ReentrantLock::lock).
+    ///
+    /// # Cancel safety
+    /// As [`lock`](ReentrantLock::lock).
+    pub async fn lock_timeout(&self, owner: &Owner, limit: Duration) -> Result<ReentrantGuard, Error> {
+        let target = self.lock.target(&REENTRANT, Some(owner));
+        match self.nested(&target)? {
+            Some(shared) => Ok(guard(*owner, shared)),
+            None => Ok(self.guard(*owner, &target, acquire_within(&target, limit).await?)),
+        }
+    }
+
+    /// Takes the lock if its owner has it already, or if it is free and nobody waits; `None` otherwise.
+    ///
+    /// # Errors
+    /// [`Error::TooDeep`] if the owner has as many holds as [`max_depth`](crate::Options::max_depth)
+    /// allows, [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](ReentrantLock::lock).
+    pub async fn try_lock(&self, owner: &Owner) -> Result<Option<ReentrantGuard>, Error> {
+        let target = self.lock.target(&REENTRANT, Some(owner));
+        match self.nested(&target)? {
+            Some(shared) => Ok(Some(guard(*owner, shared))),
+            None => Ok(try_acquire(&target).await?.map(|held| self.guard(*owner, &target, held))),
+        }
+    }
+
+    /// Who holds the lock, how often, and how many wait, as the server sees it now.
+    ///
+    /// # Errors
+    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn inspect(&self) -> Result<Inspection, Error> {
+        self.lock.inspect(&REENTRANT).await
+    }
+
+    /// Whether any owner holds the lock now.
+    ///
+    /// # Errors
+    /// Those of [`inspect`](ReentrantLock::inspect).
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn is_locked(&self) -> Result<bool, Error> {
+        Ok(!self.inspect().await?.holders.is_empty())
+    }
+
+    /// Whether `owner` holds the lock now, as the server sees it.
+    ///
+    /// # Errors
+    /// Those of [`inspect`](ReentrantLock::inspect).
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn is_held_by(&self, owner: &Owner) -> Result<bool, Error> {
+        Ok(self.inspect().await?.is_held_by(&owner.to_string()))
+    }
+
+    /// Takes the lock away from its owner, with all holds, and hands it to the next waiter if there is
+    /// one. False if nobody held it.
+    ///
+    /// The former owner learns of it from the next renewal, a third of its ttl later at most, and from
+    /// its releases. Until then it believes that it is alone: let the resource compare fencing tokens,
+    /// the next one is larger.
+    ///
+    /// # Errors
+    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    ///
+    /// # Cancel safety
+    /// Dropped, it may have happened or not.
+    pub async fn force_release(&self) -> Result<bool, Error> {
+        self.lock.force_release(&REENTRANT).await
+    }
+
+    /// The hold that this process has for the same owner, where nesting is local.
+    fn nested(&self, target: &Target) -> Result<Option<Arc<Shared>>, Error> {
+        match target.options.nesting {
+            Nesting::Local => Shared::find(target),
+            Nesting::Counted => Ok(None),
+        }
+    }
+
+    fn guard(&self, owner: Owner, target: &Target, held: Held) -> ReentrantGuard {
+        guard(owner, match target.options.nesting {
+            Nesting::Local => Shared::open(target, held),
+            Nesting::Counted => Shared::alone(held),
+        })
+    }
+}
+
+fn guard(owner: Owner, shared: Arc<Shared>) -> ReentrantGuard {
+    ReentrantGuard { owner, shared }
+}
+
+impl fmt::Debug for ReentrantLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.describe("ReentrantLock", f)
+    }
+}
+
+/// One hold on a re-entrant lock. Its lease is renewed for as long as this lives.
+///
+/// # Release on drop is not immediate
+/// Dropped, it is released by a task of the client, soon, and nobody hears of a failure. Call
+/// [`release`](ReentrantGuard::release) to be sure. If the process ends first, the ttl frees the lock.
+#[must_use = "if unused, the hold is released at once"]
+#[clippy::has_significant_drop]
+pub struct ReentrantGuard {
+    owner: Owner,
+    shared: Arc<Shared>,
+}
+
+impl ReentrantGuard {
+    /// The lease: whether it still stands, until when, and its fencing token.
+    pub fn lease(&self) -> &Lease {
+        self.shared.held().lease()
+    }
+
+    /// Whose hold this is.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// Releases this hold and waits until that is done. The lock is free after the owner's last one.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
+    /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
+    /// [`Error::Redis`] if the server fails; the release then goes on in the background.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    pub async fn release(self) -> Result<(), Error> {
+        self.shared.release().await
+    }
+
+    /// Ends the renewal of this hold without releasing it: the owner keeps the lock until the ttl is over.
+    pub fn leak(self) {
+        self.shared.held().leak();
+    }
+}
+
+impl fmt::Debug for ReentrantGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReentrantGuard").field("owner", &self.owner).field("lease", self.lease()).finish()
+    }
+}

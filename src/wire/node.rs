@@ -1,0 +1,171 @@
+//! One Redis deployment that scripts are run on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+
+use super::link::{Connected, Link, is_spent};
+use super::{Call, Dial, Failure, Reply};
+
+/// How far the floor may lag behind the server's clock, in microseconds. Each raise sends the next
+/// grant of every lock through the slower branch once.
+const FLOOR_STEP: u64 = 10_000_000;
+
+/// One deployment, reached through one shared connection.
+#[derive(Debug)]
+pub(crate) struct Node {
+    link: Link,
+    limit: Duration,
+    floor: AtomicU64,
+}
+
+impl Node {
+    pub(crate) fn new(dial: Dial, limit: Duration) -> Node {
+        Node { link: Link::new(dial, limit), limit, floor: AtomicU64::new(0) }
+    }
+
+    /// The longest that one request takes.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Which connection this is. Server times from different ones must not be compared: there may be
+    /// another server behind the address.
+    pub(crate) fn generation(&self) -> u64 {
+        self.link.generation()
+    }
+
+    /// The latest server time known, in microseconds, and never one that went back: new fencing tokens
+    /// must be larger, whatever the server has forgotten.
+    pub(crate) fn floor(&self) -> u64 {
+        self.floor.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of the server's time from one of its answers.
+    pub(crate) fn observe(&self, server_time: u64) {
+        if server_time > self.floor().saturating_add(FLOOR_STEP) {
+            self.floor.fetch_max(server_time, Ordering::Relaxed);
+        }
+    }
+
+    /// Connects, if there is no connection: an error within the limit says that the server is down.
+    pub(crate) async fn connect(&self) -> Result<(), RedisError> {
+        self.linked().await.map(drop)
+    }
+
+    async fn linked(&self) -> Result<Connected, RedisError> {
+        if let Some(link) = self.link.current() {
+            return Ok(link);
+        }
+        self.link.get(async |connection: &mut MultiplexedConnection| self.greet(connection).await).await
+    }
+
+    async fn greet(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        match redis::cmd("TIME").query_async::<(u64, u64)>(connection).await {
+            Ok((seconds, micros)) => {
+                self.floor.fetch_max(seconds * 1_000_000 + micros, Ordering::Relaxed);
+                Ok(())
+            }
+            // Without this right the floor rises with the first answer that carries a time.
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if the
+    /// connection turns out to be broken, which every script must tolerate.
+    ///
+    /// # Cancel safety
+    /// A request that was begun may run, now or later, after this future is dropped.
+    pub(crate) async fn call(&self, call: &Call) -> Result<Reply, Failure> {
+        let script = call.script();
+        let mut resent = false;
+        loop {
+            let Connected { mut connection, generation } =
+                self.linked().await.map_err(|source| Failure::unsent(script, source))?;
+            let error = match run(&mut connection, call).await {
+                Ok(value) => return Ok(Reply { script, value, resent }),
+                Err(error) => error,
+            };
+            if is_spent(&error) {
+                self.link.drop_generation(generation);
+            }
+            if resent || !error.is_connection_dropped() {
+                return Err(Failure::sent(script, error));
+            }
+            resent = true;
+        }
+    }
+
+    /// Runs many scripts in one pipeline, with an answer for each.
+    pub(crate) async fn call_all(&self, calls: &[Call]) -> Vec<Result<Reply, Failure>> {
+        let unsent = |source: RedisError| -> Vec<_> {
+            calls.iter().map(|call| Err(Failure::unsent(call.script(), source.clone()))).collect()
+        };
+        let Connected { mut connection, generation } = match self.linked().await {
+            Ok(link) => link,
+            Err(source) => return unsent(source),
+        };
+        let answers = run_all(&mut connection, calls).await;
+        let reply = |(call, answer): (&Call, Result<Value, RedisError>)| {
+            if answer.as_ref().is_err_and(is_spent) {
+                self.link.drop_generation(generation);
+            }
+            let script = call.script();
+            match answer {
+                Ok(value) => Ok(Reply { script, value, resent: false }),
+                Err(source) => Err(Failure::sent(script, source)),
+            }
+        };
+        calls.iter().zip(answers).map(reply).collect()
+    }
+}
+
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+async fn run(connection: &mut MultiplexedConnection, call: &Call) -> Result<Value, RedisError> {
+    match call.by_sha1().query_async(connection).await {
+        Err(error) if is_unknown_script(&error) => call.by_source().query_async(connection).await,
+        answer => answer,
+    }
+}
+
+async fn run_all(connection: &mut MultiplexedConnection, calls: &[Call]) -> Vec<Result<Value, RedisError>> {
+    let mut answers = pipeline(connection, calls.iter().map(|call| call.by_sha1().clone())).await;
+    let forgotten: Vec<usize> =
+        (0..answers.len()).filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script)).collect();
+    // Each by its source: between two commands of a pipeline, somebody may flush the scripts again.
+    let again = pipeline(connection, forgotten.iter().map(|&index| calls[index].by_source())).await;
+    for (index, answer) in forgotten.into_iter().zip(again) {
+        answers[index] = answer;
+    }
+    answers
+}
+
+/// One answer for each command, whatever happens to the whole.
+async fn pipeline(
+    connection: &mut MultiplexedConnection,
+    commands: impl ExactSizeIterator<Item = Cmd>,
+) -> Vec<Result<Value, RedisError>> {
+    let mut pipeline = Pipeline::with_capacity(commands.len());
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    if pipeline.is_empty() {
+        return Vec::new();
+    }
+    let count = pipeline.len();
+    match pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(connection).await {
+        Ok(answers) if answers.len() == count => answers,
+        Ok(answers) => {
+            let detail = format!("{} for {count} requests", answers.len());
+            let error = RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
+            vec![Err(error); count]
+        }
+        Err(error) => vec![Err(error); count],
+    }
+}

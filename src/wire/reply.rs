@@ -1,0 +1,111 @@
+//! Answers of scripts, and failures to get one.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use super::Script;
+use crate::error::Error;
+
+/// What a script answered.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(super) script: &'static Script,
+    pub(super) value: Value,
+    /// The request was sent again after its connection broke: it may have run twice, or run again later.
+    pub(crate) resent: bool,
+}
+
+impl Reply {
+    /// The three integers that every verb answers with.
+    pub(crate) fn integers(&self) -> Result<[i64; 3], Failure> {
+        match &self.value {
+            Value::Array(items) => match items.as_slice() {
+                [Value::Int(status), Value::Int(number), Value::Int(extra)] => {
+                    Ok([*status, *number, *extra])
+                }
+                _ => Err(self.unexpected()),
+            },
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// The items of a longer answer, as text.
+    pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
+        redis::from_redis_value_ref(&self.value).map_err(|_| self.unexpected())
+    }
+
+    pub(crate) fn unexpected(&self) -> Failure {
+        let cause = Cause::Reply(format!("{:?}", self.value));
+        Failure { script: self.script.name(), cause }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    script: &'static str,
+    cause: Cause,
+}
+
+#[derive(Clone, Debug)]
+enum Cause {
+    /// No connection: the request was not sent.
+    Unsent(RedisError),
+    /// The connection broke or stayed silent: the request may have run, and may yet run.
+    Unknown(RedisError),
+    /// The server refused the request, which therefore had no effect: a script checks before it writes.
+    Refused(RedisError),
+    /// An answer outside the contract of the script.
+    Reply(String),
+}
+
+impl Failure {
+    pub(super) fn unsent(script: &'static Script, source: RedisError) -> Failure {
+        Failure { script: script.name(), cause: Cause::Unsent(source) }
+    }
+
+    pub(super) fn sent(script: &'static Script, source: RedisError) -> Failure {
+        let refused = matches!(source.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+        let cause = if refused { Cause::Refused(source) } else { Cause::Unknown(source) };
+        Failure { script: script.name(), cause }
+    }
+
+    /// Whether the request may have had, or may yet have, an effect.
+    pub(crate) fn is_unknown(&self) -> bool {
+        matches!(self.cause, Cause::Unknown(_) | Cause::Reply(_))
+    }
+
+    /// Whether the same request may succeed later without anybody doing anything about it.
+    pub(crate) fn is_passing(&self) -> bool {
+        match &self.cause {
+            Cause::Unsent(source) => {
+                !matches!(source.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
+            }
+            Cause::Unknown(_) => true,
+            Cause::Refused(source) => passes(source),
+            Cause::Reply(_) => false,
+        }
+    }
+}
+
+/// Errors of a server that starts, fails over, moves slots, or is busy with somebody's script.
+fn passes(source: &RedisError) -> bool {
+    use ServerErrorKind as Kind;
+    matches!(
+        source.kind(),
+        ErrorKind::Server(
+            Kind::BusyLoading | Kind::ReadOnly | Kind::TryAgain | Kind::ClusterDown | Kind::MasterDown
+        )
+    ) || source.code() == Some("BUSY")
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        let script = failure.script;
+        match failure.cause {
+            Cause::Unsent(source) | Cause::Unknown(source) | Cause::Refused(source) => {
+                Error::Redis { script, source }
+            }
+            Cause::Reply(reply) => Error::Reply { script, reply },
+        }
+    }
+}

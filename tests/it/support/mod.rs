@@ -1,0 +1,29 @@
+//! Private servers, worker processes, and a proxy that breaks connections.
+
+mod process;
+mod proxy;
+mod server;
+
+pub use process::{Worker, role};
+pub use proxy::Proxy;
+pub use server::Server;
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes on a machine that is busy with something else.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Asks again and again until the answer is yes, and fails loudly if it never is.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> F) {
+    let start = Instant::now();
+    while !ask().await {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Fails instead of hanging.
+pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}

@@ -1,0 +1,74 @@
+//! Worker processes: this very test binary, started again to play a role.
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const ROLE: &str = "REDLATCH_TEST_ROLE";
+
+/// The role that this process was started for, if it is a worker, and its arguments.
+pub fn role() -> Option<Vec<String>> {
+    std::env::var(ROLE).ok().map(|role| role.split('\u{1f}').map(str::to_owned).collect())
+}
+
+/// A process of its own, which says things line by line and is killed when this is dropped.
+pub struct Worker {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    /// Starts a worker; `worker::main` plays the role.
+    pub fn start(role: &[&str]) -> Worker {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["worker::play", "--exact", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, role.join("\u{1f}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Worker { child, stdin, lines }
+    }
+
+    /// The rest of the next line that begins with `word`. The test harness prints lines of its own.
+    pub fn hear(&mut self, word: &str) -> String {
+        loop {
+            let line = self.lines.next().unwrap_or_else(|| panic!("the worker ended without {word:?}")).unwrap();
+            // The harness prints "test ... " without a line end before the worker's first word.
+            if let Some((_, rest)) = line.split_once(&format!("@{word}")) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    /// Lets it go on.
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Kills it without a word.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits until it ends, and fails if it fails.
+    pub fn finish(mut self) {
+        assert!(self.child.wait().unwrap().success(), "a worker failed");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
