@@ -1,1 +1,61 @@
-fn main(){}
+//! What locks cost, on a private server: `scripts/bench`, or `scripts/bench --quick` for a first look.
+//!
+//! Everything is held against something of the same run: a lock and its release against two bare round
+//! trips, handovers among many clients against those between two. Absolute numbers belong to a machine;
+//! these ratios do not, or much less.
+//!
+//! Names of sections (`pairs`, `handover`, `renewal`) run only those.
+
+mod suite;
+
+use suite::plan::{Plan, Section};
+use suite::report::{Report, Target};
+use suite::server::Server;
+use suite::{Outcome, handover, pairs, renewal};
+
+#[tokio::main]
+async fn main() -> Outcome<()> {
+    let plan = Plan::from_arguments(std::env::args().skip(1))?;
+    let server = Server::start().await?;
+    let mut report = Report::new(&plan, &server).await?;
+    report.print_head();
+    if plan.includes(Section::Pairs) {
+        report.pairs = pairs::measure(&server, &plan).await?;
+        report.print_pairs();
+    }
+    if plan.includes(Section::Handover) {
+        report.handover = handover::measure(&server, &plan).await?;
+        report.print_handover();
+    }
+    if plan.includes(Section::Renewal) {
+        report.renewal = Some(renewal::measure(&server, &plan).await?);
+        report.print_renewal();
+    }
+    report.targets = targets(&report);
+    report.print_targets();
+    report.write()
+}
+
+/// What the crate promises itself. A missed one is printed, not fatal: a busy machine misses them too.
+fn targets(report: &Report) -> Vec<Target> {
+    let mut targets = Vec::new();
+    if let Some(row) = report.pairs.iter().find(|row| row.is_main()) {
+        let limit = "lock and release, 1 task, with fencing: median at most 1.15 x the floor's";
+        targets.push(Target::at_most(limit, row.to_floor, 1.15));
+    }
+    if let Some(row) = report.handover.last() {
+        let limit = format!("handover among {} clients: at least 0.75 x the rate of 2", row.clients);
+        targets.push(Target::at_least(limit, row.to_two_clients, 0.75));
+    }
+    for row in &report.handover {
+        let limit = format!("fairness among {} clients: fewest turns at least 0.8 x most", row.clients);
+        targets.push(Target::at_least(limit, row.fairness, 0.8));
+    }
+    if let Some(row) = &report.renewal {
+        let limit = format!("renewal: part of {} locks that stay held for 4 ttls, all", row.locks);
+        targets.push(Target::at_least(limit, row.held_part(), 1.0));
+        let limit = "renewal: connections to the server, 1 while nobody waits";
+        targets.push(Target::at_most(limit, f64::from(row.connections), 1.0));
+    }
+    targets
+}

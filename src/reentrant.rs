@@ -179,10 +179,13 @@ impl ReentrantLock {
     }
 
     fn guard(&self, owner: Owner, target: &Target, held: Held) -> ReentrantGuard {
-        guard(owner, match target.options.nesting {
-            Nesting::Local => Shared::open(target, held),
-            Nesting::Counted => Shared::alone(held),
-        })
+        guard(
+            owner,
+            match target.options.nesting {
+                Nesting::Local => Shared::open(target, held),
+                Nesting::Counted => Shared::alone(held),
+            },
+        )
     }
 }
 

@@ -114,11 +114,13 @@ async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Erro
             Asked::Busy { armed, free_in, sighting, generation } => {
                 *trouble = None;
                 seat.armed = armed;
-                seat.sighted = subscription.map(|subscription| Sighted { sighting, generation, subscription });
+                seat.sighted =
+                    subscription.map(|subscription| Sighted { sighting, generation, subscription });
                 patience.restore(!seat.waiter.is_empty());
                 if seat.waiter.is_empty() {
                     // First listen, then look again, then sleep.
-                    seat = if client.wakeups.start().await { Seat::told(target) } else { Seat::polling(target) };
+                    seat =
+                        if client.wakeups.start().await { Seat::told(target) } else { Seat::polling(target) };
                     continue;
                 }
                 if seat.mailbox.is_some() && client.wakeups.subscription().is_none() {
@@ -139,7 +141,12 @@ async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Erro
 /// What one request for the lock brought. The attempt comes back if there is more to be done with it.
 enum Asked {
     Granted(Held),
-    Busy { armed: Armed, free_in: Duration, sighting: Sighting, generation: u64 },
+    Busy {
+        armed: Armed,
+        free_in: Duration,
+        sighting: Sighting,
+        generation: u64,
+    },
     /// Granted, but the answer took longer than the lease lasts. It is given back.
     TooLate,
     /// It may work later.

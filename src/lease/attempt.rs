@@ -30,7 +30,12 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// Without an owner, the attempt itself is the owner.
-    pub(crate) fn new(kind: &'static Kind, name: Name, options: Arc<Options>, owner: Option<String>) -> Attempt {
+    pub(crate) fn new(
+        kind: &'static Kind,
+        name: Name,
+        options: Arc<Options>,
+        owner: Option<String>,
+    ) -> Attempt {
         let id = Uuid::new_v4();
         let text = id.simple().to_string();
         let ended = name.ended(&text);

@@ -166,7 +166,8 @@ impl Lease {
     /// For how long to renew next; `None` once it has been held for as long as it may be.
     fn next_ttl(&self, now: Moment) -> Option<Duration> {
         let options = &self.0.attempt.options;
-        let left = options.max_hold.map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.at)));
+        let left =
+            options.max_hold.map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.at)));
         let ttl = options.ttl.min(left);
         (ttl >= Duration::from_millis(1)).then_some(ttl)
     }

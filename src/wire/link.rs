@@ -22,7 +22,9 @@ impl Dial {
     pub(super) async fn connect(&self, limit: Duration) -> Result<MultiplexedConnection, RedisError> {
         let dialled = async {
             match self {
-                Dial::Client(client) => client.get_multiplexed_async_connection_with_config(&config(limit)).await,
+                Dial::Client(client) => {
+                    client.get_multiplexed_async_connection_with_config(&config(limit)).await
+                }
                 #[cfg(feature = "pool")]
                 Dial::Pool(pool) => deadpool::managed::Manager::create(pool.manager()).await,
             }
@@ -34,9 +36,7 @@ impl Dial {
 }
 
 pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(limit))
-        .set_response_timeout(Some(limit))
+    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
 }
 
 /// A client for a server's URL, with the socket settings that a lock needs and the library leaves off.

@@ -163,7 +163,8 @@ async fn pipeline(
         Ok(answers) if answers.len() == count => answers,
         Ok(answers) => {
             let detail = format!("{} for {count} requests", answers.len());
-            let error = RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
+            let error =
+                RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
             vec![Err(error); count]
         }
         Err(error) => vec![Err(error); count],

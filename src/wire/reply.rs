@@ -19,9 +19,7 @@ impl Reply {
     pub(crate) fn integers(&self) -> Result<[i64; 3], Failure> {
         match &self.value {
             Value::Array(items) => match items.as_slice() {
-                [Value::Int(status), Value::Int(number), Value::Int(extra)] => {
-                    Ok([*status, *number, *extra])
-                }
+                [Value::Int(status), Value::Int(number), Value::Int(extra)] => Ok([*status, *number, *extra]),
                 _ => Err(self.unexpected()),
             },
             _ => Err(self.unexpected()),

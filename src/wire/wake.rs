@@ -181,7 +181,10 @@ async fn subscribe(client: Client, channel: String, limit: Duration, post: Arc<P
     let mut pause = PAUSES.0;
     loop {
         let gone = Arc::new(Notify::new());
-        match timeout(limit, open(&client, &channel, limit, &post, &gone)).await.unwrap_or_else(|_| Err(too_slow())) {
+        match timeout(limit, open(&client, &channel, limit, &post, &gone))
+            .await
+            .unwrap_or_else(|_| Err(too_slow()))
+        {
             Ok(connection) => {
                 subscriptions += 1;
                 pause = PAUSES.0;

@@ -1,12 +1,18 @@
 //! Private servers, worker processes, and a proxy that breaks connections.
 
+mod locks;
 mod process;
 mod proxy;
+mod random;
 mod server;
+mod setup;
 
+pub use locks::{AnyGuard, AnyLock, Kind};
 pub use process::{Worker, role};
 pub use proxy::Proxy;
-pub use server::Server;
+pub use random::Random;
+pub use server::{Server, binary};
+pub use setup::{Protocol, Setup, Wake, ttl};
 
 use std::future::Future;
 use std::time::{Duration, Instant};

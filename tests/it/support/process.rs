@@ -37,7 +37,8 @@ impl Worker {
     /// The rest of the next line that begins with `word`. The test harness prints lines of its own.
     pub fn hear(&mut self, word: &str) -> String {
         loop {
-            let line = self.lines.next().unwrap_or_else(|| panic!("the worker ended without {word:?}")).unwrap();
+            let line =
+                self.lines.next().unwrap_or_else(|| panic!("the worker ended without {word:?}")).unwrap();
             // The harness prints "test ... " without a line end before the worker's first word.
             if let Some((_, rest)) = line.split_once(&format!("@{word}")) {
                 return rest.trim().to_owned();

@@ -102,7 +102,9 @@ impl Server {
         for word in &words[1..] {
             cmd.arg(word);
         }
-        cmd.query_async(&mut self.connection().await).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        cmd.query_async(&mut self.connection().await)
+            .await
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -1,0 +1,155 @@
+//! One mutex that all clients want all the time: how fast it goes from hand to hand, and how fairly.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{Locks, Mutex};
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::Outcome;
+use super::plan::Plan;
+use super::samples::median;
+use super::server::{Observer, Server};
+
+/// Each has its own connections, as processes would have.
+const CLIENTS: [usize; 4] = [2, 16, 64, 256];
+
+/// How long it may take until every client has had a turn.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) clients: usize,
+    pub(crate) handovers_per_second: f64,
+    /// The median of this rate by that of two clients, round by round.
+    pub(crate) to_two_clients: f64,
+    /// Of the window in which they were the furthest apart.
+    pub(crate) fewest_turns: usize,
+    pub(crate) most_turns: usize,
+    pub(crate) fairness: f64,
+    pub(crate) longest_wait_ms: f64,
+    pub(crate) server_cpu_us_per_handover: f64,
+}
+
+pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
+    let mut observer = server.observer().await?;
+    let mut columns = CLIENTS.map(|_| Vec::new());
+    for _ in 0..plan.windows {
+        for (clients, column) in CLIENTS.into_iter().zip(&mut columns) {
+            observer.alone().await?;
+            column.push(window(server, &mut observer, clients, plan.window).await?);
+        }
+    }
+    let two_clients: Vec<f64> = columns[0].iter().map(|window| window.rate).collect();
+    Ok(CLIENTS
+        .into_iter()
+        .zip(columns)
+        .map(|(clients, column)| row(clients, &column, &two_clients))
+        .collect())
+}
+
+fn row(clients: usize, windows: &[Window], two_clients: &[f64]) -> Row {
+    let worst = windows.iter().min_by(|one, other| one.fairness().total_cmp(&other.fairness()));
+    let longest = windows.iter().map(|window| window.longest_wait).max().unwrap_or_default();
+    let ratios = windows.iter().zip(two_clients).map(|(window, two)| window.rate / two);
+    Row {
+        clients,
+        handovers_per_second: median(windows.iter().map(|window| window.rate).collect()),
+        to_two_clients: median(ratios.collect()),
+        fewest_turns: worst.map_or(0, |window| window.fewest),
+        most_turns: worst.map_or(0, |window| window.most),
+        fairness: worst.map_or(f64::NAN, Window::fairness),
+        longest_wait_ms: longest.as_secs_f64() * 1e3,
+        server_cpu_us_per_handover: median(windows.iter().map(|window| window.server_cpu_us).collect()),
+    }
+}
+
+struct Window {
+    rate: f64,
+    fewest: usize,
+    most: usize,
+    longest_wait: Duration,
+    server_cpu_us: f64,
+}
+
+impl Window {
+    fn fairness(&self) -> f64 {
+        self.fewest as f64 / self.most as f64
+    }
+}
+
+/// Opens the clients, lets them run until each has had a turn, and then counts.
+async fn window(server: &Server, observer: &mut Observer, clients: usize, span: Duration) -> Outcome<Window> {
+    let signals = Arc::new(Signals::default());
+    let mut running = JoinSet::new();
+    for _ in 0..clients {
+        let locks = Locks::open(&server.url()).await?;
+        running.spawn(take_turns(locks.mutex("handover")?, Arc::clone(&signals)));
+    }
+    signals.all_had_a_turn(clients).await?;
+    let (start, cpu) = (Instant::now(), observer.cpu().await?);
+    sleep(span).await;
+    let (end, cpu) = (Instant::now(), observer.cpu().await?.saturating_sub(cpu));
+    signals.stop.store(true, Ordering::Relaxed);
+    let (mut counts, mut longest_wait) = (Vec::new(), Duration::ZERO);
+    while let Some(turns) = running.join_next().await {
+        let turns = turns??;
+        counts.push(turns.iter().filter(|turn| turn.at >= start && turn.at < end).count());
+        // Also of those who began to wait within the window and are served after it.
+        let waits = turns.iter().filter(|turn| turn.at >= start && turn.at - turn.waited < end);
+        longest_wait = waits.map(|turn| turn.waited).fold(longest_wait, Duration::max);
+    }
+    let handovers: usize = counts.iter().sum();
+    Ok(Window {
+        rate: handovers as f64 / (end - start).as_secs_f64(),
+        fewest: counts.iter().min().copied().unwrap_or(0),
+        most: counts.iter().max().copied().unwrap_or(0),
+        longest_wait,
+        server_cpu_us: cpu.as_secs_f64() * 1e6 / handovers as f64,
+    })
+}
+
+/// When a client had the mutex, and how long it had waited for it.
+struct Turn {
+    at: Instant,
+    waited: Duration,
+}
+
+async fn take_turns(mutex: Mutex, signals: Arc<Signals>) -> Outcome<Vec<Turn>> {
+    let mut turns = Vec::new();
+    while !signals.stop.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        let guard = mutex.lock().await?;
+        let at = Instant::now();
+        guard.release().await?;
+        if turns.is_empty() {
+            signals.served.fetch_add(1, Ordering::Relaxed);
+        }
+        turns.push(Turn { at, waited: at - start });
+    }
+    Ok(turns)
+}
+
+/// Between the bench and its clients.
+#[derive(Default)]
+struct Signals {
+    served: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Signals {
+    async fn all_had_a_turn(&self, clients: usize) -> Outcome<()> {
+        let start = Instant::now();
+        while self.served.load(Ordering::Relaxed) < clients {
+            if start.elapsed() > PATIENCE {
+                let served = self.served.load(Ordering::Relaxed);
+                return Err(format!("only {served} of {clients} clients had a turn in {PATIENCE:?}").into());
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+}

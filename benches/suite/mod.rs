@@ -1,0 +1,13 @@
+//! The parts of the bench: a server, what is measured on it, and the report.
+
+pub(crate) mod handover;
+pub(crate) mod pairs;
+pub(crate) mod plan;
+pub(crate) mod renewal;
+pub(crate) mod report;
+pub(crate) mod samples;
+pub(crate) mod server;
+pub(crate) mod work;
+
+/// Whatever goes wrong ends the bench: a figure from a run with errors in it means nothing.
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

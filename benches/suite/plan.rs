@@ -1,0 +1,54 @@
+//! What to measure, and for how long.
+
+use std::time::Duration;
+
+use super::Outcome;
+
+const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [renewal]";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Section {
+    Pairs,
+    Handover,
+    Renewal,
+}
+
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// As it was asked for, to be repeated.
+    pub(crate) command: String,
+    /// For how long each kind of pair is measured with each number of tasks, in all its slices.
+    pub(crate) pairs: Duration,
+    /// How long one window of handovers is, and how many there are for each number of clients.
+    pub(crate) window: Duration,
+    pub(crate) windows: usize,
+    sections: Vec<Section>,
+}
+
+impl Plan {
+    pub(crate) fn from_arguments(arguments: impl Iterator<Item = String>) -> Outcome<Plan> {
+        // `cargo bench` adds --bench, whatever the harness.
+        let arguments: Vec<String> = arguments.filter(|argument| argument != "--bench").collect();
+        let (mut quick, mut sections) = (false, Vec::new());
+        for argument in &arguments {
+            match argument.as_str() {
+                "--quick" => quick = true,
+                "pairs" => sections.push(Section::Pairs),
+                "handover" => sections.push(Section::Handover),
+                "renewal" => sections.push(Section::Renewal),
+                other => return Err(format!("{other}? {USAGE}").into()),
+            }
+        }
+        let command = ["scripts/bench".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ");
+        let seconds = Duration::from_secs;
+        Ok(match quick {
+            true => Plan { command, pairs: seconds(1), window: seconds(2), windows: 1, sections },
+            false => Plan { command, pairs: seconds(4), window: seconds(4), windows: 3, sections },
+        })
+    }
+
+    /// Without any name, all of them.
+    pub(crate) fn includes(&self, section: Section) -> bool {
+        self.sections.is_empty() || self.sections.contains(&section)
+    }
+}

@@ -1,0 +1,83 @@
+//! Many locks held for long: whether they all stay held, and what that costs.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Locks, MutexGuard, Options};
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::Outcome;
+use super::plan::Plan;
+use super::server::Server;
+
+const LOCKS: usize = 10_000;
+const TTL: Duration = Duration::from_secs(3);
+const TTLS: u32 = 4;
+
+/// How many tasks take and give back the locks.
+const HANDS: usize = 64;
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) locks: usize,
+    pub(crate) ttl_ms: u128,
+    pub(crate) ttls: u32,
+    /// Valid to their holders until the end, and confirmed by the server as they were released.
+    pub(crate) held: usize,
+    pub(crate) connections: u32,
+    pub(crate) server_cpu_part: f64,
+}
+
+impl Row {
+    pub(crate) fn held_part(&self) -> f64 {
+        self.held as f64 / self.locks as f64
+    }
+}
+
+pub(crate) async fn measure(server: &Server, _plan: &Plan) -> Outcome<Row> {
+    let mut observer = server.observer().await?;
+    observer.alone().await?;
+    let locks = Locks::open_with(&server.url(), Options::new().ttl(TTL)).await?;
+    let guards = take_all(&locks).await?;
+    let (start, cpu) = (Instant::now(), observer.cpu().await?);
+    sleep(TTL * TTLS).await;
+    let (took, cpu) = (start.elapsed(), observer.cpu().await?.saturating_sub(cpu));
+    let connections = observer.connections().await?;
+    let held = give_back(guards).await?;
+    let server_cpu_part = cpu.as_secs_f64() / took.as_secs_f64();
+    Ok(Row { locks: LOCKS, ttl_ms: TTL.as_millis(), ttls: TTLS, held, connections, server_cpu_part })
+}
+
+async fn take_all(locks: &Locks) -> Outcome<Vec<Vec<MutexGuard>>> {
+    let mut hands = JoinSet::new();
+    for hand in 0..HANDS {
+        hands.spawn(take_some(locks.clone(), hand));
+    }
+    hands.join_all().await.into_iter().collect()
+}
+
+async fn take_some(locks: Locks, hand: usize) -> Outcome<Vec<MutexGuard>> {
+    let mut guards = Vec::new();
+    for number in (hand..LOCKS).step_by(HANDS) {
+        guards.push(locks.mutex(format!("renewed:{number}"))?.lock().await?);
+    }
+    Ok(guards)
+}
+
+/// How many were still held.
+async fn give_back(guards: Vec<Vec<MutexGuard>>) -> Outcome<usize> {
+    let mut hands = JoinSet::new();
+    for guards in guards {
+        hands.spawn(give_back_some(guards));
+    }
+    Ok(hands.join_all().await.into_iter().sum())
+}
+
+async fn give_back_some(guards: Vec<MutexGuard>) -> usize {
+    let mut held = 0;
+    for guard in guards {
+        held += usize::from(guard.release().await.is_ok());
+    }
+    held
+}

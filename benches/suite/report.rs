@@ -1,0 +1,138 @@
+//! What was measured: as tables for people, and as `target/bench.json` for programs.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::plan::Plan;
+use super::server::Server;
+use super::{Outcome, handover, pairs, renewal};
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    command: String,
+    server: String,
+    server_binary: String,
+    cores: usize,
+    pub(crate) pairs: Vec<pairs::Row>,
+    pub(crate) handover: Vec<handover::Row>,
+    pub(crate) renewal: Option<renewal::Row>,
+    pub(crate) targets: Vec<Target>,
+}
+
+impl Report {
+    pub(crate) async fn new(plan: &Plan, server: &Server) -> Outcome<Report> {
+        Ok(Report {
+            command: plan.command.clone(),
+            server: server.observer().await?.version().await?,
+            server_binary: server.binary().display().to_string(),
+            cores: std::thread::available_parallelism()?.get(),
+            pairs: Vec::new(),
+            handover: Vec::new(),
+            renewal: None,
+            targets: Vec::new(),
+        })
+    }
+
+    pub(crate) fn print_head(&self) {
+        println!("{} ({}), {} cores", self.server, self.server_binary, self.cores);
+        println!("REDLATCH_SERVER={} {}", self.server_binary, self.command);
+    }
+
+    pub(crate) fn print_pairs(&self) {
+        println!("\nnobody else wants the lock; each task has its own; one connection for all");
+        println!(
+            "{:>5}  {:<25} {:>9} {:>10} {:>10} {:>8} {:>14}",
+            "tasks", "pair", "pairs/s", "median us", "p99 us", "x floor", "server CPU us"
+        );
+        for row in &self.pairs {
+            println!(
+                "{:>5}  {:<25} {:>9.0} {:>10.1} {:>10.1} {:>8.2} {:>14.2}",
+                row.tasks,
+                row.work.title(),
+                row.pairs_per_second,
+                row.median_us,
+                row.p99_us,
+                row.to_floor,
+                row.server_cpu_us_per_pair,
+            );
+        }
+    }
+
+    pub(crate) fn print_handover(&self) {
+        println!("\nall clients want one mutex; each has its own connections");
+        println!(
+            "{:>7} {:>12} {:>10} {:>8} {:>8} {:>12} {:>16} {:>14}",
+            "clients",
+            "handovers/s",
+            "x 2 clients",
+            "fewest",
+            "most",
+            "fewest/most",
+            "longest wait ms",
+            "server CPU us"
+        );
+        for row in &self.handover {
+            println!(
+                "{:>7} {:>12.0} {:>11.2} {:>8} {:>8} {:>12.2} {:>16.1} {:>14.2}",
+                row.clients,
+                row.handovers_per_second,
+                row.to_two_clients,
+                row.fewest_turns,
+                row.most_turns,
+                row.fairness,
+                row.longest_wait_ms,
+                row.server_cpu_us_per_handover,
+            );
+        }
+    }
+
+    pub(crate) fn print_renewal(&self) {
+        let Some(row) = &self.renewal else { return };
+        println!("\nmany locks held for long");
+        println!(
+            "{} locks, ttl {} ms, held for {} ttls: {} stayed held, over {} connection(s), {:.0} % of a core in the server",
+            row.locks,
+            row.ttl_ms,
+            row.ttls,
+            row.held,
+            row.connections,
+            row.server_cpu_part * 100.0,
+        );
+    }
+
+    pub(crate) fn print_targets(&self) {
+        println!();
+        for target in &self.targets {
+            let verdict = if target.met { "met" } else { "missed" };
+            println!("target: {} ({:.2}): {verdict}", target.limit, target.measured);
+        }
+    }
+
+    pub(crate) fn write(&self) -> Outcome<()> {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join("bench.json"), serde_json::to_string_pretty(self)? + "\n")?;
+        println!("\nwritten to target/bench.json");
+        Ok(())
+    }
+}
+
+/// Something that should be so, and whether it is.
+#[derive(Debug, Serialize)]
+pub(crate) struct Target {
+    limit: String,
+    measured: f64,
+    met: bool,
+}
+
+impl Target {
+    pub(crate) fn at_most(limit: impl Into<String>, measured: f64, most: f64) -> Target {
+        Target { limit: limit.into(), measured, met: measured <= most }
+    }
+
+    pub(crate) fn at_least(limit: impl Into<String>, measured: f64, least: f64) -> Target {
+        Target { limit: limit.into(), measured, met: measured >= least }
+    }
+}

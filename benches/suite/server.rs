@@ -1,0 +1,157 @@
+//! A private server, and what it says about itself.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+use super::Outcome;
+
+/// How long a server may take to start, or to notice that its clients are gone.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server of the bench's own, stopped when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    binary: PathBuf,
+    port: u16,
+    _directory: TempDir,
+}
+
+impl Server {
+    pub(crate) async fn start() -> Outcome<Server> {
+        let binary = binary()?;
+        // A free port may be taken between finding and using it: then the server ends, and the next is tried.
+        for _ in 0..20 {
+            let directory = tempfile::tempdir()?;
+            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let child = spawn(&binary, port, directory.path())?;
+            let mut server = Server { child, binary: binary.clone(), port, _directory: directory };
+            if server.is_up().await? {
+                return Ok(server);
+            }
+        }
+        Err(format!("{} does not start", binary.display()).into())
+    }
+
+    async fn is_up(&mut self) -> Outcome<bool> {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if self.connect().await.is_ok() {
+                return Ok(true);
+            }
+            if self.child.try_wait()?.is_some() {
+                return Ok(false);
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        Err(format!("{} does not answer", self.binary.display()).into())
+    }
+
+    pub(crate) fn binary(&self) -> &Path {
+        &self.binary
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// A bare connection, with the socket settings that the crate gives its own.
+    pub(crate) async fn connect(&self) -> Outcome<MultiplexedConnection> {
+        use redis::IntoConnectionInfo;
+        let info = self.url().into_connection_info()?;
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let limit = Some(Duration::from_secs(1));
+        let config =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(limit).set_response_timeout(limit);
+        let client = redis::Client::open(info.set_tcp_settings(tcp))?;
+        Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+    }
+
+    pub(crate) async fn observer(&self) -> Outcome<Observer> {
+        Ok(Observer { connection: self.connect().await? })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may be dead already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks the server about itself, on a connection of its own.
+#[derive(Debug)]
+pub(crate) struct Observer {
+    connection: MultiplexedConnection,
+}
+
+impl Observer {
+    /// The product and its version. Valkey also calls itself the Redis that it is compatible with.
+    pub(crate) async fn version(&mut self) -> Outcome<String> {
+        match self.info("server", "valkey_version").await {
+            Ok(version) => Ok(format!("Valkey {version}")),
+            Err(_) => Ok(format!("Redis {}", self.info("server", "redis_version").await?)),
+        }
+    }
+
+    /// The CPU time that the server has used so far, its own and the kernel's for it.
+    pub(crate) async fn cpu(&mut self) -> Outcome<Duration> {
+        let user: f64 = self.info("cpu", "used_cpu_user").await?.parse()?;
+        let system: f64 = self.info("cpu", "used_cpu_sys").await?.parse()?;
+        Ok(Duration::from_secs_f64(user + system))
+    }
+
+    /// How many connections there are besides this one.
+    pub(crate) async fn connections(&mut self) -> Outcome<u32> {
+        Ok(self.info("clients", "connected_clients").await?.parse::<u32>()? - 1)
+    }
+
+    /// Waits until the clients of an earlier section are gone: a connection is closed in the background.
+    pub(crate) async fn alone(&mut self) -> Outcome<()> {
+        let start = Instant::now();
+        while self.connections().await? > 0 {
+            if start.elapsed() > PATIENCE {
+                return Err("connections of an earlier section stay open".into());
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    async fn info(&mut self, section: &str, field: &str) -> Outcome<String> {
+        let text: String = redis::cmd("INFO").arg(section).query_async(&mut self.connection).await?;
+        let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
+        let value = pairs.find(|(name, _)| *name == field).map(|(_, value)| value.trim().to_owned());
+        value.ok_or_else(|| format!("INFO {section} does not say {field}").into())
+    }
+}
+
+/// `scripts/bench` sets it; without it, `scripts/server` finds or fetches one.
+fn binary() -> Outcome<PathBuf> {
+    if let Some(path) = std::env::var_os("REDLATCH_SERVER") {
+        return Ok(path.into());
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/server");
+    let output = Command::new(script).stderr(Stdio::inherit()).output()?;
+    let path = String::from_utf8(output.stdout)?.lines().last().map(PathBuf::from);
+    path.filter(|_| output.status.success()).ok_or_else(|| "scripts/server found no server".into())
+}
+
+fn spawn(binary: &Path, port: u16, directory: &Path) -> Outcome<Child> {
+    Command::new(binary)
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
+        .arg("--dir")
+        .arg(directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .map_err(|error| format!("{}: {error}", binary.display()).into())
+}

@@ -1,0 +1,193 @@
+//! Faults of the network and of the server: never a false success, never more than once.
+
+use std::time::Duration;
+
+use redlatch::{Error, Locks, Options};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{AnyLock, Proxy, Setup, eventually, soon, ttl};
+
+/// The acquire ran, its answer was lost, and it is sent again: once held, counted once.
+pub async fn counts_once_when_a_reply_is_lost(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), Options::new()).await, "lossy");
+    let watcher = setup.lock("lossy").await;
+    warm_up(&lock).await;
+    for round in 0..20 {
+        proxy.lose_next_reply();
+        let guard = soon("lock", lock.lock()).await.unwrap();
+        assert_eq!(proxy.lost(), 2 * round + 1, "a reply was lost");
+        let seen = watcher.inspect().await.unwrap();
+        assert_eq!((seen.holders.len(), seen.holders[0].count), (1, 1));
+        assert_eq!(seen.fencing_token, guard.lease().fencing_token(), "one token, not two");
+        proxy.lose_next_reply();
+        soon("release", guard.release()).await.unwrap();
+        assert_eq!(proxy.lost(), 2 * round + 2, "a reply was lost");
+        assert!(!watcher.is_locked().await);
+    }
+    drop((lock, watcher, proxy));
+    setup.finish().await;
+}
+
+/// Requests that are cut off in the middle, at every length.
+pub async fn survives_a_cut_connection(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), Options::new()).await, "cut");
+    let watcher = setup.lock("cut").await;
+    warm_up(&lock).await;
+    for bytes in (1..700).step_by(37) {
+        proxy.cut_after(bytes);
+        let guard = soon("lock", lock.lock()).await.unwrap();
+        assert!(watcher.is_held_by(&guard).await, "a success is a success, cut after {bytes}");
+        assert_eq!(watcher.inspect().await.unwrap().holders[0].count, 1);
+        soon("release", guard.release()).await.unwrap();
+        assert!(!watcher.is_locked().await, "cut after {bytes}");
+    }
+    assert!(proxy.lost() > 10, "{} connections were cut", proxy.lost());
+    drop((lock, watcher, proxy));
+    setup.finish().await;
+}
+
+/// The server is stopped while an acquire is under way, for longer than the client waits for an answer.
+pub async fn survives_a_stopped_server(setup: Setup) {
+    let options = Options::new().node_timeout(Duration::from_millis(200));
+    let lock = setup.lock_with("stopped", options).await;
+    let watcher = setup.lock("stopped").await;
+    warm_up(&lock).await;
+    for _ in 0..3 {
+        setup.server.pause();
+        let start = Instant::now();
+        assert!(matches!(lock.try_lock().await, Err(Error::Redis { .. })), "never a false success");
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        let outcome = lock.lock_timeout(Duration::from_millis(100)).await;
+        assert!(matches!(outcome, Err(Error::TimedOut { .. } | Error::Redis { .. })), "{outcome:?}");
+        setup.server.resume();
+        // What was sent while it stood still runs now; nothing of it may stay.
+        let start = Instant::now();
+        let guard = soon("lock", watcher.lock()).await.unwrap();
+        assert!(start.elapsed() < Duration::from_secs(5), "an orphan for {:?}", start.elapsed());
+        assert!(watcher.is_held_by(&guard).await);
+        guard.release().await.unwrap();
+    }
+    drop((lock, watcher));
+    setup.finish().await;
+}
+
+pub async fn survives_script_flush(setup: Setup) {
+    let lock = setup.lock_with("flushed", ttl(300)).await;
+    let mut connection = setup.server.connection().await;
+    let flushing = tokio::spawn(async move {
+        loop {
+            redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut connection).await.unwrap();
+            sleep(Duration::from_micros(200)).await;
+        }
+    });
+    let mut held = JoinSet::new();
+    for number in 0..20 {
+        let lock = setup.kind.lock(&setup.client_with(ttl(300)).await, &format!("flushed-{number}"));
+        held.spawn(async move {
+            let guard = lock.lock().await.unwrap();
+            sleep(Duration::from_millis(1000)).await;
+            assert!(!guard.lease().is_lost(), "renewed, in pipelines too");
+            guard.release().await.unwrap();
+        });
+    }
+    for _ in 0..100 {
+        let guard = soon("lock", lock.lock()).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    while let Some(outcome) = held.join_next().await {
+        outcome.unwrap();
+    }
+    flushing.abort();
+    assert!(flushing.await.is_err_and(|error| error.is_cancelled()), "it flushed until the end");
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn survives_killed_subscribers(setup: Setup) {
+    let mut connection = setup.server.connection().await;
+    let killing = tokio::spawn(async move {
+        let mut killed = 0_u64;
+        loop {
+            let kill = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).to_owned();
+            killed += kill.query_async::<u64>(&mut connection).await.unwrap();
+            sleep(Duration::from_millis(3)).await;
+            if killed > u64::MAX / 2 {
+                return killed;
+            }
+        }
+    });
+    let options = Options::new().poll_cap(Duration::from_millis(100));
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let lock = setup.lock_with("unheard", options.clone()).await;
+        tasks.spawn(async move {
+            for _ in 0..10 {
+                let guard = soon("a turn", lock.lock()).await.unwrap();
+                sleep(Duration::from_millis(2)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    while let Some(outcome) = tasks.join_next().await {
+        outcome.unwrap();
+    }
+    killing.abort();
+    let _ = killing.await;
+    setup.finish().await;
+}
+
+/// The server restarts empty: holders learn that they lost, waiters are served, tokens go on.
+pub async fn survives_a_restart(mut setup: Setup) {
+    let lock = setup.lock_with("restarted", ttl(2_000)).await;
+    let guard = lock.lock().await.unwrap();
+    let other = setup.lock("restarted").await;
+    let waiting = tokio::spawn({
+        let other = other.clone();
+        async move { other.lock().await }
+    });
+    eventually("it queues", || async { lock.waiters().await == 1 }).await;
+    setup.server.kill();
+    setup.server.restart().await;
+    let next = soon("served by the new server", waiting).await.unwrap().unwrap();
+    assert!(next.token() > guard.token(), "although the counter was lost");
+    soon("the holder learns", guard.lease().lost()).await;
+    assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    assert!(other.is_held_by(&next).await);
+    next.release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
+pub async fn reports_a_dead_server_in_time(mut setup: Setup) {
+    let options = Options::new().node_timeout(Duration::from_millis(200)).ttl(Duration::from_secs(2));
+    let lock = setup.lock_with("dead", options.clone()).await;
+    let guard = lock.lock().await.unwrap();
+    setup.server.kill();
+    let start = Instant::now();
+    assert!(matches!(lock.try_lock().await, Err(Error::Redis { .. })));
+    assert!(matches!(lock.for_another().lock().await, Err(Error::Redis { .. })));
+    let outcome = lock.for_another().lock_timeout(Duration::from_millis(300)).await;
+    assert!(matches!(outcome, Err(Error::Redis { .. })), "not a busy lock but a dead server: {outcome:?}");
+    assert!(matches!(lock.inspect().await, Err(Error::Redis { .. })));
+    let opened = Locks::open_with(&setup.server.url(), options).await;
+    assert!(matches!(opened, Err(Error::Redis { .. })));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    soon("lost at its own deadline", guard.lease().lost()).await;
+    assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
+    assert!(matches!(guard.release().await, Err(Error::Redis { .. } | Error::Lost { .. })));
+    setup.server.restart().await;
+    eventually("the same client goes on", || async {
+        lock.try_lock().await.is_ok_and(|guard| guard.is_some())
+    })
+    .await;
+    drop(lock);
+    setup.finish().await;
+}
+
+/// One round trip of each kind, so that the next fault meets a request and not a handshake.
+async fn warm_up(lock: &AnyLock) {
+    lock.lock().await.unwrap().release().await.unwrap();
+}

@@ -1,0 +1,62 @@
+//! The behaviour of every lock, whatever its kind, its topology and the way it is woken.
+//!
+//! A behaviour is written once, as a function of a [`Setup`]; `matrix!` makes a test of it for each cell.
+//! A test is named `suite::<kind>_<topology>_<wake>_<protocol>::<behaviour>`.
+
+mod ends;
+mod faults;
+mod holds;
+mod waits;
+
+macro_rules! matrix {
+    ($($cell:ident = $topology:ident($kind:ident, $wake:ident, $protocol:ident);)+) => {$(
+        mod $cell {
+            use crate::support::{Kind, Protocol, Setup, Wake};
+
+            async fn setup() -> Setup {
+                Setup::$topology(Kind::$kind, Wake::$wake, Protocol::$protocol).await
+            }
+
+            crate::suite::behaviours! {
+                super::holds: [
+                    excludes_and_fences, says_busy_at_once, renews_for_ten_ttls, inspects, leaks_on_request,
+                    ends_with_its_ttl_if_never_renewed, ends_after_its_longest_hold, fences_or_not,
+                    refuses_what_it_does_not_own, keeps_tokens_growing_over_a_loss,
+                ],
+                super::waits: [
+                    hands_over_in_order, gives_up_in_time, hands_over_at_once, takes_over_after_expiry,
+                    wakes_tasks_of_one_client_in_order, misses_no_release_between_try_and_wait,
+                ],
+                super::ends: [
+                    releases_on_drop, is_taken_away_by_force, forgets_a_thousand_dropped_futures,
+                    tells_of_a_loss, survives_its_release_being_dropped,
+                ],
+                super::faults: [
+                    counts_once_when_a_reply_is_lost, survives_a_stopped_server, survives_a_cut_connection,
+                    survives_script_flush, survives_killed_subscribers, survives_a_restart,
+                    reports_a_dead_server_in_time,
+                ],
+            }
+        }
+    )+};
+}
+
+macro_rules! behaviours {
+    ($($module:path: [$($behaviour:ident),+ $(,)?]),+ $(,)?) => {$($(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $behaviour() {
+            use $module as module;
+            module::$behaviour(setup().await).await;
+        }
+    )+)+};
+}
+use behaviours;
+
+matrix! {
+    mutex_standalone_push_resp2 = standalone(Mutex, Push, Resp2);
+    mutex_standalone_push_resp3 = standalone(Mutex, Push, Resp3);
+    mutex_standalone_poll_resp2 = standalone(Mutex, Poll, Resp2);
+    reentrant_standalone_push_resp2 = standalone(Reentrant, Push, Resp2);
+    reentrant_standalone_push_resp3 = standalone(Reentrant, Push, Resp3);
+    reentrant_standalone_poll_resp2 = standalone(Reentrant, Poll, Resp2);
+}

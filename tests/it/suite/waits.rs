@@ -1,0 +1,161 @@
+//! Waiting: order, wake-ups, limits.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlatch::{Error, Options};
+use tokio::time::Instant;
+
+use crate::support::{Proxy, Setup, Wake, eventually, soon, ttl};
+
+/// Longer than a test: whoever is told in less was not polling.
+const NEVER: Duration = Duration::from_secs(10);
+
+pub async fn hands_over_in_order(setup: Setup) {
+    let lock = setup.lock("queue").await;
+    let guard = lock.lock().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for number in 0..6 {
+        let (other, order) = (setup.lock("queue").await, Arc::clone(&order));
+        waiting.push(tokio::spawn(async move {
+            let guard = soon("a turn", other.lock()).await.unwrap();
+            order.lock().unwrap().push((number, guard.token()));
+            guard.release().await.unwrap();
+        }));
+        eventually("it queues", || async { lock.waiters().await == number + 1 }).await;
+    }
+    guard.release().await.unwrap();
+    for task in waiting {
+        task.await.unwrap();
+    }
+    let order = order.lock().unwrap().clone();
+    assert!(order.iter().map(|(number, _)| *number).eq(0..6), "first come, first served: {order:?}");
+    assert!(order.is_sorted_by_key(|(_, token)| *token), "{order:?}");
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn wakes_tasks_of_one_client_in_order(setup: Setup) {
+    let lock = setup.lock("inside").await;
+    let guard = lock.lock().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for number in 0..6 {
+        let (other, order) = (lock.for_another(), Arc::clone(&order));
+        let (began, begun) = tokio::sync::oneshot::channel();
+        waiting.push(tokio::spawn(async move {
+            let locking = other.lock();
+            tokio::pin!(locking);
+            // Polled once before the next one begins: that is the order.
+            let early = std::future::poll_fn(|cx| std::task::Poll::Ready(locking.as_mut().poll(cx))).await;
+            assert!(early.is_pending());
+            began.send(()).unwrap();
+            let guard = soon("a turn", locking).await.unwrap();
+            order.lock().unwrap().push(number);
+            guard.release().await.unwrap();
+        }));
+        begun.await.unwrap();
+        if setup.kind.name() == "reentrant" {
+            // Who might be the owner looks once before it queues.
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+    }
+    eventually("one of them queues in Redis for all", || async { lock.waiters().await == 1 }).await;
+    guard.release().await.unwrap();
+    for task in waiting {
+        task.await.unwrap();
+    }
+    assert!(order.lock().unwrap().iter().copied().eq(0..6), "{order:?}");
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn gives_up_in_time(setup: Setup) {
+    let (lock, other) = (setup.lock("slow").await, setup.lock("slow").await);
+    let guard = lock.lock().await.unwrap();
+    let limit = Duration::from_millis(300);
+    for _ in 0..2 {
+        let start = Instant::now();
+        let outcome = other.lock_timeout(limit).await;
+        assert!(matches!(&outcome, Err(Error::TimedOut { waited, .. }) if *waited == limit), "{outcome:?}");
+        assert!(start.elapsed() >= limit && start.elapsed() < limit + Duration::from_secs(2));
+        let start = Instant::now();
+        assert!(tokio::time::timeout(limit, other.lock()).await.is_err());
+        assert!(start.elapsed() < limit + Duration::from_secs(2));
+    }
+    eventually("it left the queue", || async { lock.waiters().await == 0 }).await;
+    guard.release().await.unwrap();
+    other.lock_timeout(limit * 10).await.unwrap().release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
+pub async fn hands_over_at_once(setup: Setup) {
+    let options = Options::new().poll_cap(NEVER);
+    let (lock, other) = (setup.lock("prompt").await, setup.lock_with("prompt", options).await);
+    for _ in 0..3 {
+        let guard = lock.lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let other = other.for_another();
+            async move { other.lock().await }
+        });
+        eventually("it queues", || async { lock.waiters().await == 1 }).await;
+        let start = Instant::now();
+        guard.release().await.unwrap();
+        let next = soon("handed over", waiting).await.unwrap().unwrap();
+        assert!(start.elapsed() < NEVER / 4, "{:?}", start.elapsed());
+        assert!(!next.lease().is_lost());
+        drop(next);
+        eventually("free", || async { !lock.is_locked().await }).await;
+    }
+    drop((lock, other));
+    setup.finish().await;
+}
+
+pub async fn takes_over_after_expiry(setup: Setup) {
+    // The holder is gone without a word: nobody publishes anything.
+    let lock = setup.lock_with("expiring", ttl(500)).await;
+    let other = setup.lock_with("expiring", Options::new().poll_cap(NEVER)).await;
+    lock.lock().await.unwrap().leak();
+    let start = Instant::now();
+    let guard = soon("taken over", other.lock()).await.unwrap();
+    assert!(start.elapsed() > Duration::from_millis(300), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_millis(500) + NEVER / 4, "{:?}", start.elapsed());
+    guard.release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
+/// A release between the first look and the subscription: the second look must find it.
+pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let lock = setup.lock("gap").await;
+    let options = Options::new().poll_cap(NEVER);
+    let other = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "gap");
+    let guard = lock.lock().await.unwrap();
+    proxy.be_deaf(true);
+    let (before, acquires) = (proxy.connections(), calls(&setup).await);
+    let start = Instant::now();
+    let waiting = tokio::spawn({
+        let other = other.clone();
+        async move { other.lock().await }
+    });
+    eventually("it has looked", || async { calls(&setup).await > acquires }).await;
+    if setup.wake == Wake::Push {
+        eventually("it subscribes", || async { proxy.connections() > before }).await;
+    }
+    guard.release().await.unwrap();
+    let next = soon("found", waiting).await.unwrap().unwrap();
+    assert!(start.elapsed() < NEVER / 2, "{:?}", start.elapsed());
+    next.release().await.unwrap();
+    drop((lock, other, proxy));
+    setup.finish().await;
+}
+
+/// How many scripts the server has run.
+async fn calls(setup: &Setup) -> u64 {
+    let stats: String = setup.server.run(&["INFO", "commandstats"]).await;
+    let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+    stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum()
+}

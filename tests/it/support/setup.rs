@@ -1,0 +1,87 @@
+//! What a test of the suite is run over: a kind, a topology, and a way to be woken.
+
+use std::time::Duration;
+
+use redlatch::{Locks, Options};
+
+use super::{AnyLock, Kind, Server, eventually};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    Push,
+    Poll,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Resp2,
+    Resp3,
+}
+
+/// One cell of the matrix, with servers of its own.
+pub struct Setup {
+    pub kind: Kind,
+    pub wake: Wake,
+    protocol: Protocol,
+    pub server: Server,
+    tasks_before: usize,
+}
+
+impl Setup {
+    pub async fn standalone(kind: Kind, wake: Wake, protocol: Protocol) -> Setup {
+        let server = Server::start().await;
+        Setup { kind, wake, protocol, server, tasks_before: tasks() }
+    }
+
+    /// A client of its own, as another process would have it.
+    pub async fn client(&self) -> Locks {
+        self.client_with(Options::new()).await
+    }
+
+    pub async fn client_with(&self, options: Options) -> Locks {
+        self.client_at(&self.server.url(), options).await
+    }
+
+    /// A client that reaches the server by another way.
+    pub async fn client_at(&self, url: &str, options: Options) -> Locks {
+        let url = match self.protocol {
+            Protocol::Resp2 => format!("{url}?protocol=resp2"),
+            Protocol::Resp3 => format!("{url}?protocol=resp3"),
+        };
+        match self.wake {
+            Wake::Push => Locks::open_with(&url, options).await.unwrap(),
+            Wake::Poll => {
+                let pool = redlatch::deadpool_redis::Config::from_url(url)
+                    .create_pool(Some(redlatch::deadpool_redis::Runtime::Tokio1))
+                    .unwrap();
+                Locks::from_pool_with(pool, options).await.unwrap()
+            }
+        }
+    }
+
+    /// A lock of this kind through a client of its own.
+    pub async fn lock(&self, name: &str) -> AnyLock {
+        self.lock_with(name, Options::new()).await
+    }
+
+    pub async fn lock_with(&self, name: &str, options: Options) -> AnyLock {
+        self.kind.lock(&self.client_with(options).await, name)
+    }
+
+    /// What every test ends with, once it has dropped its clients: nothing is left, neither in the server
+    /// nor here.
+    pub async fn finish(self) {
+        eventually("no task left", || async { tasks() <= self.tasks_before }).await;
+        self.server.assert_nothing_left().await;
+    }
+}
+
+/// Tasks of this runtime: keepers, subscribers, connections.
+fn tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+/// Short leases, for tests that wait for them to end.
+pub fn ttl(millis: u64) -> Options {
+    Options::new().ttl(Duration::from_millis(millis))
+}
