@@ -5,7 +5,7 @@
 -- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
 -- KEYS[4]  ended     string: the answer with which this request was ended
 -- ARGV[1]  owner     ignored
--- ARGV[2]  attempt   fresh for every request, the same in every delivery
+-- ARGV[2]  attempt   fresh for every request, the same in every delivery; ignored beside KEYS[4]
 -- ARGV[3]  ended_ms  for how long to remember this answer
 -- ARGV[4]  floor     a token that is handed over must be larger than this
 -- ARGV[5]  waiter    empty

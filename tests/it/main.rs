@@ -1,6 +1,12 @@
 #![allow(unreachable_pub, reason = "a test binary has no outside")]
 //! The tests: one binary, private servers, one behaviour suite for every kind and every way to be woken.
 
+mod clients;
+mod house;
+mod names;
+mod processes;
+mod reentrant;
+mod scripts;
 mod suite;
 mod support;
 mod worker;

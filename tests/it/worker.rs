@@ -1,9 +1,77 @@
-//! The roles that worker processes play.
+//! The roles that worker processes play. A worker speaks in lines that begin with `@`.
 
-use crate::support::role;
+use std::io::{BufRead, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use redlatch::{Locks, Options};
+
+use crate::support::{Kind, role};
 
 /// Not a test of its own: what a worker process runs. See `support::Worker`.
 #[test]
 fn play() {
-    let Some(_role) = role() else { return };
+    let Some(role) = role() else { return };
+    let words: Vec<&str> = role.iter().map(String::as_str).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        match words.as_slice() {
+            ["count", url, kind, file, turns] => count(url, kind, file, turns.parse().unwrap()).await,
+            ["hold", url, kind, ttl_ms] => hold(url, kind, ttl_ms.parse().unwrap()).await,
+            ["reenter", url, owner] => reenter(url, owner).await,
+            unknown => panic!("no such role: {unknown:?}"),
+        }
+    });
+}
+
+fn say(word: &str, rest: impl std::fmt::Display) {
+    println!("@{word} {rest}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn hear() -> String {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+/// Increments a number in a file, which has no lock of its own.
+async fn count(url: &str, kind: &str, file: &str, turns: u32) {
+    let locks = Locks::open(url).await.unwrap();
+    let lock = Kind::from_name(kind).lock(&locks, "counter");
+    say("ready", "");
+    hear();
+    for _ in 0..turns {
+        let guard = lock.lock().await.unwrap();
+        let number: u64 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
+        tokio::task::yield_now().await;
+        std::fs::write(Path::new(file), (number + 1).to_string()).unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+/// Takes the lock, says so, and does as it is told.
+async fn hold(url: &str, kind: &str, ttl_ms: u64) {
+    let options = Options::new().ttl(Duration::from_millis(ttl_ms));
+    let locks = Locks::open_with(url, options).await.unwrap();
+    let lock = Kind::from_name(kind).lock(&locks, "held");
+    let guard = lock.lock().await.unwrap();
+    say("holding", guard.token());
+    loop {
+        match tokio::task::spawn_blocking(hear).await.unwrap().as_str() {
+            "look" => say("lost", guard.lease().is_lost()),
+            "release" => return guard.release().await.unwrap(),
+            told => panic!("told {told:?}"),
+        }
+    }
+}
+
+/// Enters a lock that another process holds for the same owner.
+async fn reenter(url: &str, owner: &str) {
+    let locks = Locks::open(url).await.unwrap();
+    let guard = locks.reentrant("shared").unwrap().lock(&owner.parse().unwrap()).await.unwrap();
+    say("inside", guard.lease().fencing_token().unwrap());
+    tokio::task::spawn_blocking(hear).await.unwrap();
+    guard.release().await.unwrap();
+    say("outside", "");
 }

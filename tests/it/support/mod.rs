@@ -7,11 +7,11 @@ mod random;
 mod server;
 mod setup;
 
-pub use locks::{AnyGuard, AnyLock, Kind};
+pub use locks::{AnyLock, Kind};
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
-pub use server::{Server, binary};
+pub use server::Server;
 pub use setup::{Protocol, Setup, Wake, ttl};
 
 use std::future::Future;

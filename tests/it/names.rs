@@ -1,0 +1,127 @@
+//! Names and options that try to break something.
+
+use std::time::Duration;
+
+use redlatch::{ConfigError, Error, Locks, NameProblem, Options, Owner};
+
+use crate::support::{Server, soon};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let longest = "x".repeat(512);
+    for name in [
+        "a b",
+        "line\nbreak",
+        "nul\0inside",
+        "🔒🦀",
+        "{tag}",
+        "a{tag}b",
+        "open{",
+        ":",
+        "*?[]\\",
+        "$(true)",
+        "\"'",
+        &longest,
+        "KEYS[1]",
+        "-- x",
+        "%s%.0f",
+    ] {
+        let mutex = locks.mutex(name).unwrap();
+        let guard = soon(name, mutex.lock()).await.unwrap();
+        assert_eq!(mutex.name().as_str(), name);
+        let token: String = server.run(&["GET", &format!("lock:{name}")]).await;
+        assert_eq!(mutex.inspect().await.unwrap().holders[0].owner, token);
+        // Handed over through a message that carries the name.
+        let waiting = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await }
+        });
+        crate::support::eventually("it queues", || async { mutex.inspect().await.unwrap().waiters == 1 })
+            .await;
+        guard.release().await.unwrap();
+        soon(name, waiting).await.unwrap().unwrap().release().await.unwrap();
+        let guard = locks.reentrant(name).unwrap().lock(&Owner::new()).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    let too_long = "x".repeat(600);
+    for (name, problem) in [
+        ("", NameProblem::Empty),
+        (&too_long, NameProblem::TooLong { bytes: 600 }),
+        ("}", NameProblem::BrokenHashTag),
+        ("{}", NameProblem::BrokenHashTag),
+        ("a}{b", NameProblem::BrokenHashTag),
+        ("{a}:fence", NameProblem::Reserved),
+        ("{a}:ended:1", NameProblem::Reserved),
+    ] {
+        assert_eq!(locks.mutex(name).unwrap_err().problem(), &problem);
+        assert_eq!(locks.reentrant(name).unwrap_err().problem(), &problem);
+    }
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test]
+async fn options_out_of_bounds_are_refused_before_anything_is_sent() {
+    // Nobody listens here: an attempt to connect would be another error.
+    let url = "redis://127.0.0.1:1/";
+    let ms = Duration::from_millis;
+    for options in [
+        Options::new().ttl(Duration::ZERO),
+        Options::new().ttl(ms(99)),
+        Options::new().ttl(Duration::MAX),
+        Options::new().ttl(Duration::from_secs(24 * 3600 + 1)),
+        Options::new().poll_cap(ms(9)),
+        Options::new().poll_cap(Duration::from_secs(11)),
+        Options::new().node_timeout(Duration::ZERO),
+        Options::new().max_hold(Duration::from_secs(29)),
+    ] {
+        let refused = Locks::open_with(url, options.clone()).await;
+        assert!(matches!(&refused, Err(Error::Config(ConfigError::Span { .. }))), "{options:?}: {refused:?}");
+    }
+    for drift in [-0.1, 0.51, f64::NAN, f64::INFINITY] {
+        let refused = Locks::open_with(url, Options::new().drift(drift)).await;
+        assert!(matches!(refused, Err(Error::Config(ConfigError::Drift { .. }))), "{drift}");
+    }
+    let refused = Locks::open_with(url, Options::new().max_depth(0)).await;
+    assert!(matches!(refused, Err(Error::Config(ConfigError::NoDepth))));
+    let refused = Locks::open_with(url, Options::new().prefix("p".repeat(129))).await;
+    assert!(matches!(refused, Err(Error::Config(ConfigError::LongPrefix { bytes: 129 }))));
+    for url in ["", "not a url", "http://127.0.0.1/", "redis://:secret@"] {
+        let refused = Locks::open(url).await.unwrap_err();
+        assert!(matches!(refused, Error::Config(ConfigError::Url { .. })), "{url:?}: {refused:?}");
+        assert!(!format!("{refused:?} {refused}").contains("secret"));
+    }
+    assert!(matches!(Locks::open(url).await, Err(Error::Redis { .. })));
+}
+
+#[test]
+fn options_are_read_with_serde_in_milliseconds() {
+    let read: Options =
+        serde_json::from_str(r#"{"ttl_ms": 5000, "renewal": "never", "max_hold_ms": 9000}"#).unwrap();
+    let built = Options::new()
+        .ttl(Duration::from_secs(5))
+        .renewal(redlatch::Renewal::Never)
+        .max_hold(Duration::from_secs(9));
+    assert_eq!(read, built);
+    assert_eq!(serde_json::from_str::<Options>(&serde_json::to_string(&built).unwrap()).unwrap(), built);
+    assert_eq!(serde_json::from_str::<Options>("{}").unwrap(), Options::default());
+    assert!(serde_json::from_str::<Options>(r#"{"tll_ms": 5000}"#).is_err(), "a misspelt option is refused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_are_not_shown() {
+    let server = Server::start().await;
+    server.run::<()>(&["CONFIG", "SET", "requirepass", "s3cret"]).await;
+    let url = server.url().replace("redis://", "redis://:s3cret@");
+    let locks = Locks::open(&url).await.unwrap();
+    let mutex = locks.mutex("quiet").unwrap();
+    let guard = mutex.lock().await.unwrap();
+    let shown = format!("{locks:?} {mutex:?} {guard:?} {:?}", guard.lease());
+    let token: String = mutex.inspect().await.unwrap().holders[0].owner.clone();
+    assert!(!shown.contains("s3cret") && !shown.contains(&token), "{shown}");
+    guard.release().await.unwrap();
+    let wrong = Locks::open(&url.replace("s3cret", "wr0ng")).await.unwrap_err();
+    assert!(matches!(wrong, Error::Redis { .. }) && !format!("{wrong:?}").contains("wr0ng"), "{wrong:?}");
+}

@@ -1,0 +1,226 @@
+//! Re-entry: counts, depth, local nesting, shared losses.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Nesting, Options, Owner, ReentrantLock};
+
+use crate::support::{Server, eventually, soon, ttl};
+
+async fn count(lock: &ReentrantLock) -> u64 {
+    lock.inspect().await.unwrap().holders.first().map_or(0, |holder| holder.count)
+}
+
+async fn remaining(lock: &ReentrantLock) -> Duration {
+    lock.inspect().await.unwrap().holders[0].remaining.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_counts_up_and_down() {
+    let server = Server::start().await;
+    let lock = server.locks().await.reentrant("nested").unwrap();
+    let owner = Owner::new();
+    let mut guards = Vec::new();
+    for depth in 1..=4 {
+        guards.push(lock.lock(&owner).await.unwrap());
+        assert_eq!(count(&lock).await, depth);
+        assert_eq!(guards[0].lease().fencing_token(), guards[depth as usize - 1].lease().fencing_token());
+        let raw: u64 = server.run(&["HGET", "lock:nested", &owner.to_string()]).await;
+        assert_eq!(raw, depth, "visible in Redis under the owner's name");
+    }
+    // In any order: a guard is a hold, not a place on a stack.
+    for (left, index) in [(3, 1), (2, 0), (1, 1), (0, 0)] {
+        guards.remove(index).release().await.unwrap();
+        assert_eq!(count(&lock).await, left);
+    }
+    assert!(!lock.is_locked().await.unwrap());
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_enters_past_those_who_wait() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let lock = locks.reentrant("passed").unwrap();
+    let owner = Owner::new();
+    let outer = lock.lock(&owner).await.unwrap();
+    let waiting: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.lock(&Owner::new()).await?.release().await })
+        })
+        .collect();
+    eventually("they queue", || async { lock.inspect().await.unwrap().waiters == 1 }).await;
+    let inner = soon("not behind them", lock.lock(&owner)).await.unwrap();
+    let limited = soon("nor here", lock.lock_timeout(&owner, Duration::from_secs(5))).await.unwrap();
+    assert_eq!(count(&lock).await, 3);
+    for guard in [inner, limited, outer] {
+        guard.release().await.unwrap();
+    }
+    for waiter in waiting {
+        soon("a turn", waiter).await.unwrap().unwrap();
+    }
+    drop((lock, locks));
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_an_inner_hold_neither_shortens_nor_adds() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let owner = Owner::new();
+    let with = |seconds: u64| locks.with_options(ttl(seconds * 1_000)).unwrap().reentrant("timed").unwrap();
+    let (short, long) = (with(5), with(60));
+    let outer = long.lock(&owner).await.unwrap();
+    let inner = short.lock(&owner).await.unwrap();
+    assert!(remaining(&long).await > Duration::from_secs(50), "a short hold does not shorten");
+    inner.release().await.unwrap();
+    assert!(remaining(&long).await > Duration::from_secs(50), "nor does its end");
+    outer.release().await.unwrap();
+    let outer = short.lock(&owner).await.unwrap();
+    let inner = long.lock(&owner).await.unwrap();
+    let now = remaining(&long).await;
+    assert!(now > Duration::from_secs(50) && now <= Duration::from_secs(60), "max, not sum: {now:?}");
+    for guard in [inner, outer] {
+        guard.release().await.unwrap();
+    }
+    drop((short, long, locks));
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_a_foreign_release_changes_nothing() {
+    let server = Server::start().await;
+    let lock = server.locks().await.reentrant("foreign").unwrap();
+    let (owner, stranger) = (Owner::new(), Owner::new());
+    let guard = lock.lock(&owner).await.unwrap();
+    let lost = guard.lease().clone();
+    assert!(lock.force_release().await.unwrap());
+    let next = lock.lock(&stranger).await.unwrap();
+    assert!(matches!(guard.release().await, Err(Error::NotHeld { .. })));
+    assert!(lost.is_lost());
+    assert!(lock.is_held_by(&stranger).await.unwrap() && !lock.is_held_by(&owner).await.unwrap());
+    // Nor does the same owner's release of a hold that has ended touch his new ones.
+    next.release().await.unwrap();
+    let old = lock.lock(&owner).await.unwrap();
+    assert!(lock.force_release().await.unwrap());
+    let new = lock.lock(&owner).await.unwrap();
+    assert!(matches!(old.release().await, Err(Error::NotHeld { .. })));
+    assert_eq!(count(&lock).await, 1);
+    new.release().await.unwrap();
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_a_loss_is_a_loss_at_every_depth() {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600)).await;
+    let lock = locks.reentrant("lost").unwrap();
+    let slow = locks.with_options(ttl(60_000)).unwrap().reentrant("lost").unwrap();
+    let owner = Owner::new();
+    // The slow ones would not be renewed for 20 s: they hear of it from the quick one.
+    let outer = slow.lock(&owner).await.unwrap();
+    let middle = lock.lock(&owner).await.unwrap();
+    let inner = slow.lock(&owner).await.unwrap();
+    let _: i64 = server.run(&["DEL", "lock:lost"]).await;
+    let start = Instant::now();
+    for guard in [&outer, &middle, &inner] {
+        soon("lost", guard.lease().lost()).await;
+        assert!(guard.lease().is_lost());
+    }
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    for guard in [inner, middle, outer] {
+        assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    }
+    drop((lock, slow, locks));
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_has_a_deepest_level() {
+    for nesting in [Nesting::Counted, Nesting::Local] {
+        let server = Server::start().await;
+        let lock =
+            server.locks_with(Options::new().max_depth(3).nesting(nesting)).await.reentrant("deep").unwrap();
+        let owner = Owner::new();
+        let mut guards = Vec::new();
+        for _ in 0..3 {
+            guards.push(lock.lock(&owner).await.unwrap());
+        }
+        for outcome in [
+            lock.lock(&owner).await.map(drop),
+            lock.try_lock(&owner).await.map(drop),
+            lock.lock_timeout(&owner, Duration::from_secs(1)).await.map(drop),
+        ] {
+            assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{nesting:?}: {outcome:?}");
+        }
+        guards.pop().unwrap().release().await.unwrap();
+        guards.push(lock.lock(&owner).await.unwrap());
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        assert!(!lock.is_locked().await.unwrap());
+        drop(lock);
+        server.assert_nothing_left().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_nests_locally_without_a_round_trip() {
+    let server = Server::start().await;
+    let lock = server.locks_with(ttl(900).nesting(Nesting::Local)).await.reentrant("local").unwrap();
+    let owner = Owner::new();
+    let outer = lock.lock(&owner).await.unwrap();
+    let requests = || async {
+        let stats: String = server.run(&["INFO", "stats"]).await;
+        let line =
+            stats.lines().find(|line| line.starts_with("total_commands_processed")).unwrap().to_owned();
+        line.split_once(':').unwrap().1.trim().parse::<u64>().unwrap()
+    };
+    // What it costs to look: a connection of its own and this request.
+    let (first, second) = (requests().await, requests().await);
+    let mut guards = Vec::new();
+    for _ in 0..20 {
+        guards.push(lock.lock(&owner).await.unwrap());
+    }
+    let third = requests().await;
+    assert!(third - second <= second - first + 1, "20 holds cost {} requests", third - second);
+    assert_eq!(count(&lock).await, 1, "Redis knows of one");
+    assert!(lock.try_lock(&Owner::new()).await.unwrap().is_none());
+    let token = outer.lease().fencing_token();
+    assert!(guards.iter().all(|guard| guard.lease().fencing_token() == token));
+    // The outermost may go first: the last one to go gives the lock back.
+    outer.release().await.unwrap();
+    assert!(lock.is_held_by(&owner).await.unwrap());
+    let last = guards.pop().unwrap();
+    drop(guards);
+    assert!(lock.is_held_by(&owner).await.unwrap() && !last.lease().is_lost());
+    last.release().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+    // A hold that was lost is not entered again: the next one asks the server.
+    let old = lock.lock(&owner).await.unwrap();
+    lock.force_release().await.unwrap();
+    soon("the loss is known", old.lease().lost()).await;
+    let new = lock.lock(&owner).await.unwrap();
+    assert!(new.lease().fencing_token() > old.lease().fencing_token());
+    assert!(matches!(old.release().await, Err(Error::Lost { .. })));
+    assert!(lock.is_held_by(&owner).await.unwrap());
+    new.release().await.unwrap();
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+#[test]
+fn reentrant_owners_travel_as_text_and_through_serde() {
+    let owner = Owner::new();
+    assert_ne!(owner, Owner::new());
+    assert_eq!(owner.to_string().parse::<Owner>().unwrap(), owner);
+    let json = serde_json::to_string(&owner).unwrap();
+    assert_eq!(json, format!("\"{owner}\""));
+    assert_eq!(serde_json::from_str::<Owner>(&json).unwrap(), owner);
+    for hostile in ["", "me", "a b", ":fence", "00000000-0000-0000-0000-00000000000"] {
+        assert!(hostile.parse::<Owner>().is_err(), "{hostile:?}");
+        assert!(serde_json::from_str::<Owner>(&format!("{hostile:?}")).is_err());
+    }
+}

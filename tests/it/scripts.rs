@@ -1,0 +1,293 @@
+//! The scripts as a product of their own: contract, idempotence, bytes.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::support::Server;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
+}
+
+/// Every script: its name, like `mutex/acquire`, and its text.
+fn scripts() -> Vec<(String, String)> {
+    let mut scripts = Vec::new();
+    for kind in
+        std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir())
+    {
+        for file in std::fs::read_dir(&kind).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = file.strip_prefix(folder()).unwrap().with_extension("").to_str().unwrap().to_owned();
+            scripts.push((name, std::fs::read_to_string(&file).unwrap()));
+        }
+    }
+    scripts.sort();
+    assert!(scripts.len() >= 11, "{}", scripts.len());
+    scripts
+}
+
+fn script(name: &str) -> String {
+    std::fs::read_to_string(folder().join(name).with_extension("lua")).unwrap()
+}
+
+#[tokio::test]
+async fn scripts_have_the_sums_that_are_published_and_that_a_server_gives_them() {
+    let server = Server::start().await;
+    let published = std::fs::read_to_string(folder().join("SHA1SUMS")).unwrap();
+    let mut loaded = String::new();
+    for (name, text) in scripts() {
+        let sum: String = server.run(&["SCRIPT", "LOAD", &text]).await;
+        loaded += &format!("{sum}  {name}.lua\n");
+    }
+    assert_eq!(published, loaded, "lua/SHA1SUMS should be:\n{loaded}");
+}
+
+#[test]
+fn scripts_declare_what_they_use_in_their_headers() {
+    let used = |text: &str, table: &str| -> BTreeSet<u32> {
+        let pieces = text.split(table).skip(1);
+        pieces.filter_map(|rest| rest.strip_prefix('[')?.split(']').next()?.parse().ok()).collect()
+    };
+    for (name, text) in scripts() {
+        let header: String =
+            text.lines().take_while(|line| line.starts_with("--")).map(|line| format!("{line}\n")).collect();
+        let body = &text[header.len()..];
+        assert!(header.starts_with(&format!("-- {name}.lua: ")), "{name} begins with its name");
+        assert!(header.contains("-- Returns"), "{name} says what it answers");
+        for table in ["KEYS", "ARGV"] {
+            let (declared, used) = (used(&header, table), used(body, table));
+            assert!(declared.is_superset(&used), "{name} uses {table}{used:?}, declares {declared:?}");
+            assert_eq!(
+                declared.iter().copied().max().unwrap_or(0) as usize,
+                declared.len(),
+                "{name}: {table}"
+            );
+            let ignored = |index: &u32| {
+                header.lines().any(|line| {
+                    line.contains(&format!("{table}[{index}]"))
+                        && (line.contains("ignored") || line.contains("empty"))
+                })
+            };
+            for index in declared.difference(&used) {
+                assert!(
+                    ignored(index),
+                    "{name} declares {table}[{index}], does not use it, and does not say so"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn scripts_keep_the_rules_of_the_house() {
+    for (name, text) in scripts() {
+        assert!(!text.starts_with("#!"), "{name}: Redis 6.2 knows no shebang");
+        assert!(text.ends_with('\n') && !text.contains('\r') && text.is_ascii(), "{name}: plain lines");
+        assert!(text.lines().all(|line| line.len() <= 120), "{name}: long lines");
+        for (_, call) in text.match_indices("call('").map(|(at, _)| (at, &text[at + 6..])) {
+            let (verb, rest) = call.split_once('\'').unwrap();
+            assert_eq!(verb, verb.to_uppercase(), "{name}: commands are in capitals");
+            let literal = rest.starts_with(", KEYS[");
+            assert!(literal || ["TIME", "PUBLISH"].contains(&verb), "{name}: {verb} takes KEYS[i] literally");
+        }
+        for forbidden in
+            ["'KEYS'", "'SCAN'", "'INFO'", "'CONFIG'", "cjson", "cmsgpack", "redis.log", "math.random"]
+        {
+            assert!(!text.contains(forbidden), "{name} uses {forbidden}");
+        }
+        // A number of 16 digits loses some of them in `..`.
+        assert!(
+            !text.contains(".. token") && !text.contains(".. time"),
+            "{name}: numbers need string.format"
+        );
+    }
+}
+
+#[test]
+fn scripts_share_their_fragments_to_the_letter() {
+    for opening in ["local function next_token()", "local function hand_over()", "local function once("] {
+        let fragments: BTreeSet<String> = scripts()
+            .iter()
+            .filter_map(|(_, text)| Some(&text[text.find(opening)?..]))
+            .map(|rest| rest[..rest.find("\nend\n").unwrap()].to_owned())
+            .collect();
+        assert_eq!(fragments.len(), 1, "copies of {opening} differ");
+    }
+    for verb in ["acquire", "renew", "release", "force", "inspect"] {
+        let keys: BTreeSet<usize> = ["mutex", "reentrant"]
+            .map(|kind| script(&format!("{kind}/{verb}")).matches("-- KEYS[").count())
+            .into();
+        assert_eq!(keys.len(), 1, "{verb} has one signature for all kinds");
+    }
+}
+
+/// What each delivery left in the server.
+async fn state(server: &Server) -> Vec<(String, Vec<u8>)> {
+    let mut state = Vec::new();
+    let mut keys: Vec<String> = server.run(&["KEYS", "*"]).await;
+    keys.sort();
+    for key in keys {
+        let dump: Vec<u8> = server.run(&["DUMP", &key]).await;
+        state.push((key, dump));
+    }
+    state
+}
+
+/// One request to a script, as a program in any language would send it.
+struct Request<'a> {
+    script: &'a str,
+    keys: usize,
+    arguments: Vec<&'a str>,
+}
+
+impl Request<'_> {
+    async fn send(&self, server: &Server, attempt: &str) -> Vec<i64> {
+        let ended = format!("{{k}}:ended:{attempt}");
+        let keys = ["k", "{k}:fence", "{k}:waiters", &ended];
+        let text = script(self.script);
+        let count = self.keys.to_string();
+        let mut words = vec!["EVAL", &text, &count];
+        words.extend(&keys[..self.keys]);
+        words.extend(&self.arguments);
+        server.run(&words).await
+    }
+
+    /// Sends it twice: the same answer, and nothing changes the second time.
+    async fn twice(&self, server: &Server, attempt: &str) -> Vec<i64> {
+        let first = self.send(server, attempt).await;
+        let after_first = state(server).await;
+        let second = self.send(server, attempt).await;
+        let timed = |answer: &[i64]| if answer[0] == 0 { answer[..1].to_vec() } else { answer[..2].to_vec() };
+        assert_eq!(timed(&first), timed(&second), "{} {:?}", self.script, self.arguments);
+        assert_eq!(after_first, state(server).await, "{} {:?}", self.script, self.arguments);
+        second
+    }
+}
+
+fn request<'a>(script: &'a str, keys: usize, arguments: &[&'a str]) -> Request<'a> {
+    Request { script, keys, arguments: arguments.to_vec() }
+}
+
+async fn every_script_may_arrive_twice(kind: &str) {
+    let server = Server::start().await;
+    let name = |verb: &str| format!("{kind}/{verb}");
+    let (acquire, renew, release, force) = (name("acquire"), name("renew"), name("release"), name("force"));
+    let take = |owner, attempt, waiter| request(&acquire, 4, &[owner, attempt, "60000", "7", "9", waiter]);
+    let give =
+        |owner, attempt, ended_ms, waiter| request(&release, 4, &[owner, attempt, ended_ms, "7", waiter]);
+
+    let granted = take("o1", "a1", "").twice(&server, "a1").await;
+    assert_eq!(granted[0], 1);
+    let busy = take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await;
+    assert_eq!(busy[0], 0);
+    assert_eq!(server.run::<u64>(&["ZCARD", "{k}:waiters"]).await, 1);
+    assert_eq!(request(&renew, 1, &["o1", "a1", "60000"]).twice(&server, "a1").await[0], 1);
+    assert_eq!(request(&renew, 1, &["o2", "a2", "60000"]).twice(&server, "a2").await[0], 0, "a stranger");
+    assert_eq!(give("o2", "a3", "0", "").twice(&server, "a3").await[0], 0, "a stranger");
+
+    // Released to the waiter, who then finds it with a larger token; the second delivery of the release
+    // must not take it from him.
+    assert_eq!(give("o1", "a1", "60000", "").twice(&server, "a1").await[..2], [1, 0]);
+    let found = take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await;
+    assert_eq!((found[0], found[1]), (1, granted[1] + 1));
+    // What was ended stays ended.
+    assert_eq!(take("o1", "a1", "").twice(&server, "a1").await[0], -1);
+
+    // Taken away once, however often it is asked for.
+    let taken = request(&force, 4, &["", "f1", "60000", "7", ""]).twice(&server, "f1").await;
+    assert_eq!((taken[0], taken[1]), (1, 1));
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
+    assert_eq!(take("o3", "a4", "").twice(&server, "a4").await[0], 1);
+    assert_eq!(request(&force, 4, &["", "f1", "60000", "7", ""]).twice(&server, "f1").await[0], 1);
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 1, "the late delivery took nothing");
+
+    // An attempt that is ended before it arrives is refused when it does, and leaves the queue.
+    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await[0], 0);
+    assert_eq!(give("o5", "a5", "60000", "a5 3000 o5 ").twice(&server, "a5").await[0], 0);
+    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await[0], -1);
+    assert_eq!(server.run::<u64>(&["EXISTS", "{k}:waiters"]).await, 0);
+
+    for (key, _) in state(&server).await {
+        assert!(server.run::<i64>(&["PTTL", &key]).await > 0, "{key} has a ttl");
+    }
+}
+
+#[tokio::test]
+async fn scripts_mutex_standalone_may_arrive_twice() {
+    every_script_may_arrive_twice("mutex").await;
+}
+
+#[tokio::test]
+async fn scripts_reentrant_standalone_may_arrive_twice() {
+    every_script_may_arrive_twice("reentrant").await;
+    // Counts as well, in any interleaving of two requests of one owner.
+    let server = Server::start().await;
+    let take =
+        |attempt| request("reentrant/acquire", 4, &["o", attempt, "60000", "7", "9", ""]).arguments.to_vec();
+    for (attempt, count) in [("a", 1), ("b", 2), ("a", 2), ("b", 2), ("c", 3), ("a", 3)] {
+        let answer = Request { script: "reentrant/acquire", keys: 4, arguments: take(attempt) }
+            .send(&server, attempt)
+            .await;
+        assert_eq!((answer[0], answer[2]), (1, count), "{attempt}");
+    }
+    let give = |attempt| Request {
+        script: "reentrant/release",
+        keys: 4,
+        arguments: vec!["o", attempt, "60000", "7", ""],
+    };
+    for (attempt, answer) in
+        [("b", [1, 2]), ("b", [1, 2]), ("a", [1, 1]), ("b", [1, 2]), ("c", [1, 0]), ("a", [1, 1])]
+    {
+        assert_eq!(give(attempt).send(&server, attempt).await[..2], answer, "{attempt}");
+    }
+}
+
+/// What a dead client left in the queue costs nobody a turn, and junk in it is passed over.
+#[tokio::test]
+async fn scripts_pass_over_waiters_who_cannot_be_told() {
+    let server = Server::start().await;
+    for kind in ["mutex", "reentrant"] {
+        let name = |verb: &str| format!("{kind}/{verb}");
+        let (acquire, release) = (name("acquire"), name("release"));
+        let take =
+            |owner, attempt, waiter| request(&acquire, 4, &[owner, attempt, "60000", "7", "9", waiter]);
+        assert_eq!(take("o1", "a1", "").send(&server, "a1").await[0], 1);
+        for (score, junk) in ["dead 3000 o nobody-listens", "junk", "", "a 0 o c", "a 999999 o c", "x -5 o c"]
+            .iter()
+            .enumerate()
+        {
+            let _: i64 = server.run(&["ZADD", "{k}:waiters", &score.to_string(), junk]).await;
+        }
+        let _: i64 = server.run(&["PEXPIRE", "{k}:waiters", "60000"]).await;
+        assert_eq!(take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await[0], 0);
+        assert_eq!(request(&release, 4, &["o1", "a1", "0", "7", ""]).send(&server, "a1").await[0], 1);
+        assert_eq!(
+            take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await[0],
+            1,
+            "{kind}: handed to the living"
+        );
+        assert_eq!(request(&release, 4, &["o2", "a2", "0", "7", ""]).send(&server, "a2").await[0], 1);
+        assert_eq!(server.run::<u64>(&["EXISTS", "k", "{k}:waiters"]).await, 0);
+    }
+}
+
+/// Companions that hold something else make a typed error or are passed over, and never half a change.
+#[tokio::test]
+async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
+    let server = Server::start().await;
+    let _: i64 = server.run(&["LPUSH", "{k}:fence", "x"]).await;
+    let locks = server.locks_with(redlatch::Options::new().prefix("")).await;
+    let mutex = locks.mutex("k").unwrap();
+    assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })));
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "no lock without its token");
+    for poisoned in ["9223372036854775807", "9007199254740991", "many"] {
+        let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
+        server.run::<()>(&["SET", "{k}:fence", poisoned]).await;
+        assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })), "{poisoned}");
+        assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
+    }
+    let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
+    let guard = mutex.lock().await.unwrap();
+    server.run::<()>(&["SET", "{k}:waiters", "x"]).await;
+    guard.release().await.unwrap();
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "released all the same");
+}
