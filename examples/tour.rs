@@ -70,8 +70,9 @@ async fn main() -> ExitCode {
 /// Ends early when interrupted: what is dropped stops its processes, which an exit would not.
 async fn limited(tour: impl Future<Output = Outcome>) -> Outcome {
     tokio::select! {
-        outcome = timeout(LIMIT, tour) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
+        biased; // Ctrl-C ends the other processes too, and is the reason to give then
         signal = interrupted() => Err(signal.map_or_else(Into::into, |()| "interrupted".into())),
+        outcome = timeout(LIMIT, tour) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
     }
 }
 
@@ -112,9 +113,7 @@ impl Tour {
         self.contention().await?;
         self.nesting(locks).await?;
         self.crash(locks).await?;
-        self.say(
-            "Everything shown was checked: no overlap, growing tokens, right counts, a takeover in time.",
-        )
+        self.say("Everything shown was checked: no overlap, growing tokens, counts, a takeover in time.")
     }
 
     /// Act 1: a mutex, wanted by several processes at once.
@@ -131,8 +130,8 @@ impl Tour {
                 ["entered", who, token] => {
                     check(inside.is_none(), || format!("process {who} entered while {inside:?} was inside"))?;
                     let token = token.parse()?;
-                    let grown = tokens.last().is_none_or(|last| *last < token);
-                    check(grown, || format!("token {token} came after {tokens:?}"))?;
+                    let last = tokens.last().copied().unwrap_or_default();
+                    check(token > last, || format!("token {token} came after {last}"))?;
                     inside = Some((who.to_owned(), now));
                     tokens.push(token);
                 }
@@ -251,10 +250,8 @@ impl Tour {
         let after = token(guard.lease())?;
         let took = taken - killed;
         self.say(format!("  took over {took:.2?} after the kill, token {after}"))?;
-        // The server counts whole milliseconds.
-        check(taken - asked + Duration::from_millis(2) >= left, || {
-            "too early: the lease still stood".into()
-        })?;
+        let earliest = asked + left - Duration::from_millis(2); // the server counts whole milliseconds
+        check(taken >= earliest, || "too early: the lease still stood".into())?;
         check(took <= TTL + LATE, || format!("too late: the ttl is {TTL:?}"))?;
         check(after > before, || format!("token {after} came after {before}"))?;
         guard.release().await?;
@@ -321,7 +318,7 @@ impl Worker {
 
 async fn ended_well(mut child: Child) -> Outcome {
     let status = child.wait().await?;
-    check(status.success(), || format!("a process failed: {status}"))
+    if status.success() { Ok(()) } else { Err(format!("a process of the tour failed: {status}").into()) }
 }
 
 /// What the other processes do. They only report; the tour judges.
@@ -407,17 +404,8 @@ impl Server {
         let directory = std::env::temp_dir().join(format!("redlatch-tour-{}", unique()));
         std::fs::create_dir(&directory)?;
         let started = std::process::Command::new(&binary)
-            .args([
-                "--bind",
-                "127.0.0.1",
-                "--port",
-                &port.to_string(),
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-                "--dir",
-            ])
+            .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
+            .args(["--save", "", "--appendonly", "no", "--dir"])
             .arg(&directory)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -475,8 +463,14 @@ fn unique() -> String {
     format!("{}-{}", now.as_millis(), std::process::id())
 }
 
-/// The error and what caused it, in one line.
+/// The error and what caused it, in one line. Some errors repeat their causes; this does not.
 fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |&error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |&error| error.source()) {
+        let cause = cause.to_string();
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }

@@ -78,7 +78,8 @@ fn house_files_are_short() {
     for folder in ["src", "tests", "benches", "examples"] {
         for file in sources(&root.join(folder)) {
             let lines = std::fs::read_to_string(&file).unwrap().lines().count();
-            assert!(lines <= 420, "{} has {lines} lines", file.display());
+            let most = if folder == "examples" { 500 } else { 420 };
+            assert!(lines <= most, "{} has {lines} lines", file.display());
         }
     }
 }
