@@ -153,7 +153,7 @@ impl Locks {
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locks").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("Locks").field("client", &self.client).field("options", &self.options).finish()
     }
 }
 

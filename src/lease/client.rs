@@ -1,5 +1,6 @@
 //! [`Client`]: what all locks of one application share.
 
+use std::fmt;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -38,6 +39,18 @@ impl Client {
             holds: Holds::default(),
             node,
         }))
+    }
+}
+
+/// What it is busy with: all zero once nothing is held, waited for or given back.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("kept", &self.keeper.entries())
+            .field("waiting", &self.wakeups.mailboxes())
+            .field("queues", &self.turnstiles.entries())
+            .field("shared", &self.holds.entries())
+            .finish()
     }
 }
 

@@ -206,8 +206,7 @@ impl Keeper {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many leases and dropped attempts it has to look after.
-    #[cfg(test)]
+    /// How many leases and dropped attempts are in the book.
     pub(super) fn entries(&self) -> usize {
         let book = self.book();
         book.due.len() + book.abandoned.len()

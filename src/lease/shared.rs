@@ -13,6 +13,12 @@ type Shares = Mutex<HashMap<(Name, String), Weak<Shared>>>;
 #[derive(Default)]
 pub(super) struct Holds(Arc<Shares>);
 
+impl Holds {
+    pub(super) fn entries(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
 /// A hold with one or more guards. The last one to go gives it back.
 #[derive(Debug)]
 pub(crate) struct Shared {

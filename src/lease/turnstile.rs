@@ -50,6 +50,11 @@ impl Turnstiles {
         Some(Pass { _place: place, _visit: visit })
     }
 
+    /// How many locks are waited for in this process.
+    pub(super) fn entries(&self) -> usize {
+        lock(&self.0).len()
+    }
+
     fn visit(&self, name: &Name) -> (Visit, Arc<Semaphore>) {
         let mut turnstiles = lock(&self.0);
         let turnstile = turnstiles

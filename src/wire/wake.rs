@@ -113,7 +113,6 @@ impl Wakeups {
     }
 
     /// How many mailboxes there are: none once nobody waits.
-    #[cfg(test)]
     pub(crate) fn mailboxes(&self) -> usize {
         self.post.boxes().len()
     }

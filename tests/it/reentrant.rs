@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Nesting, Options, Owner, ReentrantLock};
 
-use crate::support::{Server, eventually, soon, ttl};
+use crate::support::{Server, eventually, idles, soon, ttl};
 
 async fn count(lock: &ReentrantLock) -> u64 {
     lock.inspect().await.unwrap().holders.first().map_or(0, |holder| holder.count)
@@ -169,7 +169,8 @@ async fn reentrant_standalone_has_a_deepest_level() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reentrant_standalone_nests_locally_without_a_round_trip() {
     let server = Server::start().await;
-    let lock = server.locks_with(ttl(900).nesting(Nesting::Local)).await.reentrant("local").unwrap();
+    let locks = server.locks_with(ttl(900).nesting(Nesting::Local)).await;
+    let lock = locks.reentrant("local").unwrap();
     let owner = Owner::new();
     let outer = lock.lock(&owner).await.unwrap();
     let requests = || async {
@@ -207,7 +208,8 @@ async fn reentrant_standalone_nests_locally_without_a_round_trip() {
     assert!(matches!(old.release().await, Err(Error::Lost { .. })));
     assert!(lock.is_held_by(&owner).await.unwrap());
     new.release().await.unwrap();
-    drop(lock);
+    idles(&locks).await;
+    drop((lock, locks));
     server.assert_nothing_left().await;
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::{Error, Options};
 use tokio::time::Instant;
 
-use crate::support::{Random, Setup, eventually, soon, ttl};
+use crate::support::{Random, Setup, eventually, idles, soon, ttl};
 
 pub async fn releases_on_drop(setup: Setup) {
     let (lock, other) = (setup.lock("dropped").await, setup.lock("dropped").await);
@@ -80,7 +80,8 @@ pub async fn tells_of_a_loss(setup: Setup) {
 pub async fn forgets_a_thousand_dropped_futures(setup: Setup) {
     let mut random = Random::new();
     let lock = setup.lock("crowded").await;
-    let crowd = setup.lock("crowded").await;
+    let locks = setup.client().await;
+    let crowd = setup.kind.lock(&locks, "crowded");
     let guard = lock.lock().await.unwrap();
     let mut waiting = Vec::new();
     for number in 0..5 {
@@ -120,7 +121,8 @@ pub async fn forgets_a_thousand_dropped_futures(setup: Setup) {
     let start = Instant::now();
     soon("no orphan is in the way", lock.lock()).await.unwrap().release().await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    drop((lock, crowd));
+    idles(&locks).await;
+    drop((lock, crowd, locks));
     setup.finish().await;
 }
 

@@ -1,5 +1,7 @@
 //! Faults of the network and of the server: never a false success, never more than once.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redlatch::{Error, Locks, Options};
@@ -71,6 +73,65 @@ pub async fn survives_a_stopped_server(setup: Setup) {
         guard.release().await.unwrap();
     }
     drop((lock, watcher));
+    setup.finish().await;
+}
+
+/// Granted, but the answer took longer than the lease lasts: nobody may be told that he holds it.
+pub async fn takes_no_late_answer_for_a_success(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let options = ttl(300).node_timeout(Duration::from_secs(5));
+    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "late");
+    let watcher = setup.lock("late").await;
+    warm_up(&lock).await;
+    proxy.hold_replies(true);
+    let trying = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.try_lock().await.map(drop) }
+    });
+    eventually("it is granted", || async { watcher.is_locked().await }).await;
+    eventually("it expires", || async { !watcher.is_locked().await }).await;
+    let successor = watcher.lock().await.unwrap();
+    proxy.hold_replies(false);
+    let outcome = soon("the answer", trying).await.unwrap();
+    assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
+    assert!(watcher.is_held_by(&successor).await);
+    successor.release().await.unwrap();
+    drop((lock, watcher, proxy));
+    setup.finish().await;
+}
+
+/// All connections are reset again and again while clients take turns.
+pub async fn survives_reset_connections(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let inside = Arc::new(AtomicBool::new(false));
+    let options = Options::new().poll_cap(Duration::from_millis(100));
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options.clone()).await, "reset");
+        let inside = Arc::clone(&inside);
+        tasks.spawn(async move {
+            for _ in 0..10 {
+                let guard = soon("a turn", lock.lock()).await.unwrap();
+                assert!(!inside.swap(true, Ordering::SeqCst), "two at a time");
+                sleep(Duration::from_millis(1)).await;
+                assert!(inside.swap(false, Ordering::SeqCst));
+                assert!(!guard.lease().is_lost());
+                soon("released", guard.release()).await.unwrap();
+            }
+        });
+    }
+    let mut cuts = 0;
+    while !tasks.is_empty() {
+        tokio::select! {
+            Some(outcome) = tasks.join_next() => outcome.unwrap(),
+            () = sleep(Duration::from_millis(7)) => {
+                proxy.cut();
+                cuts += 1;
+            }
+        }
+    }
+    assert!(cuts > 3, "{cuts}");
+    drop(proxy);
     setup.finish().await;
 }
 

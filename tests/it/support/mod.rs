@@ -12,7 +12,7 @@ pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
 pub use server::Server;
-pub use setup::{Protocol, Setup, Wake, ttl};
+pub use setup::{Protocol, Setup, Wake, idles, ttl};
 
 use std::future::Future;
 use std::time::{Duration, Instant};

@@ -76,6 +76,13 @@ impl Setup {
     }
 }
 
+/// Waits until a client that is still there is busy with nothing: no lease in the keeper's book, nobody
+/// waiting, no queue, nothing shared.
+pub async fn idles(locks: &Locks) {
+    let idle = "Client { kept: 0, waiting: 0, queues: 0, shared: 0 }";
+    eventually("the client is idle", || async { format!("{locks:?}").contains(idle) }).await;
+}
+
 /// Tasks of this runtime: keepers, subscribers, connections.
 fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
