@@ -62,7 +62,7 @@ if waiter ~= '' then
 end
 if holder then return {0, pttl, time} end
 
--- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
@@ -72,7 +72,7 @@ local function hand_over()
   local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
-    if not waiting or waiting == waiter then return nil end
+    if not waiting or waiting == waiter then return nil, token end
     local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
@@ -83,8 +83,8 @@ local function hand_over()
 end
 
 -- Free, but others queued first: theirs, if one of them can be told.
-local claimed = hand_over()
+local claimed, token = hand_over()
 if claimed then return {0, claimed, time} end
-local token = floor ~= '' and next_token() or 0
+token = floor ~= '' and (token or next_token()) or 0
 grant(nil, attempt, ttl_ms, token)
 return {1, token, 1}

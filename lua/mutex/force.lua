@@ -35,7 +35,7 @@ local function grant(_, to, ms)
   redis.call('SET', KEYS[1], to, 'PX', ms)
 end
 
--- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
@@ -45,7 +45,7 @@ local function hand_over()
   local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
-    if not waiting or waiting == waiter then return nil end
+    if not waiting or waiting == waiter then return nil, token end
     local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
@@ -56,11 +56,9 @@ local function hand_over()
 end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
+-- Without memory for the note the rest still happens: a full server must not keep a lock.
 local function once(status, number)
-  if ended_ms > 0 then
-    if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-    redis.call('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms)
-  end
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms) end
   return {status, number, 0}
 end
 
@@ -73,6 +71,6 @@ if ended_ms > 0 then
 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return once(-2, 0) end
+local answer = holder and once(1, 1) or once(0, 0)
 if not hand_over() then redis.call('DEL', KEYS[1]) end
-if not holder then return once(0, 0) end
-return once(1, 1)
+return answer

@@ -8,7 +8,7 @@
 -- ARGV[2]  attempt   as in acquire
 -- ARGV[3]  ended_ms  0, or for how long to remember this answer and to refuse the attempt
 -- ARGV[4]  floor     a token that is handed over must be larger than this
--- ARGV[5]  waiter    as in acquire, to leave the queue; empty: it never queued
+-- ARGV[5]  waiter    as in acquire, to leave the queue; empty: it is not queued
 --
 -- Returns  { 1, 0, 0}    released: handed to the next waiter, or free
 --          { 0, 0, 0}    it held nothing
@@ -35,7 +35,7 @@ local function grant(_, to, ms)
   redis.call('SET', KEYS[1], to, 'PX', ms)
 end
 
--- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
@@ -45,7 +45,7 @@ local function hand_over()
   local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
-    if not waiting or waiting == waiter then return nil end
+    if not waiting or waiting == waiter then return nil, token end
     local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
@@ -56,11 +56,9 @@ local function hand_over()
 end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
+-- Without memory for the note the rest still happens: a full server must not keep a lock.
 local function once(status, number)
-  if ended_ms > 0 then
-    if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-    redis.call('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms)
-  end
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms) end
   return {status, number, 0}
 end
 
@@ -71,8 +69,10 @@ if ended_ms > 0 then
     return {tonumber(status), tonumber(number), 0}
   end
 end
+if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return once(-2, 0) end
 if holder ~= attempt then return once(0, 0) end
+local answer = once(1, 0)
 if not hand_over() then redis.call('DEL', KEYS[1]) end
-return once(1, 0)
+return answer

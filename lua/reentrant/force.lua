@@ -37,7 +37,7 @@ local function grant(to_owner, to, ms, token)
   redis.call('PEXPIRE', KEYS[1], ms)
 end
 
--- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
@@ -47,7 +47,7 @@ local function hand_over()
   local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
-    if not waiting or waiting == waiter then return nil end
+    if not waiting or waiting == waiter then return nil, token end
     local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
@@ -58,11 +58,9 @@ local function hand_over()
 end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
+-- Without memory for the note the rest still happens: a full server must not keep a lock.
 local function once(status, number)
-  if ended_ms > 0 then
-    if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-    redis.call('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms)
-  end
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms) end
   return {status, number, 0}
 end
 
@@ -79,6 +77,6 @@ local count
 for i = 1, #fields, 2 do
   if string.sub(fields[i], 1, 1) ~= ':' then count = tonumber(fields[i + 1]) or 0 end
 end
+local answer = count and once(1, count) or once(0, 0)
 if not hand_over() then redis.call('DEL', KEYS[1]) end
-if not count then return once(0, 0) end
-return once(1, count)
+return answer

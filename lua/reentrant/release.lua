@@ -8,7 +8,7 @@
 -- ARGV[2]  attempt   as in acquire: which hold to give up
 -- ARGV[3]  ended_ms  0, or for how long to remember this answer and to refuse the attempt
 -- ARGV[4]  floor     a token that is handed over must be larger than this
--- ARGV[5]  waiter    as in acquire, to leave the queue; empty: it never queued
+-- ARGV[5]  waiter    as in acquire, to leave the queue; empty: it is not queued
 --
 -- Returns  { 1, count, 0}    released; the owner has count holds left. At 0 the lock is handed to
 --                            the next waiter, or free
@@ -39,7 +39,7 @@ local function grant(to_owner, to, ms, token)
   redis.call('PEXPIRE', KEYS[1], ms)
 end
 
--- Grants the free lock to the first waiter who can be told, for a claim; nil if there is none.
+-- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
@@ -49,7 +49,7 @@ local function hand_over()
   local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
-    if not waiting or waiting == waiter then return nil end
+    if not waiting or waiting == waiter then return nil, token end
     local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
@@ -60,11 +60,9 @@ local function hand_over()
 end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
+-- Without memory for the note the rest still happens: a full server must not keep a lock.
 local function once(status, number)
-  if ended_ms > 0 then
-    if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-    redis.call('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms)
-  end
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms) end
   return {status, number, 0}
 end
 
@@ -75,10 +73,11 @@ if ended_ms > 0 then
     return {tonumber(status), tonumber(number), 0}
   end
 end
+if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
 local count = redis.pcall('HGET', KEYS[1], owner)
 if type(count) == 'table' or (count and not tonumber(count)) then return once(-2, 0) end
 if not count or redis.call('HDEL', KEYS[1], ':' .. attempt) == 0 then return once(0, 0) end
 count = redis.call('HINCRBY', KEYS[1], owner, -1)
-if count > 0 then return once(1, count) end
-if not hand_over() then redis.call('DEL', KEYS[1]) end
-return once(1, 0)
+local answer = once(1, math.max(count, 0))
+if count <= 0 and not hand_over() then redis.call('DEL', KEYS[1]) end
+return answer
