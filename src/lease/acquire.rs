@@ -84,10 +84,12 @@ async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Erro
         Some(pass) => Some(pass),
         None => {
             // Who holds the lock already must not queue behind those who wait for him.
-            if target.kind.reenters
-                && let Some(held) = try_acquire(target).await?
-            {
-                return Ok(held);
+            if target.kind.reenters {
+                match ask(target.arm(), "").await {
+                    Asked::Granted(held) => return Ok(held),
+                    Asked::Refused(error) => return Err(error),
+                    Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => {}
+                }
             }
             client.turnstiles.enter(&target.name).await
         }

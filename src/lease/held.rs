@@ -83,7 +83,7 @@ impl Armed {
 
     /// Whether the server must forget the attempt and refuse what may yet arrive of it.
     fn ends_for_good(&self) -> bool {
-        !self.waiter.is_empty() || self.in_flight || self.unsettled
+        self.in_flight || self.unsettled
     }
 }
 
@@ -92,7 +92,7 @@ impl Drop for Armed {
         if let Some(lease) = &self.lease {
             self.client.keeper.forget(lease);
         }
-        let nothing_to_undo = self.lease.is_none() && !self.ends_for_good();
+        let nothing_to_undo = self.lease.is_none() && self.waiter.is_empty() && !self.ends_for_good();
         if !self.is_disarmed() && !nothing_to_undo {
             let for_good = self.ends_for_good();
             self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, std::mem::take(&mut self.waiter));

@@ -1,6 +1,6 @@
 //! The keeper: the one task of a client that renews its leases and gives back what was dropped.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use super::{Attempt, LONGEST_SLEEP, Lease};
 use crate::clock::Moment;
+use crate::event::event;
 use crate::options::Renewal;
 use crate::wire::{Call, Node};
 
@@ -18,8 +19,8 @@ use crate::wire::{Call, Node};
 const ROUND: usize = 128;
 /// How many pipelines are under way at a time.
 const ROUNDS: usize = 16;
-/// How many dropped attempts are remembered. Beyond it the oldest is left to its ttl: with a server
-/// that is down for long, memory must not grow with every caller that gives up.
+/// How many dropped attempts are remembered. Beyond it one is left to its ttl: with a server that is
+/// down for long, memory must not grow with every caller that gives up.
 const ABANDONED: usize = 65_536;
 /// How long a dropped attempt is pursued beyond its ttl.
 const PURSUIT: Duration = Duration::from_secs(10);
@@ -39,7 +40,7 @@ pub(super) struct Keeper {
 #[derive(Default)]
 struct Book {
     due: BTreeMap<(Moment, u64), Lease>,
-    abandoned: VecDeque<Abandoned>,
+    abandoned: BTreeMap<(Moment, u64), Abandoned>,
     entries: u64,
     closed: bool,
 }
@@ -56,7 +57,6 @@ struct Abandoned {
     attempt: Arc<Attempt>,
     for_good: bool,
     waiter: String,
-    not_before: Moment,
     give_up: Moment,
 }
 
@@ -101,7 +101,7 @@ impl Keeper {
     pub(super) fn abandon(&self, attempt: Arc<Attempt>, for_good: bool, waiter: String) {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + PURSUIT;
-        self.book().push(Abandoned { attempt, for_good, waiter, not_before: now, give_up });
+        self.book().pursue(Abandoned { attempt, for_good, waiter, give_up }, now);
         self.bell.notify_one();
     }
 
@@ -157,7 +157,7 @@ impl Keeper {
                 // Unknown: the deadline stays where it is, and is what ends the trying.
                 _ if lease.is_lost() => late.push(lease),
                 _ => {
-                    crate::event::event!(warn, lock = %lease.name(), ?answer, "cannot renew a lease: trying again");
+                    event!(warn, lock = %lease.name(), ?answer, "cannot renew a lease: trying again");
                     let pause = (lease.options().ttl / 30).clamp(PAUSES.0, PAUSES.1);
                     retries.push((lease, now + pause));
                 }
@@ -166,10 +166,9 @@ impl Keeper {
         let unanswered = round.releases.into_iter().zip(answers).filter_map(|(mut it, answer)| {
             let failure = answer.and_then(|reply| reply.integers()).err()?;
             it.for_good |= failure.is_unknown();
-            it.not_before = now + PAUSES.1 / 2;
             let goes_on = failure.is_passing() && now < it.give_up;
             if !goes_on {
-                crate::event::event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
+                event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
             }
             goes_on.then_some(it)
         });
@@ -184,7 +183,7 @@ impl Keeper {
         unanswered: impl Iterator<Item = Abandoned>,
     ) {
         for lease in gone.iter().chain(&late) {
-            crate::event::event!(error, lock = %lease.name(), "lost a lease");
+            event!(error, lock = %lease.name(), "lost a lease");
             self.forget(lease);
         }
         for lease in late {
@@ -195,7 +194,7 @@ impl Keeper {
         for (lease, due) in retries {
             book.insert(&lease, due, &self.bell);
         }
-        unanswered.for_each(|it| book.push(it));
+        unanswered.for_each(|it| book.pursue(it, Moment::now() + PAUSES.1 / 2));
         book.hurry(&gone);
         drop(book);
         self.bell.notify_one();
@@ -236,11 +235,14 @@ impl Book {
         self.due.remove(&(due, entry.number.load(Ordering::Relaxed)));
     }
 
-    fn push(&mut self, abandoned: Abandoned) {
-        if self.abandoned.len() == ABANDONED {
-            self.abandoned.pop_front();
+    fn pursue(&mut self, abandoned: Abandoned, due: Moment) {
+        if self.abandoned.len() == ABANDONED
+            && let Some((_, _it)) = self.abandoned.pop_first()
+        {
+            event!(error, lock = %_it.attempt.name, "too many locks to give back: the ttl will");
         }
-        self.abandoned.push_back(abandoned);
+        self.entries += 1;
+        self.abandoned.insert((due, self.entries), abandoned);
     }
 
     /// What is due, or when something will be.
@@ -256,23 +258,16 @@ impl Book {
                 round.renewals.push((lease, ttl));
             }
         }
-        let mut early = None;
-        for _ in 0..self.abandoned.len() {
-            if round.renewals.len() + round.releases.len() >= ROUND {
-                break;
-            }
-            match self.abandoned.pop_front() {
-                Some(it) if it.not_before <= now => round.releases.push(it),
-                Some(it) => {
-                    early = early.min(Some(it.not_before)).or(Some(it.not_before));
-                    self.abandoned.push_back(it);
-                }
-                None => break,
-            }
+        while round.renewals.len() + round.releases.len() < ROUND
+            && let Some(first) = self.abandoned.first_entry()
+            && first.key().0 <= now
+        {
+            round.releases.push(first.remove());
         }
         if round.renewals.is_empty() && round.releases.is_empty() {
             let due = self.due.first_key_value().map(|((due, _), _)| *due);
-            return Err(due.into_iter().chain(early).min());
+            let abandoned = self.abandoned.first_key_value().map(|((due, _), _)| *due);
+            return Err(due.into_iter().chain(abandoned).min());
         }
         Ok(round)
     }
@@ -283,7 +278,7 @@ impl Book {
         if lost.is_empty() {
             return;
         }
-        let owners: std::collections::HashSet<_> =
+        let owners: HashSet<_> =
             lost.iter().map(|lease| (lease.name(), lease.0.attempt.owner.as_str())).collect();
         let siblings: Vec<_> = self
             .due

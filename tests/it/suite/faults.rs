@@ -135,6 +135,28 @@ pub async fn survives_reset_connections(setup: Setup) {
     setup.finish().await;
 }
 
+/// A full server grants nothing more, but what is held is renewed, released and handed over by looking.
+pub async fn renews_and_releases_without_memory(setup: Setup) {
+    let lock = setup.lock_with("full", ttl(600)).await;
+    let guard = lock.lock().await.unwrap();
+    let dropped = setup.lock_with("full-too", ttl(600)).await;
+    let drop_soon = dropped.lock().await.unwrap();
+    setup.server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let refused = lock.for_another().try_lock().await;
+    assert!(matches!(refused, Ok(None) | Err(Error::Redis { .. })), "{refused:?}");
+    let other = setup.kind.lock(&setup.client().await, "full-new");
+    assert!(matches!(other.try_lock().await, Err(Error::Redis { .. })), "never a false success");
+    sleep(Duration::from_millis(1_500)).await;
+    assert!(!guard.lease().is_lost() && !drop_soon.lease().is_lost(), "renewed");
+    soon("released", guard.release()).await.unwrap();
+    drop(drop_soon);
+    eventually("released", || async { !lock.is_locked().await && !dropped.is_locked().await }).await;
+    setup.server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    other.lock().await.unwrap().release().await.unwrap();
+    drop((lock, dropped, other));
+    setup.finish().await;
+}
+
 pub async fn survives_script_flush(setup: Setup) {
     let lock = setup.lock_with("flushed", ttl(300)).await;
     let mut connection = setup.server.connection().await;
