@@ -1,6 +1,7 @@
 //! Names of locks, and the keys that they stand for.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// The longest name, in bytes.
@@ -17,10 +18,9 @@ const ENDED: &str = "ended";
 /// it. What belongs to it lives beside it in the same hash slot of a cluster: at `key:suffix` if the
 /// key has a [hash tag](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags),
 /// else at `{key}:suffix`.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub struct Name(Arc<Keys>);
 
-#[derive(PartialEq, Eq, Hash)]
 struct Keys {
     prefix: usize,
     lock: String,
@@ -75,6 +75,21 @@ impl Name {
     /// The key that remembers that an attempt was ended.
     pub(crate) fn ended(&self, attempt: &str) -> String {
         format!("{}:{attempt}", self.0.ended)
+    }
+}
+
+/// Two names are one if they stand for the same key.
+impl PartialEq for Name {
+    fn eq(&self, other: &Name) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Name {}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::held::{Armed, Held};
+use super::turnstile::Pass;
 use super::validity::Sighting;
 use super::{Attempt, Client, Kind, Lease};
 use crate::clock::Moment;
@@ -81,18 +82,11 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
 async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Error> {
     let client = &target.client;
     let _front = match client.turnstiles.try_enter(&target.name) {
-        Some(pass) => Some(pass),
-        None => {
-            // Who holds the lock already must not queue behind those who wait for him.
-            if target.kind.reenters {
-                match ask(target.arm(), "").await {
-                    Asked::Granted(held) => return Ok(held),
-                    Asked::Refused(error) => return Err(error),
-                    Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => {}
-                }
-            }
-            client.turnstiles.enter(&target.name).await
-        }
+        Some(pass) => pass,
+        None => match queue_inside(target).await? {
+            Inside::Front(pass) => pass,
+            Inside::Entered(held) => return Ok(held),
+        },
     };
     let mut seat = match client.wakeups.subscription() {
         Some(_) => Seat::told(target),
@@ -136,6 +130,32 @@ async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Erro
             && let Some(lease) = seat.handed_over(&message)
         {
             return Ok(seat.armed.granted(lease));
+        }
+    }
+}
+
+enum Inside {
+    Front(Pass),
+    Entered(Held),
+}
+
+/// Queues behind the other tasks of this client. Who may enter a lock that he holds must not wait behind
+/// those who wait for him: he looks before he queues, and now and then, should he have got it elsewhere.
+async fn queue_inside(target: &Target) -> Result<Inside, Error> {
+    let front = target.client.turnstiles.enter(&target.name);
+    tokio::pin!(front);
+    loop {
+        let pause = if target.kind.reenters {
+            match ask(target.arm(), "").await {
+                Asked::Granted(held) => return Ok(Inside::Entered(held)),
+                Asked::Refused(error) => return Err(error),
+                Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => target.options.poll_cap,
+            }
+        } else {
+            Duration::MAX
+        };
+        if let Ok(pass) = timeout(pause, front.as_mut()).await {
+            return Ok(Inside::Front(pass));
         }
     }
 }

@@ -21,7 +21,7 @@ struct Turnstile {
 #[derive(Debug)]
 pub(super) struct Pass {
     // Fields are dropped in this order: first the place is free, then the visit is over.
-    _place: OwnedSemaphorePermit,
+    _place: Option<OwnedSemaphorePermit>,
     _visit: Visit,
 }
 
@@ -36,18 +36,18 @@ impl Turnstiles {
     pub(super) fn try_enter(&self, name: &Name) -> Option<Pass> {
         let (visit, place) = self.visit(name);
         let place = place.try_acquire_owned().ok()?;
-        Some(Pass { _place: place, _visit: visit })
+        Some(Pass { _place: Some(place), _visit: visit })
     }
 
     /// Waits for the front place.
     ///
     /// # Cancel safety
     /// Dropping it leaves the queue.
-    pub(super) async fn enter(&self, name: &Name) -> Option<Pass> {
+    pub(super) async fn enter(&self, name: &Name) -> Pass {
         let (visit, place) = self.visit(name);
-        // It fails only if the semaphore is closed, which nobody does.
-        let place = place.acquire_owned().await.ok()?;
-        Some(Pass { _place: place, _visit: visit })
+        // It fails only if the semaphore is closed, which nobody does; then there is no queue to keep.
+        let place = place.acquire_owned().await.ok();
+        Pass { _place: place, _visit: visit }
     }
 
     /// How many locks are waited for in this process.

@@ -64,6 +64,42 @@ async fn reentrant_standalone_enters_past_those_who_wait() {
     server.assert_nothing_left().await;
 }
 
+/// He queued, behind another task of this client, before he got the lock elsewhere: he must get in.
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_enters_what_it_got_elsewhere_meanwhile() {
+    let server = Server::start().await;
+    let (locks, elsewhere) = (server.locks().await, server.locks().await);
+    let lock = locks.reentrant("meanwhile").unwrap();
+    let owner = Owner::new();
+    let first = lock.lock(&Owner::new()).await.unwrap();
+    // In this order in Redis: the owner, through the other client; then a stranger, and behind him, inside
+    // this client, the owner again.
+    let outer = tokio::spawn({
+        let lock = elsewhere.reentrant("meanwhile").unwrap();
+        async move { lock.lock(&owner).await }
+    });
+    eventually("it queues", || async { lock.inspect().await.unwrap().waiters == 1 }).await;
+    let stranger = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.lock(&Owner::new()).await?.release().await }
+    });
+    eventually("he queues", || async { lock.inspect().await.unwrap().waiters == 2 }).await;
+    let inner = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.lock(&owner).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    first.release().await.unwrap();
+    let outer = soon("handed over", outer).await.unwrap().unwrap();
+    let inner = soon("in, although the stranger waits before him", inner).await.unwrap().unwrap();
+    assert_eq!(count(&lock).await, 2);
+    inner.release().await.unwrap();
+    outer.release().await.unwrap();
+    soon("the stranger's turn", stranger).await.unwrap().unwrap();
+    drop((lock, locks, elsewhere));
+    server.assert_nothing_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn reentrant_standalone_an_inner_hold_neither_shortens_nor_adds() {
     let server = Server::start().await;

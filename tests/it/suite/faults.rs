@@ -100,6 +100,29 @@ pub async fn takes_no_late_answer_for_a_success(setup: Setup) {
     setup.finish().await;
 }
 
+/// A request is held up in the network; its client gives up, and says so on another connection; then the
+/// request arrives. Nobody waits for its answer: it must not take the lock.
+pub async fn refuses_what_arrives_after_its_client_gave_up(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let options = Options::new().node_timeout(Duration::from_millis(200));
+    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "overtaken");
+    let watcher = setup.lock("overtaken").await;
+    warm_up(&lock).await;
+    let notes = || async { setup.server.run::<Vec<String>>(&["KEYS", "*:ended:*"]).await.len() };
+    for round in 1..=3 {
+        proxy.hold_requests(true);
+        assert!(matches!(lock.try_lock().await, Err(Error::Redis { .. })), "unknown, so no success");
+        eventually("the attempt is ended", || async { notes().await == round }).await;
+        let before = setup.scripts_run().await;
+        proxy.hold_requests(false);
+        eventually("the request arrives", || async { setup.scripts_run().await > before }).await;
+        assert!(!watcher.is_locked().await, "an orphan");
+    }
+    watcher.lock().await.unwrap().release().await.unwrap();
+    drop((lock, watcher, proxy));
+    setup.finish().await;
+}
+
 /// All connections are reset again and again while clients take turns.
 pub async fn survives_reset_connections(setup: Setup) {
     let proxy = Proxy::start(setup.server.port()).await;

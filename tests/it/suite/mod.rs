@@ -34,7 +34,7 @@ macro_rules! matrix {
                 super::faults: [
                     counts_once_when_a_reply_is_lost, survives_a_stopped_server, survives_a_cut_connection,
                     survives_script_flush, survives_killed_subscribers, survives_a_restart,
-                    reports_a_dead_server_in_time, takes_no_late_answer_for_a_success, renews_and_releases_without_memory, survives_reset_connections,
+                    reports_a_dead_server_in_time, takes_no_late_answer_for_a_success, refuses_what_arrives_after_its_client_gave_up, renews_and_releases_without_memory, survives_reset_connections,
                 ],
             }
         }

@@ -135,13 +135,13 @@ pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
     let other = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "gap");
     let guard = lock.lock().await.unwrap();
     proxy.be_deaf(true);
-    let (before, acquires) = (proxy.connections(), calls(&setup).await);
+    let (before, acquires) = (proxy.connections(), setup.scripts_run().await);
     let start = Instant::now();
     let waiting = tokio::spawn({
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("it has looked", || async { calls(&setup).await > acquires }).await;
+    eventually("it has looked", || async { setup.scripts_run().await > acquires }).await;
     if setup.wake == Wake::Push {
         eventually("it subscribes", || async { proxy.connections() > before }).await;
     }
@@ -151,11 +151,4 @@ pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
     next.release().await.unwrap();
     drop((lock, other, proxy));
     setup.finish().await;
-}
-
-/// How many scripts the server has run.
-async fn calls(setup: &Setup) -> u64 {
-    let stats: String = setup.server.run(&["INFO", "commandstats"]).await;
-    let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-    stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum()
 }

@@ -22,6 +22,8 @@ struct Faults {
     cut_after: AtomicI64,
     /// Replies wait while this is set.
     hold_replies: watch::Sender<bool>,
+    /// Requests wait on all connections up to this one.
+    hold_requests: watch::Sender<usize>,
     /// New connections are accepted and then ignored.
     deaf: AtomicBool,
     cut: Notify,
@@ -38,6 +40,7 @@ impl Proxy {
             lose_replies: AtomicI64::new(-1),
             cut_after: AtomicI64::new(-1),
             hold_replies: watch::Sender::new(false),
+            hold_requests: watch::Sender::new(0),
             deaf: AtomicBool::new(false),
             cut: Notify::new(),
             connections: AtomicUsize::new(0),
@@ -71,6 +74,12 @@ impl Proxy {
         self.faults.hold_replies.send_replace(hold);
     }
 
+    /// Requests on the connections that there are now are held back, or let go: they arrive late, even if
+    /// their client has gone. New connections are not held.
+    pub fn hold_requests(&self, hold: bool) {
+        self.faults.hold_requests.send_replace(if hold { self.connections() } else { 0 });
+    }
+
     /// New connections are accepted and never answered, or are served again.
     pub fn be_deaf(&self, deaf: bool) {
         self.faults.deaf.store(deaf, Ordering::SeqCst);
@@ -96,19 +105,19 @@ impl Drop for Proxy {
 
 async fn accept(listener: TcpListener, server_port: u16, faults: Arc<Faults>) {
     while let Ok((client, _)) = listener.accept().await {
-        faults.connections.fetch_add(1, Ordering::SeqCst);
+        let number = faults.connections.fetch_add(1, Ordering::SeqCst) + 1;
         let faults = Arc::clone(&faults);
         tokio::spawn(async move {
             let cut = Arc::clone(&faults);
             tokio::select! {
                 () = cut.cut.notified() => {}
-                () = relay(client, server_port, faults) => {}
+                () = relay(client, server_port, number, faults) => {}
             }
         });
     }
 }
 
-async fn relay(client: TcpStream, server_port: u16, faults: Arc<Faults>) {
+async fn relay(client: TcpStream, server_port: u16, number: usize, faults: Arc<Faults>) {
     if faults.deaf.load(Ordering::SeqCst) {
         std::future::pending::<()>().await;
     }
@@ -119,11 +128,15 @@ async fn relay(client: TcpStream, server_port: u16, faults: Arc<Faults>) {
     let (mut from_server, mut to_server) = server.into_split();
     let requests = async {
         let mut buffer = vec![0; 1 << 16];
+        let mut held = faults.hold_requests.subscribe();
         loop {
             let count = match from_client.read(&mut buffer).await {
                 Ok(0) | Err(_) => return,
                 Ok(count) => count,
             };
+            if held.wait_for(|held| *held < number).await.is_err() {
+                return;
+            }
             let left = faults.cut_after.load(Ordering::SeqCst);
             let passed = if left >= 0 { count.min(left as usize) } else { count };
             if to_server.write_all(&buffer[..passed]).await.is_err() {

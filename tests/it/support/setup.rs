@@ -68,6 +68,13 @@ impl Setup {
         self.kind.lock(&self.client_with(options).await, name)
     }
 
+    /// How many scripts the server has run.
+    pub async fn scripts_run(&self) -> u64 {
+        let stats: String = self.server.run(&["INFO", "commandstats"]).await;
+        let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum()
+    }
+
     /// What every test ends with, once it has dropped its clients: nothing is left, neither in the server
     /// nor here.
     pub async fn finish(self) {
