@@ -26,6 +26,7 @@ macro_rules! matrix {
                 super::waits: [
                     hands_over_in_order, gives_up_in_time, hands_over_at_once, takes_over_after_expiry,
                     wakes_tasks_of_one_client_in_order, misses_no_release_between_try_and_wait,
+                    trusts_no_grant_that_was_long_under_way, takes_turns_with_those_who_look,
                 ],
                 super::ends: [
                     releases_on_drop, is_taken_away_by_force, forgets_a_thousand_dropped_futures,

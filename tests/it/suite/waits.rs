@@ -152,3 +152,49 @@ pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
     drop((lock, other, proxy));
     setup.finish().await;
 }
+
+/// The news of a grant lies in a buffer until the claim is over and somebody else holds the lock.
+pub async fn trusts_no_grant_that_was_long_under_way(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let lock = setup.lock("stale").await;
+    let options = ttl(500).node_timeout(Duration::from_secs(15));
+    let late = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "stale");
+    let guard = lock.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let late = late.clone();
+        async move { late.lock().await }
+    });
+    eventually("it queues", || async { lock.waiters().await == 1 }).await;
+    proxy.hold_replies(true);
+    guard.release().await.unwrap();
+    eventually("handed over", || async { lock.is_locked().await && lock.waiters().await == 0 }).await;
+    let successor = soon("the claim is over", lock.lock()).await.unwrap();
+    proxy.hold_replies(false);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished(), "it was told that it holds what another holds");
+    assert!(lock.is_held_by(&successor).await);
+    successor.release().await.unwrap();
+    let guard = soon("its turn", waiting).await.unwrap().unwrap();
+    assert!(late.is_held_by(&guard).await);
+    guard.release().await.unwrap();
+    drop((lock, late, proxy));
+    setup.finish().await;
+}
+
+/// Clients that are told and clients that look want the same lock: neither starves.
+pub async fn takes_turns_with_those_who_look(setup: Setup) {
+    let other_wake = if setup.wake == Wake::Push { Wake::Poll } else { Wake::Push };
+    let mut tasks = tokio::task::JoinSet::new();
+    for wake in [setup.wake, other_wake, setup.wake, other_wake] {
+        let lock = setup.kind.lock(&setup.client_woken(wake).await, "mixed");
+        tasks.spawn(async move {
+            for _ in 0..5 {
+                soon("a turn", lock.lock()).await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    while let Some(outcome) = tasks.join_next().await {
+        outcome.unwrap();
+    }
+    setup.finish().await;
+}

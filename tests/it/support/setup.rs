@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redlatch::deadpool_redis::{Config, Runtime};
 use redlatch::{Locks, Options};
 
 use super::{AnyLock, Kind, Server, eventually};
@@ -48,15 +49,12 @@ impl Setup {
             Protocol::Resp2 => format!("{url}?protocol=resp2"),
             Protocol::Resp3 => format!("{url}?protocol=resp3"),
         };
-        match self.wake {
-            Wake::Push => Locks::open_with(&url, options).await.unwrap(),
-            Wake::Poll => {
-                let pool = redlatch::deadpool_redis::Config::from_url(url)
-                    .create_pool(Some(redlatch::deadpool_redis::Runtime::Tokio1))
-                    .unwrap();
-                Locks::from_pool_with(pool, options).await.unwrap()
-            }
-        }
+        open(&url, options, self.wake).await
+    }
+
+    /// A client that is woken in another way.
+    pub async fn client_woken(&self, wake: Wake) -> Locks {
+        open(&self.server.url(), Options::new(), wake).await
     }
 
     /// A lock of this kind through a client of its own.
@@ -80,6 +78,16 @@ impl Setup {
     pub async fn finish(self) {
         eventually("no task left", || async { tasks() <= self.tasks_before }).await;
         self.server.assert_nothing_left().await;
+    }
+}
+
+async fn open(url: &str, options: Options, wake: Wake) -> Locks {
+    match wake {
+        Wake::Push => Locks::open_with(url, options).await.unwrap(),
+        Wake::Poll => {
+            let pool = Config::from_url(url).create_pool(Some(Runtime::Tokio1)).unwrap();
+            Locks::from_pool_with(pool, options).await.unwrap()
+        }
     }
 }
 
