@@ -36,7 +36,7 @@ pub enum Error {
         /// The lock.
         name: Name,
         /// How many holds the owner has.
-        depth: u64,
+        depth: u32,
     },
     /// The key holds something else than such a lock. It is left as it is.
     #[error("the key of lock {name:?} holds {found}", name = .name.as_str())]

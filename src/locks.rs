@@ -11,7 +11,7 @@ use crate::name::{Name, NameError};
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::reentrant::ReentrantLock;
-use crate::wire::{self, Call, Dial};
+use crate::wire::{self, Answer, Call, Dial};
 
 /// A client of one Redis server, and the source of locks on it. Cheap to clone; clones share everything.
 ///
@@ -193,7 +193,7 @@ impl Lock {
             return Err(reply.unexpected().into());
         };
         if *status != 1 {
-            let refusal = self.attempt(kind).refusal([*status, 0, 0]);
+            let refusal = self.attempt(kind).refusal(*status);
             return Err(refusal.unwrap_or_else(|| reply.unexpected().into()));
         }
         self.client.node.observe(time.unsigned_abs());
@@ -208,10 +208,13 @@ impl Lock {
     pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
         let attempt = self.attempt(kind);
         let reply = self.client.node.call(&attempt.force(self.client.node.floor())).await?;
-        match reply.integers()? {
-            [1, _, _] => Ok(true),
-            [0, _, _] => Ok(false),
-            answer => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
+        match reply.answer()? {
+            Answer::Final(0) => Ok(false),
+            Answer::Final(1..) => Ok(true),
+            Answer::Final(answer) => {
+                Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
+            }
+            Answer::Busy(..) => Err(reply.unexpected().into()),
         }
     }
 

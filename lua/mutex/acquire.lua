@@ -9,16 +9,16 @@
 -- ARGV[3]  ttl_ms    integer, at least 1
 -- ARGV[4]  floor     the token must be larger than this; empty: no fencing token
 -- ARGV[5]  limit     ignored: a mutex has one hold
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; empty: do not queue
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
 --
--- Returns  { 1, token, 1}      granted; the token is 0 without fencing
---          { 0, pttl, time}    busy: free in at most pttl ms; the server's clock in microseconds
---          {-1, 0, 0}          refused: this attempt was ended
---          {-2, 0, 0}          the key holds something that is not a mutex
---          {-3, 0, 0}          the key holds a string without a ttl
+-- Returns  token          granted; 0 without fencing
+--          {pttl, time}   busy: free in at most pttl ms; the server's clock in microseconds
+--          -1             refused: this attempt was ended
+--          -2             refused: the key holds something that is not a mutex
+--          -3             refused: the key holds something without a ttl
 --
 -- Delivered twice, it grants once, and the second answer carries the same token.
-local attempt, ttl_ms, floor, waiter = ARGV[2], ARGV[3], ARGV[4], ARGV[6]
+local attempt, ttl_ms, floor, waiter = ARGV[2], ARGV[3], ARGV[4], ARGV[6] or ''
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -33,34 +33,34 @@ local function next_token()
   return token
 end
 
-local function grant(_, to, ms)
-  redis.call('SET', KEYS[1], to, 'PX', ms)
-end
-
 if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
   local token = floor ~= '' and next_token() or 0
-  grant(nil, attempt, ttl_ms, token)
-  return {1, token, 1}
+  redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)
+  return token
 end
 
-if redis.call('EXISTS', KEYS[4]) == 1 then return {-1, 0, 0} end
+if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return {-2, 0, 0} end
+if type(holder) == 'table' then return -2 end
 if holder == attempt then -- a second delivery, or a poll that finds what a release handed over
   local token = floor ~= '' and tonumber(redis.call('GET', KEYS[2]) or next_token()) or 0
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return {1, token, 1}
+  return token
 end
 
 local pttl = redis.call('PTTL', KEYS[1])
-if pttl == -1 then return {-3, 0, 0} end
+if pttl == -1 then return -3 end
 local now = redis.call('TIME')
 local time = now[1] * 1000000 + now[2]
 if waiter ~= '' then
   redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', time), waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end
-if holder then return {0, pttl, time} end
+if holder then return {pttl, time} end
+
+local function grant(_, to, ms)
+  redis.call('SET', KEYS[1], to, 'PX', ms)
+end
 
 -- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
@@ -84,7 +84,7 @@ end
 
 -- Free, but others queued first: theirs, if one of them can be told.
 local claimed, token = hand_over()
-if claimed then return {0, claimed, time} end
+if claimed then return {claimed, time} end
 token = floor ~= '' and (token or next_token()) or 0
-grant(nil, attempt, ttl_ms, token)
-return {1, token, 1}
+grant(nil, attempt, ttl_ms)
+return token

@@ -3,20 +3,26 @@
 -- KEYS[1]  lock      string: the attempt that holds the mutex
 -- KEYS[2]  fence     string: the last fencing token
 -- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
--- KEYS[4]  ended     string: the answer with which this attempt was ended
+-- KEYS[4]  ended     string: the answer with which this attempt was ended; absent if ended_ms is 0
 -- ARGV[1]  owner     ignored: the one holder of a mutex is the attempt
 -- ARGV[2]  attempt   as in acquire
 -- ARGV[3]  ended_ms  0, or for how long to remember this answer and to refuse the attempt
 -- ARGV[4]  floor     a token that is handed over must be larger than this
--- ARGV[5]  waiter    as in acquire, to leave the queue; empty: it is not queued
+-- ARGV[5]  waiter    as in acquire, to leave the queue; absent or empty: it is not queued
 --
--- Returns  { 1, 0, 0}    released: handed to the next waiter, or free
---          { 0, 0, 0}    it held nothing
---          {-2, 0, 0}    the key holds something that is not a mutex
+-- Returns  1     released: handed to the next waiter, or free
+--          0     it held nothing
+--          -2    the key holds something that is not a mutex
 --
 -- Delivered twice, it releases once. Where the outcome of an acquire or of a release may stay unknown,
 -- send ended_ms: the second answer is then the first one, and a late acquire is refused.
-local attempt, ended_ms, floor, waiter = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local attempt, ended_ms, floor, waiter = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] or ''
+
+-- The common case: nobody waits, and there is nothing to remember.
+if ended_ms == 0 and redis.call('EXISTS', KEYS[3]) == 0 and redis.pcall('GET', KEYS[1]) == attempt then
+  redis.call('DEL', KEYS[1])
+  return 1
+end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -57,22 +63,19 @@ end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
 -- Without memory for the note the rest still happens: a full server must not keep a lock.
-local function once(status, number)
-  if ended_ms > 0 then redis.pcall('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms) end
-  return {status, number, 0}
+local function once(answer)
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  return answer
 end
 
 if ended_ms > 0 then
   local before = redis.call('GET', KEYS[4])
-  if before then
-    local status, number = string.match(before, '^(%-?%d+) (%d+)$')
-    return {tonumber(status), tonumber(number), 0}
-  end
+  if before then return tonumber(before) or 0 end
 end
 if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return once(-2, 0) end
-if holder ~= attempt then return once(0, 0) end
-local answer = once(1, 0)
+if type(holder) == 'table' then return once(-2) end
+if holder ~= attempt then return once(0) end
+local answer = once(1)
 if not hand_over() then redis.call('DEL', KEYS[1]) end
 return answer

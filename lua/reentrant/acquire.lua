@@ -9,18 +9,18 @@
 -- ARGV[3]  ttl_ms    integer, at least 1
 -- ARGV[4]  floor     the token must be larger than this; empty: no fencing token
 -- ARGV[5]  limit     how many holds the owner may have at most
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; empty: do not queue
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
 --
--- Returns  { 1, token, count}    granted, as hold number count; the token is 0 without fencing
---          { 0, pttl, time}      busy: free in at most pttl ms; the server's clock in microseconds
---          {-1, 0, 0}            refused: this attempt was ended
---          {-2, 0, 0}            the key holds something that is not a re-entrant lock
---          {-3, 0, 0}            the key holds a hash without a ttl
---          {-4, limit, 0}        refused: the owner has that many holds already
+-- Returns  token          granted; 0 without fencing
+--          {pttl, time}   busy: free in at most pttl ms; the server's clock in microseconds
+--          -1             refused: this attempt was ended
+--          -2             refused: the key holds something that is not a re-entrant lock
+--          -3             refused: the key holds something without a ttl
+--          -4             refused: the owner has that many holds already
 --
 -- A further hold of the same owner keeps the token, and the ttl becomes max(remaining, ttl_ms).
--- Delivered twice, it grants once, and the second answer carries the same token and count.
-local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]
+-- Delivered twice, it grants once, and the second answer carries the same token.
+local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6] or ''
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -35,36 +35,30 @@ local function next_token()
   return token
 end
 
-local function grant(to_owner, to, ms, token)
-  redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], to_owner, 1, ':fence', string.format('%.0f', token), ':' .. to, 1)
-  redis.call('PEXPIRE', KEYS[1], ms)
-end
-
 if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
   local token = floor ~= '' and next_token() or 0
   redis.call('HSET', KEYS[1], owner, 1, ':fence', string.format('%.0f', token), ':' .. attempt, 1)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return {1, token, 1}
+  return token
 end
 
-if redis.call('EXISTS', KEYS[4]) == 1 then return {-1, 0, 0} end
+if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
 local count = redis.pcall('HGET', KEYS[1], owner)
-if type(count) == 'table' then return {-2, 0, 0} end
+if type(count) == 'table' then return -2 end
 local pttl = redis.call('PTTL', KEYS[1])
-if pttl == -1 then return {-3, 0, 0} end
+if pttl == -1 then return -3 end
 if count then
   count = tonumber(count)
-  if not count then return {-2, 0, 0} end
+  if not count then return -2 end
   local token = tonumber(redis.call('HGET', KEYS[1], ':fence') or 0)
   if redis.call('HEXISTS', KEYS[1], ':' .. attempt) == 0 then
-    if count >= tonumber(ARGV[5]) then return {-4, tonumber(ARGV[5]), 0} end
+    if count >= tonumber(ARGV[5]) then return -4 end
     count = redis.call('HINCRBY', KEYS[1], owner, 1)
     redis.call('HSET', KEYS[1], ':' .. attempt, 1)
   end
   if pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[1], ttl_ms) end
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-  return {1, token, count}
+  return token
 end
 
 local now = redis.call('TIME')
@@ -73,7 +67,13 @@ if waiter ~= '' then
   redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', time), waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end
-if pttl >= 0 then return {0, pttl, time} end
+if pttl >= 0 then return {pttl, time} end
+
+local function grant(to_owner, to, ms, token)
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], to_owner, 1, ':fence', string.format('%.0f', token), ':' .. to, 1)
+  redis.call('PEXPIRE', KEYS[1], ms)
+end
 
 -- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
@@ -97,7 +97,7 @@ end
 
 -- Free, but others queued first: theirs, if one of them can be told.
 local claimed, token = hand_over()
-if claimed then return {0, claimed, time} end
+if claimed then return {claimed, time} end
 token = floor ~= '' and (token or next_token()) or 0
 grant(owner, attempt, ttl_ms, token)
-return {1, token, 1}
+return token

@@ -8,15 +8,14 @@
 -- ARGV[2]  attempt   fresh for every request, the same in every delivery; ignored beside KEYS[4]
 -- ARGV[3]  ended_ms  for how long to remember this answer
 -- ARGV[4]  floor     a token that is handed over must be larger than this
--- ARGV[5]  waiter    empty
 --
--- Returns  { 1, count, 0}    taken away: its owner had count holds
---          { 0, 0, 0}        nobody held it
---          {-2, 0, 0}        the key holds something that is not a re-entrant lock; nothing is changed
+-- Returns  n     taken away, with all n holds of its owner: handed to the next waiter, or free
+--          0     nobody held it
+--          -2    the key holds something that is not a re-entrant lock; nothing is changed
 --
 -- The former holder learns of it from its next renewal or its release. Delivered twice, it takes the
 -- lock away once: the heir of the first delivery keeps it.
-local ended_ms, floor, waiter = tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local ended_ms, floor, waiter = tonumber(ARGV[3]), ARGV[4], ''
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -59,24 +58,21 @@ end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
 -- Without memory for the note the rest still happens: a full server must not keep a lock.
-local function once(status, number)
-  if ended_ms > 0 then redis.pcall('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms) end
-  return {status, number, 0}
+local function once(answer)
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  return answer
 end
 
 if ended_ms > 0 then
   local before = redis.call('GET', KEYS[4])
-  if before then
-    local status, number = string.match(before, '^(%-?%d+) (%d+)$')
-    return {tonumber(status), tonumber(number), 0}
-  end
+  if before then return tonumber(before) or 0 end
 end
 local fields = redis.pcall('HGETALL', KEYS[1])
-if fields.err then return once(-2, 0) end
+if fields.err then return once(-2) end
 local count
 for i = 1, #fields, 2 do
   if string.sub(fields[i], 1, 1) ~= ':' then count = tonumber(fields[i + 1]) or 0 end
 end
-local answer = count and once(1, count) or once(0, 0)
+local answer = count and once(count) or once(0)
 if not hand_over() then redis.call('DEL', KEYS[1]) end
 return answer

@@ -3,22 +3,31 @@
 -- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt" for each hold; ":fence" -> its token
 -- KEYS[2]  fence     string: the last fencing token
 -- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
--- KEYS[4]  ended     string: the answer with which this attempt was ended
+-- KEYS[4]  ended     string: the answer with which this attempt was ended; absent if ended_ms is 0
 -- ARGV[1]  owner     as in acquire
 -- ARGV[2]  attempt   as in acquire: which hold to give up
 -- ARGV[3]  ended_ms  0, or for how long to remember this answer and to refuse the attempt
 -- ARGV[4]  floor     a token that is handed over must be larger than this
--- ARGV[5]  waiter    as in acquire, to leave the queue; empty: it is not queued
+-- ARGV[5]  waiter    as in acquire, to leave the queue; absent or empty: it is not queued
 --
--- Returns  { 1, count, 0}    released; the owner has count holds left. At 0 the lock is handed to
---                            the next waiter, or free
---          { 0, 0, 0}        it held nothing
---          {-2, 0, 0}        the key holds something that is not a re-entrant lock
+-- Returns  1     released, the last hold of its owner: handed to the next waiter, or free
+--          1+n   released; the owner has n holds left
+--          0     it held nothing
+--          -2    the key holds something that is not a re-entrant lock
 --
 -- The ttl stays as it is while holds are left. Delivered twice, it releases once. Where the outcome of an
 -- acquire or of a release may stay unknown, send ended_ms: the second answer is then the first one, and a
 -- late acquire is refused.
-local owner, attempt, ended_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local owner, attempt, ended_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] or ''
+
+-- The common case: the last hold, nobody waits, and there is nothing to remember.
+if ended_ms == 0 and redis.call('EXISTS', KEYS[3]) == 0 then
+  local holds = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
+  if holds[1] == '1' and holds[2] then
+    redis.call('DEL', KEYS[1])
+    return 1
+  end
+end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -61,23 +70,20 @@ end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
 -- Without memory for the note the rest still happens: a full server must not keep a lock.
-local function once(status, number)
-  if ended_ms > 0 then redis.pcall('SET', KEYS[4], status .. ' ' .. number, 'PX', ended_ms) end
-  return {status, number, 0}
+local function once(answer)
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  return answer
 end
 
 if ended_ms > 0 then
   local before = redis.call('GET', KEYS[4])
-  if before then
-    local status, number = string.match(before, '^(%-?%d+) (%d+)$')
-    return {tonumber(status), tonumber(number), 0}
-  end
+  if before then return tonumber(before) or 0 end
 end
 if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
 local count = redis.pcall('HGET', KEYS[1], owner)
-if type(count) == 'table' or (count and not tonumber(count)) then return once(-2, 0) end
-if not count or redis.call('HDEL', KEYS[1], ':' .. attempt) == 0 then return once(0, 0) end
+if type(count) == 'table' or (count and not tonumber(count)) then return once(-2) end
+if not count or redis.call('HDEL', KEYS[1], ':' .. attempt) == 0 then return once(0) end
 count = redis.call('HINCRBY', KEYS[1], owner, -1)
-local answer = once(1, math.max(count, 0))
+local answer = once(1 + math.max(count, 0))
 if count <= 0 and not hand_over() then redis.call('DEL', KEYS[1]) end
 return answer

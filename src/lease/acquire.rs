@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Fencing, Options, Renewal};
-use crate::wire::{Failure, Mailbox};
+use crate::wire::{Answer, Failure, Mailbox};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
@@ -192,8 +192,8 @@ async fn ask(mut armed: Armed, waiter: &str) -> Asked {
         Err(failure) if failure.is_passing() => return Asked::Failed(armed, failure),
         Err(failure) => return Asked::Refused(failure.into()),
     };
-    match reply.integers() {
-        Ok([1, token, _]) => {
+    match reply.answer() {
+        Ok(Answer::Final(token @ 0..)) => {
             let until = sent + attempt.trusted(attempt.options.ttl);
             if Moment::now() >= until {
                 armed.give_back();
@@ -202,14 +202,16 @@ async fn ask(mut armed: Armed, waiter: &str) -> Asked {
             let token = FencingToken::from_reply(token.unsigned_abs());
             Asked::Granted(armed.granted(Lease::new(attempt, token, sent, until)))
         }
-        Ok([0, free_in, time]) => {
+        Ok(Answer::Busy(free_in, time)) => {
             let server = time.unsigned_abs();
             client.node.observe(server);
             let free_in = Duration::from_millis(free_in.unsigned_abs());
             let generation = client.node.generation();
             Asked::Busy { armed, free_in, sighting: Sighting { sent, server }, generation }
         }
-        Ok(answer) => Asked::Refused(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
+        Ok(Answer::Final(answer)) => {
+            Asked::Refused(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
+        }
         Err(failure) => Asked::Refused(failure.into()),
     }
 }

@@ -53,12 +53,12 @@ impl Attempt {
     }
 
     /// What a script of any kind may refuse with.
-    pub(crate) fn refusal(&self, answer: [i64; 3]) -> Option<Error> {
+    pub(crate) fn refusal(&self, answer: i64) -> Option<Error> {
         let name = self.name.clone();
         match answer {
-            [-2, _, _] => Some(Error::WrongType { name, found: self.kind.found }),
-            [-3, _, _] => Some(Error::WrongType { name, found: "a value without a ttl, so no lock of ours" }),
-            [-4, depth, _] => Some(Error::TooDeep { name, depth: depth.unsigned_abs() }),
+            -2 => Some(Error::WrongType { name, found: self.kind.found }),
+            -3 => Some(Error::WrongType { name, found: "a value without a ttl, so no lock of ours" }),
+            -4 => Some(Error::TooDeep { name, depth: self.options.max_depth }),
             _ => None,
         }
     }
@@ -76,7 +76,8 @@ impl Attempt {
             Fencing::On => call.arg(floor),
             Fencing::Off => call.arg(""),
         };
-        call.arg(self.options.max_depth).arg(waiter)
+        let call = call.arg(self.options.max_depth);
+        if waiter.is_empty() { call } else { call.arg(waiter) }
     }
 
     pub(super) fn renew(&self, ttl: Duration) -> Call {
@@ -95,12 +96,13 @@ impl Attempt {
     }
 
     fn ending(&self, script: &'static Script, floor: u64, for_good: bool, waiter: &str) -> Call {
-        Call::new(script, &self.keys())
+        let keys = self.keys();
+        let call = Call::new(script, if for_good { &keys } else { &keys[..3] })
             .arg(&self.owner)
             .arg(&self.text)
             .arg(if for_good { millis(REMEMBERED) } else { 0 })
-            .arg(floor)
-            .arg(waiter)
+            .arg(floor);
+        if waiter.is_empty() { call } else { call.arg(waiter) }
     }
 
     fn keys(&self) -> [&str; 4] {

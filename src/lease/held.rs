@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Attempt, Client, Lease};
 use crate::error::Error;
-use crate::wire::{Failure, Reply};
+use crate::wire::{Answer, Failure, Reply};
 
 /// How often a release is sent before the rest is left to the keeper.
 const RELEASE_TRIES: u32 = 3;
@@ -135,14 +135,14 @@ impl Held {
                 }
                 Err(failure) => return Err(failure.into()),
             };
-            let answer = reply.integers()?;
+            let Answer::Final(answer) = reply.answer()? else { return Err(reply.unexpected().into()) };
             self.armed.disarm();
             return match answer {
                 _ if lost_before => Err(lost()),
-                [1, _, _] => Ok(()),
+                1.. => Ok(()),
                 // An earlier delivery may have been the one that released.
-                [0, _, _] if sent_before || reply.resent => Ok(()),
-                [0, _, _] => Err(Error::NotHeld { name: attempt.name.clone() }),
+                0 if sent_before || reply.resent => Ok(()),
+                0 => Err(Error::NotHeld { name: attempt.name.clone() }),
                 _ => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
             };
         }

@@ -13,7 +13,7 @@ use super::{Attempt, LONGEST_SLEEP, Lease};
 use crate::clock::Moment;
 use crate::event::event;
 use crate::options::Renewal;
-use crate::wire::{Call, Node};
+use crate::wire::{Answer, Call, Node, Reply};
 
 /// How many requests travel in one pipeline.
 const ROUND: usize = 128;
@@ -144,8 +144,8 @@ impl Keeper {
         let now = Moment::now();
         let (mut gone, mut late, mut retries) = (Vec::new(), Vec::new(), Vec::new());
         for ((lease, ttl), answer) in round.renewals.into_iter().zip(answers.by_ref()) {
-            match answer.as_ref().map(crate::wire::Reply::integers) {
-                Ok(Ok([1, _, time])) => {
+            match answer.as_ref().map(Reply::answer) {
+                Ok(Ok(Answer::Final(time @ 1..))) => {
                     self.node.observe(time.unsigned_abs());
                     if lease.extend(sent, ttl) {
                         retries.push((lease, sent + ttl / 3));
@@ -153,7 +153,7 @@ impl Keeper {
                         late.push(lease);
                     }
                 }
-                Ok(Ok([0 | -2, _, _])) => gone.push(lease),
+                Ok(Ok(Answer::Final(0 | -2))) => gone.push(lease),
                 // Unknown: the deadline stays where it is, and is what ends the trying.
                 _ if lease.is_lost() => late.push(lease),
                 _ => {
@@ -164,7 +164,7 @@ impl Keeper {
             }
         }
         let unanswered = round.releases.into_iter().zip(answers).filter_map(|(mut it, answer)| {
-            let failure = answer.and_then(|reply| reply.integers()).err()?;
+            let failure = answer.and_then(|reply| reply.answer()).err()?;
             it.for_good |= failure.is_unknown();
             let goes_on = failure.is_passing() && now < it.give_up;
             if !goes_on {

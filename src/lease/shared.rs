@@ -54,9 +54,9 @@ impl Shared {
         let found = lock(&target.client.holds.0).get(&key(target)).and_then(Weak::upgrade);
         let Some(shared) = found.filter(|shared| !shared.held.lease().is_lost()) else { return Ok(None) };
         // The count includes this one.
-        let depth = Arc::strong_count(&shared) - 1;
-        if depth >= target.options.max_depth as usize {
-            return Err(Error::TooDeep { name: target.name.clone(), depth: depth as u64 });
+        let depth = u32::try_from(Arc::strong_count(&shared) - 1).unwrap_or(u32::MAX);
+        if depth >= target.options.max_depth {
+            return Err(Error::TooDeep { name: target.name.clone(), depth });
         }
         Ok(Some(shared))
     }

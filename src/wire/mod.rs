@@ -11,6 +11,6 @@ mod wake;
 
 pub(crate) use link::{Dial, client};
 pub(crate) use node::Node;
-pub(crate) use reply::{Failure, Reply};
+pub(crate) use reply::{Answer, Failure, Reply};
 pub(crate) use script::{Call, Script};
 pub(crate) use wake::{Mailbox, Wakeups};

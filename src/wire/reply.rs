@@ -15,11 +15,12 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// The three integers that every verb answers with.
-    pub(crate) fn integers(&self) -> Result<[i64; 3], Failure> {
+    /// The answer of a verb: one integer, or the two of a lock that is busy.
+    pub(crate) fn answer(&self) -> Result<Answer, Failure> {
         match &self.value {
+            Value::Int(number) => Ok(Answer::Final(*number)),
             Value::Array(items) => match items.as_slice() {
-                [Value::Int(status), Value::Int(number), Value::Int(extra)] => Ok([*status, *number, *extra]),
+                [Value::Int(free_in), Value::Int(time)] => Ok(Answer::Busy(*free_in, *time)),
                 _ => Err(self.unexpected()),
             },
             _ => Err(self.unexpected()),
@@ -35,6 +36,15 @@ impl Reply {
         let cause = Cause::Reply(format!("{:?}", self.value));
         Failure { script: self.script.name(), cause }
     }
+}
+
+/// What a verb answers with, as `lua/README.md` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Positive: done; 0: not; negative: refused.
+    Final(i64),
+    /// Free in so many milliseconds at most, and the server's clock in microseconds.
+    Busy(i64, i64),
 }
 
 /// Why there is no answer.

@@ -135,75 +135,84 @@ async fn state(server: &Server) -> Vec<(String, Vec<u8>)> {
 /// One request to a script, as a program in any language would send it.
 struct Request<'a> {
     script: &'a str,
-    keys: usize,
     arguments: Vec<&'a str>,
 }
 
+/// One integer is final; two are a busy lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Final(i64),
+    Busy,
+}
+use Answer::{Busy, Final};
+
 impl Request<'_> {
-    async fn send(&self, server: &Server, attempt: &str) -> Vec<i64> {
+    async fn send(&self, server: &Server, attempt: &str) -> Answer {
         let ended = format!("{{k}}:ended:{attempt}");
         let keys = ["k", "{k}:fence", "{k}:waiters", &ended];
+        let keys = if self.script.ends_with("renew") { &keys[..1] } else { &keys };
         let text = script(self.script);
-        let count = self.keys.to_string();
+        let count = keys.len().to_string();
         let mut words = vec!["EVAL", &text, &count];
-        words.extend(&keys[..self.keys]);
+        words.extend(keys);
         words.extend(&self.arguments);
-        server.run(&words).await
+        match server.run(&words).await {
+            redis::Value::Int(answer) => Final(answer),
+            redis::Value::Array(items) if items.len() == 2 => Busy,
+            other => panic!("{} answers {other:?}", self.script),
+        }
     }
 
     /// Sends it twice: the same answer, and nothing changes the second time.
-    async fn twice(&self, server: &Server, attempt: &str) -> Vec<i64> {
+    async fn twice(&self, server: &Server, attempt: &str) -> Answer {
         let first = self.send(server, attempt).await;
         let after_first = state(server).await;
         let second = self.send(server, attempt).await;
-        let timed = |answer: &[i64]| if answer[0] == 0 { answer[..1].to_vec() } else { answer[..2].to_vec() };
-        assert_eq!(timed(&first), timed(&second), "{} {:?}", self.script, self.arguments);
+        if !self.script.ends_with("renew") {
+            assert_eq!(first, second, "{} {:?}", self.script, self.arguments);
+        }
         assert_eq!(after_first, state(server).await, "{} {:?}", self.script, self.arguments);
         second
     }
 }
 
-fn request<'a>(script: &'a str, keys: usize, arguments: &[&'a str]) -> Request<'a> {
-    Request { script, keys, arguments: arguments.to_vec() }
+fn request<'a>(script: &'a str, arguments: &[&'a str]) -> Request<'a> {
+    Request { script, arguments: arguments.to_vec() }
 }
 
 async fn every_script_may_arrive_twice(kind: &str) {
     let server = Server::start().await;
     let name = |verb: &str| format!("{kind}/{verb}");
     let (acquire, renew, release, force) = (name("acquire"), name("renew"), name("release"), name("force"));
-    let take = |owner, attempt, waiter| request(&acquire, 4, &[owner, attempt, "60000", "7", "9", waiter]);
-    let give =
-        |owner, attempt, ended_ms, waiter| request(&release, 4, &[owner, attempt, ended_ms, "7", waiter]);
+    let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
+    let give = |owner, attempt, ended_ms, waiter| request(&release, &[owner, attempt, ended_ms, "7", waiter]);
+    let keep = |owner, attempt| request(&renew, &[owner, attempt, "60000"]);
 
-    let granted = take("o1", "a1", "").twice(&server, "a1").await;
-    assert_eq!(granted[0], 1);
-    let busy = take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await;
-    assert_eq!(busy[0], 0);
+    let Final(token @ 1..) = take("o1", "a1", "").twice(&server, "a1").await else { panic!("it is free") };
+    assert_eq!(take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await, Busy);
     assert_eq!(server.run::<u64>(&["ZCARD", "{k}:waiters"]).await, 1);
-    assert_eq!(request(&renew, 1, &["o1", "a1", "60000"]).twice(&server, "a1").await[0], 1);
-    assert_eq!(request(&renew, 1, &["o2", "a2", "60000"]).twice(&server, "a2").await[0], 0, "a stranger");
-    assert_eq!(give("o2", "a3", "0", "").twice(&server, "a3").await[0], 0, "a stranger");
+    assert!(matches!(keep("o1", "a1").twice(&server, "a1").await, Final(1_000_000_000_000_000..)));
+    assert_eq!(keep("o2", "a2").twice(&server, "a2").await, Final(0), "a stranger");
+    assert_eq!(give("o2", "a3", "0", "").twice(&server, "a3").await, Final(0), "a stranger");
 
     // Released to the waiter, who then finds it with a larger token; the second delivery of the release
     // must not take it from him.
-    assert_eq!(give("o1", "a1", "60000", "").twice(&server, "a1").await[..2], [1, 0]);
-    let found = take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await;
-    assert_eq!((found[0], found[1]), (1, granted[1] + 1));
+    assert_eq!(give("o1", "a1", "60000", "").twice(&server, "a1").await, Final(1));
+    assert_eq!(take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await, Final(token + 1));
     // What was ended stays ended.
-    assert_eq!(take("o1", "a1", "").twice(&server, "a1").await[0], -1);
+    assert_eq!(take("o1", "a1", "").twice(&server, "a1").await, Final(-1));
 
     // Taken away once, however often it is asked for.
-    let taken = request(&force, 4, &["", "f1", "60000", "7", ""]).twice(&server, "f1").await;
-    assert_eq!((taken[0], taken[1]), (1, 1));
+    assert_eq!(request(&force, &["", "f1", "60000", "7"]).twice(&server, "f1").await, Final(1));
     assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
-    assert_eq!(take("o3", "a4", "").twice(&server, "a4").await[0], 1);
-    assert_eq!(request(&force, 4, &["", "f1", "60000", "7", ""]).twice(&server, "f1").await[0], 1);
+    assert_eq!(take("o3", "a4", "").twice(&server, "a4").await, Final(token + 2));
+    assert_eq!(request(&force, &["", "f1", "60000", "7"]).twice(&server, "f1").await, Final(1));
     assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 1, "the late delivery took nothing");
 
     // An attempt that is ended before it arrives is refused when it does, and leaves the queue.
-    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await[0], 0);
-    assert_eq!(give("o5", "a5", "60000", "a5 3000 o5 ").twice(&server, "a5").await[0], 0);
-    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await[0], -1);
+    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await, Busy);
+    assert_eq!(give("o5", "a5", "60000", "a5 3000 o5 ").twice(&server, "a5").await, Final(0));
+    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await, Final(-1));
     assert_eq!(server.run::<u64>(&["EXISTS", "{k}:waiters"]).await, 0);
 
     for (key, _) in state(&server).await {
@@ -221,23 +230,14 @@ async fn scripts_reentrant_standalone_may_arrive_twice() {
     every_script_may_arrive_twice("reentrant").await;
     // Counts as well, in any interleaving of two requests of one owner.
     let server = Server::start().await;
-    let take =
-        |attempt| request("reentrant/acquire", 4, &["o", attempt, "60000", "7", "9", ""]).arguments.to_vec();
     for (attempt, count) in [("a", 1), ("b", 2), ("a", 2), ("b", 2), ("c", 3), ("a", 3)] {
-        let answer = Request { script: "reentrant/acquire", keys: 4, arguments: take(attempt) }
-            .send(&server, attempt)
-            .await;
-        assert_eq!((answer[0], answer[2]), (1, count), "{attempt}");
+        let take = request("reentrant/acquire", &["o", attempt, "60000", "7", "9"]);
+        assert!(matches!(take.send(&server, attempt).await, Final(1..)), "{attempt}");
+        assert_eq!(server.run::<u64>(&["HGET", "k", "o"]).await, count, "{attempt}");
     }
-    let give = |attempt| Request {
-        script: "reentrant/release",
-        keys: 4,
-        arguments: vec!["o", attempt, "60000", "7", ""],
-    };
-    for (attempt, answer) in
-        [("b", [1, 2]), ("b", [1, 2]), ("a", [1, 1]), ("b", [1, 2]), ("c", [1, 0]), ("a", [1, 1])]
-    {
-        assert_eq!(give(attempt).send(&server, attempt).await[..2], answer, "{attempt}");
+    for (attempt, answer) in [("b", 3), ("b", 3), ("a", 2), ("b", 3), ("c", 1), ("a", 2)] {
+        let give = request("reentrant/release", &["o", attempt, "60000", "7"]);
+        assert_eq!(give.send(&server, attempt).await, Final(answer), "{attempt}");
     }
 }
 
@@ -248,24 +248,18 @@ async fn scripts_pass_over_waiters_who_cannot_be_told() {
     for kind in ["mutex", "reentrant"] {
         let name = |verb: &str| format!("{kind}/{verb}");
         let (acquire, release) = (name("acquire"), name("release"));
-        let take =
-            |owner, attempt, waiter| request(&acquire, 4, &[owner, attempt, "60000", "7", "9", waiter]);
-        assert_eq!(take("o1", "a1", "").send(&server, "a1").await[0], 1);
-        for (score, junk) in ["dead 3000 o nobody-listens", "junk", "", "a 0 o c", "a 999999 o c", "x -5 o c"]
-            .iter()
-            .enumerate()
-        {
+        let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
+        assert!(matches!(take("o1", "a1", "").send(&server, "a1").await, Final(1..)));
+        let junk = ["dead 3000 o nobody-listens", "junk", "", "a 0 o c", "a 999999 o c", "x -5 o c"];
+        for (score, junk) in junk.iter().enumerate() {
             let _: i64 = server.run(&["ZADD", "{k}:waiters", &score.to_string(), junk]).await;
         }
         let _: i64 = server.run(&["PEXPIRE", "{k}:waiters", "60000"]).await;
-        assert_eq!(take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await[0], 0);
-        assert_eq!(request(&release, 4, &["o1", "a1", "0", "7", ""]).send(&server, "a1").await[0], 1);
-        assert_eq!(
-            take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await[0],
-            1,
-            "{kind}: handed to the living"
-        );
-        assert_eq!(request(&release, 4, &["o2", "a2", "0", "7", ""]).send(&server, "a2").await[0], 1);
+        assert_eq!(take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await, Busy);
+        assert_eq!(request(&release, &["o1", "a1", "0", "7"]).send(&server, "a1").await, Final(1));
+        let found = take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await;
+        assert!(matches!(found, Final(1..)), "{kind}: handed to the living");
+        assert_eq!(request(&release, &["o2", "a2", "0", "7"]).send(&server, "a2").await, Final(1));
         assert_eq!(server.run::<u64>(&["EXISTS", "k", "{k}:waiters"]).await, 0);
     }
 }
