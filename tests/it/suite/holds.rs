@@ -62,6 +62,7 @@ pub async fn renews_for_ten_ttls(setup: Setup) {
     while Instant::now() < end {
         assert!(!guard.lease().is_lost());
         assert!(guard.lease().valid_until() <= std::time::Instant::now() + Duration::from_millis(300));
+        setup.assert_conservative(&lock, &guard).await;
         assert!(other.try_lock().await.unwrap().is_none(), "nobody else gets in");
         sleep(Duration::from_millis(20)).await;
     }

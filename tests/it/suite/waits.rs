@@ -106,6 +106,7 @@ pub async fn hands_over_at_once(setup: Setup) {
         let next = soon("handed over", waiting).await.unwrap().unwrap();
         assert!(start.elapsed() < NEVER / 4, "{:?}", start.elapsed());
         assert!(!next.lease().is_lost());
+        setup.assert_conservative(&lock, &next).await;
         drop(next);
         eventually("free", || async { !lock.is_locked().await }).await;
     }

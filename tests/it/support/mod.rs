@@ -7,7 +7,7 @@ mod random;
 mod server;
 mod setup;
 
-pub use locks::{AnyLock, Kind};
+pub use locks::{AnyGuard, AnyLock, Kind};
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;

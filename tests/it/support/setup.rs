@@ -1,11 +1,11 @@
 //! What a test of the suite is run over: a kind, a topology, and a way to be woken.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::deadpool_redis::{Config, Runtime};
 use redlatch::{Locks, Options};
 
-use super::{AnyLock, Kind, Server, eventually};
+use super::{AnyGuard, AnyLock, Kind, Server, eventually};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
@@ -71,6 +71,14 @@ impl Setup {
         let stats: String = self.server.run(&["INFO", "commandstats"]).await;
         let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
         stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum()
+    }
+
+    /// A lease is never trusted for longer than the server keeps the lock.
+    pub async fn assert_conservative(&self, lock: &AnyLock, guard: &AnyGuard) {
+        let until = guard.lease().valid_until();
+        let pttl: i64 = self.server.run(&["PTTL", lock.key()]).await;
+        let kept = Instant::now() + Duration::from_millis(u64::try_from(pttl).expect("it is held"));
+        assert!(until <= kept, "trusted for {:?} longer than it is kept", until - kept);
     }
 
     /// What every test ends with, once it has dropped its clients: nothing is left, neither in the server
