@@ -42,6 +42,9 @@ struct Book {
     due: BTreeMap<(Moment, u64), Lease>,
     abandoned: BTreeMap<(Moment, u64), Abandoned>,
     entries: u64,
+    /// Until when the task sleeps, unless it is woken. What is due later need not wake it, which is what
+    /// keeps a lock that is soon released from costing a switch of tasks.
+    sleeps_until: Option<Moment>,
     closed: bool,
 }
 
@@ -130,8 +133,14 @@ impl Keeper {
     }
 
     fn take(&self) -> (Result<Round, Option<Moment>>, bool) {
+        let now = Moment::now();
         let mut book = self.book();
-        (book.take(Moment::now()), book.closed)
+        let taken = book.take(now);
+        book.sleeps_until = match taken {
+            Ok(_) => None,
+            Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
+        };
+        (taken, book.closed)
     }
 
     async fn execute(self: Arc<Keeper>, round: Round) {
@@ -221,9 +230,8 @@ impl Book {
         self.entries += 1;
         entry.number.store(self.entries, Ordering::Relaxed);
         entry.due.store(due.as_nanos(), Ordering::Relaxed);
-        let first = self.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
         self.due.insert((due, self.entries), lease.clone());
-        if first {
+        if self.sleeps_until.is_some_and(|until| due < until) {
             bell.notify_one();
         }
     }
