@@ -29,7 +29,10 @@ local function next_token()
     token = math.max(least + 1, now[1] * 1000000 + now[2])
     redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
   end
-  if token > 9007199254740991 then error('the fencing counter is above 2^53') end
+  if token > 9007199254740991 then
+    redis.call('DECR', KEYS[2])
+    error('the fencing counter is at 2^53')
+  end
   return token
 end
 
@@ -52,39 +55,50 @@ local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -1 then return -3 end
 local now = redis.call('TIME')
 local time = now[1] * 1000000 + now[2]
-if waiter ~= '' then
+local function queue()
+  if waiter == '' then return end
   redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', time), waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end
-if holder then return {pttl, time} end
-
-local function grant(_, to, ms)
-  redis.call('SET', KEYS[1], to, 'PX', ms)
+if holder then
+  queue()
+  return {pttl, time}
 end
 
--- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
+local function grant(_, to, until_ms)
+  redis.call('SET', KEYS[1], to, 'PXAT', string.format('%.0f', until_ms))
+end
+
+-- Grants the free lock to the first waiter who can be told, for a claim that ends at a time of the same
+-- clock that the message dates it by. Nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
   local minted, token = pcall(next_token)
   if not minted then return nil end
   local now = redis.call('TIME')
-  local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
+  local time = now[1] * 1000000 + now[2]
+  local news = string.format(' %.0f %.0f ', token, time) .. KEYS[1]
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
     if not waiting or waiting == waiter then return nil, token end
     local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
-      grant(its_owner, heir, claim_ms, token)
+      grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)
       if channel == '' or redis.pcall('PUBLISH', channel, heir .. news) ~= 0 then return claim_ms end
     end
   end
+  return nil, token
 end
 
 -- Free, but others queued first: theirs, if one of them can be told.
 local claimed, token = hand_over()
-if claimed then return {claimed, time} end
+if claimed then
+  queue()
+  return {claimed, time}
+end
 token = floor ~= '' and (token or next_token()) or 0
-grant(nil, attempt, ttl_ms)
+if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
+grant(nil, attempt, math.floor(time / 1000) + ttl_ms, token)
 return token

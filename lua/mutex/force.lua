@@ -12,6 +12,7 @@
 -- Returns  1     taken away: handed to the next waiter, or free
 --          0     nobody held it
 --          -2    the key holds something that is not a mutex; nothing is changed
+--          -3    the key holds something without a ttl; nothing is changed
 --
 -- The former holder learns of it from its next renewal or its release. Delivered twice, it takes the
 -- mutex away once: the heir of the first delivery keeps it.
@@ -26,32 +27,38 @@ local function next_token()
     token = math.max(least + 1, now[1] * 1000000 + now[2])
     redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
   end
-  if token > 9007199254740991 then error('the fencing counter is above 2^53') end
+  if token > 9007199254740991 then
+    redis.call('DECR', KEYS[2])
+    error('the fencing counter is at 2^53')
+  end
   return token
 end
 
-local function grant(_, to, ms)
-  redis.call('SET', KEYS[1], to, 'PX', ms)
+local function grant(_, to, until_ms)
+  redis.call('SET', KEYS[1], to, 'PXAT', string.format('%.0f', until_ms))
 end
 
--- Grants the free lock to the first waiter who can be told, for a claim; nil and a token if there is none.
+-- Grants the free lock to the first waiter who can be told, for a claim that ends at a time of the same
+-- clock that the message dates it by. Nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
   local minted, token = pcall(next_token)
   if not minted then return nil end
   local now = redis.call('TIME')
-  local news = string.format(' %.0f %.0f ', token, now[1] * 1000000 + now[2]) .. KEYS[1]
+  local time = now[1] * 1000000 + now[2]
+  local news = string.format(' %.0f %.0f ', token, time) .. KEYS[1]
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
     if not waiting or waiting == waiter then return nil, token end
     local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
-      grant(its_owner, heir, claim_ms, token)
+      grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)
       if channel == '' or redis.pcall('PUBLISH', channel, heir .. news) ~= 0 then return claim_ms end
     end
   end
+  return nil, token
 end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
@@ -67,6 +74,7 @@ if ended_ms > 0 then
 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return once(-2) end
+if redis.call('PTTL', KEYS[1]) == -1 then return once(-3) end
 local answer = holder and once(1) or once(0)
 if not hand_over() then redis.call('DEL', KEYS[1]) end
 return answer
