@@ -207,7 +207,7 @@ impl Lock {
 
     pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
         let attempt = self.attempt(kind);
-        let reply = self.client.node.call(&attempt.force(self.client.node.floor())).await?;
+        let reply = self.client.node.call(&attempt.force()).await?;
         match reply.answer()? {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => Ok(true),

@@ -64,7 +64,8 @@ impl Mutex {
     ///
     /// # Cancel safety
     /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
-    /// what was granted meanwhile is given back at once.
+    /// what was granted meanwhile is given back at once. One that was polled and is then neither polled
+    /// nor dropped keeps its place, and the tasks of this client behind it waiting.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         acquire(&self.lock.target(&MUTEX, None)).await.map(|held| MutexGuard { held })
     }
@@ -171,7 +172,8 @@ impl MutexGuard {
     /// # Errors
     /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
     /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
-    /// [`Error::Redis`] if the server fails; the release then goes on in the background.
+    /// [`Error::Redis`] if the server fails: the release then goes on in the background, or was done
+    /// already, and whether the lease had lasted until then is not known.
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.

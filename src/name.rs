@@ -47,8 +47,10 @@ impl Name {
             if tagged { format!("{lock}:{suffix}") } else { format!("{{{lock}}}:{suffix}") }
         };
         let (fence, waiters, ended) = (companion(FENCE), companion(WAITERS), companion(ENDED));
-        // A tagged key may look like the companion of a shorter one: `{a}:fence` belongs to `{a}`.
-        if tagged && belongs_to_another(&lock) {
+        // A tagged key may look like a companion: `{a}:fence` belongs to `{a}`. And the companions of `{a}`
+        // would be those of `a`.
+        let is_tag = lock.starts_with('{') && lock.find('}') == Some(lock.len() - 1);
+        if tagged && (is_tag || belongs_to_another(&lock)) {
             return Err(problem(NameProblem::Reserved));
         }
         Ok(Name(Arc::new(Keys { prefix: prefix.len(), lock, fence, waiters, ended })))
@@ -152,8 +154,9 @@ pub enum NameProblem {
     /// A `}` without a hash tag: what belongs to the lock could not share its slot in a cluster.
     #[error("it has a `}}` but no hash tag before it, like `{{tag}}`")]
     BrokenHashTag,
-    /// It is the key of something that belongs to another lock, like `{a}:fence`.
-    #[error("it is a key that belongs to another lock")]
+    /// It is the key of something that belongs to another lock, like `{a}:fence`, or shares what belongs to
+    /// one, as `{a}` does with `a`.
+    #[error("it is, or shares, a key that belongs to another lock")]
     Reserved,
 }
 
@@ -167,7 +170,7 @@ mod tests {
 
     #[test]
     fn companions_share_the_slot_of_the_lock() {
-        for key in ["plain", "a b", "tag:{x}", "{x}", "{x}}y", "open{", "{", "x{y}z{w}", "\n\0🔒"] {
+        for key in ["plain", "a b", "tag:{x}", "{x}y", "{x}}y", "open{", "{", "x{y}z{w}", "\n\0🔒"] {
             let name = Name::new("", key).unwrap();
             let slot = |key: &str| hash_tag(key).unwrap_or(key).to_owned();
             for companion in [name.fence(), name.waiters(), &name.ended("1")] {
@@ -188,7 +191,7 @@ mod tests {
 
     #[test]
     fn names_of_companions_are_refused() {
-        for name in ["{a}:fence", "x{a}y:waiters", "{a}:ended:1", "{a}:b:ended:2"] {
+        for name in ["{a}", "{a}:fence", "x{a}y:waiters", "{a}:ended:1", "{a}:b:ended:2"] {
             assert_eq!(problem(name), Some(NameProblem::Reserved), "{name}");
         }
         for name in ["a:fence", "{a}fence", "{a}:fences", "ended:{a}", "{a}:ended"] {

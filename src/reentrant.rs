@@ -80,7 +80,8 @@ impl ReentrantLock {
     ///
     /// # Cancel safety
     /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
-    /// what was granted meanwhile is given back at once.
+    /// what was granted meanwhile is given back at once. One that was polled and is then neither polled
+    /// nor dropped keeps its place, and the tasks of this client behind it waiting.
     pub async fn lock(&self, owner: &Owner) -> Result<ReentrantGuard, Error> {
         let target = self.lock.target(&REENTRANT, Some(owner));
         match self.nested(&target)? {
@@ -227,7 +228,8 @@ impl ReentrantGuard {
     /// # Errors
     /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
     /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
-    /// [`Error::Redis`] if the server fails; the release then goes on in the background.
+    /// [`Error::Redis`] if the server fails: the release then goes on in the background, or was done
+    /// already, and whether the lease had lasted until then is not known.
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
@@ -236,6 +238,7 @@ impl ReentrantGuard {
     }
 
     /// Ends the renewal of this hold without releasing it: the owner keeps the lock until the ttl is over.
+    /// With [`Nesting::Local`] guards share a hold: it is lost to the others.
     pub fn leak(self) {
         self.shared.held().leak();
     }

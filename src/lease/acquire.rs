@@ -8,16 +8,19 @@ use tokio::time::{sleep, timeout};
 use super::held::{Armed, Held};
 use super::turnstile::Pass;
 use super::validity::Sighting;
-use super::{Attempt, Client, Kind, Lease};
+use super::{Attempt, Client, Kind, LONGEST_SLEEP, Lease};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Fencing, Options, Renewal};
-use crate::wire::{Answer, Failure, Mailbox};
+use crate::wire::{Answer, Failure, Mailbox, Node};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
+
+/// The longest between two looks of one who may have got the lock elsewhere while he queues here.
+const LONGEST_LOOK: Duration = Duration::from_secs(8);
 
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -42,8 +45,8 @@ impl Target {
 
     /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
     fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
-        let cap = self.options.poll_cap;
-        let cap = if told { cap } else { cap.min(UNTOLD_POLL) };
+        // Whom no message reaches must look before his claim is over.
+        let cap = if told { attempt.claim() / 2 } else { UNTOLD_POLL }.min(self.options.poll_cap);
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
     }
 
@@ -65,21 +68,18 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
 
 /// Waits for at most `limit`, whatever it is that takes the time.
 pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
-    let mut trouble = None;
-    match timeout(limit, wait(target, &mut trouble)).await {
+    match timeout(limit, acquire(target)).await {
         Ok(outcome) => outcome,
-        // Nobody had the lock, as far as is known: it was the server that failed.
-        Err(_) => Err(trouble.unwrap_or(Error::TimedOut { name: target.name.clone(), waited: limit })),
+        Err(_) => Err(match target.client.node.outage() {
+            // Nobody had the lock, as far as is known: it was the server that failed.
+            Some((_, failure)) => failure.into(),
+            None => Error::TimedOut { name: target.name.clone(), waited: limit },
+        }),
     }
 }
 
-/// Waits for as long as it takes.
+/// Waits for as long as it takes: the loop.
 pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
-    wait(target, &mut None).await
-}
-
-/// The loop. `trouble` says with what the latest request failed, while it does.
-async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Error> {
     let client = &target.client;
     let _front = match client.turnstiles.try_enter(&target.name) {
         Some(pass) => pass,
@@ -99,24 +99,21 @@ async fn wait(target: &Target, trouble: &mut Option<Error>) -> Result<Held, Erro
             Asked::Granted(held) => return Ok(held),
             Asked::Refused(error) => return Err(error),
             Asked::TooLate => {
-                seat = if seat.mailbox.is_some() { Seat::told(target) } else { Seat::polling(target) };
+                seat = Seat::new(target, seat.mailbox.is_some());
                 patience.fails(|| target.lost())?
             }
             Asked::Failed(armed, failure) => {
-                *trouble = Some(failure.clone().into());
                 seat.armed = armed;
                 patience.fails(|| failure.into())?
             }
             Asked::Busy { armed, free_in, sighting, generation } => {
-                *trouble = None;
                 seat.armed = armed;
                 seat.sighted =
                     subscription.map(|subscription| Sighted { sighting, generation, subscription });
                 patience.restore(!seat.waiter.is_empty());
                 if seat.waiter.is_empty() {
                     // First listen, then look again, then sleep.
-                    seat =
-                        if client.wakeups.start().await { Seat::told(target) } else { Seat::polling(target) };
+                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);
                     continue;
                 }
                 if seat.mailbox.is_some() && client.wakeups.subscription().is_none() {
@@ -144,19 +141,26 @@ enum Inside {
 async fn queue_inside(target: &Target) -> Result<Inside, Error> {
     let front = target.client.turnstiles.enter(&target.name);
     tokio::pin!(front);
+    let patience = Patience::new(target);
+    let mut look_at = Moment::now();
+    let mut pause = target.options.poll_cap;
     loop {
-        let pause = if target.kind.reenters {
+        if target.kind.reenters && Moment::now() >= look_at {
             match ask(target.arm(), "").await {
                 Asked::Granted(held) => return Ok(Inside::Entered(held)),
                 Asked::Refused(error) => return Err(error),
-                Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => target.options.poll_cap,
+                Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => {}
             }
-        } else {
-            Duration::MAX
-        };
-        if let Ok(pass) = timeout(pause, front.as_mut()).await {
+            look_at = Moment::now() + pause;
+            pause = (pause * 2).min(LONGEST_LOOK);
+        }
+        let until_look = look_at.since(Moment::now()).max(Duration::from_millis(1));
+        let nap = if target.kind.reenters { until_look.min(LONGEST_SLEEP) } else { LONGEST_SLEEP };
+        if let Ok(pass) = timeout(nap, front.as_mut()).await {
             return Ok(Inside::Front(pass));
         }
+        // A crowd must not run out of patience one after the other.
+        patience.check()?;
     }
 }
 
@@ -182,7 +186,7 @@ enum Asked {
 /// Dropped, the attempt is abandoned: what it is granted is given back at once.
 async fn ask(mut armed: Armed, waiter: &str) -> Asked {
     let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
-    let call = attempt.acquire(client.node.floor(), waiter);
+    let call = attempt.acquire(waiter);
     armed.sends(waiter);
     let sent = Moment::now();
     let outcome = client.node.call(&call).await;
@@ -206,14 +210,21 @@ async fn ask(mut armed: Armed, waiter: &str) -> Asked {
             let server = time.unsigned_abs();
             client.node.observe(server);
             let free_in = Duration::from_millis(free_in.unsigned_abs());
-            let generation = client.node.generation();
+            let generation = reply.generation;
             Asked::Busy { armed, free_in, sighting: Sighting { sent, server }, generation }
         }
-        Ok(Answer::Final(answer)) => {
-            Asked::Refused(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
-        }
-        Err(failure) => Asked::Refused(failure.into()),
+        Ok(Answer::Final(answer)) => match attempt.refusal(answer) {
+            Some(error) => Asked::Refused(error),
+            None => not_understood(armed, reply.unexpected()),
+        },
+        Err(failure) => not_understood(armed, failure),
     }
+}
+
+/// An answer outside the contract may mean anything, a grant as well.
+fn not_understood(armed: Armed, failure: Failure) -> Asked {
+    armed.give_back();
+    Asked::Refused(failure.into())
 }
 
 /// How an attempt waits: in the queue or not, told or looking.
@@ -248,6 +259,10 @@ impl Seat {
         let channel = target.client.wakeups.channel();
         (seat.waiter, seat.claim) = seat.armed.attempt.waiter(Some(channel), seat.poll);
         seat
+    }
+
+    fn new(target: &Target, told: bool) -> Seat {
+        if told { Seat::told(target) } else { Seat::polling(target) }
     }
 
     fn polling(target: &Target) -> Seat {
@@ -302,7 +317,8 @@ impl Seat {
 
 /// How long a server may fail before a waiter gives up on it: a newcomer soon, one who has queued
 /// after a ttl, since nothing of what he waited for can have outlasted that.
-struct Patience {
+struct Patience<'a> {
+    node: &'a Node,
     newcomers: Duration,
     queued: Duration,
     has_queued: bool,
@@ -310,11 +326,12 @@ struct Patience {
     pause: Duration,
 }
 
-impl Patience {
-    fn new(target: &Target) -> Patience {
-        let newcomers = 2 * target.client.node.limit();
+impl Patience<'_> {
+    fn new(target: &Target) -> Patience<'_> {
+        let node = &*target.client.node;
+        let newcomers = 2 * node.limit();
         let queued = newcomers.max(target.options.ttl);
-        Patience { newcomers, queued, has_queued: false, failing_since: None, pause: PAUSES.0 }
+        Patience { node, newcomers, queued, has_queued: false, failing_since: None, pause: PAUSES.0 }
     }
 
     fn restore(&mut self, queued: bool) {
@@ -327,6 +344,8 @@ impl Patience {
     fn fails(&mut self, error: impl FnOnce() -> Error) -> Result<Duration, Error> {
         let now = Moment::now();
         let since = *self.failing_since.get_or_insert(now);
+        // Others may have found out before.
+        let since = self.node.outage().map_or(since, |(earlier, _)| earlier.min(since));
         let limit = if self.has_queued { self.queued } else { self.newcomers };
         if now.since(since) >= limit {
             return Err(error());
@@ -334,5 +353,13 @@ impl Patience {
         let pause = self.pause;
         self.pause = (self.pause * 2).min(PAUSES.1);
         Ok(pause)
+    }
+
+    /// The failure that others have met with for as long as a newcomer is patient.
+    fn check(&self) -> Result<(), Error> {
+        match self.node.outage() {
+            Some((since, failure)) if Moment::now().since(since) >= self.newcomers => Err(failure.into()),
+            _ => Ok(()),
+        }
     }
 }

@@ -46,10 +46,14 @@ impl Attempt {
     /// How this attempt stands in the queue, told through `channel` or looking every `poll`; and its
     /// claim: for how long the lock is kept for it once it is handed over.
     pub(super) fn waiter(&self, channel: Option<&str>, poll: Duration) -> (String, Duration) {
-        let claim = self.options.ttl.min(CLAIM);
-        let claim = if channel.is_some() { claim } else { claim.max(10 * poll) };
+        let claim = if channel.is_some() { self.claim() } else { 10 * poll };
         let (text, owner, channel) = (&self.text, &self.owner, channel.unwrap_or_default());
         (format!("{text} {} {owner} {channel}", claim.as_millis()), claim)
+    }
+
+    /// For how long the lock is kept for one who is told.
+    pub(super) fn claim(&self) -> Duration {
+        self.options.ttl.min(CLAIM)
     }
 
     /// What a script of any kind may refuse with.
@@ -67,42 +71,44 @@ impl Attempt {
         validity::trusted(ttl, self.options.drift)
     }
 
-    pub(super) fn acquire(&self, floor: u64, waiter: &str) -> Call {
+    pub(super) fn acquire<'a>(&'a self, waiter: &'a str) -> Call<'a> {
         let call = Call::new(&self.kind.acquire, &self.keys())
-            .arg(&self.owner)
-            .arg(&self.text)
-            .arg(millis(self.options.ttl));
+            .text(&self.owner)
+            .text(&self.text)
+            .number(millis(self.options.ttl));
         let call = match self.options.fencing {
-            Fencing::On => call.arg(floor),
-            Fencing::Off => call.arg(""),
+            Fencing::On => call.floor(),
+            Fencing::Off => call.text(""),
         };
-        let call = call.arg(self.options.max_depth);
-        if waiter.is_empty() { call } else { call.arg(waiter) }
+        let call = call.number(self.options.max_depth.into());
+        if waiter.is_empty() { call } else { call.text(waiter) }
     }
 
-    pub(super) fn renew(&self, ttl: Duration) -> Call {
-        Call::new(&self.kind.renew, &[self.name.key()]).arg(&self.owner).arg(&self.text).arg(millis(ttl))
+    /// Extends the lease; with no ttl it only asks, since a further hold never shortens what is left.
+    pub(super) fn renew(&self, ttl: Option<Duration>) -> Call<'_> {
+        let ttl = ttl.map_or(1, millis);
+        Call::new(&self.kind.renew, &[self.name.key()]).text(&self.owner).text(&self.text).number(ttl)
     }
 
-    /// Gives up what the attempt holds. With `for_good` it also leaves the queue, and the server refuses
-    /// what may still be under way of it.
-    pub(super) fn release(&self, floor: u64, for_good: bool, waiter: &str) -> Call {
-        self.ending(&self.kind.release, floor, for_good, waiter)
+    /// Gives up what the attempt holds and its place in the queue. With `for_good` the server also
+    /// refuses what may still be under way of it.
+    pub(super) fn release<'a>(&'a self, for_good: bool, waiter: &'a str) -> Call<'a> {
+        let call = self.ending(&self.kind.release, for_good);
+        if waiter.is_empty() { call } else { call.text(waiter) }
     }
 
     /// Takes the lock away from whoever holds it. This attempt only names the request.
-    pub(crate) fn force(&self, floor: u64) -> Call {
-        self.ending(&self.kind.force, floor, true, "")
+    pub(crate) fn force(&self) -> Call<'_> {
+        self.ending(&self.kind.force, true)
     }
 
-    fn ending(&self, script: &'static Script, floor: u64, for_good: bool, waiter: &str) -> Call {
+    fn ending(&self, script: &'static Script, for_good: bool) -> Call<'_> {
         let keys = self.keys();
-        let call = Call::new(script, if for_good { &keys } else { &keys[..3] })
-            .arg(&self.owner)
-            .arg(&self.text)
-            .arg(if for_good { millis(REMEMBERED) } else { 0 })
-            .arg(floor);
-        if waiter.is_empty() { call } else { call.arg(waiter) }
+        Call::new(script, if for_good { &keys } else { &keys[..3] })
+            .text(&self.owner)
+            .text(&self.text)
+            .number(if for_good { millis(REMEMBERED) } else { 0 })
+            .floor()
     }
 
     fn keys(&self) -> [&str; 4] {

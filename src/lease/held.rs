@@ -52,7 +52,7 @@ impl Armed {
     pub(super) fn learns(&mut self, outcome: &Result<Reply, Failure>) {
         self.in_flight = false;
         self.unsettled |= match outcome {
-            Ok(reply) => reply.resent,
+            Ok(reply) => reply.resent.is_some(),
             Err(failure) => failure.is_unknown(),
         };
     }
@@ -117,20 +117,21 @@ impl Held {
     /// Dropped, it goes on in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
         if self.armed.is_disarmed() {
-            return Ok(()); // leaked by one of several guards
+            return Err(Error::Lost { name: self.lease.name().clone() }); // leaked by another guard on it
         }
         let (client, attempt) = (Arc::clone(&self.armed.client), Arc::clone(&self.armed.attempt));
         let lost_before = self.lease.is_lost();
         client.keeper.forget(&self.lease);
         let for_good = self.armed.ends_for_good();
-        let call = attempt.release(client.node.floor(), for_good, &self.armed.waiter);
+        let call = attempt.release(for_good, &self.armed.waiter);
         let lost = || Error::Lost { name: attempt.name.clone() };
-        let mut sent_before = false;
+        // An earlier delivery of the release may have run; then nothing is left to be found held.
+        let mut doubt = None;
         for tries_left in (0..RELEASE_TRIES).rev() {
             let reply = match client.node.call(&call).await {
                 Ok(reply) => reply,
                 Err(failure) if failure.is_passing() && tries_left > 0 => {
-                    sent_before |= failure.is_unknown();
+                    doubt = doubt.or(failure.is_unknown().then_some(failure));
                     continue;
                 }
                 Err(failure) => return Err(failure.into()),
@@ -140,9 +141,11 @@ impl Held {
             return match answer {
                 _ if lost_before => Err(lost()),
                 1.. => Ok(()),
-                // An earlier delivery may have been the one that released.
-                0 if sent_before || reply.resent => Ok(()),
-                0 => Err(Error::NotHeld { name: attempt.name.clone() }),
+                0 => Err(match doubt.or_else(|| reply.resent.clone()) {
+                    // Released by an earlier delivery, or lost before: never to be taken for a success.
+                    Some(failure) => failure.into(),
+                    None => Error::NotHeld { name: attempt.name.clone() },
+                }),
                 _ => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
             };
         }
@@ -152,6 +155,7 @@ impl Held {
     /// From now on this is never released: once it is dropped, it ends with its ttl.
     pub(crate) fn leak(&self) {
         self.armed.disarm();
+        self.armed.client.keeper.forget(&self.lease);
     }
 }
 

@@ -13,7 +13,7 @@ use super::{Attempt, LONGEST_SLEEP, Lease};
 use crate::clock::Moment;
 use crate::event::event;
 use crate::options::Renewal;
-use crate::wire::{Answer, Call, Node, Reply};
+use crate::wire::{Answer, Call, Failure, Node, Reply};
 
 /// How many requests travel in one pipeline.
 const ROUND: usize = 128;
@@ -22,7 +22,7 @@ const ROUNDS: usize = 16;
 /// How many dropped attempts are remembered. Beyond it one is left to its ttl: with a server that is
 /// down for long, memory must not grow with every caller that gives up.
 const ABANDONED: usize = 65_536;
-/// How long a dropped attempt is pursued beyond its ttl.
+/// How long a dropped attempt is pursued beyond its ttl once its client is gone.
 const PURSUIT: Duration = Duration::from_secs(10);
 /// The pause before a request without an answer is sent again: the least, and the most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -66,7 +66,8 @@ struct Abandoned {
 /// What one pipeline does.
 #[derive(Default)]
 struct Round {
-    renewals: Vec<(Lease, Duration)>,
+    /// With what to extend them; those that are not extended are only asked about.
+    renewals: Vec<(Lease, Option<Duration>)>,
     releases: Vec<Abandoned>,
 }
 
@@ -86,12 +87,13 @@ impl Keeper {
 
     /// Renews a lease from now on, if its options say so.
     pub(super) fn schedule(&self, lease: &Lease) {
-        if lease.options().renewal == Renewal::Automatic
-            && let Some(until) = lease.0.deadline.get()
-        {
-            let third = until.since(lease.0.at) / 3;
-            self.book().insert(lease, lease.0.at + third, &self.bell);
-        }
+        let due = match lease.options().renewal {
+            Renewal::Automatic => lease.0.at + lease.until().since(lease.0.at) / 3,
+            // Not renewed, but asked about if another hold of its owner turns out to be lost.
+            Renewal::Never if lease.0.attempt.kind.reenters => lease.until(),
+            Renewal::Never => return,
+        };
+        self.book().insert(lease, due, &self.bell);
     }
 
     /// Never renews the lease again, and ends the trust in it.
@@ -144,69 +146,91 @@ impl Keeper {
     }
 
     async fn execute(self: Arc<Keeper>, round: Round) {
-        let floor = self.node.floor();
         let renewals = round.renewals.iter().map(|(lease, ttl)| lease.0.attempt.renew(*ttl));
-        let releases = round.releases.iter().map(|it| it.attempt.release(floor, it.for_good, &it.waiter));
-        let calls: Vec<Call> = renewals.chain(releases).collect();
+        let releases = round.releases.iter().map(|it| it.attempt.release(it.for_good, &it.waiter));
+        let calls: Vec<Call<'_>> = renewals.chain(releases).collect();
+        // A silent connection must leave time for another one before the shortest lease is over.
+        let shortest = round.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
+        let limit = shortest.map_or(self.node.limit(), |ttl| ttl / 4);
         let sent = Moment::now();
-        let mut answers = self.node.call_all(&calls).await.into_iter();
-        let now = Moment::now();
-        let (mut gone, mut late, mut retries) = (Vec::new(), Vec::new(), Vec::new());
-        for ((lease, ttl), answer) in round.renewals.into_iter().zip(answers.by_ref()) {
-            match answer.as_ref().map(Reply::answer) {
-                Ok(Ok(Answer::Final(time @ 1..))) => {
-                    self.node.observe(time.unsigned_abs());
-                    if lease.extend(sent, ttl) {
-                        retries.push((lease, sent + ttl / 3));
-                    } else {
-                        late.push(lease);
-                    }
-                }
-                Ok(Ok(Answer::Final(0 | -2))) => gone.push(lease),
-                // Unknown: the deadline stays where it is, and is what ends the trying.
-                _ if lease.is_lost() => late.push(lease),
-                _ => {
-                    event!(warn, lock = %lease.name(), ?answer, "cannot renew a lease: trying again");
-                    let pause = (lease.options().ttl / 30).clamp(PAUSES.0, PAUSES.1);
-                    retries.push((lease, now + pause));
-                }
-            }
-        }
-        let unanswered = round.releases.into_iter().zip(answers).filter_map(|(mut it, answer)| {
-            let failure = answer.and_then(|reply| reply.answer()).err()?;
-            it.for_good |= failure.is_unknown();
-            let goes_on = failure.is_passing() && now < it.give_up;
-            if !goes_on {
-                event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
-            }
-            goes_on.then_some(it)
+        let mut answers = self.node.call_all(&calls, limit).await.into_iter();
+        let renewed = answers.by_ref().take(round.renewals.len()).collect::<Vec<_>>();
+        let released: Vec<_> = answers.collect();
+        let gone = round.renewals.into_iter().zip(renewed).filter_map(|((lease, ttl), answer)| {
+            let gone = self.conclude_renewal(&lease, ttl, sent, &answer);
+            gone.then_some(lease)
         });
-        self.conclude(gone, late, retries, unanswered);
+        let gone: Vec<Lease> = gone.collect();
+        for (it, answer) in round.releases.into_iter().zip(released) {
+            self.conclude_release(it, &answer.and_then(|reply| reply.answer()));
+        }
+        self.book().hurry(&gone);
+        self.bell.notify_one();
     }
 
-    fn conclude(
+    /// True if the server says that the lease is over.
+    fn conclude_renewal(
         &self,
-        gone: Vec<Lease>,
-        late: Vec<Lease>,
-        retries: Vec<(Lease, Moment)>,
-        unanswered: impl Iterator<Item = Abandoned>,
-    ) {
-        for lease in gone.iter().chain(&late) {
-            event!(error, lock = %lease.name(), "lost a lease");
-            self.forget(lease);
-        }
-        for lease in late {
-            // It was given up here, but the server may still keep it: only the answers may have been lost.
-            self.abandon(Arc::clone(&lease.0.attempt), true, String::new());
-        }
+        lease: &Lease,
+        ttl: Option<Duration>,
+        sent: Moment,
+        answer: &Result<Reply, Failure>,
+    ) -> bool {
         let mut book = self.book();
-        for (lease, due) in retries {
-            book.insert(&lease, due, &self.bell);
+        if lease.0.entry.over.load(Ordering::Relaxed) {
+            return false; // given back meanwhile: whatever the answer, it is nobody's business any more
         }
-        unanswered.for_each(|it| book.pursue(it, Moment::now() + PAUSES.1 / 2));
-        book.hurry(&gone);
+        match answer.as_ref().map(Reply::answer) {
+            Ok(Ok(Answer::Final(time @ 1..))) => {
+                self.node.observe(time.unsigned_abs());
+                match ttl {
+                    Some(ttl) if lease.extend(sent, ttl) => book.insert(lease, sent + ttl / 3, &self.bell),
+                    None if !lease.is_lost() => book.insert(lease, lease.until(), &self.bell),
+                    _ => self.lose_late(book, lease),
+                }
+                false
+            }
+            Ok(Ok(Answer::Final(0 | -2))) => {
+                event!(error, lock = %lease.name(), "lost a lease: the server has ended it");
+                book.strike(lease);
+                lease.end();
+                true
+            }
+            // Unknown: the deadline stays where it is, and is what ends the trying.
+            _ if lease.is_lost() => {
+                self.lose_late(book, lease);
+                false
+            }
+            _ => {
+                event!(warn, lock = %lease.name(), ?answer, "cannot renew a lease: trying again");
+                let pause = (lease.options().ttl / 30).clamp(PAUSES.0, PAUSES.1);
+                book.insert(lease, Moment::now() + pause, &self.bell);
+                false
+            }
+        }
+    }
+
+    /// Its deadline has passed here, but the server may still keep it: the answers may have been lost.
+    fn lose_late(&self, mut book: MutexGuard<'_, Book>, lease: &Lease) {
+        event!(error, lock = %lease.name(), "lost a lease: it was not renewed in time");
+        book.strike(lease);
         drop(book);
-        self.bell.notify_one();
+        lease.end();
+        self.abandon(Arc::clone(&lease.0.attempt), true, String::new());
+    }
+
+    fn conclude_release(&self, mut it: Abandoned, answer: &Result<Answer, Failure>) {
+        let Err(failure) = answer else { return };
+        let now = Moment::now();
+        let mut book = self.book();
+        // For as long as the server cannot be reached, it may still have the attempt in its queue. Once the
+        // client is gone, nobody waits for that long.
+        if failure.is_passing() && (!book.closed || now < it.give_up) {
+            it.for_good |= failure.is_unknown();
+            book.pursue(it, now + PAUSES.1 / 2);
+        } else {
+            event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
+        }
     }
 
     /// Poisoning does not matter: nothing under this lock panics.
@@ -261,8 +285,9 @@ impl Book {
             && first.key().0 <= now
         {
             let lease = first.remove();
+            let ttl = lease.next_ttl(now);
             // Held for as long as it may be: it is left to its deadline.
-            if let Some(ttl) = lease.next_ttl(now) {
+            if ttl.is_some() || (lease.0.attempt.kind.reenters && !lease.is_lost()) {
                 round.renewals.push((lease, ttl));
             }
         }

@@ -29,7 +29,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::name::Name;
-use crate::options::Options;
+use crate::options::{Options, Renewal};
 use crate::wire::Script;
 use validity::Deadline;
 
@@ -89,7 +89,7 @@ impl Lease {
     }
 
     /// The number of this lease, larger than those of all earlier leases on this lock; `None` if
-    /// [fencing](Options::fencing) is off.
+    /// [fencing](Options::fencing) is off, or was for the hold that this one is nested in.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.0.token
     }
@@ -163,9 +163,17 @@ impl Lease {
         self.0.bell.notify_waiters();
     }
 
-    /// For how long to renew next; `None` once it has been held for as long as it may be.
+    /// Its deadline; now, if it is over.
+    fn until(&self) -> Moment {
+        self.0.deadline.get().unwrap_or_else(Moment::now)
+    }
+
+    /// For how long to renew next; `None` if it is not renewed (any more).
     fn next_ttl(&self, now: Moment) -> Option<Duration> {
         let options = &self.0.attempt.options;
+        if options.renewal == Renewal::Never {
+            return None;
+        }
         let left =
             options.max_hold.map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.at)));
         let ttl = options.ttl.min(left);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, RedisError};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 /// Where connections come from.
@@ -19,9 +20,9 @@ pub(crate) enum Dial {
 }
 
 impl Dial {
-    pub(super) async fn connect(&self, limit: Duration) -> Result<MultiplexedConnection, RedisError> {
+    pub(super) async fn connect(self, limit: Duration) -> Result<MultiplexedConnection, RedisError> {
         let dialled = async {
-            match self {
+            match &self {
                 Dial::Client(client) => {
                     client.get_multiplexed_async_connection_with_config(&config(limit)).await
                 }
@@ -58,6 +59,7 @@ pub(super) fn too_slow() -> RedisError {
 pub(super) struct Link {
     dial: Dial,
     limit: Duration,
+    runtime: Handle,
     current: RwLock<Option<Connected>>,
     /// Held by the one that connects, while the others wait for what comes of it.
     connecting: tokio::sync::Mutex<()>,
@@ -73,10 +75,12 @@ pub(super) struct Connected {
 }
 
 impl Link {
+    /// To be called on the runtime that the client lives on.
     pub(super) fn new(dial: Dial, limit: Duration) -> Link {
         Link {
             dial,
             limit,
+            runtime: Handle::current(),
             current: RwLock::new(None),
             connecting: tokio::sync::Mutex::new(()),
             tries: AtomicU64::new(0),
@@ -117,7 +121,10 @@ impl Link {
         }
         let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
         let connected = async {
-            let mut connection = self.dial.connect(self.limit).await?;
+            // On the client's runtime, where what drives the connection outlives the caller.
+            let dialled = self.runtime.spawn(self.dial.clone().connect(self.limit)).await;
+            let mut connection =
+                dialled.map_err(|error| RedisError::from(std::io::Error::other(error)))??;
             greet(&mut connection).await?;
             Ok(connection)
         };

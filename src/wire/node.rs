@@ -1,6 +1,7 @@
 //! One Redis deployment that scripts are run on.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -8,6 +9,7 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 
 use super::link::{Connected, Link, is_spent};
 use super::{Call, Dial, Failure, Reply};
+use crate::clock::Moment;
 
 /// How far the floor may lag behind the server's clock, in microseconds. Each raise sends the next
 /// grant of every lock through the slower branch once.
@@ -19,11 +21,20 @@ pub(crate) struct Node {
     link: Link,
     limit: Duration,
     floor: AtomicU64,
+    outage: Mutex<Option<(Moment, Failure)>>,
+    /// Whether there is an outage, so that nobody locks to find that there is none.
+    fails: AtomicBool,
 }
 
 impl Node {
     pub(crate) fn new(dial: Dial, limit: Duration) -> Node {
-        Node { link: Link::new(dial, limit), limit, floor: AtomicU64::new(0) }
+        Node {
+            link: Link::new(dial, limit),
+            limit,
+            floor: AtomicU64::new(0),
+            outage: Mutex::new(None),
+            fails: AtomicBool::new(false),
+        }
     }
 
     /// The longest that one request takes.
@@ -74,52 +85,85 @@ impl Node {
         }
     }
 
+    /// Since when the node has failed, and how, if it does.
+    pub(crate) fn outage(&self) -> Option<(Moment, Failure)> {
+        if self.fails.load(Ordering::Relaxed) { self.outage_lock().clone() } else { None }
+    }
+
     /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if the
     /// connection turns out to be broken, which every script must tolerate.
     ///
     /// # Cancel safety
     /// A request that was begun may run, now or later, after this future is dropped.
-    pub(crate) async fn call(&self, call: &Call) -> Result<Reply, Failure> {
+    pub(crate) async fn call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
+        let outcome = self.try_call(call).await;
+        self.note(outcome.as_ref().err());
+        outcome
+    }
+
+    async fn try_call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let script = call.script();
-        let mut resent = false;
+        let mut resent = None;
         loop {
             let Connected { mut connection, generation } =
                 self.linked().await.map_err(|source| Failure::unsent(script, source))?;
-            let error = match run(&mut connection, call).await {
-                Ok(value) => return Ok(Reply { script, value, resent }),
+            let error = match run(&mut connection, call, self.floor()).await {
+                Ok(value) => return Ok(Reply { script, value, generation, resent }),
                 Err(error) => error,
             };
             if is_spent(&error) {
                 self.link.drop_generation(generation);
             }
-            if resent || !error.is_connection_dropped() {
-                return Err(Failure::sent(script, error));
+            let broken = error.is_connection_dropped();
+            let failure = Failure::sent(script, error);
+            if resent.is_some() || !broken {
+                return Err(failure);
             }
-            resent = true;
+            resent = Some(failure);
         }
     }
 
-    /// Runs many scripts in one pipeline, with an answer for each.
-    pub(crate) async fn call_all(&self, calls: &[Call]) -> Vec<Result<Reply, Failure>> {
-        let unsent = |source: RedisError| -> Vec<_> {
-            calls.iter().map(|call| Err(Failure::unsent(call.script(), source.clone()))).collect()
-        };
+    /// Runs many scripts in one pipeline, with an answer for each, waiting no longer than `limit` for them.
+    pub(crate) async fn call_all(&self, calls: &[Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
         let Connected { mut connection, generation } = match self.linked().await {
             Ok(link) => link,
-            Err(source) => return unsent(source),
+            Err(source) => {
+                let unsent = |call: &Call<'_>| Err(Failure::unsent(call.script(), source.clone()));
+                return calls.iter().map(unsent).collect();
+            }
         };
-        let answers = run_all(&mut connection, calls).await;
-        let reply = |(call, answer): (&Call, Result<Value, RedisError>)| {
+        connection.set_response_timeout(limit.min(self.limit));
+        let answers = run_all(&mut connection, calls, self.floor()).await;
+        let reply = |(call, answer): (&Call<'_>, Result<Value, RedisError>)| {
             if answer.as_ref().is_err_and(is_spent) {
                 self.link.drop_generation(generation);
             }
             let script = call.script();
             match answer {
-                Ok(value) => Ok(Reply { script, value, resent: false }),
+                Ok(value) => Ok(Reply { script, value, generation, resent: None }),
                 Err(source) => Err(Failure::sent(script, source)),
             }
         };
         calls.iter().zip(answers).map(reply).collect()
+    }
+
+    fn note(&self, failure: Option<&Failure>) {
+        match failure.filter(|failure| failure.is_passing()) {
+            Some(failure) => {
+                self.outage_lock().get_or_insert_with(|| (Moment::now(), failure.clone()));
+                self.fails.store(true, Ordering::Relaxed);
+            }
+            None if self.fails.load(Ordering::Relaxed) => {
+                *self.outage_lock() = None;
+                self.fails.store(false, Ordering::Relaxed);
+            }
+            None => {}
+        }
+    }
+
+    /// Poisoning does not matter: nothing under this lock panics.
+    fn outage_lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,19 +171,27 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-async fn run(connection: &mut MultiplexedConnection, call: &Call) -> Result<Value, RedisError> {
-    match call.by_sha1().query_async(connection).await {
-        Err(error) if is_unknown_script(&error) => call.by_source().query_async(connection).await,
+async fn run(
+    connection: &mut MultiplexedConnection,
+    call: &Call<'_>,
+    floor: u64,
+) -> Result<Value, RedisError> {
+    match call.by_sha1(floor).query_async(connection).await {
+        Err(error) if is_unknown_script(&error) => call.by_source(floor).query_async(connection).await,
         answer => answer,
     }
 }
 
-async fn run_all(connection: &mut MultiplexedConnection, calls: &[Call]) -> Vec<Result<Value, RedisError>> {
-    let mut answers = pipeline(connection, calls.iter().map(|call| call.by_sha1().clone())).await;
+async fn run_all(
+    connection: &mut MultiplexedConnection,
+    calls: &[Call<'_>],
+    floor: u64,
+) -> Vec<Result<Value, RedisError>> {
+    let mut answers = pipeline(connection, calls.iter().map(|call| call.by_sha1(floor))).await;
     let forgotten: Vec<usize> =
         (0..answers.len()).filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script)).collect();
     // Each by its source: between two commands of a pipeline, somebody may flush the scripts again.
-    let again = pipeline(connection, forgotten.iter().map(|&index| calls[index].by_source())).await;
+    let again = pipeline(connection, forgotten.iter().map(|&index| calls[index].by_source(floor))).await;
     for (index, answer) in forgotten.into_iter().zip(again) {
         answers[index] = answer;
     }

@@ -10,8 +10,11 @@ use crate::error::Error;
 pub(crate) struct Reply {
     pub(super) script: &'static Script,
     pub(super) value: Value,
-    /// The request was sent again after its connection broke: it may have run twice, or run again later.
-    pub(crate) resent: bool,
+    /// Through which connection it came.
+    pub(crate) generation: u64,
+    /// The request was sent again after its connection broke like this: it may have run twice, or run
+    /// again later.
+    pub(crate) resent: Option<Failure>,
 }
 
 impl Reply {
@@ -29,7 +32,14 @@ impl Reply {
 
     /// The items of a longer answer, as text.
     pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
-        redis::from_redis_value_ref(&self.value).map_err(|_| self.unexpected())
+        let Value::Array(items) = &self.value else { return Err(self.unexpected()) };
+        let text = |item: &Value| match item {
+            Value::Int(number) => Some(number.to_string()),
+            // Other libraries hold locks under tokens of any bytes.
+            Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            _ => None,
+        };
+        items.iter().map(text).collect::<Option<_>>().ok_or_else(|| self.unexpected())
     }
 
     pub(crate) fn unexpected(&self) -> Failure {

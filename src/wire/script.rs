@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use redis::{Arg, Cmd, ToRedisArgs};
+use redis::Cmd;
 
 /// One file of `lua/`, the bytes that Redis gets.
 #[derive(Debug)]
@@ -28,20 +28,39 @@ impl Script {
 
 /// A script with its keys and arguments, ready to be sent any number of times.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct Call<'a> {
     script: &'static Script,
-    by_sha1: Cmd,
+    keys: Vec<&'a str>,
+    args: Vec<Arg<'a>>,
 }
 
-impl Call {
-    pub(crate) fn new(script: &'static Script, keys: &[&str]) -> Call {
-        let mut by_sha1 = Cmd::with_capacity(3 + keys.len() + 6, 512);
-        by_sha1.arg("EVALSHA").arg(script.sha1()).arg(keys.len()).arg(keys);
-        Call { script, by_sha1 }
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arg<'a> {
+    Text(&'a str),
+    Number(u64),
+    /// The latest server time known when the request leaves: a new connection may have raised it.
+    Floor,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(script: &'static Script, keys: &[&'a str]) -> Call<'a> {
+        Call { script, keys: keys.to_vec(), args: Vec::with_capacity(6) }
     }
 
-    pub(crate) fn arg(mut self, arg: impl ToRedisArgs) -> Call {
-        self.by_sha1.arg(arg);
+    pub(crate) fn text(self, text: &'a str) -> Call<'a> {
+        self.arg(Arg::Text(text))
+    }
+
+    pub(crate) fn number(self, number: u64) -> Call<'a> {
+        self.arg(Arg::Number(number))
+    }
+
+    pub(crate) fn floor(self) -> Call<'a> {
+        self.arg(Arg::Floor)
+    }
+
+    fn arg(mut self, arg: Arg<'a>) -> Call<'a> {
+        self.args.push(arg);
         self
     }
 
@@ -49,19 +68,26 @@ impl Call {
         self.script
     }
 
-    pub(super) fn by_sha1(&self) -> &Cmd {
-        &self.by_sha1
+    pub(super) fn by_sha1(&self, floor: u64) -> Cmd {
+        self.cmd("EVALSHA", self.script.sha1(), floor)
     }
 
     /// The same call with the source in place of the SHA1, for a server that does not know it (any
     /// more). Not `SCRIPT LOAD`: that is one more right and, in a cluster, a request to every node.
-    pub(super) fn by_source(&self) -> Cmd {
-        let mut cmd = Cmd::new();
-        cmd.arg("EVAL").arg(self.script.source);
-        for arg in self.by_sha1.args_iter().skip(2) {
-            if let Arg::Simple(bytes) = arg {
-                cmd.arg(bytes);
-            }
+    pub(super) fn by_source(&self, floor: u64) -> Cmd {
+        self.cmd("EVAL", self.script.source, floor)
+    }
+
+    fn cmd(&self, verb: &str, script: &str, floor: u64) -> Cmd {
+        let size = 256 + script.len() + self.keys.iter().map(|key| key.len()).sum::<usize>();
+        let mut cmd = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), size);
+        cmd.arg(verb).arg(script).arg(self.keys.len()).arg(&self.keys);
+        for arg in &self.args {
+            match arg {
+                Arg::Text(text) => cmd.arg(text),
+                Arg::Number(number) => cmd.arg(number),
+                Arg::Floor => cmd.arg(floor),
+            };
         }
         cmd
     }

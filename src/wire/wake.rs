@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -32,6 +33,8 @@ pub(crate) struct Wakeups {
     channel: String,
     client: OnceLock<Client>,
     limit: Duration,
+    /// Where the subscriber lives: a waiter's runtime may end before the client does.
+    runtime: Handle,
     post: Arc<Post>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -58,6 +61,7 @@ struct Slot {
 }
 
 impl Wakeups {
+    /// To be called on the runtime that the client lives on.
     pub(crate) fn new(channel: String, client: Option<Client>, limit: Duration) -> Wakeups {
         let post = Post {
             boxes: Mutex::default(),
@@ -68,6 +72,7 @@ impl Wakeups {
             channel,
             client: client.map(OnceLock::from).unwrap_or_default(),
             limit,
+            runtime: Handle::current(),
             post: Arc::new(post),
             task: Mutex::new(None),
         }
@@ -90,18 +95,19 @@ impl Wakeups {
         }
     }
 
-    /// Subscribes, if that was not begun, and waits until it is done or has failed. False: poll.
-    pub(crate) async fn start(&self) -> bool {
+    /// Subscribes, if that was not begun, and waits until it is done or has failed, for `patience` at most.
+    /// False: poll.
+    pub(crate) async fn start(&self, patience: Duration) -> bool {
         let Some(client) = self.client.get() else { return false };
         {
             let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
             if task.is_none() {
                 let (client, post) = (client.clone(), Arc::clone(&self.post));
-                *task = Some(tokio::spawn(subscribe(client, self.channel.clone(), self.limit, post)));
+                *task = Some(self.runtime.spawn(subscribe(client, self.channel.clone(), self.limit, post)));
             }
         }
         let mut state = self.post.state.subscribe();
-        let settled = timeout(self.limit, state.wait_for(|state| *state != State::Connecting)).await;
+        let settled = timeout(patience, state.wait_for(|state| *state != State::Connecting)).await;
         matches!(settled, Ok(Ok(state)) if *state == State::Subscribed)
     }
 

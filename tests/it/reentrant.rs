@@ -155,21 +155,24 @@ async fn reentrant_standalone_a_loss_is_a_loss_at_every_depth() {
     let lock = locks.reentrant("lost").unwrap();
     let slow = locks.with_options(ttl(60_000)).unwrap().reentrant("lost").unwrap();
     let owner = Owner::new();
-    // The slow ones would not be renewed for 20 s: they hear of it from the quick one.
+    // The slow ones would not be renewed for 20 s, or at all: they hear of it from the quick one.
+    let never = ttl(60_000).renewal(redlatch::Renewal::Never);
+    let never = locks.with_options(never).unwrap().reentrant("lost").unwrap();
+    let outermost = never.lock(&owner).await.unwrap();
     let outer = slow.lock(&owner).await.unwrap();
     let middle = lock.lock(&owner).await.unwrap();
     let inner = slow.lock(&owner).await.unwrap();
     let _: i64 = server.run(&["DEL", "lock:lost"]).await;
     let start = Instant::now();
-    for guard in [&outer, &middle, &inner] {
+    for guard in [&outermost, &outer, &middle, &inner] {
         soon("lost", guard.lease().lost()).await;
         assert!(guard.lease().is_lost());
     }
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-    for guard in [inner, middle, outer] {
+    for guard in [inner, middle, outer, outermost] {
         assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     }
-    drop((lock, slow, locks));
+    drop((lock, slow, never, locks));
     server.assert_nothing_left().await;
 }
 
@@ -244,6 +247,12 @@ async fn reentrant_standalone_nests_locally_without_a_round_trip() {
     assert!(matches!(old.release().await, Err(Error::Lost { .. })));
     assert!(lock.is_held_by(&owner).await.unwrap());
     new.release().await.unwrap();
+    // Leaked by one guard, the hold is lost to the others on it: nobody is told that it was released.
+    let outer = lock.lock(&owner).await.unwrap();
+    lock.lock(&owner).await.unwrap().leak();
+    assert!(outer.lease().is_lost() && lock.is_held_by(&owner).await.unwrap());
+    assert!(matches!(outer.release().await, Err(Error::Lost { .. })));
+    eventually("its ttl frees it", || async { !lock.is_locked().await.unwrap() }).await;
     idles(&locks).await;
     drop((lock, locks));
     server.assert_nothing_left().await;

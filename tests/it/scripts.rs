@@ -264,6 +264,26 @@ async fn scripts_pass_over_waiters_who_cannot_be_told() {
     }
 }
 
+/// One who is granted the lock after more dead waiters than one look passes over is not queued any more.
+#[tokio::test]
+async fn scripts_leave_nobody_queued_who_was_granted() {
+    let server = Server::start().await;
+    for kind in ["mutex", "reentrant"] {
+        let acquire = format!("{kind}/acquire");
+        let take = || request(&acquire, &["o1", "a1", "60000", "7", "9", "a1 3000 o1 somewhere"]);
+        for number in 0..100 {
+            let dead = format!("d{number} 3000 o nobody-listens");
+            let _: i64 = server.run(&["ZADD", "{k}:waiters", &number.to_string(), &dead]).await;
+        }
+        let _: i64 = server.run(&["ZADD", "{k}:waiters", "1000", "a1 3000 o1 somewhere"]).await;
+        let _: i64 = server.run(&["PEXPIRE", "{k}:waiters", "60000"]).await;
+        assert!(matches!(take().send(&server, "a1").await, Final(1..)));
+        let place: Option<f64> = server.run(&["ZSCORE", "{k}:waiters", "a1 3000 o1 somewhere"]).await;
+        assert_eq!(place, None, "{kind}: it holds the lock and queues for it");
+        server.run::<()>(&["FLUSHALL"]).await;
+    }
+}
+
 /// Companions that hold something else make a typed error or are passed over, and never half a change.
 #[tokio::test]
 async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
@@ -273,11 +293,27 @@ async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
     let mutex = locks.mutex("k").unwrap();
     assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })));
     assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "no lock without its token");
+    // Nor a place in the queue.
+    for kind in ["mutex", "reentrant"] {
+        let _: i64 = server.run(&["ZADD", "{k}:waiters", "1", "junk"]).await;
+        let text = script(&format!("{kind}/acquire"));
+        let mut refused = redis::cmd("EVAL");
+        refused.arg(text).arg(4).arg(&["k", "{k}:fence", "{k}:waiters", "{k}:ended:a"]);
+        refused.arg(&["o", "a", "1000", "7", "9", "a 3000 o c"]);
+        assert!(refused.query_async::<redis::Value>(&mut server.connection().await).await.is_err());
+        assert_eq!(
+            server.run::<Vec<String>>(&["ZRANGE", "{k}:waiters", "0", "-1"]).await,
+            ["junk"],
+            "{kind}"
+        );
+        let _: i64 = server.run(&["DEL", "{k}:waiters"]).await;
+    }
     for poisoned in ["9223372036854775807", "9007199254740991", "many"] {
         let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
         server.run::<()>(&["SET", "{k}:fence", poisoned]).await;
         assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })), "{poisoned}");
         assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
+        assert_eq!(server.run::<String>(&["GET", "{k}:fence"]).await, poisoned, "left as it was");
     }
     let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
     let guard = mutex.lock().await.unwrap();

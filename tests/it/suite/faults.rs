@@ -24,7 +24,9 @@ pub async fn counts_once_when_a_reply_is_lost(setup: Setup) {
         assert_eq!((seen.holders.len(), seen.holders[0].count), (1, 1));
         assert_eq!(seen.fencing_token, guard.lease().fencing_token(), "one token, not two");
         proxy.lose_next_reply();
-        soon("release", guard.release()).await.unwrap();
+        // Released once. Whether the first delivery did it is known only where the server keeps a note.
+        let outcome = soon("release", guard.release()).await;
+        assert!(matches!(outcome, Ok(()) | Err(Error::Redis { .. })), "{outcome:?}");
         assert_eq!(proxy.lost(), 2 * round + 2, "a reply was lost");
         assert!(!watcher.is_locked().await);
     }
@@ -43,7 +45,8 @@ pub async fn survives_a_cut_connection(setup: Setup) {
         let guard = soon("lock", lock.lock()).await.unwrap();
         assert!(watcher.is_held_by(&guard).await, "a success is a success, cut after {bytes}");
         assert_eq!(watcher.inspect().await.unwrap().holders[0].count, 1);
-        soon("release", guard.release()).await.unwrap();
+        let outcome = soon("release", guard.release()).await;
+        assert!(matches!(outcome, Ok(()) | Err(Error::Redis { .. })), "{outcome:?}");
         assert!(!watcher.is_locked().await, "cut after {bytes}");
     }
     assert!(proxy.lost() > 10, "{} connections were cut", proxy.lost());
@@ -139,7 +142,8 @@ pub async fn survives_reset_connections(setup: Setup) {
                 sleep(Duration::from_millis(1)).await;
                 assert!(inside.swap(false, Ordering::SeqCst));
                 assert!(!guard.lease().is_lost());
-                soon("released", guard.release()).await.unwrap();
+                let outcome = soon("released", guard.release()).await;
+                assert!(matches!(outcome, Ok(()) | Err(Error::Redis { .. })), "{outcome:?}");
             }
         });
     }

@@ -3,6 +3,7 @@
 //! A behaviour is written once, as a function of a [`Setup`]; `matrix!` makes a test of it for each cell.
 //! A test is named `suite::<kind>_<topology>_<wake>_<protocol>::<behaviour>`.
 
+mod doubts;
 mod ends;
 mod faults;
 mod holds;
@@ -31,6 +32,13 @@ macro_rules! matrix {
                 super::ends: [
                     releases_on_drop, is_taken_away_by_force, forgets_a_thousand_dropped_futures,
                     tells_of_a_loss, survives_its_release_being_dropped,
+                ],
+                super::doubts: [
+                    tokens_grow_over_an_old_snapshot, takes_no_doubtful_release_for_a_success,
+                    leaks_although_a_renewal_is_under_way, loses_patience_together,
+                    hears_after_the_runtime_of_the_first_waiter_is_gone, renews_past_a_silent_connection,
+                    gives_back_what_it_lost_late, releases_what_was_dropped_during_an_outage,
+                    hears_again_after_its_subscription_broke,
                 ],
                 super::faults: [
                     counts_once_when_a_reply_is_lost, survives_a_stopped_server, survives_a_cut_connection,

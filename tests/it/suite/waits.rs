@@ -94,7 +94,8 @@ pub async fn gives_up_in_time(setup: Setup) {
 pub async fn hands_over_at_once(setup: Setup) {
     let options = Options::new().poll_cap(NEVER);
     let (lock, other) = (setup.lock("prompt").await, setup.lock_with("prompt", options).await);
-    for _ in 0..3 {
+    let mut times = Vec::new();
+    for _ in 0..5 {
         let guard = lock.lock().await.unwrap();
         let waiting = tokio::spawn({
             let other = other.for_another();
@@ -104,12 +105,15 @@ pub async fn hands_over_at_once(setup: Setup) {
         let start = Instant::now();
         guard.release().await.unwrap();
         let next = soon("handed over", waiting).await.unwrap().unwrap();
-        assert!(start.elapsed() < NEVER / 4, "{:?}", start.elapsed());
+        times.push(start.elapsed());
         assert!(!next.lease().is_lost());
         setup.assert_conservative(&lock, &next).await;
         drop(next);
         eventually("free", || async { !lock.is_locked().await }).await;
     }
+    // Who was not told would look after a second: the median of five.
+    times.sort();
+    assert!(times[2] < Duration::from_millis(500), "{times:?}");
     drop((lock, other));
     setup.finish().await;
 }
@@ -182,20 +186,27 @@ pub async fn trusts_no_grant_that_was_long_under_way(setup: Setup) {
     setup.finish().await;
 }
 
-/// Clients that are told and clients that look want the same lock: neither starves.
+/// Clients that are told and clients that look want the same lock all the time: neither starves.
 pub async fn takes_turns_with_those_who_look(setup: Setup) {
     let other_wake = if setup.wake == Wake::Push { Wake::Poll } else { Wake::Push };
+    let end = Instant::now() + Duration::from_secs(4);
     let mut tasks = tokio::task::JoinSet::new();
     for wake in [setup.wake, other_wake, setup.wake, other_wake] {
         let lock = setup.kind.lock(&setup.client_woken(wake).await, "mixed");
         tasks.spawn(async move {
-            for _ in 0..5 {
+            let mut turns = 0_u32;
+            while Instant::now() < end {
                 soon("a turn", lock.lock()).await.unwrap().release().await.unwrap();
+                turns += 1;
             }
+            turns
         });
     }
+    let mut turns = Vec::new();
     while let Some(outcome) = tasks.join_next().await {
-        outcome.unwrap();
+        turns.push(outcome.unwrap());
     }
+    let (fewest, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+    assert!(*fewest >= 3 && fewest * 3 >= *most, "{turns:?}");
     setup.finish().await;
 }

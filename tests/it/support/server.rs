@@ -119,6 +119,11 @@ impl Server {
         self.signal(Signal::CONT);
     }
 
+    /// Cuts all connections but the one that asks for it.
+    pub async fn kill_connections(&self) {
+        let _: i64 = self.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    }
+
     /// Kills it without a word.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
