@@ -105,8 +105,11 @@ impl Node {
         let script = call.script();
         let mut resent = None;
         loop {
-            let Connected { mut connection, generation } =
-                self.linked().await.map_err(|source| Failure::unsent(script, source))?;
+            // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
+            let Connected { mut connection, generation } = match self.linked().await {
+                Ok(link) => link,
+                Err(source) => return Err(resent.unwrap_or_else(|| Failure::unsent(script, source))),
+            };
             let error = match run(&mut connection, call, self.floor()).await {
                 Ok(value) => return Ok(Reply { script, value, generation, resent }),
                 Err(error) => error,
@@ -117,7 +120,7 @@ impl Node {
             let broken = error.is_connection_dropped();
             let failure = Failure::sent(script, error);
             if resent.is_some() || !broken {
-                return Err(failure);
+                return Err(resent.unwrap_or(failure));
             }
             resent = Some(failure);
         }

@@ -211,3 +211,22 @@ pub async fn hears_again_after_its_subscription_broke(setup: Setup) {
     drop((lock, holder));
     setup.finish().await;
 }
+
+/// The answer to an acquire is lost, and the line is dead when it is to be sent again: it may be granted.
+pub async fn gives_back_what_was_granted_as_the_line_went_dead(setup: Setup) {
+    let proxy = Proxy::start(setup.server.port()).await;
+    let options = Options::new().node_timeout(Duration::from_millis(200));
+    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "dead-line");
+    let watcher = setup.lock("dead-line").await;
+    lock.lock().await.unwrap().release().await.unwrap();
+    proxy.be_deaf(true);
+    proxy.lose_next_reply();
+    assert!(matches!(lock.try_lock().await, Err(Error::Redis { .. })));
+    assert!(watcher.is_locked().await, "it was granted, and nobody knows");
+    proxy.be_deaf(false);
+    let start = Instant::now();
+    eventually("given back", || async { !watcher.is_locked().await }).await;
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    drop((lock, watcher, proxy));
+    setup.finish().await;
+}

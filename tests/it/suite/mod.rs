@@ -39,6 +39,7 @@ macro_rules! matrix {
                     hears_after_the_runtime_of_the_first_waiter_is_gone, renews_past_a_silent_connection,
                     gives_back_what_it_lost_late, releases_what_was_dropped_during_an_outage,
                     hears_again_after_its_subscription_broke,
+                    gives_back_what_was_granted_as_the_line_went_dead,
                 ],
                 super::faults: [
                     counts_once_when_a_reply_is_lost, survives_a_stopped_server, survives_a_cut_connection,
