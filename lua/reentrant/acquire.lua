@@ -46,22 +46,20 @@ if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
 end
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-local count = redis.pcall('HGET', KEYS[1], owner)
-if type(count) == 'table' then return -2 end
+local holds = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, ':fence')
+if holds.err then return -2 end
 local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -1 then return -3 end
-if count then
-  count = tonumber(count)
+if holds[1] then
+  local count = tonumber(holds[1])
   if not count then return -2 end
-  local token = tonumber(redis.call('HGET', KEYS[1], ':fence') or 0)
-  if redis.call('HEXISTS', KEYS[1], ':' .. attempt) == 0 then
+  if not holds[2] then
     if count >= tonumber(ARGV[5]) then return -4 end
-    count = redis.call('HINCRBY', KEYS[1], owner, 1)
-    redis.call('HSET', KEYS[1], ':' .. attempt, 1)
+    redis.call('HSET', KEYS[1], owner, count + 1, ':' .. attempt, 1)
   end
   if pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[1], ttl_ms) end
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-  return token
+  return tonumber(holds[3] or 0)
 end
 
 local now = redis.call('TIME')

@@ -20,10 +20,14 @@
 -- late acquire is refused.
 local owner, attempt, ended_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] or ''
 
--- The common case: the last hold, nobody waits, and there is nothing to remember.
-if ended_ms == 0 and redis.call('EXISTS', KEYS[3]) == 0 then
+-- The common cases: one of several holds, or the last one while nobody waits, and nothing to remember.
+if ended_ms == 0 and waiter == '' then
   local holds = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
-  if holds[1] == '1' and holds[2] then
+  local count = holds[2] and tonumber(holds[1]) or 0
+  if count > 1 then
+    redis.call('HDEL', KEYS[1], ':' .. attempt)
+    return 1 + redis.call('HINCRBY', KEYS[1], owner, -1)
+  elseif count == 1 and redis.call('EXISTS', KEYS[3]) == 0 then
     redis.call('DEL', KEYS[1])
     return 1
   end
