@@ -102,6 +102,22 @@ fn scripts_keep_the_rules_of_the_house() {
     }
 }
 
+/// The rights in the README are those that the scripts and the connections need, and no others.
+#[test]
+fn scripts_need_the_rights_that_are_documented() {
+    let mut needed: BTreeSet<String> =
+        ["eval", "evalsha", "subscribe", "ping", "hello", "time"].map(str::to_owned).into();
+    for (_, text) in scripts().iter().filter(|(name, _)| !name.starts_with("fenced")) {
+        needed.extend(
+            text.split("call('").skip(1).filter_map(|rest| Some(rest.split_once('\'')?.0.to_lowercase())),
+        );
+    }
+    let readme = include_str!("../../README.md");
+    let line = readme.lines().find(|line| line.starts_with("ACL SETUSER")).unwrap();
+    let given: BTreeSet<String> = line.split(" +").skip(1).map(str::to_owned).collect();
+    assert_eq!(given, needed);
+}
+
 #[test]
 fn scripts_share_their_fragments_to_the_letter() {
     for opening in ["local function next_token()", "local function hand_over()", "local function once("] {
