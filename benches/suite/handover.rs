@@ -23,7 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) clients: usize,
-    pub(crate) handovers_per_second: f64,
+    pub(crate) turns_per_second: f64,
+    /// What part of the turns were handed over. The others found the mutex free: with few clients, the next
+    /// one is often done before the last one has queued again.
+    pub(crate) handed_over: f64,
     /// The median of this rate by that of two clients, round by round.
     pub(crate) to_two_clients: f64,
     /// Of the window in which they were the furthest apart.
@@ -31,7 +34,7 @@ pub(crate) struct Row {
     pub(crate) most_turns: usize,
     pub(crate) fairness: f64,
     pub(crate) longest_wait_ms: f64,
-    pub(crate) server_cpu_us_per_handover: f64,
+    pub(crate) server_cpu_us_per_turn: f64,
 }
 
 pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
@@ -57,18 +60,20 @@ fn row(clients: usize, windows: &[Window], two_clients: &[f64]) -> Row {
     let ratios = windows.iter().zip(two_clients).map(|(window, two)| window.rate / two);
     Row {
         clients,
-        handovers_per_second: median(windows.iter().map(|window| window.rate).collect()),
+        turns_per_second: median(windows.iter().map(|window| window.rate).collect()),
+        handed_over: median(windows.iter().map(|window| window.handed_over).collect()),
         to_two_clients: median(ratios.collect()),
         fewest_turns: worst.map_or(0, |window| window.fewest),
         most_turns: worst.map_or(0, |window| window.most),
         fairness: worst.map_or(f64::NAN, Window::fairness),
         longest_wait_ms: longest.as_secs_f64() * 1e3,
-        server_cpu_us_per_handover: median(windows.iter().map(|window| window.server_cpu_us).collect()),
+        server_cpu_us_per_turn: median(windows.iter().map(|window| window.server_cpu_us).collect()),
     }
 }
 
 struct Window {
     rate: f64,
+    handed_over: f64,
     fewest: usize,
     most: usize,
     longest_wait: Duration,
@@ -90,9 +95,12 @@ async fn window(server: &Server, observer: &mut Observer, clients: usize, span: 
         running.spawn(take_turns(locks.mutex("handover")?, Arc::clone(&signals)));
     }
     signals.all_had_a_turn(clients).await?;
-    let (start, cpu) = (Instant::now(), observer.cpu().await?);
+    let (cpu, published) = (observer.cpu().await?, observer.published().await?);
+    let start = Instant::now();
     sleep(span).await;
-    let (end, cpu) = (Instant::now(), observer.cpu().await?.saturating_sub(cpu));
+    let end = Instant::now();
+    let (cpu, published) =
+        (observer.cpu().await?.saturating_sub(cpu), observer.published().await? - published);
     signals.stop.store(true, Ordering::Relaxed);
     let (mut counts, mut longest_wait) = (Vec::new(), Duration::ZERO);
     while let Some(turns) = running.join_next().await {
@@ -102,13 +110,14 @@ async fn window(server: &Server, observer: &mut Observer, clients: usize, span: 
         let waits = turns.iter().filter(|turn| turn.at >= start && turn.at - turn.waited < end);
         longest_wait = waits.map(|turn| turn.waited).fold(longest_wait, Duration::max);
     }
-    let handovers: usize = counts.iter().sum();
+    let turns: usize = counts.iter().sum();
     Ok(Window {
-        rate: handovers as f64 / (end - start).as_secs_f64(),
+        rate: turns as f64 / (end - start).as_secs_f64(),
+        handed_over: published as f64 / turns as f64,
         fewest: counts.iter().min().copied().unwrap_or(0),
         most: counts.iter().max().copied().unwrap_or(0),
         longest_wait,
-        server_cpu_us: cpu.as_secs_f64() * 1e6 / handovers as f64,
+        server_cpu_us: cpu.as_secs_f64() * 1e6 / turns as f64,
     })
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod handover;
 pub(crate) mod pairs;
+pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod renewal;
 pub(crate) mod report;

@@ -1,6 +1,6 @@
 //! Locks that nobody else wants: how much more they cost than bare round trips.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use redlatch::ReentrantGuard;
@@ -9,16 +9,19 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::Outcome;
+use super::placement::{Cores, Placement};
 use super::plan::Plan;
 use super::samples::{Samples, median};
 use super::server::{Observer, Server};
 use super::work::{Bench, Pair, Work};
 
-const TASKS: [usize; 3] = [1, 64, 256];
+/// Enough tasks that everybody has always something to do: then it does not matter who runs where.
+const CROWDS: [usize; 2] = [64, 256];
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) tasks: usize,
+    pub(crate) placement: Placement,
     pub(crate) work: Work,
     pub(crate) pairs: usize,
     pub(crate) pairs_per_second: f64,
@@ -30,7 +33,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The one that there is a target for.
+    /// Of the kind that there is a target for.
     pub(crate) fn is_main(&self) -> bool {
         self.tasks == 1 && self.work == Work::Mutex
     }
@@ -39,15 +42,35 @@ impl Row {
 pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let bench = Bench::new(server).await?;
     let mut observer = server.observer().await?;
-    let mut rows = Vec::new();
-    for tasks in TASKS {
-        rows.extend(compare(&bench, &mut observer, tasks, plan.pairs).await?);
+    let mut rows = alone(server, &bench, &mut observer, plan).await?;
+    for tasks in CROWDS {
+        rows.extend(compare(&bench, &mut observer, tasks, Placement::Anywhere, plan.pairs).await?);
     }
     Ok(rows)
 }
 
+/// One task, with the server beside it and apart from it, where that can be chosen.
+async fn alone(server: &Server, bench: &Bench, observer: &mut Observer, plan: &Plan) -> Outcome<Vec<Row>> {
+    let Some(cores) = Cores::of(server.process()) else {
+        return compare(bench, observer, 1, Placement::Anywhere, plan.pairs).await;
+    };
+    let mut rows = Vec::new();
+    for placement in [Placement::Apart, Placement::Together] {
+        cores.place(placement)?;
+        rows.extend(compare(bench, observer, 1, placement, plan.pairs).await?);
+    }
+    cores.place(Placement::Anywhere)?;
+    Ok(rows)
+}
+
 /// Measures every kind in turn, again and again: what disturbs one of them disturbs all of them.
-async fn compare(bench: &Bench, observer: &mut Observer, tasks: usize, span: Duration) -> Outcome<Vec<Row>> {
+async fn compare(
+    bench: &Bench,
+    observer: &mut Observer,
+    tasks: usize,
+    placement: Placement,
+    span: Duration,
+) -> Outcome<Vec<Row>> {
     // Long enough for several pairs of every task, and as short as that allows.
     let slice = Duration::from_millis(if tasks == 1 { 20 } else { 200 });
     let rounds = (span.as_millis() / slice.as_millis()) as usize;
@@ -68,7 +91,7 @@ async fn compare(bench: &Bench, observer: &mut Observer, tasks: usize, span: Dur
             }
         }
     }
-    Ok(Work::ALL.into_iter().zip(tallies).map(|(work, tally)| tally.row(work, tasks)).collect())
+    Ok(Work::ALL.into_iter().zip(tallies).map(|(work, tally)| tally.row(work, tasks, placement)).collect())
 }
 
 /// What some tasks did with one kind of pair for a short while.
@@ -85,15 +108,14 @@ async fn run(
     tasks: usize,
     span: Duration,
 ) -> Outcome<Slice> {
-    let gate = Arc::new(Barrier::new(tasks + 1));
+    let gate = Arc::new(Gate::new(tasks + 1));
     let mut running = JoinSet::new();
     for task in 0..tasks {
         running.spawn(repeat(bench.pair(work, task)?, Arc::clone(&gate), span));
     }
-    gate.wait().await; // all are prepared, and none has begun
+    gate.prepared().await;
     let cpu = observer.cpu().await?;
-    let start = Instant::now();
-    gate.wait().await;
+    let start = gate.start().await;
     let (mut samples, mut outer) = (Samples::default(), Vec::new());
     while let Some(done) = running.join_next().await {
         let (some, guard) = done??;
@@ -110,24 +132,47 @@ async fn run(
 /// One task. It returns the outer hold, if it has one, so that its release is not measured.
 async fn repeat(
     mut pair: Pair,
-    gate: Arc<Barrier>,
+    gate: Arc<Gate>,
     span: Duration,
 ) -> Outcome<(Samples, Option<ReentrantGuard>)> {
     let outer = pair.outer().await;
     // Whatever happens, everybody comes to the gate: the others wait there.
-    gate.wait().await;
-    gate.wait().await;
+    gate.prepared().await;
+    let start = gate.start().await;
     let outer = outer?;
     let mut samples = Samples::default();
-    let start = Instant::now();
-    let mut before = start;
-    while before.duration_since(start) < span {
+    // A pair without a round trip never yields: a task may begin when the others are done.
+    let mut before = Instant::now();
+    while samples.len() == 0 || before.duration_since(start) < span {
         pair.run().await?;
         let now = Instant::now();
         samples.push(now.duration_since(before));
         before = now;
     }
     Ok((samples, outer))
+}
+
+/// Where the tasks of a slice wait for each other, and for who measures.
+struct Gate {
+    barrier: Barrier,
+    start: OnceLock<Instant>,
+}
+
+impl Gate {
+    fn new(visitors: usize) -> Gate {
+        Gate { barrier: Barrier::new(visitors), start: OnceLock::new() }
+    }
+
+    /// All are prepared, and none has begun.
+    async fn prepared(&self) {
+        self.barrier.wait().await;
+    }
+
+    /// Lets everybody begin; the same moment for all.
+    async fn start(&self) -> Instant {
+        self.barrier.wait().await;
+        *self.start.get_or_init(Instant::now)
+    }
 }
 
 /// All slices of one kind of pair.
@@ -147,10 +192,11 @@ impl Tally {
         self.samples.append(slice.samples);
     }
 
-    fn row(mut self, work: Work, tasks: usize) -> Row {
+    fn row(mut self, work: Work, tasks: usize, placement: Placement) -> Row {
         let pairs = self.samples.len();
         Row {
             tasks,
+            placement,
             work,
             pairs,
             pairs_per_second: median(self.rates),

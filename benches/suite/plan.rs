@@ -43,7 +43,7 @@ impl Plan {
         let seconds = Duration::from_secs;
         Ok(match quick {
             true => Plan { command, pairs: seconds(1), window: seconds(2), windows: 1, sections },
-            false => Plan { command, pairs: seconds(4), window: seconds(4), windows: 3, sections },
+            false => Plan { command, pairs: seconds(3), window: seconds(4), windows: 3, sections },
         })
     }
 

@@ -43,13 +43,14 @@ impl Report {
     pub(crate) fn print_pairs(&self) {
         println!("\nnobody else wants the lock; each task has its own; one connection for all");
         println!(
-            "{:>5}  {:<25} {:>9} {:>10} {:>10} {:>8} {:>14}",
-            "tasks", "pair", "pairs/s", "median us", "p99 us", "x floor", "server CPU us"
+            "{:>5}  {:<9} {:<25} {:>9} {:>10} {:>10} {:>8} {:>14}",
+            "tasks", "server", "pair", "pairs/s", "median us", "p99 us", "x floor", "server CPU us"
         );
         for row in &self.pairs {
             println!(
-                "{:>5}  {:<25} {:>9.0} {:>10.1} {:>10.1} {:>8.2} {:>14.2}",
+                "{:>5}  {:<9} {:<25} {:>9.0} {:>10.1} {:>10.1} {:>8.2} {:>14.2}",
                 row.tasks,
+                row.placement.title(),
                 row.work.title(),
                 row.pairs_per_second,
                 row.median_us,
@@ -63,9 +64,10 @@ impl Report {
     pub(crate) fn print_handover(&self) {
         println!("\nall clients want one mutex; each has its own connections");
         println!(
-            "{:>7} {:>12} {:>10} {:>8} {:>8} {:>12} {:>16} {:>14}",
+            "{:>7} {:>9} {:>12} {:>12} {:>8} {:>8} {:>12} {:>16} {:>14}",
             "clients",
-            "handovers/s",
+            "turns/s",
+            "handed over",
             "x 2 clients",
             "fewest",
             "most",
@@ -75,15 +77,16 @@ impl Report {
         );
         for row in &self.handover {
             println!(
-                "{:>7} {:>12.0} {:>11.2} {:>8} {:>8} {:>12.2} {:>16.1} {:>14.2}",
+                "{:>7} {:>9.0} {:>12.2} {:>12.2} {:>8} {:>8} {:>12.2} {:>16.1} {:>14.2}",
                 row.clients,
-                row.handovers_per_second,
+                row.turns_per_second,
+                row.handed_over,
                 row.to_two_clients,
                 row.fewest_turns,
                 row.most_turns,
                 row.fairness,
                 row.longest_wait_ms,
-                row.server_cpu_us_per_handover,
+                row.server_cpu_us_per_turn,
             );
         }
     }
@@ -92,7 +95,7 @@ impl Report {
         let Some(row) = &self.renewal else { return };
         println!("\nmany locks held for long");
         println!(
-            "{} locks, ttl {} ms, held for {} ttls: {} stayed held, over {} connection(s), {:.0} % of a core in the server",
+            "{} locks, ttl {} ms, for {} ttls: {} stayed held; connections: {}; server: {:.0} % of a core",
             row.locks,
             row.ttl_ms,
             row.ttls,

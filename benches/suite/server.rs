@@ -57,6 +57,10 @@ impl Server {
         &self.binary
     }
 
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
@@ -106,6 +110,14 @@ impl Observer {
         let user: f64 = self.info("cpu", "used_cpu_user").await?.parse()?;
         let system: f64 = self.info("cpu", "used_cpu_sys").await?.parse()?;
         Ok(Duration::from_secs_f64(user + system))
+    }
+
+    /// How many messages were published so far: one for each lock that was handed to a waiter.
+    pub(crate) async fn published(&mut self) -> Outcome<u64> {
+        // The server says nothing of commands that nobody has used.
+        let Ok(calls) = self.info("commandstats", "cmdstat_publish").await else { return Ok(0) };
+        let calls = calls.split(',').find_map(|field| field.strip_prefix("calls="));
+        Ok(calls.ok_or("INFO commandstats does not count")?.parse()?)
     }
 
     /// How many connections there are besides this one.
