@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::Owner;
 use rustix::process::Signal;
 
-use crate::support::{Kind, Server, Worker, soon};
+use crate::support::{Kind, Server, Worker, eventually, soon};
 
 async fn excludes_among_sixteen_processes(kind: Kind) {
     const TURNS: u64 = 50;
@@ -96,6 +96,37 @@ async fn mutex_standalone_a_paused_holder_is_fenced_off() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reentrant_standalone_a_paused_holder_is_fenced_off() {
     a_paused_holder_is_fenced_off(Kind::Reentrant).await;
+}
+
+/// Handed the lock while it is stopped, a waiter wakes up to news of a claim that is long over.
+async fn trusts_no_news_from_before_it_was_stopped(kind: Kind) {
+    let server = Server::start().await;
+    let lock = kind.lock(&server.locks().await, "held");
+    let guard = lock.lock().await.unwrap();
+    let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "1000"]);
+    eventually("it queues", || async { lock.waiters().await == 1 }).await;
+    worker.signal(Signal::STOP);
+    guard.release().await.unwrap();
+    let other = lock.for_another();
+    let successor = soon("the claim is over", other.lock()).await.unwrap();
+    worker.signal(Signal::CONT);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(lock.is_held_by(&successor).await);
+    let token = successor.token();
+    successor.release().await.unwrap();
+    assert!(worker.hear("holding").parse::<u64>().unwrap() > token, "it held what its successor held");
+    worker.tell("release");
+    worker.finish();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mutex_standalone_trusts_no_news_from_before_it_was_stopped() {
+    trusts_no_news_from_before_it_was_stopped(Kind::Mutex).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_trusts_no_news_from_before_it_was_stopped() {
+    trusts_no_news_from_before_it_was_stopped(Kind::Reentrant).await;
 }
 
 /// What the protected resource does: `lua/fenced/set.lua`.
