@@ -16,6 +16,7 @@
 --          -1             refused: this attempt was ended
 --          -2             refused: the key holds something that is not a mutex
 --          -3             refused: the key holds something without a ttl
+--          -5             refused: waiter is not what it must be
 --
 -- Delivered twice, it grants once, and the second answer carries the same token.
 local attempt, ttl_ms, floor, waiter = ARGV[2], ARGV[3], ARGV[4], ARGV[6] or ''
@@ -43,6 +44,7 @@ if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
 end
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
+if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ ?.*$') then return -5 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return -2 end
 if holder == attempt then -- a second delivery, or a poll that finds what a release handed over
@@ -82,7 +84,7 @@ local function hand_over()
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
     if not waiting or waiting == waiter then return nil, token end
-    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
+    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
       grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)

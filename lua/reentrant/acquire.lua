@@ -17,6 +17,7 @@
 --          -2             refused: the key holds something that is not a re-entrant lock
 --          -3             refused: the key holds something without a ttl
 --          -4             refused: the owner has that many holds already
+--          -5             refused: waiter is not what it must be
 --
 -- A further hold of the same owner keeps the token, and the ttl becomes max(remaining, ttl_ms).
 -- Delivered twice, it grants once, and the second answer carries the same token.
@@ -46,6 +47,7 @@ if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
 end
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
+if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ ?.*$') then return -5 end
 local holds = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, ':fence')
 if holds.err then return -2 end
 local pttl = redis.call('PTTL', KEYS[1])
@@ -93,7 +95,7 @@ local function hand_over()
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
     if not waiting or waiting == waiter then return nil, token end
-    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
+    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
       grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)

@@ -68,7 +68,7 @@ local function hand_over()
   for _ = 1, 64 do
     local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
     if not waiting or waiting == waiter then return nil, token end
-    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) (.*)$')
+    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
       grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)
