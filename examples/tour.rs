@@ -6,7 +6,7 @@
 //! cargo run --example tour -- redis://127.0.0.1:6379/  # uses a server that runs already
 //! ```
 //!
-//! On a server that runs already it uses names of its own, below `redlatch-tour:`, and leaves only keys that
+//! On a server that runs already it uses names of its own, below `lock:tour-`, and leaves only keys that
 //! expire. It exits with 0 if everything was as it should be, 1 if not, 2 if it was not told what to use.
 
 use std::error::Error;
@@ -100,7 +100,7 @@ struct Tour {
 impl Tour {
     fn new(url: String) -> Tour {
         // Two tours on one server must not wait for each other.
-        let prefix = format!("redlatch-tour:{}:", unique());
+        let prefix = format!("lock:tour-{}:", unique());
         Tour { start: Instant::now(), url, prefix }
     }
 

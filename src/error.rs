@@ -7,16 +7,19 @@ use crate::name::{Name, NameError};
 /// Why a call on a lock did not do what its name says.
 ///
 /// That somebody else holds the lock is not among them: it is the answer `None` of a `try_` call.
+///
+/// The text says what failed, the [source](std::error::Error::source) why: print the whole chain, as
+/// `{:#}` of `anyhow` does.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The caller's time was over before the lock was free.
-    #[error("gave up waiting for lock {name:?} after {waited:?}", name = .name.as_str())]
+    #[error("gave up waiting for lock {name:?} after {limit:?}", name = .name.as_str())]
     TimedOut {
         /// The lock.
         name: Name,
         /// The limit that the caller set.
-        waited: Duration,
+        limit: Duration,
     },
     /// The lease ended while its guard was held: somebody else may hold the lock by now.
     #[error("the lease on lock {name:?} was lost", name = .name.as_str())]
@@ -38,8 +41,9 @@ pub enum Error {
         /// How many holds the owner has.
         depth: u32,
     },
-    /// The key holds something else than such a lock. It is left as it is.
-    #[error("the key of lock {name:?} holds {found}", name = .name.as_str())]
+    /// The key holds something else than such a lock. It is left as it is: delete it by hand if nobody
+    /// needs it.
+    #[error("the key {key:?} holds {found}", key = .name.key())]
     WrongType {
         /// The lock.
         name: Name,
@@ -86,6 +90,14 @@ pub enum ConfigError {
         /// The most that it may be.
         most: Duration,
     },
+    /// The longest hold is shorter than a lease.
+    #[error("max_hold is {longest:?}; it must be at least the ttl, {ttl:?}")]
+    ShortHold {
+        /// The longest hold.
+        longest: Duration,
+        /// The ttl.
+        ttl: Duration,
+    },
     /// The drift is out of its bounds.
     #[error("drift is {drift}; it must be from 0 to 0.5")]
     Drift {
@@ -101,8 +113,8 @@ pub enum ConfigError {
         /// How many it has.
         bytes: usize,
     },
-    /// The URL of the server cannot be read. The URL itself is not shown: it may hold a password.
-    #[error("the URL of the server is not valid")]
+    /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not shown: it may hold a password.
+    #[error("the URL of the server cannot be used")]
     Url {
         /// What the client library says.
         source: redis::RedisError,

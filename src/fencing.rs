@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// overwrite what its successor wrote, however wrong the clocks are
 /// ([Kleppmann 2016](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)).
 ///
-/// Tokens are below 2^53, so they survive JavaScript, Lua and JSON. A further hold of the same owner
+/// Tokens are below 2^53, so they survive JavaScript, Lua, JSON, and an `i64` of SQL. A further hold of the same owner
 /// has the same token; a renewal keeps it.
 ///
 /// **What it does not promise**: consecutive numbers. After a restart, an expiry of the counter (one

@@ -124,6 +124,30 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
+    /// Waits until everything that was dropped has been given back to the server.
+    ///
+    /// A dropped guard is released by a task in the background, which ends with its runtime: to be sure of
+    /// it, wait here before `main` returns. Without it, the ttl frees the lock. Dropping goes on meanwhile
+    /// elsewhere, so stop what takes locks first.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// # async fn work() -> Result<(), redlatch::Error> { Ok(()) }
+    /// let guard = locks.mutex("backup")?.lock().await?;
+    /// let outcome = work().await; // may fail: the guard is dropped then
+    /// drop(guard);
+    /// let limit = std::time::Duration::from_secs(5);
+    /// let _ = tokio::time::timeout(limit, locks.settled()).await; // not for ever, if the server is down
+    /// outcome
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn settled(&self) {
+        self.client.settled().await;
+    }
+
     /// The options of the locks made from this.
     pub fn options(&self) -> &Options {
         &self.options

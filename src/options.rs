@@ -178,8 +178,7 @@ impl Options {
         if let Some(longest) = self.max_hold
             && longest < self.ttl
         {
-            let most = Duration::MAX;
-            return Err(ConfigError::Span { option: "max_hold", value: longest, least: self.ttl, most });
+            return Err(ConfigError::ShortHold { longest, ttl: self.ttl });
         }
         if !(0.0..=0.5).contains(&self.drift) {
             return Err(ConfigError::Drift { drift: self.drift });

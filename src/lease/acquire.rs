@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Fencing, Options, Renewal};
-use crate::wire::{Answer, Failure, Mailbox, Node};
+use crate::wire::{Answer, Failure, Mailbox, Node, Script};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
@@ -72,8 +72,8 @@ pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<H
         Ok(outcome) => outcome,
         Err(_) => Err(match target.client.node.outage() {
             // Nobody had the lock, as far as is known: it was the server that failed.
-            Some((_, failure)) => failure.into(),
-            None => Error::TimedOut { name: target.name.clone(), waited: limit },
+            Some((_, failure)) => failure.during(&target.kind.acquire).into(),
+            None => Error::TimedOut { name: target.name.clone(), limit },
         }),
     }
 }
@@ -319,6 +319,7 @@ impl Seat {
 /// after a ttl, since nothing of what he waited for can have outlasted that.
 struct Patience<'a> {
     node: &'a Node,
+    script: &'static Script,
     newcomers: Duration,
     queued: Duration,
     has_queued: bool,
@@ -331,7 +332,15 @@ impl Patience<'_> {
         let node = &*target.client.node;
         let newcomers = 2 * node.limit();
         let queued = newcomers.max(target.options.ttl);
-        Patience { node, newcomers, queued, has_queued: false, failing_since: None, pause: PAUSES.0 }
+        Patience {
+            node,
+            script: &target.kind.acquire,
+            newcomers,
+            queued,
+            has_queued: false,
+            failing_since: None,
+            pause: PAUSES.0,
+        }
     }
 
     fn restore(&mut self, queued: bool) {
@@ -358,7 +367,9 @@ impl Patience<'_> {
     /// The failure that others have met with for as long as a newcomer is patient.
     fn check(&self) -> Result<(), Error> {
         match self.node.outage() {
-            Some((since, failure)) if Moment::now().since(since) >= self.newcomers => Err(failure.into()),
+            Some((since, failure)) if Moment::now().since(since) >= self.newcomers => {
+                Err(failure.during(self.script).into())
+            }
             _ => Ok(()),
         }
     }

@@ -42,6 +42,13 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Waits until everything that was dropped has been given back.
+    pub(crate) async fn settled(&self) {
+        self.keeper.settled().await;
+    }
+}
+
 /// What it is busy with: all zero once nothing is held, waited for or given back.
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

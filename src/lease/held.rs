@@ -120,7 +120,10 @@ impl Held {
             return Err(Error::Lost { name: self.lease.name().clone() }); // leaked by another guard on it
         }
         let (client, attempt) = (Arc::clone(&self.armed.client), Arc::clone(&self.armed.attempt));
-        let lost_before = self.lease.is_lost();
+        if self.lease.is_lost() {
+            // The server may keep it for a while yet: dropped here, it is given back in the background.
+            return Err(Error::Lost { name: self.lease.name().clone() });
+        }
         client.keeper.forget(&self.lease);
         let for_good = self.armed.ends_for_good();
         let call = attempt.release(for_good, &self.armed.waiter);
@@ -139,7 +142,6 @@ impl Held {
             let Answer::Final(answer) = reply.answer()? else { return Err(reply.unexpected().into()) };
             self.armed.disarm();
             return match answer {
-                _ if lost_before => Err(lost()),
                 1.. => Ok(()),
                 0 => Err(match doubt.or_else(|| reply.resent.clone()) {
                     // Released by an earlier delivery, or lost before: never to be taken for a success.

@@ -35,12 +35,16 @@ pub(super) struct Keeper {
     node: Arc<Node>,
     book: Mutex<Book>,
     bell: Notify,
+    /// Rung when everything that was dropped has been given back.
+    settled: Notify,
 }
 
 #[derive(Default)]
 struct Book {
     due: BTreeMap<(Moment, u64), Lease>,
     abandoned: BTreeMap<(Moment, u64), Abandoned>,
+    /// How many dropped attempts have not been given back yet, in the book or in a round.
+    returning: usize,
     entries: u64,
     /// Until when the task sleeps, unless it is woken. What is due later need not wake it, which is what
     /// keeps a lock that is soon released from costing a switch of tasks.
@@ -74,7 +78,8 @@ struct Round {
 impl Keeper {
     /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to do.
     pub(super) fn start(node: Arc<Node>) -> Arc<Keeper> {
-        let keeper = Arc::new(Keeper { node, book: Mutex::default(), bell: Notify::new() });
+        let keeper =
+            Arc::new(Keeper { node, book: Mutex::default(), bell: Notify::new(), settled: Notify::new() });
         tokio::spawn(Arc::clone(&keeper).run());
         keeper
     }
@@ -106,8 +111,24 @@ impl Keeper {
     pub(super) fn abandon(&self, attempt: Arc<Attempt>, for_good: bool, waiter: String) {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + PURSUIT;
-        self.book().pursue(Abandoned { attempt, for_good, waiter, give_up }, now);
+        let mut book = self.book();
+        book.returning += 1;
+        book.pursue(Abandoned { attempt, for_good, waiter, give_up }, now);
+        drop(book);
         self.bell.notify_one();
+    }
+
+    /// Waits until everything that was dropped has been given back, or given up.
+    pub(super) async fn settled(&self) {
+        loop {
+            let told = self.settled.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if self.book().returning == 0 {
+                return;
+            }
+            told.await;
+        }
     }
 
     async fn run(self: Arc<Keeper>) {
@@ -220,9 +241,9 @@ impl Keeper {
     }
 
     fn conclude_release(&self, mut it: Abandoned, answer: &Result<Answer, Failure>) {
-        let Err(failure) = answer else { return };
         let now = Moment::now();
         let mut book = self.book();
+        let Err(failure) = answer else { return self.returned(book) };
         // For as long as the server cannot be reached, it may still have the attempt in its queue. Once the
         // client is gone, nobody waits for that long.
         if failure.is_passing() && (!book.closed || now < it.give_up) {
@@ -230,6 +251,14 @@ impl Keeper {
             book.pursue(it, now + PAUSES.1 / 2);
         } else {
             event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
+            self.returned(book);
+        }
+    }
+
+    fn returned(&self, mut book: MutexGuard<'_, Book>) {
+        book.returning -= 1;
+        if book.returning == 0 {
+            self.settled.notify_waiters();
         }
     }
 
@@ -272,6 +301,7 @@ impl Book {
             && let Some((_, _it)) = self.abandoned.pop_first()
         {
             event!(error, lock = %_it.attempt.name, "too many locks to give back: the ttl will");
+            self.returning -= 1;
         }
         self.entries += 1;
         self.abandoned.insert((due, self.entries), abandoned);

@@ -87,6 +87,11 @@ impl Failure {
         Failure { script: script.name(), cause }
     }
 
+    /// The same trouble, met with by another request.
+    pub(crate) fn during(self, script: &'static Script) -> Failure {
+        Failure { script: script.name(), ..self }
+    }
+
     /// Whether the request may have had, or may yet have, an effect.
     pub(crate) fn is_unknown(&self) -> bool {
         matches!(self.cause, Cause::Unknown(_) | Cause::Reply(_))

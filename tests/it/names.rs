@@ -75,11 +75,12 @@ async fn options_out_of_bounds_are_refused_before_anything_is_sent() {
         Options::new().poll_cap(ms(9)),
         Options::new().poll_cap(Duration::from_secs(11)),
         Options::new().node_timeout(Duration::ZERO),
-        Options::new().max_hold(Duration::from_secs(29)),
     ] {
         let refused = Locks::open_with(url, options.clone()).await;
         assert!(matches!(&refused, Err(Error::Config(ConfigError::Span { .. }))), "{options:?}: {refused:?}");
     }
+    let refused = Locks::open_with(url, Options::new().max_hold(Duration::from_secs(29))).await;
+    assert!(matches!(refused, Err(Error::Config(ConfigError::ShortHold { .. }))));
     for drift in [-0.1, 0.51, f64::NAN, f64::INFINITY] {
         let refused = Locks::open_with(url, Options::new().drift(drift)).await;
         assert!(matches!(refused, Err(Error::Config(ConfigError::Drift { .. }))), "{drift}");

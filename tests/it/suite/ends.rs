@@ -21,6 +21,25 @@ pub async fn releases_on_drop(setup: Setup) {
     setup.finish().await;
 }
 
+/// What a program waits for before it ends: after it, nothing is held.
+pub async fn settles(setup: Setup) {
+    let locks = setup.client().await;
+    soon("nothing to settle", locks.settled()).await;
+    let watcher = setup.client().await;
+    for round in 0..20 {
+        let names: Vec<String> = (0..5).map(|number| format!("settled-{round}-{number}")).collect();
+        for name in &names {
+            drop(setup.kind.lock(&locks, name).lock().await.unwrap());
+        }
+        soon("settled", locks.settled()).await;
+        for name in &names {
+            assert!(!setup.kind.lock(&watcher, name).is_locked().await, "{name}");
+        }
+    }
+    drop((locks, watcher));
+    setup.finish().await;
+}
+
 pub async fn survives_its_release_being_dropped(setup: Setup) {
     let lock = setup.lock("half-released").await;
     for polls in 0..4 {

@@ -31,7 +31,7 @@ macro_rules! matrix {
                 ],
                 super::ends: [
                     releases_on_drop, is_taken_away_by_force, forgets_a_thousand_dropped_futures,
-                    tells_of_a_loss, survives_its_release_being_dropped,
+                    tells_of_a_loss, settles, survives_its_release_being_dropped,
                 ],
                 super::doubts: [
                     tokens_grow_over_an_old_snapshot, takes_no_doubtful_release_for_a_success,

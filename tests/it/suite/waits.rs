@@ -78,7 +78,7 @@ pub async fn gives_up_in_time(setup: Setup) {
     for _ in 0..2 {
         let start = Instant::now();
         let outcome = other.lock_timeout(limit).await;
-        assert!(matches!(&outcome, Err(Error::TimedOut { waited, .. }) if *waited == limit), "{outcome:?}");
+        assert!(matches!(&outcome, Err(Error::TimedOut { limit: set, .. }) if *set == limit), "{outcome:?}");
         assert!(start.elapsed() >= limit && start.elapsed() < limit + Duration::from_secs(2));
         let start = Instant::now();
         assert!(tokio::time::timeout(limit, other.lock()).await.is_err());
