@@ -7,6 +7,7 @@ mod event;
 mod fencing;
 mod inspection;
 mod lease;
+mod lock;
 mod locks;
 mod mutex;
 mod name;

@@ -4,14 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{ConfigError, Error};
-use crate::inspection::{Holder, Inspection};
-use crate::lease::{Attempt, Client, Kind, Target};
+use crate::lease::Client;
+use crate::lock::Lock;
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
 use crate::options::Options;
-use crate::owner::Owner;
 use crate::reentrant::ReentrantLock;
-use crate::wire::{self, Answer, Call, Dial};
+use crate::wire::{self, Dial};
 
 /// A client of one Redis server, and the source of locks on it. Cheap to clone; clones share everything.
 ///
@@ -183,66 +182,4 @@ impl fmt::Debug for Locks {
 
 fn client(url: &str, options: &Options) -> Result<redis::Client, ConfigError> {
     wire::client(url, options.node_timeout).map_err(|source| ConfigError::Url { source })
-}
-
-/// What the locks of all kinds are made of.
-#[derive(Clone)]
-pub(crate) struct Lock {
-    pub(crate) client: Arc<Client>,
-    pub(crate) options: Arc<Options>,
-    pub(crate) name: Name,
-}
-
-impl Lock {
-    pub(crate) fn target(&self, kind: &'static Kind, owner: Option<&Owner>) -> Target {
-        Target {
-            client: Arc::clone(&self.client),
-            kind,
-            name: self.name.clone(),
-            options: Arc::clone(&self.options),
-            owner: owner.map(Owner::to_string),
-        }
-    }
-
-    fn attempt(&self, kind: &'static Kind) -> Attempt {
-        Attempt::new(kind, self.name.clone(), Arc::clone(&self.options), None)
-    }
-
-    pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
-        let keys = [self.name.key(), self.name.fence(), self.name.waiters()];
-        let reply = self.client.node.call(&Call::new(&kind.inspect, &keys)).await?;
-        let texts = reply.texts()?;
-        let numbers: Option<Vec<i64>> = texts.iter().take(4).map(|text| text.parse().ok()).collect();
-        let Some([status, fence, waiters, time]) = numbers.as_deref() else {
-            return Err(reply.unexpected().into());
-        };
-        if *status != 1 {
-            let refusal = self.attempt(kind).refusal(*status);
-            return Err(refusal.unwrap_or_else(|| reply.unexpected().into()));
-        }
-        self.client.node.observe(time.unsigned_abs());
-        let holders: Option<Vec<Holder>> = texts[4..].chunks(3).map(Holder::from_reply).collect();
-        Ok(Inspection {
-            holders: holders.ok_or_else(|| reply.unexpected())?,
-            waiters: waiters.unsigned_abs(),
-            fencing_token: crate::FencingToken::from_reply(fence.unsigned_abs()),
-        })
-    }
-
-    pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
-        let attempt = self.attempt(kind);
-        let reply = self.client.node.call(&attempt.force()).await?;
-        match reply.answer()? {
-            Answer::Final(0) => Ok(false),
-            Answer::Final(1..) => Ok(true),
-            Answer::Final(answer) => {
-                Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
-            }
-            Answer::Busy(..) => Err(reply.unexpected().into()),
-        }
-    }
-
-    pub(crate) fn describe(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(kind).field("name", &self.name).field("options", &self.options).finish_non_exhaustive()
-    }
 }

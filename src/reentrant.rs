@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{Held, Kind, Lease, Shared, Target, acquire, acquire_within, try_acquire};
-use crate::locks::Lock;
+use crate::lock::Lock;
 use crate::name::Name;
 use crate::options::Nesting;
 use crate::owner::Owner;
