@@ -1,0 +1,204 @@
+-- rwlock/downgrade.lua: go from writing to reading, without an instant between.
+--
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- ARGV[1]  owner     as in acquire
+-- ARGV[2]  attempt   as in acquire: which hold to change
+-- ARGV[3]  ttl_ms    integer, at least 1; counted from now
+-- ARGV[4]  floor     a token that is handed over must be larger than this
+--
+-- Returns  time    it reads, for at least ttl_ms from now, under the token that it had; the clock in microseconds
+--          0       lost: over, released, or somebody else's; nothing is changed
+--          -2      lost: the key holds something that is not a read-write lock
+--
+-- If the owner has no other hold to write, all readers who wait are let in. Delivered twice, it changes once.
+local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ''
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local ends = now + ttl_ms
+
+-- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+local function next_token()
+  local token = redis.call('INCR', KEYS[2])
+  local least = tonumber(floor) or 0
+  if token == 1 or token <= least then
+    local now = redis.call('TIME')
+    token = math.max(least + 1, now[1] * 1000000 + now[2])
+    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  end
+  if token > 9007199254740991 then
+    redis.call('DECR', KEYS[2])
+    error('the fencing counter is at 2^53')
+  end
+  return token
+end
+
+-- "end word...": the end in ms and the words, or nil once it is over.
+local function live(hold)
+  local ends, words = string.match(hold or '', '^(%d+) (.+)$')
+  if ends and tonumber(ends) > now then return tonumber(ends), words end
+end
+
+local function has(attempts, one)
+  return string.find(' ' .. attempts .. ' ', ' ' .. one .. ' ', 1, true) ~= nil
+end
+
+local function without(attempts, one)
+  local rest = {}
+  for each in string.gmatch(attempts, '%S+') do
+    if each ~= one then rest[#rest + 1] = each end
+  end
+  return table.concat(rest, ' '), #rest
+end
+
+-- The lock is kept until the latest end of a hold.
+local function keep_until(ends)
+  if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end
+end
+
+-- Nobody writes any more: who queued before this goes before the next writer. HDEL comes first, since a full
+-- server refuses HSET as the first write of a script; and the key must not be empty in between.
+local function end_write()
+  redis.call('HDEL', KEYS[1], 'upgrade')
+  redis.call('HSET', KEYS[1], 'phase', string.format('%.0f', time))
+  redis.call('HDEL', KEYS[1], 'write')
+end
+
+local function writer_waits()
+  return redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '+inf', 'LIMIT', 0, 1)[1]
+end
+
+-- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
+-- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits,
+-- and to the one who waits for the others to leave. One message for each client: PUBLISH answers how many
+-- heard it, 0 is a client that is gone, an error is a denied channel.
+local function let_in()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return end
+  local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
+  if live(state[1]) then return end
+  local readers = tonumber(state[2]) or 0
+  local gated = (tonumber(state[3]) or 0) > now
+  local phase, upgrade, fence = tonumber(state[4]), state[5], state[6]
+  if state[1] then -- its writer is dead
+    end_write()
+    phase = time
+  end
+  local function news(heirs, token)
+    return string.format('%s %.0f %.0f ', heirs, token, time) .. KEYS[1]
+  end
+  local function claim(waiting)
+    local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
+    if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
+  end
+
+  local function admit_readers(latest)
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
+    if not waiting[1] then return false end
+    local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
+    if not (known and token) then return false end
+    redis.call('ZREM', KEYS[3], unpack(waiting))
+    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
+    local admitted, heirs, last = 0, {}, now
+    for _, each in ipairs(waiting) do
+      local heir, ends, its_owner, channel = claim(each)
+      if heir then
+        local hold = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+        local before, attempts = live(hold)
+        if not hold then readers = readers + 1 end
+        ends = math.max(ends, before or 0)
+        redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
+        last = math.max(last, ends)
+        if each == waiter then channel = '' end
+        heirs[channel] = heirs[channel] or {}
+        table.insert(heirs[channel], {heir, its_owner})
+      end
+    end
+    for channel, some in pairs(heirs) do
+      local names = {}
+      for i, each in ipairs(some) do names[i] = each[1] end
+      if channel == '' or redis.pcall('PUBLISH', channel, news(table.concat(names, ','), token)) ~= 0 then
+        admitted = admitted + #some
+      else
+        for _, each in ipairs(some) do
+          local ends, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. each[2]))
+          local rest, left = without(attempts, each[1])
+          if left > 0 then
+            redis.call('HSET', KEYS[1], 'read:' .. each[2], ends .. ' ' .. rest)
+          else
+            redis.call('HDEL', KEYS[1], 'read:' .. each[2])
+            readers = readers - 1
+          end
+        end
+      end
+    end
+    redis.call('HSET', KEYS[1], 'readers', readers)
+    keep_until(last)
+    return admitted > 0
+  end
+
+  local function admit_writer(reader)
+    local minted, token
+    for _ = 1, reader and 1 or 64 do
+      local waiting = writer_waits()
+      if not waiting then
+        redis.call('HDEL', KEYS[1], 'gate')
+        return false
+      end
+      local heir, ends, its_owner, channel = claim(waiting)
+      if reader and its_owner ~= reader then return false end
+      if not minted then minted, token = pcall(next_token) end
+      if not minted then return false end
+      redis.call('ZREM', KEYS[3], waiting)
+      if heir then
+        redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. heir,
+          'fence', string.format('%.0f', token))
+        redis.call('HDEL', KEYS[1], 'upgrade')
+        if not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
+        keep_until(ends)
+        if waiting == waiter or channel == '' or redis.pcall('PUBLISH', channel, news(heir, token)) ~= 0 then
+          return true
+        end
+        redis.call('HDEL', KEYS[1], 'write')
+      end
+    end
+    return false
+  end
+
+  local waited = phase and string.format('%.0f', phase - 4503599627370496)
+  if readers > 0 then
+    if gated and not (waited and admit_readers(waited)) then
+      local _, its_owner = live(upgrade)
+      if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
+        admit_writer(its_owner)
+      end
+    elseif not gated then
+      admit_readers('(0')
+    end
+  elseif not (waited and admit_readers(waited) or admit_writer()) then
+    admit_readers('(0')
+  end
+end
+
+local state = redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'read:' .. owner)
+if state.err then return -2 end
+local write_ends, write = live(state[1])
+local writes, attempts = string.match(write or '', '^(%S+) (.+)$')
+local read_ends, reads = live(state[3])
+if reads and has(reads, attempt) then return time end
+if writes ~= owner or not has(attempts, attempt) then return 0 end
+
+local rest, left = without(attempts, attempt)
+if left > 0 then
+  redis.call('HDEL', KEYS[1], '')
+  redis.call('HSET', KEYS[1], 'write', write_ends .. ' ' .. owner .. ' ' .. rest)
+else
+  end_write()
+end
+ends = math.max(ends, read_ends or 0)
+redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. (reads and reads .. ' ' or '') .. attempt)
+if not state[3] then redis.call('HINCRBY', KEYS[1], 'readers', 1) end
+keep_until(ends)
+let_in()
+return time

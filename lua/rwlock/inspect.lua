@@ -1,0 +1,61 @@
+-- rwlock/inspect.lua: who holds the lock, how often, for how long, and who waits. Writes nothing.
+--
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- ARGV[1]  owner     to list only this owner's holds; absent: everybody's
+--
+-- Returns  { 1, fence, waiters, time, waiting_writers, readers}    then for each holder: side, owner, count, pttl
+--          {-2, 0, 0, time}    the key holds something that is not a read-write lock
+--
+-- fence is the last token granted, as a string, or '0'. The writer comes first, side "write"; then a thousand
+-- readers at most, side "read". waiters counts both sides; readers counts all, with some whose time is over.
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+-- "end word...": the end in ms and the words, or nil once it is over.
+local function live(hold)
+  local ends, words = string.match(hold or '', '^(%d+) (.+)$')
+  if ends and tonumber(ends) > now then return tonumber(ends), words end
+end
+
+local function count(attempts)
+  return select(2, string.gsub(attempts, '%S+', ''))
+end
+
+local write = redis.pcall('HMGET', KEYS[1], 'write', 'readers')
+if write.err then return {-2, 0, 0, time} end
+local waiters = redis.pcall('ZCARD', KEYS[3])
+if type(waiters) == 'table' then waiters = 0 end
+local writers = waiters > 0 and redis.call('ZCOUNT', KEYS[3], 0, '+inf') or 0
+local fence = redis.pcall('GET', KEYS[2])
+if type(fence) ~= 'string' then fence = '0' end
+local answer = {1, fence, waiters, time, writers, tonumber(write[2]) or 0}
+local function add(side, its_owner, attempts, ends)
+  for _, word in ipairs({side, its_owner, count(attempts), ends - now}) do answer[#answer + 1] = word end
+end
+local ends, words = live(write[1])
+local owner = ARGV[1]
+if ends then
+  local its_owner, attempts = string.match(words, '^(%S+) (.+)$')
+  if not owner or owner == its_owner then add('write', its_owner, attempts, ends) end
+end
+if owner then
+  local till, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. owner))
+  if till then add('read', owner, attempts, till) end
+  return answer
+end
+local cursor, listed = '0', 0
+repeat
+  local page = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', 512)
+  cursor = page[1]
+  for i = 1, #page[2], 2 do
+    local till, attempts = live(page[2][i + 1])
+    if till and string.sub(page[2][i], 1, 5) == 'read:' and listed < 1000 then
+      add('read', string.sub(page[2][i], 6), attempts, till)
+      listed = listed + 1
+    end
+  end
+until cursor == '0' or listed == 1000
+return answer

@@ -1,0 +1,286 @@
+-- rwlock/read_acquire.lua: read, read once more, or queue to read.
+--
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- KEYS[4]  ended     string: exists once this attempt was ended
+-- ARGV[1]  owner     no white space; without one, send the attempt
+-- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
+-- ARGV[3]  ttl_ms    integer, at least 1
+-- ARGV[4]  floor     a new token must be larger than this; empty: no fencing token
+-- ARGV[5]  limit     how many holds the owner may have to read
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; empty: do not queue
+-- ARGV[7]  crowd     how many may read or wait at a time
+--
+-- Returns  token          granted: that of the last writer; 0 without fencing
+--          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
+--          -1             refused: this attempt was ended
+--          -2             refused: the key holds something that is not a read-write lock
+--          -3             refused: the key holds something without a ttl
+--          -4             refused: the owner has that many holds already
+--          -5             refused: waiter is not what it must be
+--          -7             refused: so many read or wait already
+--
+-- Busy: somebody else writes, or waits to write; who reads or writes already need not wait for the latter.
+-- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
+local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6]
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local ends = now + ttl_ms
+
+-- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+local function next_token()
+  local token = redis.call('INCR', KEYS[2])
+  local least = tonumber(floor) or 0
+  if token == 1 or token <= least then
+    local now = redis.call('TIME')
+    token = math.max(least + 1, now[1] * 1000000 + now[2])
+    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  end
+  if token > 9007199254740991 then
+    redis.call('DECR', KEYS[2])
+    error('the fencing counter is at 2^53')
+  end
+  return token
+end
+
+local function current_token()
+  return floor ~= '' and tonumber(redis.call('GET', KEYS[2]) or next_token()) or 0
+end
+
+local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
+if keys == 0 then
+  local token = current_token()
+  redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', 1)
+  if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
+  redis.call('PEXPIREAT', KEYS[1], ends)
+  return token
+end
+
+local function look()
+  return redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'gate', 'read:' .. owner, 'fence')
+end
+local state = look()
+if state.err then return -2 end
+local pttl = redis.call('PTTL', KEYS[1])
+if pttl == -1 then return -3 end
+
+-- One reader more, and nobody writes or waits.
+local readers, crowd = tonumber(state[2]) or 0, tonumber(ARGV[7])
+if keys == 1 and readers > 0 and readers < crowd and not (state[1] or state[3] or state[4]) then
+  redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', readers + 1)
+  if pttl < ttl_ms then redis.call('PEXPIREAT', KEYS[1], ends) end
+  return floor ~= '' and tonumber(state[5]) or 0
+end
+
+if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
+if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ ?.*$') then return -5 end
+local waiting = redis.call('ZCARD', KEYS[3])
+-- "end word...": the end in ms and the words, or nil once it is over.
+local function live(hold)
+  local ends, words = string.match(hold or '', '^(%d+) (.+)$')
+  if ends and tonumber(ends) > now then return tonumber(ends), words end
+end
+
+local function has(attempts, one)
+  return string.find(' ' .. attempts .. ' ', ' ' .. one .. ' ', 1, true) ~= nil
+end
+
+local function count(attempts)
+  return select(2, string.gsub(attempts, '%S+', ''))
+end
+
+local function without(attempts, one)
+  local rest = {}
+  for each in string.gmatch(attempts, '%S+') do
+    if each ~= one then rest[#rest + 1] = each end
+  end
+  return table.concat(rest, ' '), #rest
+end
+
+-- The lock is kept until the latest end of a hold.
+local function keep_until(ends)
+  if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end
+end
+
+-- Nobody writes any more: who queued before this goes before the next writer. HDEL comes first, since a full
+-- server refuses HSET as the first write of a script; and the key must not be empty in between.
+local function end_write()
+  redis.call('HDEL', KEYS[1], 'upgrade')
+  redis.call('HSET', KEYS[1], 'phase', string.format('%.0f', time))
+  redis.call('HDEL', KEYS[1], 'write')
+end
+
+local function writer_waits()
+  return redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '+inf', 'LIMIT', 0, 1)[1]
+end
+
+-- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
+-- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits,
+-- and to the one who waits for the others to leave. One message for each client: PUBLISH answers how many
+-- heard it, 0 is a client that is gone, an error is a denied channel.
+local function let_in()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return end
+  local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
+  if live(state[1]) then return end
+  local readers = tonumber(state[2]) or 0
+  local gated = (tonumber(state[3]) or 0) > now
+  local phase, upgrade, fence = tonumber(state[4]), state[5], state[6]
+  if state[1] then -- its writer is dead
+    end_write()
+    phase = time
+  end
+  local function news(heirs, token)
+    return string.format('%s %.0f %.0f ', heirs, token, time) .. KEYS[1]
+  end
+  local function claim(waiting)
+    local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
+    if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
+  end
+
+  local function admit_readers(latest)
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
+    if not waiting[1] then return false end
+    local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
+    if not (known and token) then return false end
+    redis.call('ZREM', KEYS[3], unpack(waiting))
+    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
+    local admitted, heirs, last = 0, {}, now
+    for _, each in ipairs(waiting) do
+      local heir, ends, its_owner, channel = claim(each)
+      if heir then
+        local hold = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+        local before, attempts = live(hold)
+        if not hold then readers = readers + 1 end
+        ends = math.max(ends, before or 0)
+        redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
+        last = math.max(last, ends)
+        if each == waiter then channel = '' end
+        heirs[channel] = heirs[channel] or {}
+        table.insert(heirs[channel], {heir, its_owner})
+      end
+    end
+    for channel, some in pairs(heirs) do
+      local names = {}
+      for i, each in ipairs(some) do names[i] = each[1] end
+      if channel == '' or redis.pcall('PUBLISH', channel, news(table.concat(names, ','), token)) ~= 0 then
+        admitted = admitted + #some
+      else
+        for _, each in ipairs(some) do
+          local ends, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. each[2]))
+          local rest, left = without(attempts, each[1])
+          if left > 0 then
+            redis.call('HSET', KEYS[1], 'read:' .. each[2], ends .. ' ' .. rest)
+          else
+            redis.call('HDEL', KEYS[1], 'read:' .. each[2])
+            readers = readers - 1
+          end
+        end
+      end
+    end
+    redis.call('HSET', KEYS[1], 'readers', readers)
+    keep_until(last)
+    return admitted > 0
+  end
+
+  local function admit_writer(reader)
+    local minted, token
+    for _ = 1, reader and 1 or 64 do
+      local waiting = writer_waits()
+      if not waiting then
+        redis.call('HDEL', KEYS[1], 'gate')
+        return false
+      end
+      local heir, ends, its_owner, channel = claim(waiting)
+      if reader and its_owner ~= reader then return false end
+      if not minted then minted, token = pcall(next_token) end
+      if not minted then return false end
+      redis.call('ZREM', KEYS[3], waiting)
+      if heir then
+        redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. heir,
+          'fence', string.format('%.0f', token))
+        redis.call('HDEL', KEYS[1], 'upgrade')
+        if not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
+        keep_until(ends)
+        if waiting == waiter or channel == '' or redis.pcall('PUBLISH', channel, news(heir, token)) ~= 0 then
+          return true
+        end
+        redis.call('HDEL', KEYS[1], 'write')
+      end
+    end
+    return false
+  end
+
+  local waited = phase and string.format('%.0f', phase - 4503599627370496)
+  if readers > 0 then
+    if gated and not (waited and admit_readers(waited)) then
+      local _, its_owner = live(upgrade)
+      if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
+        admit_writer(its_owner)
+      end
+    elseif not gated then
+      admit_readers('(0')
+    end
+  elseif not (waited and admit_readers(waited) or admit_writer()) then
+    admit_readers('(0')
+  end
+end
+
+if waiting > 0 and not live(state[1]) and (readers == 0 or state[1]) then
+  let_in()
+  state = look()
+end
+
+local write_ends, write = live(state[1])
+local writes = write and string.match(write, '^%S+')
+local read_ends, attempts = live(state[4])
+readers = tonumber(state[2]) or 0
+
+local function queue()
+  if waiter == '' then return end
+  if redis.call('ZSCORE', KEYS[3], waiter) == false and readers + waiting >= crowd then return -7 end
+  redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', time - 4503599627370496), waiter)
+  redis.call('PEXPIRE', KEYS[3], 60000)
+end
+
+if read_ends then
+  if not has(attempts, attempt) then
+    if count(attempts) >= tonumber(ARGV[5]) then return -4 end
+    attempts = attempts .. ' ' .. attempt
+  end
+  ends = math.max(ends, read_ends)
+elseif writes and writes ~= owner then
+  return queue() or {write_ends - now, time}
+else
+  local gate = tonumber(state[3]) or 0
+  if not writes and gate > now then
+    -- A writer waits. Who queued before the last one left goes first all the same.
+    local queued = waiter ~= '' and redis.call('ZSCORE', KEYS[3], waiter)
+    local phase = redis.call('HGET', KEYS[1], 'phase')
+    if not (queued and phase and queued + 4503599627370496 <= tonumber(phase)) then
+      return queue() or {gate - now, time}
+    end
+  end
+  if readers >= crowd then
+    -- Some of them may be dead: those of a sample are removed.
+    local sample, over = redis.call('HRANDFIELD', KEYS[1], 128, 'WITHVALUES'), {}
+    for i = 1, #sample, 2 do
+      if string.sub(sample[i], 1, 5) == 'read:' and not live(sample[i + 1]) then over[#over + 1] = sample[i] end
+    end
+    if over[1] then readers = redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(over))) end
+    if readers >= crowd then return -7 end
+    state = look()
+  end
+  attempts = attempt
+end
+
+local token = floor ~= '' and tonumber(state[5] or current_token()) or 0
+if state[1] and not write then redis.call('HDEL', KEYS[1], 'write') end
+if state[3] and tonumber(state[3]) <= now then redis.call('HDEL', KEYS[1], 'gate') end
+if not state[4] then readers = readers + 1 end
+redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempts, 'readers', readers)
+keep_until(ends)
+if waiter ~= '' then redis.call('ZREM', KEYS[3], waiter) end
+let_in()
+return token

@@ -1,0 +1,262 @@
+-- rwlock/read_force.lua: take the lock away from everybody who reads.
+--
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- KEYS[4]  ended     string: the answer with which this request was ended
+-- ARGV[1]  owner     empty
+-- ARGV[2]  attempt   fresh for every request, the same in every delivery; ignored beside KEYS[4]
+-- ARGV[3]  ended_ms  for how long to remember this answer
+-- ARGV[4]  floor     a token that is handed over must be larger than this
+--
+-- Returns  n     taken away from n readers; whoever may now enter is let in
+--          0     nobody read
+--          -2    the key holds something that is not a read-write lock; nothing is changed
+--          -3    the key holds something without a ttl; nothing is changed
+--
+-- Whoever writes, keeps that. The readers learn of the loss from their next renewals or releases. Delivered
+-- twice, it takes the lock away once: those who were let in by the first delivery keep it.
+local owner, ended_ms, floor, waiter = '', tonumber(ARGV[3]), ARGV[4], ''
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+-- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+local function next_token()
+  local token = redis.call('INCR', KEYS[2])
+  local least = tonumber(floor) or 0
+  if token == 1 or token <= least then
+    local now = redis.call('TIME')
+    token = math.max(least + 1, now[1] * 1000000 + now[2])
+    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  end
+  if token > 9007199254740991 then
+    redis.call('DECR', KEYS[2])
+    error('the fencing counter is at 2^53')
+  end
+  return token
+end
+
+-- Once per attempt: a second delivery gets the first answer, and changes nothing.
+-- Without memory for the note the rest still happens: a full server must not keep a lock.
+local function once(answer)
+  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  return answer
+end
+
+-- "end word...": the end in ms and the words, or nil once it is over.
+local function live(hold)
+  local ends, words = string.match(hold or '', '^(%d+) (.+)$')
+  if ends and tonumber(ends) > now then return tonumber(ends), words end
+end
+
+local function without(attempts, one)
+  local rest = {}
+  for each in string.gmatch(attempts, '%S+') do
+    if each ~= one then rest[#rest + 1] = each end
+  end
+  return table.concat(rest, ' '), #rest
+end
+
+-- The lock is kept until the latest end of a hold.
+local function keep_until(ends)
+  if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end
+end
+
+-- Nobody writes any more: who queued before this goes before the next writer. HDEL comes first, since a full
+-- server refuses HSET as the first write of a script; and the key must not be empty in between.
+local function end_write()
+  redis.call('HDEL', KEYS[1], 'upgrade')
+  redis.call('HSET', KEYS[1], 'phase', string.format('%.0f', time))
+  redis.call('HDEL', KEYS[1], 'write')
+end
+
+local function writer_waits()
+  return redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '+inf', 'LIMIT', 0, 1)[1]
+end
+
+-- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
+-- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits,
+-- and to the one who waits for the others to leave. One message for each client: PUBLISH answers how many
+-- heard it, 0 is a client that is gone, an error is a denied channel.
+local function let_in()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return end
+  local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
+  if live(state[1]) then return end
+  local readers = tonumber(state[2]) or 0
+  local gated = (tonumber(state[3]) or 0) > now
+  local phase, upgrade, fence = tonumber(state[4]), state[5], state[6]
+  if state[1] then -- its writer is dead
+    end_write()
+    phase = time
+  end
+  local function news(heirs, token)
+    return string.format('%s %.0f %.0f ', heirs, token, time) .. KEYS[1]
+  end
+  local function claim(waiting)
+    local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
+    if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
+  end
+
+  local function admit_readers(latest)
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
+    if not waiting[1] then return false end
+    local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
+    if not (known and token) then return false end
+    redis.call('ZREM', KEYS[3], unpack(waiting))
+    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
+    local admitted, heirs, last = 0, {}, now
+    for _, each in ipairs(waiting) do
+      local heir, ends, its_owner, channel = claim(each)
+      if heir then
+        local hold = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+        local before, attempts = live(hold)
+        if not hold then readers = readers + 1 end
+        ends = math.max(ends, before or 0)
+        redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
+        last = math.max(last, ends)
+        if each == waiter then channel = '' end
+        heirs[channel] = heirs[channel] or {}
+        table.insert(heirs[channel], {heir, its_owner})
+      end
+    end
+    for channel, some in pairs(heirs) do
+      local names = {}
+      for i, each in ipairs(some) do names[i] = each[1] end
+      if channel == '' or redis.pcall('PUBLISH', channel, news(table.concat(names, ','), token)) ~= 0 then
+        admitted = admitted + #some
+      else
+        for _, each in ipairs(some) do
+          local ends, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. each[2]))
+          local rest, left = without(attempts, each[1])
+          if left > 0 then
+            redis.call('HSET', KEYS[1], 'read:' .. each[2], ends .. ' ' .. rest)
+          else
+            redis.call('HDEL', KEYS[1], 'read:' .. each[2])
+            readers = readers - 1
+          end
+        end
+      end
+    end
+    redis.call('HSET', KEYS[1], 'readers', readers)
+    keep_until(last)
+    return admitted > 0
+  end
+
+  local function admit_writer(reader)
+    local minted, token
+    for _ = 1, reader and 1 or 64 do
+      local waiting = writer_waits()
+      if not waiting then
+        redis.call('HDEL', KEYS[1], 'gate')
+        return false
+      end
+      local heir, ends, its_owner, channel = claim(waiting)
+      if reader and its_owner ~= reader then return false end
+      if not minted then minted, token = pcall(next_token) end
+      if not minted then return false end
+      redis.call('ZREM', KEYS[3], waiting)
+      if heir then
+        redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. heir,
+          'fence', string.format('%.0f', token))
+        redis.call('HDEL', KEYS[1], 'upgrade')
+        if not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
+        keep_until(ends)
+        if waiting == waiter or channel == '' or redis.pcall('PUBLISH', channel, news(heir, token)) ~= 0 then
+          return true
+        end
+        redis.call('HDEL', KEYS[1], 'write')
+      end
+    end
+    return false
+  end
+
+  local waited = phase and string.format('%.0f', phase - 4503599627370496)
+  if readers > 0 then
+    if gated and not (waited and admit_readers(waited)) then
+      local _, its_owner = live(upgrade)
+      if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
+        admit_writer(its_owner)
+      end
+    elseif not gated then
+      admit_readers('(0')
+    end
+  elseif not (waited and admit_readers(waited) or admit_writer()) then
+    admit_readers('(0')
+  end
+end
+
+-- Removes readers whose time is over, some thousand at most, until it finds others than the owner who still
+-- read: when those found will be over, or at once if there may be more to remove. Nil: there is none.
+local function other_reader()
+  local cursor, pages, latest, reads = '0', 0, nil, 0
+  repeat
+    local page, over = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', pages == 0 and 16 or 512), {}
+    cursor, pages = page[1], pages + 1
+    for i = 1, #page[2], 2 do
+      local field, ends = page[2][i], live(page[2][i + 1])
+      if string.sub(field, 1, 5) == 'read:' then
+        if not ends then
+          over[#over + 1] = field
+        elseif field == 'read:' .. owner then
+          reads = 1
+        else
+          latest = math.max(latest or 0, ends)
+        end
+      end
+    end
+    if over[1] then redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(over))) end
+  until latest or cursor == '0' or pages == 3
+  if latest or cursor ~= '0' then return latest or now + 1 end
+  if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
+end
+
+-- Fields that mean nothing any more; those of somebody else stay.
+local function tidy()
+  local state = redis.call('HMGET', KEYS[1], 'write', 'readers')
+  if not state[1] and (tonumber(state[2]) or 0) <= 0 then
+    redis.call('HDEL', KEYS[1], 'readers', 'fence', 'gate', 'phase', 'upgrade')
+  end
+end
+
+if ended_ms > 0 then
+  local before = redis.call('GET', KEYS[4])
+  if before then return tonumber(before) or 0 end
+end
+local known = {'write', 'fence', 'gate', 'phase', 'upgrade', 'readers'}
+local state = redis.pcall('HMGET', KEYS[1], unpack(known))
+if state.err then return once(-2) end
+local pttl = redis.call('PTTL', KEYS[1])
+if pttl == -1 then return once(-3) end
+if not state[6] or not other_reader() then return once(0) end
+local answer = once(tonumber(redis.call('HGET', KEYS[1], 'readers')))
+
+local rest = {}
+for i = 1, 5 do
+  if state[i] then
+    rest[#rest + 1] = known[i]
+    rest[#rest + 1] = state[i]
+  end
+end
+if redis.call('HLEN', KEYS[1]) == answer + #rest / 2 + 1 then
+  -- Nothing but ours: to delete it and to write back what stays takes less time than to look for the readers.
+  redis.call('DEL', KEYS[1])
+  if rest[1] then
+    redis.call('HSET', KEYS[1], unpack(rest))
+    redis.call('PEXPIRE', KEYS[1], pttl)
+  end
+else
+  local cursor = '0'
+  repeat
+    local page, readers = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', 512), {}
+    cursor = page[1]
+    for i = 1, #page[2], 2 do
+      if string.sub(page[2][i], 1, 5) == 'read:' then readers[#readers + 1] = page[2][i] end
+    end
+    if readers[1] then redis.call('HDEL', KEYS[1], unpack(readers)) end
+  until cursor == '0'
+  redis.call('HDEL', KEYS[1], 'readers')
+end
+let_in()
+tidy()
+return answer

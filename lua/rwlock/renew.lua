@@ -1,0 +1,45 @@
+-- rwlock/renew.lua: extend one hold, of either side, if its owner still has it.
+--
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
+-- ARGV[1]  owner     as in acquire
+-- ARGV[2]  attempt   as in acquire
+-- ARGV[3]  ttl_ms    integer, at least 1; counted from now
+--
+-- Returns  time    held for at least ttl_ms from now; the server's clock in microseconds
+--          0       lost: over, released, or somebody else's; nothing is changed
+--          -2      lost: the key holds something that is not a read-write lock
+--
+-- Delivered twice, it extends twice, by as little as the deliveries are apart. It touches no other owner's
+-- hold, and never shortens what another hold of the same owner was promised.
+local owner, attempt, ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+-- "end word...": the end in ms and the words, or nil once it is over.
+local function live(hold)
+  local ends, words = string.match(hold or '', '^(%d+) (.+)$')
+  if ends and tonumber(ends) > now then return tonumber(ends), words end
+end
+
+local function has(attempts, one)
+  return string.find(' ' .. attempts .. ' ', ' ' .. one .. ' ', 1, true) ~= nil
+end
+
+local state = redis.pcall('HMGET', KEYS[1], 'read:' .. owner, 'write')
+if state.err then return -2 end
+local field, ends, words = 'read:' .. owner, live(state[1])
+if not words or not has(words, attempt) then
+  field, ends, words = 'write', live(state[2])
+  if not words or string.match(words, '^%S+') ~= owner or not has(words, attempt) then return 0 end
+end
+if ends < now + ttl_ms then
+  -- A full server refuses HSET as the first write of a script.
+  if redis.call('PTTL', KEYS[1]) < ttl_ms then
+    redis.call('PEXPIREAT', KEYS[1], now + ttl_ms)
+  else
+    redis.call('HDEL', KEYS[1], '')
+  end
+  redis.call('HSET', KEYS[1], field, now + ttl_ms .. ' ' .. words)
+end
+return time

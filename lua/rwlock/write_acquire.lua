@@ -1,0 +1,296 @@
+-- rwlock/write_acquire.lua: write, write once more, or queue to write.
+--
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- KEYS[4]  ended     string: exists once this attempt was ended
+-- ARGV[1]  owner     no white space; without one, send the attempt
+-- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
+-- ARGV[3]  ttl_ms    integer, at least 1
+-- ARGV[4]  floor     the token must be larger than this; empty: no fencing token
+-- ARGV[5]  limit     how many holds the owner may have to write
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
+--
+-- Returns  token          granted; 0 without fencing
+--          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
+--          -1             refused: this attempt was ended
+--          -2             refused: the key holds something that is not a read-write lock
+--          -3             refused: the key holds something without a ttl
+--          -4             refused: the owner has that many holds already
+--          -5             refused: waiter is not what it must be
+--          -6             refused: the owner reads, and another reader waits to write: each would wait for the other
+--
+-- Busy: somebody else writes or reads. Queued, it keeps new readers out for claim_ms after each poll.
+-- A further hold of the same owner keeps the token. An owner who reads is granted once he is the only reader.
+-- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
+local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local ends = now + ttl_ms
+
+-- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+local function next_token()
+  local token = redis.call('INCR', KEYS[2])
+  local least = tonumber(floor) or 0
+  if token == 1 or token <= least then
+    local now = redis.call('TIME')
+    token = math.max(least + 1, now[1] * 1000000 + now[2])
+    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  end
+  if token > 9007199254740991 then
+    redis.call('DECR', KEYS[2])
+    error('the fencing counter is at 2^53')
+  end
+  return token
+end
+
+if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
+  local token = floor ~= '' and next_token() or 0
+  redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. owner .. ' ' .. attempt)
+  if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
+  redis.call('PEXPIREAT', KEYS[1], ends)
+  return token
+end
+
+if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
+local claim_ms = waiter ~= '' and string.match(waiter, '^%S+ ([1-9]%d?%d?%d?%d?) %S+ ?.*$')
+if waiter ~= '' and not claim_ms then return -5 end
+local waiting = redis.call('ZCARD', KEYS[3])
+-- "end word...": the end in ms and the words, or nil once it is over.
+local function live(hold)
+  local ends, words = string.match(hold or '', '^(%d+) (.+)$')
+  if ends and tonumber(ends) > now then return tonumber(ends), words end
+end
+
+local function has(attempts, one)
+  return string.find(' ' .. attempts .. ' ', ' ' .. one .. ' ', 1, true) ~= nil
+end
+
+local function count(attempts)
+  return select(2, string.gsub(attempts, '%S+', ''))
+end
+
+local function without(attempts, one)
+  local rest = {}
+  for each in string.gmatch(attempts, '%S+') do
+    if each ~= one then rest[#rest + 1] = each end
+  end
+  return table.concat(rest, ' '), #rest
+end
+
+-- The lock is kept until the latest end of a hold.
+local function keep_until(ends)
+  if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end
+end
+
+-- Nobody writes any more: who queued before this goes before the next writer. HDEL comes first, since a full
+-- server refuses HSET as the first write of a script; and the key must not be empty in between.
+local function end_write()
+  redis.call('HDEL', KEYS[1], 'upgrade')
+  redis.call('HSET', KEYS[1], 'phase', string.format('%.0f', time))
+  redis.call('HDEL', KEYS[1], 'write')
+end
+
+local function writer_waits()
+  return redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '+inf', 'LIMIT', 0, 1)[1]
+end
+
+-- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
+-- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits,
+-- and to the one who waits for the others to leave. One message for each client: PUBLISH answers how many
+-- heard it, 0 is a client that is gone, an error is a denied channel.
+local function let_in()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return end
+  local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
+  if live(state[1]) then return end
+  local readers = tonumber(state[2]) or 0
+  local gated = (tonumber(state[3]) or 0) > now
+  local phase, upgrade, fence = tonumber(state[4]), state[5], state[6]
+  if state[1] then -- its writer is dead
+    end_write()
+    phase = time
+  end
+  local function news(heirs, token)
+    return string.format('%s %.0f %.0f ', heirs, token, time) .. KEYS[1]
+  end
+  local function claim(waiting)
+    local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
+    if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
+  end
+
+  local function admit_readers(latest)
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
+    if not waiting[1] then return false end
+    local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
+    if not (known and token) then return false end
+    redis.call('ZREM', KEYS[3], unpack(waiting))
+    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
+    local admitted, heirs, last = 0, {}, now
+    for _, each in ipairs(waiting) do
+      local heir, ends, its_owner, channel = claim(each)
+      if heir then
+        local hold = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+        local before, attempts = live(hold)
+        if not hold then readers = readers + 1 end
+        ends = math.max(ends, before or 0)
+        redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
+        last = math.max(last, ends)
+        if each == waiter then channel = '' end
+        heirs[channel] = heirs[channel] or {}
+        table.insert(heirs[channel], {heir, its_owner})
+      end
+    end
+    for channel, some in pairs(heirs) do
+      local names = {}
+      for i, each in ipairs(some) do names[i] = each[1] end
+      if channel == '' or redis.pcall('PUBLISH', channel, news(table.concat(names, ','), token)) ~= 0 then
+        admitted = admitted + #some
+      else
+        for _, each in ipairs(some) do
+          local ends, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. each[2]))
+          local rest, left = without(attempts, each[1])
+          if left > 0 then
+            redis.call('HSET', KEYS[1], 'read:' .. each[2], ends .. ' ' .. rest)
+          else
+            redis.call('HDEL', KEYS[1], 'read:' .. each[2])
+            readers = readers - 1
+          end
+        end
+      end
+    end
+    redis.call('HSET', KEYS[1], 'readers', readers)
+    keep_until(last)
+    return admitted > 0
+  end
+
+  local function admit_writer(reader)
+    local minted, token
+    for _ = 1, reader and 1 or 64 do
+      local waiting = writer_waits()
+      if not waiting then
+        redis.call('HDEL', KEYS[1], 'gate')
+        return false
+      end
+      local heir, ends, its_owner, channel = claim(waiting)
+      if reader and its_owner ~= reader then return false end
+      if not minted then minted, token = pcall(next_token) end
+      if not minted then return false end
+      redis.call('ZREM', KEYS[3], waiting)
+      if heir then
+        redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. heir,
+          'fence', string.format('%.0f', token))
+        redis.call('HDEL', KEYS[1], 'upgrade')
+        if not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
+        keep_until(ends)
+        if waiting == waiter or channel == '' or redis.pcall('PUBLISH', channel, news(heir, token)) ~= 0 then
+          return true
+        end
+        redis.call('HDEL', KEYS[1], 'write')
+      end
+    end
+    return false
+  end
+
+  local waited = phase and string.format('%.0f', phase - 4503599627370496)
+  if readers > 0 then
+    if gated and not (waited and admit_readers(waited)) then
+      local _, its_owner = live(upgrade)
+      if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
+        admit_writer(its_owner)
+      end
+    elseif not gated then
+      admit_readers('(0')
+    end
+  elseif not (waited and admit_readers(waited) or admit_writer()) then
+    admit_readers('(0')
+  end
+end
+
+-- Removes readers whose time is over, some thousand at most, until it finds others than the owner who still
+-- read: when those found will be over, or at once if there may be more to remove. Nil: there is none.
+local function other_reader()
+  local cursor, pages, latest, reads = '0', 0, nil, 0
+  repeat
+    local page, over = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', pages == 0 and 16 or 512), {}
+    cursor, pages = page[1], pages + 1
+    for i = 1, #page[2], 2 do
+      local field, ends = page[2][i], live(page[2][i + 1])
+      if string.sub(field, 1, 5) == 'read:' then
+        if not ends then
+          over[#over + 1] = field
+        elseif field == 'read:' .. owner then
+          reads = 1
+        else
+          latest = math.max(latest or 0, ends)
+        end
+      end
+    end
+    if over[1] then redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(over))) end
+  until latest or cursor == '0' or pages == 3
+  if latest or cursor ~= '0' then return latest or now + 1 end
+  if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
+end
+
+local function look()
+  return redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'read:' .. owner, 'upgrade', 'gate')
+end
+local state = look()
+if state.err then return -2 end
+if redis.call('PTTL', KEYS[1]) == -1 then return -3 end
+local function others_read()
+  return (tonumber(state[2]) or 0) > (state[3] and 1 or 0)
+end
+local other_ends
+if not live(state[1]) then
+  other_ends = others_read() and other_reader()
+  state = look()
+  if waiting > 0 and not other_ends and not live(state[3]) then
+    let_in()
+    state = look()
+    other_ends = others_read() and now + math.max(redis.call('PTTL', KEYS[1]), 1)
+  end
+end
+
+local reads = live(state[3])
+local write_ends, write = live(state[1])
+local writes, attempts = string.match(write or '', '^(%S+) (.+)$')
+local function hold(words)
+  redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. owner .. ' ' .. words)
+  keep_until(ends)
+  if waiter ~= '' then redis.call('ZREM', KEYS[3], waiter) end
+end
+if writes == owner then
+  if not has(attempts, attempt) then
+    if count(attempts) >= tonumber(ARGV[5]) then return -4 end
+    attempts = attempts .. ' ' .. attempt
+  end
+  ends = math.max(ends, write_ends)
+  hold(attempts)
+  return tonumber(redis.call('HGET', KEYS[1], 'fence') or 0)
+end
+
+if write or other_ends then
+  if waiter ~= '' then
+    local upgrades = not write and reads
+    local upgrade_ends, upgrader = live(state[4])
+    if upgrades and upgrader and upgrader ~= owner then return -6 end
+    if upgrades then
+      redis.pcall('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader
+    else
+      redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', time), waiter)
+    end
+    redis.call('PEXPIRE', KEYS[3], 60000)
+    redis.call('HSET', KEYS[1], 'gate', math.max(now + claim_ms, tonumber(state[5]) or 0))
+    if upgrades then redis.call('HSET', KEYS[1], 'upgrade', now + claim_ms .. ' ' .. owner) end
+  end
+  return {(write_ends or other_ends) - now, time}
+end
+
+local token = floor ~= '' and next_token() or 0
+hold(attempt)
+if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
+local _, upgrader = live(state[4])
+if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end
+if state[5] and not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
+return token
