@@ -41,6 +41,21 @@ pub enum Error {
         /// How many holds the owner has.
         depth: u32,
     },
+    /// The owner reads and wants to write, and so does another reader: each would wait for the other to
+    /// stop reading. Release the hold to read, and begin anew.
+    #[error("waiting to write under lock {name:?} would be a deadlock: another of its readers waits for the same", name = .name.as_str())]
+    WouldDeadlock {
+        /// The lock.
+        name: Name,
+    },
+    /// As many read, or wait to read or to write, as [`Options::max_readers`](crate::Options::max_readers) allows.
+    #[error("lock {name:?} has {limit} readers already, and those who wait", name = .name.as_str())]
+    Crowded {
+        /// The lock.
+        name: Name,
+        /// The limit.
+        limit: u32,
+    },
     /// The key holds something else than such a lock. It is left as it is: delete it by hand if nobody
     /// needs it.
     #[error("the key {key:?} holds {found}", key = .name.key())]
@@ -107,6 +122,9 @@ pub enum ConfigError {
     /// No hold at all is allowed.
     #[error("max_depth is 0; it must be at least 1")]
     NoDepth,
+    /// Nobody at all may read.
+    #[error("max_readers is 0; it must be at least 1")]
+    NoReaders,
     /// The prefix is too long.
     #[error("the prefix has {bytes} bytes; it must have at most 128")]
     LongPrefix {

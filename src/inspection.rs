@@ -22,8 +22,87 @@ pub struct Inspection {
 }
 
 impl Inspection {
+    /// From the holders of an answer: `owner, count, pttl` each.
+    pub(crate) fn from_reply(
+        fencing_token: Option<FencingToken>,
+        waiters: u64,
+        holders: &[String],
+    ) -> Option<Inspection> {
+        let holders = holders.chunks(3).map(Holder::from_reply).collect::<Option<_>>()?;
+        Some(Inspection { holders, waiters, fencing_token })
+    }
+
     pub(crate) fn is_held_by(&self, owner: &str) -> bool {
         self.holders.iter().any(|holder| holder.owner == owner)
+    }
+}
+
+/// A read-write lock as the server saw it at one instant. It may have changed since: this is for people, logs
+/// and dashboards, not for deciding who may enter.
+///
+/// With serde, durations are in milliseconds.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RwInspection {
+    /// What it is held for.
+    pub mode: Mode,
+    /// Who writes.
+    pub writer: Option<Holder>,
+    /// Who reads; of more than a thousand, a thousand. An owner who writes may read as well.
+    pub readers: Vec<Holder>,
+    /// How many read, with those who crashed and whose end the server has not noticed yet.
+    pub reader_count: u64,
+    /// How many are queued to write. Tasks of one client without an owner queue inside the client and count once.
+    pub waiting_writers: u64,
+    /// How many are queued to read.
+    pub waiting_readers: u64,
+    /// The last token granted, if the server remembers one.
+    pub fencing_token: Option<FencingToken>,
+}
+
+/// What a read-write lock is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Nobody holds it.
+    Free,
+    /// Some read.
+    Read,
+    /// One writes.
+    Write,
+}
+
+impl RwInspection {
+    /// From the rest of an answer: `waiting_writers, readers`, then `side, owner, count, pttl` for each holder.
+    pub(crate) fn from_reply(
+        fencing_token: Option<FencingToken>,
+        waiters: u64,
+        rest: &[String],
+    ) -> Option<RwInspection> {
+        let [waiting_writers, reader_count, holders @ ..] = rest else { return None };
+        let waiting_writers = waiting_writers.parse().ok()?;
+        let (mut writer, mut readers) = (None, Vec::new());
+        for words in holders.chunks(4) {
+            let (side, holder) = words.split_first()?;
+            match side.as_str() {
+                "write" => writer = Some(Holder::from_reply(holder)?),
+                "read" => readers.push(Holder::from_reply(holder)?),
+                _ => return None,
+            }
+        }
+        Some(RwInspection {
+            mode: match (&writer, readers.is_empty()) {
+                (Some(_), _) => Mode::Write,
+                (None, false) => Mode::Read,
+                (None, true) => Mode::Free,
+            },
+            writer,
+            readers,
+            reader_count: reader_count.parse().ok()?,
+            waiting_writers,
+            waiting_readers: waiters.checked_sub(waiting_writers)?,
+            fencing_token,
+        })
     }
 }
 
@@ -31,7 +110,7 @@ impl Inspection {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The owner of a re-entrant lock; the token of a mutex. Whoever knows it can release the lock:
+    /// The owner, if there is one; else the id of the attempt. Whoever knows it can release the lock:
     /// keep it out of public logs.
     pub owner: String,
     /// How many holds.

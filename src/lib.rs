@@ -14,6 +14,7 @@ mod name;
 mod options;
 mod owner;
 mod reentrant;
+mod rwlock;
 mod wire;
 
 #[cfg(feature = "pool")]
@@ -22,7 +23,7 @@ pub use redis;
 
 pub use error::{ConfigError, Error};
 pub use fencing::FencingToken;
-pub use inspection::{Holder, Inspection};
+pub use inspection::{Holder, Inspection, Mode, RwInspection};
 pub use lease::Lease;
 pub use locks::Locks;
 pub use mutex::{Mutex, MutexGuard};
@@ -30,3 +31,4 @@ pub use name::{Name, NameError, NameProblem};
 pub use options::{Fencing, Nesting, Options, Renewal};
 pub use owner::{Owner, OwnerError};
 pub use reentrant::{ReentrantGuard, ReentrantLock};
+pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};

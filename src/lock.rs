@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::fencing::FencingToken;
-use crate::inspection::{Holder, Inspection};
+use crate::inspection::Inspection;
 use crate::lease::{Attempt, Client, Kind, Target};
 use crate::name::Name;
 use crate::options::Options;
@@ -36,8 +36,21 @@ impl Lock {
     }
 
     pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
+        self.look(kind, None, Inspection::from_reply).await
+    }
+
+    /// What the server sees of the lock, or of one owner's part in it. `read` is given the last token, the number
+    /// of waiters, and the rest of the answer.
+    pub(crate) async fn look<T>(
+        &self,
+        kind: &'static Kind,
+        owner: Option<&str>,
+        read: fn(Option<FencingToken>, u64, &[String]) -> Option<T>,
+    ) -> Result<T, Error> {
         let keys = [self.name.key(), self.name.fence(), self.name.waiters()];
-        let reply = self.client.node.call(&Call::new(&kind.inspect, &keys)).await?;
+        let call = Call::new(&kind.inspect, &keys);
+        let call = owner.into_iter().fold(call, |call, owner| call.text(owner));
+        let reply = self.client.node.call(&call).await?;
         let texts = reply.texts()?;
         let numbers: Option<Vec<i64>> = texts.iter().take(4).map(|text| text.parse().ok()).collect();
         let Some([status, fence, waiters, time]) = numbers.as_deref() else {
@@ -48,12 +61,8 @@ impl Lock {
             return Err(refusal.unwrap_or_else(|| reply.unexpected().into()));
         }
         self.client.node.observe(time.unsigned_abs());
-        let holders: Option<Vec<Holder>> = texts[4..].chunks(3).map(Holder::from_reply).collect();
-        Ok(Inspection {
-            holders: holders.ok_or_else(|| reply.unexpected())?,
-            waiters: waiters.unsigned_abs(),
-            fencing_token: FencingToken::from_reply(fence.unsigned_abs()),
-        })
+        let token = FencingToken::from_reply(fence.unsigned_abs());
+        Ok(read(token, waiters.unsigned_abs(), &texts[4..]).ok_or_else(|| reply.unexpected())?)
     }
 
     pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {

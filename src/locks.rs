@@ -10,6 +10,7 @@ use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
 use crate::options::Options;
 use crate::reentrant::ReentrantLock;
+use crate::rwlock::RwLock;
 use crate::wire::{self, Dial};
 
 /// A client of one Redis server, and the source of locks on it. Cheap to clone; clones share everything.
@@ -166,6 +167,14 @@ impl Locks {
     /// [`NameError`] for a name that cannot be a key with companions; see [`NameProblem`](crate::NameProblem).
     pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantLock, NameError> {
         Ok(ReentrantLock::new(self.lock(name.as_ref())?))
+    }
+
+    /// The read-write lock of this name. Asks nobody: a lock is a description, its guards are what holds.
+    ///
+    /// # Errors
+    /// [`NameError`] for a name that cannot be a key with companions; see [`NameProblem`](crate::NameProblem).
+    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, NameError> {
+        Ok(RwLock::new(self.lock(name.as_ref())?))
     }
 
     fn lock(&self, name: &str) -> Result<Lock, NameError> {

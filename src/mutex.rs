@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Held, Kind, Lease, acquire, acquire_within, try_acquire};
+use crate::lease::{Held, Kind, Lease, Queue, acquire, acquire_within, try_acquire};
 use crate::lock::Lock;
 use crate::name::Name;
 use crate::wire::Script;
@@ -14,6 +14,8 @@ static MUTEX: Kind = Kind {
     name: "mutex",
     found: "something that is not a mutex",
     reenters: false,
+    queue: Queue::Inside,
+    crowd: None,
     acquire: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
     renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
     release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),

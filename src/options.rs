@@ -37,7 +37,8 @@ pub enum Nesting {
     #[default]
     Counted,
     /// In this process, if it holds the lock for the same owner already: no round trip. The count in
-    /// Redis does not grow, and the inner guard shares the outer one's lease, ttl and options.
+    /// Redis does not grow, and the inner guard shares the outer one's lease, ttl and options. Only for a
+    /// re-entrant lock: holds of a read-write lock are always counted in Redis.
     Local,
 }
 
@@ -58,12 +59,17 @@ pub enum Nesting {
 pub struct Options {
     #[serde(rename = "ttl_ms", with = "millis")]
     pub(crate) ttl: Duration,
+    #[serde(rename = "read_ttl_ms", with = "optional_millis")]
+    pub(crate) read_ttl: Option<Duration>,
+    #[serde(rename = "write_ttl_ms", with = "optional_millis")]
+    pub(crate) write_ttl: Option<Duration>,
     pub(crate) renewal: Renewal,
     #[serde(rename = "max_hold_ms", with = "optional_millis")]
     pub(crate) max_hold: Option<Duration>,
     pub(crate) fencing: Fencing,
     pub(crate) nesting: Nesting,
     pub(crate) max_depth: u32,
+    pub(crate) max_readers: u32,
     #[serde(rename = "poll_cap_ms", with = "millis")]
     pub(crate) poll_cap: Duration,
     #[serde(rename = "node_timeout_ms", with = "millis")]
@@ -76,11 +82,14 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             ttl: Duration::from_secs(30),
+            read_ttl: None,
+            write_ttl: None,
             renewal: Renewal::Automatic,
             max_hold: None,
             fencing: Fencing::On,
             nesting: Nesting::Counted,
             max_depth: 255,
+            max_readers: 10_000,
             poll_cap: Duration::from_secs(1),
             node_timeout: Duration::from_secs(1),
             drift: 0.01,
@@ -100,6 +109,18 @@ impl Options {
     /// From 100 ms to 24 hours; 30 s unless set.
     pub fn ttl(mut self, ttl: Duration) -> Options {
         self.ttl = ttl;
+        self
+    }
+
+    /// The [`ttl`](Options::ttl) of leases to read, where it differs: how long a crashed reader keeps writers out.
+    pub fn read_ttl(mut self, ttl: Duration) -> Options {
+        self.read_ttl = Some(ttl);
+        self
+    }
+
+    /// The [`ttl`](Options::ttl) of leases to write, where it differs.
+    pub fn write_ttl(mut self, ttl: Duration) -> Options {
+        self.write_ttl = Some(ttl);
         self
     }
 
@@ -128,10 +149,19 @@ impl Options {
         self
     }
 
-    /// How many holds an owner may have on one re-entrant lock at a time, at least 1; 255 unless set.
+    /// How many holds an owner may have on one re-entrant lock at a time, or on one side of a read-write
+    /// lock, at least 1; 255 unless set.
     /// One more is [`Error::TooDeep`](crate::Error::TooDeep): a recursion without an end.
     pub fn max_depth(mut self, holds: u32) -> Options {
         self.max_depth = holds;
+        self
+    }
+
+    /// How many may hold a read-write lock to read, together with those who wait for it in Redis, at least 1;
+    /// 10,000 unless set. One reader more is [`Error::Crowded`](crate::Error::Crowded): each costs the server
+    /// memory, and with more than 10,000 a forced release takes it longer than 5 ms.
+    pub fn max_readers(mut self, readers: u32) -> Options {
+        self.max_readers = readers;
         self
     }
 
@@ -165,8 +195,11 @@ impl Options {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let (shortest, longest) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
         let spans = [
-            ("ttl", self.ttl, Duration::from_millis(100), Duration::from_secs(24 * 3600)),
+            ("ttl", self.ttl, shortest, longest),
+            ("read_ttl", self.read_ttl.unwrap_or(self.ttl), shortest, longest),
+            ("write_ttl", self.write_ttl.unwrap_or(self.ttl), shortest, longest),
             ("poll_cap", self.poll_cap, Duration::from_millis(10), Duration::from_secs(10)),
             ("node_timeout", self.node_timeout, Duration::from_millis(10), Duration::from_secs(60)),
         ];
@@ -175,16 +208,21 @@ impl Options {
                 return Err(ConfigError::Span { option, value, least, most });
             }
         }
+        let ttls = [Some(self.ttl), self.read_ttl, self.write_ttl];
         if let Some(longest) = self.max_hold
-            && longest < self.ttl
+            && let Some(ttl) = ttls.into_iter().flatten().max()
+            && longest < ttl
         {
-            return Err(ConfigError::ShortHold { longest, ttl: self.ttl });
+            return Err(ConfigError::ShortHold { longest, ttl });
         }
         if !(0.0..=0.5).contains(&self.drift) {
             return Err(ConfigError::Drift { drift: self.drift });
         }
         if self.max_depth == 0 {
             return Err(ConfigError::NoDepth);
+        }
+        if self.max_readers == 0 {
+            return Err(ConfigError::NoReaders);
         }
         if self.prefix.len() > 128 {
             return Err(ConfigError::LongPrefix { bytes: self.prefix.len() });

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Held, Kind, Lease, Shared, Target, acquire, acquire_within, try_acquire};
+use crate::lease::{Held, Kind, Lease, Queue, Shared, Target, acquire, acquire_within, try_acquire};
 use crate::lock::Lock;
 use crate::name::Name;
 use crate::options::Nesting;
@@ -17,6 +17,8 @@ static REENTRANT: Kind = Kind {
     name: "reentrant",
     found: "something that is not a re-entrant lock",
     reenters: true,
+    queue: Queue::Inside,
+    crowd: None,
     acquire: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
     renew: Script::new("reentrant/renew", include_str!("../lua/reentrant/renew.lua")),
     release: Script::new("reentrant/release", include_str!("../lua/reentrant/release.lua")),

@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use super::held::{Armed, Held};
 use super::turnstile::Pass;
 use super::validity::Sighting;
-use super::{Attempt, Client, Kind, LONGEST_SLEEP, Lease};
+use super::{Attempt, Client, Kind, LONGEST_SLEEP, Lease, Queue};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::fencing::FencingToken;
@@ -50,6 +50,14 @@ impl Target {
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
     }
 
+    fn queues_inside(&self) -> bool {
+        match self.kind.queue {
+            Queue::Inside => true,
+            Queue::InsideUnlessOwned => self.owner.is_none(),
+            Queue::InRedis => false,
+        }
+    }
+
     fn lost(&self) -> Error {
         Error::Lost { name: self.name.clone() }
     }
@@ -81,12 +89,13 @@ pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<H
 /// Waits for as long as it takes: the loop.
 pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
     let client = &target.client;
-    let _front = match client.turnstiles.try_enter(&target.name) {
-        Some(pass) => pass,
-        None => match queue_inside(target).await? {
-            Inside::Front(pass) => pass,
+    let _front = if target.queues_inside() {
+        match queue_inside(target).await? {
+            Inside::Front(pass) => Some(pass),
             Inside::Entered(held) => return Ok(held),
-        },
+        }
+    } else {
+        None
     };
     let mut seat = match client.wakeups.subscription() {
         Some(_) => Seat::told(target),
@@ -139,13 +148,17 @@ enum Inside {
 /// Queues behind the other tasks of this client. Who may enter a lock that he holds must not wait behind
 /// those who wait for him: he looks before he queues, and now and then, should he have got it elsewhere.
 async fn queue_inside(target: &Target) -> Result<Inside, Error> {
+    if let Some(pass) = target.client.turnstiles.try_enter(&target.name) {
+        return Ok(Inside::Front(pass));
+    }
     let front = target.client.turnstiles.enter(&target.name);
     tokio::pin!(front);
     let patience = Patience::new(target);
+    let may_enter = target.kind.reenters && target.owner.is_some();
     let mut look_at = Moment::now();
     let mut pause = target.options.poll_cap;
     loop {
-        if target.kind.reenters && Moment::now() >= look_at {
+        if may_enter && Moment::now() >= look_at {
             match ask(target.arm(), "").await {
                 Asked::Granted(held) => return Ok(Inside::Entered(held)),
                 Asked::Refused(error) => return Err(error),
@@ -155,7 +168,7 @@ async fn queue_inside(target: &Target) -> Result<Inside, Error> {
             pause = (pause * 2).min(LONGEST_LOOK);
         }
         let until_look = look_at.since(Moment::now()).max(Duration::from_millis(1));
-        let nap = if target.kind.reenters { until_look.min(LONGEST_SLEEP) } else { LONGEST_SLEEP };
+        let nap = if may_enter { until_look.min(LONGEST_SLEEP) } else { LONGEST_SLEEP };
         if let Ok(pass) = timeout(nap, front.as_mut()).await {
             return Ok(Inside::Front(pass));
         }

@@ -43,6 +43,22 @@ impl Attempt {
         Attempt { kind, name, options, owner, id, text, ended }
     }
 
+    /// The same hold, from now on of another kind and with other options.
+    pub(super) fn exchanged(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
+        let (name, owner) = (self.name.clone(), self.owner.clone());
+        let (id, text, ended) = (self.id, self.text.clone(), self.ended.clone());
+        Attempt { kind, name, options, owner, id, text, ended }
+    }
+
+    /// Makes a hold of this attempt one of this attempt's kind.
+    pub(super) fn exchange(&self, script: &'static Script) -> Call<'_> {
+        Call::new(script, &self.keys()[..3])
+            .text(&self.owner)
+            .text(&self.text)
+            .number(millis(self.options.ttl))
+            .floor()
+    }
+
     /// How this attempt stands in the queue, told through `channel` or looking every `poll`; and its
     /// claim: for how long the lock is kept for it once it is handed over.
     pub(super) fn waiter(&self, channel: Option<&str>, poll: Duration) -> (String, Duration) {
@@ -63,6 +79,8 @@ impl Attempt {
             -2 => Some(Error::WrongType { name, found: self.kind.found }),
             -3 => Some(Error::WrongType { name, found: "a value without a ttl, so no lock of ours" }),
             -4 => Some(Error::TooDeep { name, depth: self.options.max_depth }),
+            -6 => Some(Error::WouldDeadlock { name }),
+            -7 => self.crowd().map(|limit| Error::Crowded { name, limit }),
             _ => None,
         }
     }
@@ -81,7 +99,15 @@ impl Attempt {
             Fencing::Off => call.text(""),
         };
         let call = call.number(self.options.max_depth.into());
-        if waiter.is_empty() { call } else { call.text(waiter) }
+        match self.crowd() {
+            Some(crowd) => call.text(waiter).number(crowd.into()),
+            None if waiter.is_empty() => call,
+            None => call.text(waiter),
+        }
+    }
+
+    fn crowd(&self) -> Option<u32> {
+        self.kind.crowd.map(|crowd| crowd(&self.options))
     }
 
     /// Extends the lease; with no ttl it only asks, since a further hold never shortens what is left.

@@ -4,12 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Attempt, Client, Lease};
+use super::{Attempt, Client, Kind, Lease};
+use crate::clock::Moment;
 use crate::error::Error;
-use crate::wire::{Answer, Failure, Reply};
+use crate::options::Options;
+use crate::wire::{Answer, Call, Failure, Node, Reply, Script};
 
-/// How often a release is sent before the rest is left to the keeper.
-const RELEASE_TRIES: u32 = 3;
+/// How often a release is sent before the rest is left to the keeper, or an exchange before it fails.
+const TRIES: u32 = 3;
 
 /// Answers for an attempt from before its first request: whatever it gets is given back, by
 /// [`Held::release`] or, when this is dropped, by the keeper.
@@ -111,6 +113,10 @@ impl Held {
         &self.lease
     }
 
+    pub(crate) fn options(&self) -> &Options {
+        &self.armed.attempt.options
+    }
+
     /// Gives the lease back and waits for the answer.
     ///
     /// # Cancel safety
@@ -127,37 +133,80 @@ impl Held {
         client.keeper.forget(&self.lease);
         let for_good = self.armed.ends_for_good();
         let call = attempt.release(for_good, &self.armed.waiter);
-        let lost = || Error::Lost { name: attempt.name.clone() };
-        // An earlier delivery of the release may have run; then nothing is left to be found held.
-        let mut doubt = None;
-        for tries_left in (0..RELEASE_TRIES).rev() {
-            let reply = match client.node.call(&call).await {
-                Ok(reply) => reply,
-                Err(failure) if failure.is_passing() && tries_left > 0 => {
-                    doubt = doubt.or(failure.is_unknown().then_some(failure));
-                    continue;
-                }
-                Err(failure) => return Err(failure.into()),
-            };
-            let Answer::Final(answer) = reply.answer()? else { return Err(reply.unexpected().into()) };
-            self.armed.disarm();
-            return match answer {
-                1.. => Ok(()),
-                0 => Err(match doubt.or_else(|| reply.resent.clone()) {
-                    // Released by an earlier delivery, or lost before: never to be taken for a success.
-                    Some(failure) => failure.into(),
-                    None => Error::NotHeld { name: attempt.name.clone() },
-                }),
-                _ => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
-            };
+        let (outcome, doubt) = insist(&client.node, &call).await;
+        let reply = outcome?;
+        let Answer::Final(answer) = reply.answer()? else { return Err(reply.unexpected().into()) };
+        self.armed.disarm();
+        match (answer, doubt) {
+            (1.., _) => Ok(()),
+            // Released by an earlier delivery, or lost before: never to be taken for a success.
+            (0, Some(failure)) => Err(failure.into()),
+            (0, None) => Err(Error::NotHeld { name: attempt.name.clone() }),
+            _ => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
         }
-        Err(lost()) // not reached: the last try returns
+    }
+
+    /// Makes the hold one of another kind, by a script that answers as a renewal does. The old lease is over
+    /// before the request leaves; the token stays.
+    ///
+    /// # Cancel safety
+    /// Dropped, the hold is given back in the background, of whichever kind it is by then.
+    pub(crate) async fn exchange(
+        mut self,
+        script: &'static Script,
+        kind: &'static Kind,
+        options: Options,
+    ) -> Result<Held, Error> {
+        let (client, lease) = (Arc::clone(&self.armed.client), self.lease.clone());
+        let lost = || Error::Lost { name: lease.name().clone() };
+        if self.armed.is_disarmed() || lease.is_lost() {
+            return Err(lost());
+        }
+        client.keeper.forget(&lease);
+        let attempt = Arc::new(self.armed.attempt.exchanged(kind, Arc::new(options)));
+        self.armed.attempt = Arc::clone(&attempt);
+        let call = attempt.exchange(script);
+        let sent = Moment::now();
+        let reply = insist(&client.node, &call).await.0?;
+        match reply.answer()? {
+            Answer::Final(1..) => {
+                let until = sent + attempt.trusted(attempt.options.ttl);
+                if Moment::now() >= until {
+                    return Err(lost());
+                }
+                Ok(self.armed.granted(Lease::new(attempt, lease.fencing_token(), sent, until)))
+            }
+            Answer::Final(0) => Err(lost()),
+            Answer::Final(answer) => {
+                Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
+            }
+            Answer::Busy(..) => Err(reply.unexpected().into()),
+        }
     }
 
     /// From now on this is never released: once it is dropped, it ends with its ttl.
     pub(crate) fn leak(&self) {
         self.armed.disarm();
         self.armed.client.keeper.forget(&self.lease);
+    }
+}
+
+/// Sends a request again where that may help. Beside the answer, the failure of an earlier delivery that may
+/// have run.
+async fn insist(node: &Node, call: &Call<'_>) -> (Result<Reply, Failure>, Option<Failure>) {
+    let mut doubt = None;
+    let mut tries_left = TRIES;
+    loop {
+        tries_left -= 1;
+        match node.call(call).await {
+            Err(failure) if failure.is_passing() && tries_left > 0 => {
+                doubt = doubt.or(failure.is_unknown().then_some(failure));
+            }
+            outcome => {
+                let resent = outcome.as_ref().ok().and_then(|reply| reply.resent.clone());
+                return (outcome, doubt.or(resent));
+            }
+        }
     }
 }
 

@@ -40,11 +40,25 @@ pub(crate) struct Kind {
     pub(crate) found: &'static str,
     /// An owner that holds it may enter again, past everybody who waits.
     pub(crate) reenters: bool,
+    pub(crate) queue: Queue,
+    /// How many may hold it or wait for it at a time, where several may.
+    pub(crate) crowd: Option<fn(&Options) -> u32>,
     pub(crate) acquire: Script,
     pub(crate) renew: Script,
     pub(crate) release: Script,
     pub(crate) force: Script,
     pub(crate) inspect: Script,
+}
+
+/// Where the tasks of one client wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// Inside the client, where one of them waits in Redis for all.
+    Inside,
+    /// Inside, unless there is an owner: he may hold what those before him wait for.
+    InsideUnlessOwned,
+    /// Each in Redis, since one release may let in all of them.
+    InRedis,
 }
 
 /// The longest that a loss goes unnoticed by those who sleep, should the machine have slept as well:

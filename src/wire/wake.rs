@@ -27,7 +27,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 
 /// One subscription to one channel, made when it is first needed, kept until this is dropped.
 ///
-/// A message begins with the id of the mailbox that it is for; the rest is for its reader.
+/// A message begins with the ids of the mailboxes that it is for, with commas between; the rest is for whom
+/// they belong to.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
     channel: String,
@@ -164,13 +165,16 @@ impl Post {
     }
 
     fn deliver(&self, payload: &[u8]) {
-        let Some((id, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' ')) else {
+        let Some((ids, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
+        else {
             return; // not one of ours: anybody may publish
         };
-        let Ok(id) = Uuid::try_parse(id) else { return };
-        if let Some(slot) = self.boxes().get(&id) {
-            *slot.message.lock().unwrap_or_else(PoisonError::into_inner) = Some(rest.to_owned());
-            slot.bell.notify_one();
+        let boxes = self.boxes();
+        for id in ids.split(',') {
+            if let Some(slot) = Uuid::try_parse(id).ok().and_then(|id| boxes.get(&id)) {
+                *slot.message.lock().unwrap_or_else(PoisonError::into_inner) = Some(rest.to_owned());
+                slot.bell.notify_one();
+            }
         }
     }
 

@@ -15,7 +15,7 @@ const FLOORS: [(&str, &[&str]); 4] = [
     ("values", &["clock", "error", "event", "fencing", "inspection", "name", "options", "owner"]),
     ("wire", &["wire"]),
     ("lease", &["lease"]),
-    ("kinds", &["lock", "locks", "mutex", "reentrant"]),
+    ("kinds", &["lock", "locks", "mutex", "reentrant", "rwlock"]),
 ];
 
 fn floor(module: &str) -> usize {

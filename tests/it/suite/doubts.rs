@@ -33,9 +33,9 @@ pub async fn tokens_grow_over_an_old_snapshot(mut setup: Setup) {
 
 /// A release that has to be sent again finds nothing: it may have been released, or lost before.
 pub async fn takes_no_doubtful_release_for_a_success(mut setup: Setup) {
-    let (lock, other) = (setup.lock("doubtful").await, setup.lock("doubtful").await);
+    let (lock, other) = (setup.lock("doubtful").await, setup.rival("doubtful").await);
     let guard = lock.lock().await.unwrap();
-    assert!(other.force_release().await.unwrap());
+    assert!(lock.force_release().await.unwrap());
     let successor = other.lock().await.unwrap();
     let _: i64 = setup.server.run(&["CLIENT", "KILL", "TYPE", "normal"]).await;
     let outcome = guard.release().await;
@@ -76,7 +76,7 @@ pub async fn leaks_although_a_renewal_is_under_way(setup: Setup) {
 pub async fn hears_after_the_runtime_of_the_first_waiter_is_gone(setup: Setup) {
     let options = Options::new().poll_cap(Duration::from_secs(10));
     let lock = setup.lock_with("runtimes", options).await;
-    let holder = setup.lock("runtimes").await;
+    let holder = setup.rival("runtimes").await;
     let guard = holder.lock().await.unwrap();
     let elsewhere = lock.for_another();
     let waited = tokio::task::spawn_blocking(move || {
@@ -183,7 +183,7 @@ pub async fn releases_what_was_dropped_during_an_outage(setup: Setup) {
 pub async fn hears_again_after_its_subscription_broke(setup: Setup) {
     let options = Options::new().poll_cap(Duration::from_secs(10));
     let lock = setup.lock_with("again", options).await;
-    let holder = setup.lock("again").await;
+    let holder = setup.rival("again").await;
     let mut times = Vec::new();
     for round in 0..5 {
         let guard = holder.lock().await.unwrap();

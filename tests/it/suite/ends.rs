@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::support::{Random, Setup, eventually, idles, soon, ttl};
 
 pub async fn releases_on_drop(setup: Setup) {
-    let (lock, other) = (setup.lock("dropped").await, setup.lock("dropped").await);
+    let (lock, other) = (setup.lock("dropped").await, setup.rival("dropped").await);
     let guard = lock.lock().await.unwrap();
     let lease = guard.lease().clone();
     drop(guard);
@@ -55,7 +55,7 @@ pub async fn is_taken_away_by_force(setup: Setup) {
     let lock = setup.lock_with("forced", ttl(900)).await;
     assert!(!lock.force_release().await.unwrap(), "nobody holds it");
     let guard = lock.lock().await.unwrap();
-    let other = setup.lock_with("forced", Options::new().poll_cap(Duration::from_secs(10))).await;
+    let other = setup.rival_with("forced", Options::new().poll_cap(Duration::from_secs(10))).await;
     let waiting = tokio::spawn({
         let other = other.clone();
         async move { other.lock().await }
@@ -98,13 +98,13 @@ pub async fn tells_of_a_loss(setup: Setup) {
 
 pub async fn forgets_a_thousand_dropped_futures(setup: Setup) {
     let mut random = Random::new();
-    let lock = setup.lock("crowded").await;
+    let lock = setup.rival("crowded").await;
     let locks = setup.client().await;
     let crowd = setup.kind.lock(&locks, "crowded");
     let guard = lock.lock().await.unwrap();
     let mut waiting = Vec::new();
     for number in 0..5 {
-        let faithful = setup.lock("crowded").await;
+        let faithful = setup.rival("crowded").await;
         waiting.push(tokio::spawn(async move { soon("a turn", faithful.lock()).await }));
         eventually("it queues", || async { lock.waiters().await > number }).await;
         let mut dropped = tokio::task::JoinSet::new();

@@ -58,7 +58,7 @@ pub async fn survives_a_cut_connection(setup: Setup) {
 pub async fn survives_a_stopped_server(setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(200));
     let lock = setup.lock_with("stopped", options).await;
-    let watcher = setup.lock("stopped").await;
+    let watcher = setup.rival("stopped").await;
     warm_up(&lock).await;
     for _ in 0..3 {
         setup.server.pause();
@@ -84,7 +84,7 @@ pub async fn takes_no_late_answer_for_a_success(setup: Setup) {
     let proxy = Proxy::start(setup.server.port()).await;
     let options = ttl(300).node_timeout(Duration::from_secs(5));
     let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "late");
-    let watcher = setup.lock("late").await;
+    let watcher = setup.rival("late").await;
     warm_up(&lock).await;
     proxy.hold_replies(true);
     let trying = tokio::spawn({
@@ -109,7 +109,7 @@ pub async fn refuses_what_arrives_after_its_client_gave_up(setup: Setup) {
     let proxy = Proxy::start(setup.server.port()).await;
     let options = Options::new().node_timeout(Duration::from_millis(200));
     let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "overtaken");
-    let watcher = setup.lock("overtaken").await;
+    let watcher = setup.rival("overtaken").await;
     warm_up(&lock).await;
     let notes = || async { setup.server.run::<Vec<String>>(&["KEYS", "*:ended:*"]).await.len() };
     for round in 1..=3 {
@@ -169,7 +169,7 @@ pub async fn renews_and_releases_without_memory(setup: Setup) {
     let dropped = setup.lock_with("full-too", ttl(600)).await;
     let drop_soon = dropped.lock().await.unwrap();
     setup.server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    let refused = lock.for_another().try_lock().await;
+    let refused = lock.for_rival().try_lock().await;
     assert!(matches!(refused, Ok(None) | Err(Error::Redis { .. })), "{refused:?}");
     let other = setup.kind.lock(&setup.client().await, "full-new");
     assert!(matches!(other.try_lock().await, Err(Error::Redis { .. })), "never a false success");
@@ -253,7 +253,7 @@ pub async fn survives_killed_subscribers(setup: Setup) {
 pub async fn survives_a_restart(mut setup: Setup) {
     let lock = setup.lock_with("restarted", ttl(2_000)).await;
     let guard = lock.lock().await.unwrap();
-    let other = setup.lock("restarted").await;
+    let other = setup.rival("restarted").await;
     let waiting = tokio::spawn({
         let other = other.clone();
         async move { other.lock().await }

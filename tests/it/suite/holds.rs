@@ -43,10 +43,10 @@ pub async fn excludes_and_fences(setup: Setup) {
 }
 
 pub async fn says_busy_at_once(setup: Setup) {
-    let (one, other) = (setup.lock("busy").await, setup.lock("busy").await);
+    let (one, other) = (setup.lock("busy").await, setup.rival("busy").await);
     let guard = one.try_lock().await.unwrap().expect("it is free");
     assert!(other.try_lock().await.unwrap().is_none());
-    assert!(one.for_another().try_lock().await.unwrap().is_none());
+    assert!(one.for_rival().try_lock().await.unwrap().is_none());
     assert_eq!(one.waiters().await, 0, "who tries does not queue");
     guard.release().await.unwrap();
     other.try_lock().await.unwrap().expect("it is free again").release().await.unwrap();
@@ -56,7 +56,7 @@ pub async fn says_busy_at_once(setup: Setup) {
 
 pub async fn renews_for_ten_ttls(setup: Setup) {
     let lock = setup.lock_with("long", ttl(300)).await;
-    let other = setup.lock("long").await;
+    let other = setup.rival("long").await;
     let guard = lock.lock().await.unwrap();
     let end = Instant::now() + 10 * Duration::from_millis(300);
     while Instant::now() < end {
@@ -73,7 +73,7 @@ pub async fn renews_for_ten_ttls(setup: Setup) {
 
 pub async fn ends_with_its_ttl_if_never_renewed(setup: Setup) {
     let lock = setup.lock_with("short", ttl(300).renewal(Renewal::Never)).await;
-    let other = setup.lock("short").await;
+    let other = setup.rival("short").await;
     let guard = lock.lock().await.unwrap();
     let ttl = Duration::from_millis(300);
     assert!(guard.lease().valid_until() < std::time::Instant::now() + ttl, "counted from before the request");

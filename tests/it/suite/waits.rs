@@ -72,7 +72,7 @@ pub async fn wakes_tasks_of_one_client_in_order(setup: Setup) {
 }
 
 pub async fn gives_up_in_time(setup: Setup) {
-    let (lock, other) = (setup.lock("slow").await, setup.lock("slow").await);
+    let (lock, other) = (setup.rival("slow").await, setup.lock("slow").await);
     let guard = lock.lock().await.unwrap();
     let limit = Duration::from_millis(300);
     for _ in 0..2 {
@@ -93,7 +93,7 @@ pub async fn gives_up_in_time(setup: Setup) {
 
 pub async fn hands_over_at_once(setup: Setup) {
     let options = Options::new().poll_cap(NEVER);
-    let (lock, other) = (setup.lock("prompt").await, setup.lock_with("prompt", options).await);
+    let (lock, other) = (setup.rival("prompt").await, setup.lock_with("prompt", options).await);
     let mut times = Vec::new();
     for _ in 0..5 {
         let guard = lock.lock().await.unwrap();
@@ -120,7 +120,7 @@ pub async fn hands_over_at_once(setup: Setup) {
 
 pub async fn takes_over_after_expiry(setup: Setup) {
     // The holder is gone without a word: nobody publishes anything.
-    let lock = setup.lock_with("expiring", ttl(500)).await;
+    let lock = setup.rival_with("expiring", ttl(500)).await;
     let other = setup.lock_with("expiring", Options::new().poll_cap(NEVER)).await;
     lock.lock().await.unwrap().leak();
     let start = Instant::now();
@@ -135,7 +135,7 @@ pub async fn takes_over_after_expiry(setup: Setup) {
 /// A release between the first look and the subscription: the second look must find it.
 pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
     let proxy = Proxy::start(setup.server.port()).await;
-    let lock = setup.lock("gap").await;
+    let lock = setup.rival("gap").await;
     let options = Options::new().poll_cap(NEVER);
     let other = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "gap");
     let guard = lock.lock().await.unwrap();
@@ -161,7 +161,7 @@ pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
 /// The news of a grant lies in a buffer until the claim is over and somebody else holds the lock.
 pub async fn trusts_no_grant_that_was_long_under_way(setup: Setup) {
     let proxy = Proxy::start(setup.server.port()).await;
-    let lock = setup.lock("stale").await;
+    let lock = setup.rival("stale").await;
     let options = ttl(500).node_timeout(Duration::from_secs(15));
     let late = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "stale");
     let guard = lock.lock().await.unwrap();

@@ -2,12 +2,20 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Inspection, Lease, Locks, Mutex, MutexGuard, Owner, ReentrantGuard, ReentrantLock};
+use redlatch::{
+    Error, FencingToken, Holder, Lease, Locks, Mutex, MutexGuard, Owner, ReentrantGuard, ReentrantLock,
+    RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Mutex,
     Reentrant,
+    /// To read, for an owner. Its rivals write.
+    Read,
+    /// To write, without an owner.
+    Write,
 }
 
 impl Kind {
@@ -15,18 +23,28 @@ impl Kind {
         match self {
             Kind::Mutex => "mutex",
             Kind::Reentrant => "reentrant",
+            Kind::Read => "read",
+            Kind::Write => "write",
         }
     }
 
     pub fn from_name(name: &str) -> Kind {
-        [Kind::Mutex, Kind::Reentrant].into_iter().find(|kind| kind.name() == name).expect("a kind")
+        let kinds = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+        kinds.into_iter().find(|kind| kind.name() == name).expect("a kind")
     }
 
-    /// A lock of this kind; a re-entrant one is for an owner of its own.
+    /// The kind of those whom this one excludes.
+    pub fn rival(self) -> Kind {
+        if self == Kind::Read { Kind::Write } else { self }
+    }
+
+    /// A lock of this kind; where there are owners, for one of its own.
     pub fn lock(self, locks: &Locks, name: &str) -> AnyLock {
         match self {
             Kind::Mutex => AnyLock::Mutex(locks.mutex(name).unwrap()),
             Kind::Reentrant => AnyLock::Reentrant(locks.reentrant(name).unwrap(), Owner::new()),
+            Kind::Read => AnyLock::Read(locks.rwlock(name).unwrap(), Owner::new()),
+            Kind::Write => AnyLock::Write(locks.rwlock(name).unwrap()),
         }
     }
 }
@@ -35,20 +53,41 @@ impl Kind {
 pub enum AnyLock {
     Mutex(Mutex),
     Reentrant(ReentrantLock, Owner),
+    Read(RwLock, Owner),
+    Write(RwLock),
 }
 
 #[derive(Debug)]
 pub enum AnyGuard {
     Mutex(MutexGuard),
     Reentrant(ReentrantGuard),
+    Read(RwLockReadGuard),
+    Write(RwLockWriteGuard),
+}
+
+/// What an inspection of any kind has.
+#[derive(Debug, Serialize)]
+pub struct Seen {
+    pub holders: Vec<Holder>,
+    pub waiters: u64,
+    pub fencing_token: Option<FencingToken>,
 }
 
 impl AnyLock {
     /// The same lock for somebody else.
     pub fn for_another(&self) -> AnyLock {
         match self {
-            AnyLock::Mutex(lock) => AnyLock::Mutex(lock.clone()),
             AnyLock::Reentrant(lock, _) => AnyLock::Reentrant(lock.clone(), Owner::new()),
+            AnyLock::Read(lock, _) => AnyLock::Read(lock.clone(), Owner::new()),
+            AnyLock::Mutex(_) | AnyLock::Write(_) => self.clone(),
+        }
+    }
+
+    /// The same lock for somebody else, who is excluded.
+    pub fn for_rival(&self) -> AnyLock {
+        match self {
+            AnyLock::Read(lock, _) => AnyLock::Write(lock.clone()),
+            _ => self.for_another(),
         }
     }
 
@@ -56,6 +95,7 @@ impl AnyLock {
         match self {
             AnyLock::Mutex(lock) => lock.name().key(),
             AnyLock::Reentrant(lock, _) => lock.name().key(),
+            AnyLock::Read(lock, _) | AnyLock::Write(lock) => lock.name().key(),
         }
     }
 
@@ -63,6 +103,8 @@ impl AnyLock {
         Ok(match self {
             AnyLock::Mutex(lock) => AnyGuard::Mutex(lock.lock().await?),
             AnyLock::Reentrant(lock, owner) => AnyGuard::Reentrant(lock.lock(owner).await?),
+            AnyLock::Read(lock, owner) => AnyGuard::Read(lock.read_as(owner).await?),
+            AnyLock::Write(lock) => AnyGuard::Write(lock.write().await?),
         })
     }
 
@@ -70,6 +112,8 @@ impl AnyLock {
         Ok(match self {
             AnyLock::Mutex(lock) => AnyGuard::Mutex(lock.lock_timeout(limit).await?),
             AnyLock::Reentrant(lock, owner) => AnyGuard::Reentrant(lock.lock_timeout(owner, limit).await?),
+            AnyLock::Read(lock, owner) => AnyGuard::Read(lock.read_as_timeout(owner, limit).await?),
+            AnyLock::Write(lock) => AnyGuard::Write(lock.write_timeout(limit).await?),
         })
     }
 
@@ -77,20 +121,35 @@ impl AnyLock {
         Ok(match self {
             AnyLock::Mutex(lock) => lock.try_lock().await?.map(AnyGuard::Mutex),
             AnyLock::Reentrant(lock, owner) => lock.try_lock(owner).await?.map(AnyGuard::Reentrant),
+            AnyLock::Read(lock, owner) => lock.try_read_as(owner).await?.map(AnyGuard::Read),
+            AnyLock::Write(lock) => lock.try_write().await?.map(AnyGuard::Write),
         })
     }
 
-    pub async fn inspect(&self) -> Result<Inspection, Error> {
-        match self {
-            AnyLock::Mutex(lock) => lock.inspect().await,
-            AnyLock::Reentrant(lock, _) => lock.inspect().await,
-        }
+    pub async fn inspect(&self) -> Result<Seen, Error> {
+        Ok(match self {
+            AnyLock::Mutex(lock) => {
+                let seen = lock.inspect().await?;
+                Seen { holders: seen.holders, waiters: seen.waiters, fencing_token: seen.fencing_token }
+            }
+            AnyLock::Reentrant(lock, _) => {
+                let seen = lock.inspect().await?;
+                Seen { holders: seen.holders, waiters: seen.waiters, fencing_token: seen.fencing_token }
+            }
+            AnyLock::Read(lock, _) | AnyLock::Write(lock) => {
+                let seen = lock.inspect().await?;
+                let waiters = seen.waiting_readers + seen.waiting_writers;
+                let holders = seen.writer.into_iter().chain(seen.readers).collect();
+                Seen { holders, waiters, fencing_token: seen.fencing_token }
+            }
+        })
     }
 
     pub async fn is_locked(&self) -> bool {
         match self {
             AnyLock::Mutex(lock) => lock.is_locked().await.unwrap(),
             AnyLock::Reentrant(lock, _) => lock.is_locked().await.unwrap(),
+            _ => !self.inspect().await.unwrap().holders.is_empty(),
         }
     }
 
@@ -104,6 +163,12 @@ impl AnyLock {
             (AnyLock::Reentrant(lock, _), AnyGuard::Reentrant(guard)) => {
                 lock.is_held_by(guard.owner()).await.unwrap()
             }
+            (AnyLock::Read(lock, _) | AnyLock::Write(lock), AnyGuard::Read(guard)) => {
+                lock.is_held_by_lease(guard.lease()).await.unwrap()
+            }
+            (AnyLock::Read(lock, _) | AnyLock::Write(lock), AnyGuard::Write(guard)) => {
+                lock.is_held_by_lease(guard.lease()).await.unwrap()
+            }
             _ => panic!("a guard of another kind"),
         }
     }
@@ -112,6 +177,8 @@ impl AnyLock {
         match self {
             AnyLock::Mutex(lock) => lock.force_release().await,
             AnyLock::Reentrant(lock, _) => lock.force_release().await,
+            AnyLock::Read(lock, _) => lock.force_release_read().await,
+            AnyLock::Write(lock) => lock.force_release_write().await,
         }
     }
 }
@@ -121,6 +188,8 @@ impl AnyGuard {
         match self {
             AnyGuard::Mutex(guard) => guard.lease(),
             AnyGuard::Reentrant(guard) => guard.lease(),
+            AnyGuard::Read(guard) => guard.lease(),
+            AnyGuard::Write(guard) => guard.lease(),
         }
     }
 
@@ -133,6 +202,8 @@ impl AnyGuard {
         match self {
             AnyGuard::Mutex(guard) => guard.release().await,
             AnyGuard::Reentrant(guard) => guard.release().await,
+            AnyGuard::Read(guard) => guard.release().await,
+            AnyGuard::Write(guard) => guard.release().await,
         }
     }
 
@@ -140,6 +211,8 @@ impl AnyGuard {
         match self {
             AnyGuard::Mutex(guard) => guard.leak(),
             AnyGuard::Reentrant(guard) => guard.leak(),
+            AnyGuard::Read(guard) => guard.leak(),
+            AnyGuard::Write(guard) => guard.leak(),
         }
     }
 }

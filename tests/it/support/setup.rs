@@ -66,6 +66,15 @@ impl Setup {
         self.kind.lock(&self.client_with(options).await, name)
     }
 
+    /// The same lock through a client of its own, for somebody whom this kind excludes.
+    pub async fn rival(&self, name: &str) -> AnyLock {
+        self.rival_with(name, Options::new()).await
+    }
+
+    pub async fn rival_with(&self, name: &str, options: Options) -> AnyLock {
+        self.kind.rival().lock(&self.client_with(options).await, name)
+    }
+
     /// How many scripts the server has run.
     pub async fn scripts_run(&self) -> u64 {
         let stats: String = self.server.run(&["INFO", "commandstats"]).await;

@@ -1,0 +1,113 @@
+//! What reading and writing are held by.
+
+use std::fmt;
+
+use super::{DOWNGRADE, READ, reading};
+use crate::error::Error;
+use crate::lease::{Held, Lease};
+
+/// A hold to read. Its lease is renewed for as long as this lives.
+///
+/// # Release on drop is not immediate
+/// Dropped, it is released by a task of the client, soon, and nobody hears of a failure. Call
+/// [`release`](RwLockReadGuard::release) to be sure. If the process ends first, the ttl ends the hold.
+#[must_use = "if unused, the hold is released at once"]
+#[clippy::has_significant_drop]
+pub struct RwLockReadGuard {
+    held: Held,
+}
+
+impl RwLockReadGuard {
+    pub(super) fn new(held: Held) -> RwLockReadGuard {
+        RwLockReadGuard { held }
+    }
+
+    /// The lease: whether it still stands, until when, and the token of the last writer.
+    pub fn lease(&self) -> &Lease {
+        self.held.lease()
+    }
+
+    /// Releases this hold and waits until that is done.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lease was lost before: somebody may have written meanwhile.
+    /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
+    /// [`Error::Redis`] if the server fails: the release then goes on in the background, or was done
+    /// already, and whether the lease had lasted until then is not known.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    pub async fn release(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+
+    /// Ends the renewal without releasing: the hold stays until its ttl is over.
+    pub fn leak(self) {
+        self.held.leak();
+    }
+}
+
+impl fmt::Debug for RwLockReadGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RwLockReadGuard").field(self.lease()).finish()
+    }
+}
+
+/// A hold to write. Its lease is renewed for as long as this lives.
+///
+/// # Release on drop is not immediate
+/// Dropped, it is released by a task of the client, soon, and nobody hears of a failure. Call
+/// [`release`](RwLockWriteGuard::release) to be sure. If the process ends first, the ttl frees the lock.
+#[must_use = "if unused, the hold is released at once"]
+#[clippy::has_significant_drop]
+pub struct RwLockWriteGuard {
+    held: Held,
+}
+
+impl RwLockWriteGuard {
+    pub(super) fn new(held: Held) -> RwLockWriteGuard {
+        RwLockWriteGuard { held }
+    }
+
+    /// The lease: whether it still stands, until when, and its fencing token.
+    pub fn lease(&self) -> &Lease {
+        self.held.lease()
+    }
+
+    /// Goes from writing to reading without an instant between: nobody writes in between, and readers who wait
+    /// are let in, unless the owner has other holds to write. The token stays; the lease is another one, for the
+    /// [`read_ttl`](crate::Options::read_ttl). The old one says "lost" from now on.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lease was lost before: the work may not have been alone. [`Error::Redis`] if the
+    /// server fails: whether it happened is not known then, and the hold is given back in the background.
+    ///
+    /// # Cancel safety
+    /// Dropped, the hold is given back in the background, whether it was changed or not.
+    pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
+        let options = reading(self.held.options());
+        self.held.exchange(&DOWNGRADE, &READ, options).await.map(RwLockReadGuard::new)
+    }
+
+    /// Releases this hold and waits until that is done.
+    ///
+    /// # Errors
+    /// As [`RwLockReadGuard::release`]; after [`Error::Lost`] or [`Error::NotHeld`] the work may not have been alone.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    pub async fn release(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+
+    /// Ends the renewal without releasing: the hold stays until its ttl is over.
+    pub fn leak(self) {
+        self.held.leak();
+    }
+}
+
+impl fmt::Debug for RwLockWriteGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RwLockWriteGuard").field(self.lease()).finish()
+    }
+}
