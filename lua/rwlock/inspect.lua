@@ -24,7 +24,7 @@ local function count(attempts)
   return select(2, string.gsub(attempts, '%S+', ''))
 end
 
-local write = redis.pcall('HMGET', KEYS[1], 'write', 'readers')
+local write = redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'sole')
 if write.err then return {-2, 0, 0, time} end
 local waiters = redis.pcall('ZCARD', KEYS[3])
 if type(waiters) == 'table' then waiters = 0 end
@@ -37,6 +37,13 @@ local function add(side, its_owner, attempts, ends)
 end
 local ends, words = live(write[1])
 local owner = ARGV[1]
+local side, alone, attempt = string.match(write[3] or '', '^(%S+) (%S+) (%S+)$')
+if side then
+  if side == 'unfenced' then side = 'write' end
+  if side == 'read' then answer[6] = 1 end
+  if not owner or owner == alone then add(side, alone, attempt, now + redis.call('PTTL', KEYS[1])) end
+  return answer
+end
 if ends then
   local its_owner, attempts = string.match(words, '^(%S+) (.+)$')
   if not owner or owner == its_owner then add('write', its_owner, attempts, ends) end

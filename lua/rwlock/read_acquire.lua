@@ -24,10 +24,6 @@
 -- Busy: somebody else writes, or waits to write; who reads or writes already need not wait for the latter.
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6]
-local clock = redis.call('TIME')
-local time = clock[1] * 1000000 + clock[2]
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local ends = now + ttl_ms
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -52,14 +48,18 @@ end
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
 if keys == 0 then
   local token = current_token()
-  redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', 1)
-  if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
-  redis.call('PEXPIREAT', KEYS[1], ends)
+  redis.call('HSET', KEYS[1], 'sole', 'read ' .. owner .. ' ' .. attempt)
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
 
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local ends = now + ttl_ms
+
 local function look()
-  return redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'gate', 'read:' .. owner, 'fence')
+  return redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'gate', 'read:' .. owner, 'fence', 'sole')
 end
 local state = look()
 if state.err then return -2 end
@@ -71,7 +71,7 @@ local readers, crowd = tonumber(state[2]) or 0, tonumber(ARGV[7])
 if keys == 1 and readers > 0 and readers < crowd and not (state[1] or state[3] or state[4]) then
   redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', readers + 1)
   if pttl < ttl_ms then redis.call('PEXPIREAT', KEYS[1], ends) end
-  return floor ~= '' and tonumber(state[5]) or 0
+  return floor ~= '' and tonumber(state[5] or current_token()) or 0
 end
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
@@ -139,14 +139,15 @@ local function let_in()
     if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
   end
 
-  local function admit_readers(latest)
+  -- False once nobody is queued, or all were dead: some hundred are passed over at a time.
+  local function admit_readers(latest, passes)
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
     if not waiting[1] then return false end
     local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
     if not (known and token) then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
-    local admitted, heirs, last = 0, {}, now
+    local admitted, told, last = 0, {}, now
     for _, each in ipairs(waiting) do
       local heir, ends, its_owner, channel = claim(each)
       if heir then
@@ -157,23 +158,24 @@ local function let_in()
         redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
         last = math.max(last, ends)
         if each == waiter then channel = '' end
-        heirs[channel] = heirs[channel] or {}
-        table.insert(heirs[channel], {heir, its_owner})
+        told[channel] = told[channel] or {heirs = {}, owners = {}}
+        table.insert(told[channel].heirs, heir)
+        table.insert(told[channel].owners, its_owner)
       end
     end
-    for channel, some in pairs(heirs) do
-      local names = {}
-      for i, each in ipairs(some) do names[i] = each[1] end
-      if channel == '' or redis.pcall('PUBLISH', channel, news(table.concat(names, ','), token)) ~= 0 then
-        admitted = admitted + #some
+    for channel, some in pairs(told) do
+      local heirs = table.concat(some.heirs, ',')
+      if channel == '' or redis.pcall('PUBLISH', channel, news(heirs, token)) ~= 0 then
+        admitted = admitted + #some.heirs
       else
-        for _, each in ipairs(some) do
-          local ends, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. each[2]))
-          local rest, left = without(attempts, each[1])
+        for i, heir in ipairs(some.heirs) do
+          local field = 'read:' .. some.owners[i]
+          local ends, attempts = live(redis.call('HGET', KEYS[1], field))
+          local rest, left = without(attempts, heir)
           if left > 0 then
-            redis.call('HSET', KEYS[1], 'read:' .. each[2], ends .. ' ' .. rest)
+            redis.call('HSET', KEYS[1], field, ends .. ' ' .. rest)
           else
-            redis.call('HDEL', KEYS[1], 'read:' .. each[2])
+            redis.call('HDEL', KEYS[1], field)
             readers = readers - 1
           end
         end
@@ -181,7 +183,7 @@ local function let_in()
     end
     redis.call('HSET', KEYS[1], 'readers', readers)
     keep_until(last)
-    return admitted > 0
+    return admitted > 0 or (passes or 1) < 4 and admit_readers(latest, (passes or 1) + 1)
   end
 
   local function admit_writer(reader)
@@ -227,6 +229,28 @@ local function let_in()
   end
 end
 
+-- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
+-- HDEL comes first, since a full server refuses HSET as the first write of a script.
+local function unfold()
+  local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
+  if not side then return end
+  local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
+  redis.call('HDEL', KEYS[1], '')
+  if side == 'read' then
+    redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. its_attempt, 'readers', 1)
+  else
+    redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. its_attempt)
+  end
+  local token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
+  if type(token) == 'string' then redis.call('HSET', KEYS[1], 'fence', token) end
+  redis.call('HDEL', KEYS[1], 'sole')
+end
+
+if state[6] then
+  unfold()
+  state = look()
+  readers = tonumber(state[2]) or 0
+end
 if waiting > 0 and not live(state[1]) and (readers == 0 or state[1]) then
   let_in()
   state = look()

@@ -98,14 +98,15 @@ local function let_in()
     if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
   end
 
-  local function admit_readers(latest)
+  -- False once nobody is queued, or all were dead: some hundred are passed over at a time.
+  local function admit_readers(latest, passes)
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
     if not waiting[1] then return false end
     local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
     if not (known and token) then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
-    local admitted, heirs, last = 0, {}, now
+    local admitted, told, last = 0, {}, now
     for _, each in ipairs(waiting) do
       local heir, ends, its_owner, channel = claim(each)
       if heir then
@@ -116,23 +117,24 @@ local function let_in()
         redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
         last = math.max(last, ends)
         if each == waiter then channel = '' end
-        heirs[channel] = heirs[channel] or {}
-        table.insert(heirs[channel], {heir, its_owner})
+        told[channel] = told[channel] or {heirs = {}, owners = {}}
+        table.insert(told[channel].heirs, heir)
+        table.insert(told[channel].owners, its_owner)
       end
     end
-    for channel, some in pairs(heirs) do
-      local names = {}
-      for i, each in ipairs(some) do names[i] = each[1] end
-      if channel == '' or redis.pcall('PUBLISH', channel, news(table.concat(names, ','), token)) ~= 0 then
-        admitted = admitted + #some
+    for channel, some in pairs(told) do
+      local heirs = table.concat(some.heirs, ',')
+      if channel == '' or redis.pcall('PUBLISH', channel, news(heirs, token)) ~= 0 then
+        admitted = admitted + #some.heirs
       else
-        for _, each in ipairs(some) do
-          local ends, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. each[2]))
-          local rest, left = without(attempts, each[1])
+        for i, heir in ipairs(some.heirs) do
+          local field = 'read:' .. some.owners[i]
+          local ends, attempts = live(redis.call('HGET', KEYS[1], field))
+          local rest, left = without(attempts, heir)
           if left > 0 then
-            redis.call('HSET', KEYS[1], 'read:' .. each[2], ends .. ' ' .. rest)
+            redis.call('HSET', KEYS[1], field, ends .. ' ' .. rest)
           else
-            redis.call('HDEL', KEYS[1], 'read:' .. each[2])
+            redis.call('HDEL', KEYS[1], field)
             readers = readers - 1
           end
         end
@@ -140,7 +142,7 @@ local function let_in()
     end
     redis.call('HSET', KEYS[1], 'readers', readers)
     keep_until(last)
-    return admitted > 0
+    return admitted > 0 or (passes or 1) < 4 and admit_readers(latest, (passes or 1) + 1)
   end
 
   local function admit_writer(reader)
@@ -211,6 +213,23 @@ local function other_reader()
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
+-- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
+-- HDEL comes first, since a full server refuses HSET as the first write of a script.
+local function unfold()
+  local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
+  if not side then return end
+  local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
+  redis.call('HDEL', KEYS[1], '')
+  if side == 'read' then
+    redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. its_attempt, 'readers', 1)
+  else
+    redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. its_attempt)
+  end
+  local token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
+  if type(token) == 'string' then redis.call('HSET', KEYS[1], 'fence', token) end
+  redis.call('HDEL', KEYS[1], 'sole')
+end
+
 -- Fields that mean nothing any more; those of somebody else stay.
 local function tidy()
   local state = redis.call('HMGET', KEYS[1], 'write', 'readers')
@@ -228,6 +247,8 @@ local state = redis.pcall('HMGET', KEYS[1], unpack(known))
 if state.err then return once(-2) end
 local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -1 then return once(-3) end
+unfold()
+state = redis.call('HMGET', KEYS[1], unpack(known))
 if not state[6] or not other_reader() then return once(0) end
 local answer = once(tonumber(redis.call('HGET', KEYS[1], 'readers')))
 

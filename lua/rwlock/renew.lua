@@ -26,8 +26,13 @@ local function has(attempts, one)
   return string.find(' ' .. attempts .. ' ', ' ' .. one .. ' ', 1, true) ~= nil
 end
 
-local state = redis.pcall('HMGET', KEYS[1], 'read:' .. owner, 'write')
+local state = redis.pcall('HMGET', KEYS[1], 'read:' .. owner, 'write', 'sole')
 if state.err then return -2 end
+if state[3] then
+  if string.match(state[3], '^%S+ (.+)$') ~= owner .. ' ' .. attempt then return 0 end
+  if redis.call('PTTL', KEYS[1]) < ttl_ms then redis.call('PEXPIRE', KEYS[1], ttl_ms) end
+  return time
+end
 local field, ends, words = 'read:' .. owner, live(state[1])
 if not words or not has(words, attempt) then
   field, ends, words = 'write', live(state[2])

@@ -24,10 +24,6 @@
 -- A further hold of the same owner keeps the token. An owner who reads is granted once he is the only reader.
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
-local clock = redis.call('TIME')
-local time = clock[1] * 1000000 + clock[2]
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local ends = now + ttl_ms
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -46,12 +42,17 @@ local function next_token()
 end
 
 if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
-  local token = floor ~= '' and next_token() or 0
-  redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. owner .. ' ' .. attempt)
-  if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
-  redis.call('PEXPIREAT', KEYS[1], ends)
+  local token, side = 0, 'unfenced '
+  if floor ~= '' then token, side = next_token(), 'write ' end
+  redis.call('HSET', KEYS[1], 'sole', side .. owner .. ' ' .. attempt)
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
+
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local ends = now + ttl_ms
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
 local claim_ms = waiter ~= '' and string.match(waiter, '^%S+ ([1-9]%d?%d?%d?%d?) %S+ ?.*$')
@@ -119,14 +120,15 @@ local function let_in()
     if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
   end
 
-  local function admit_readers(latest)
+  -- False once nobody is queued, or all were dead: some hundred are passed over at a time.
+  local function admit_readers(latest, passes)
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
     if not waiting[1] then return false end
     local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
     if not (known and token) then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
-    local admitted, heirs, last = 0, {}, now
+    local admitted, told, last = 0, {}, now
     for _, each in ipairs(waiting) do
       local heir, ends, its_owner, channel = claim(each)
       if heir then
@@ -137,23 +139,24 @@ local function let_in()
         redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
         last = math.max(last, ends)
         if each == waiter then channel = '' end
-        heirs[channel] = heirs[channel] or {}
-        table.insert(heirs[channel], {heir, its_owner})
+        told[channel] = told[channel] or {heirs = {}, owners = {}}
+        table.insert(told[channel].heirs, heir)
+        table.insert(told[channel].owners, its_owner)
       end
     end
-    for channel, some in pairs(heirs) do
-      local names = {}
-      for i, each in ipairs(some) do names[i] = each[1] end
-      if channel == '' or redis.pcall('PUBLISH', channel, news(table.concat(names, ','), token)) ~= 0 then
-        admitted = admitted + #some
+    for channel, some in pairs(told) do
+      local heirs = table.concat(some.heirs, ',')
+      if channel == '' or redis.pcall('PUBLISH', channel, news(heirs, token)) ~= 0 then
+        admitted = admitted + #some.heirs
       else
-        for _, each in ipairs(some) do
-          local ends, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. each[2]))
-          local rest, left = without(attempts, each[1])
+        for i, heir in ipairs(some.heirs) do
+          local field = 'read:' .. some.owners[i]
+          local ends, attempts = live(redis.call('HGET', KEYS[1], field))
+          local rest, left = without(attempts, heir)
           if left > 0 then
-            redis.call('HSET', KEYS[1], 'read:' .. each[2], ends .. ' ' .. rest)
+            redis.call('HSET', KEYS[1], field, ends .. ' ' .. rest)
           else
-            redis.call('HDEL', KEYS[1], 'read:' .. each[2])
+            redis.call('HDEL', KEYS[1], field)
             readers = readers - 1
           end
         end
@@ -161,7 +164,7 @@ local function let_in()
     end
     redis.call('HSET', KEYS[1], 'readers', readers)
     keep_until(last)
-    return admitted > 0
+    return admitted > 0 or (passes or 1) < 4 and admit_readers(latest, (passes or 1) + 1)
   end
 
   local function admit_writer(reader)
@@ -232,12 +235,31 @@ local function other_reader()
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
+-- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
+-- HDEL comes first, since a full server refuses HSET as the first write of a script.
+local function unfold()
+  local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
+  if not side then return end
+  local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
+  redis.call('HDEL', KEYS[1], '')
+  if side == 'read' then
+    redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. its_attempt, 'readers', 1)
+  else
+    redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. its_attempt)
+  end
+  local token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
+  if type(token) == 'string' then redis.call('HSET', KEYS[1], 'fence', token) end
+  redis.call('HDEL', KEYS[1], 'sole')
+end
+
 local function look()
   return redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'read:' .. owner, 'upgrade', 'gate')
 end
 local state = look()
 if state.err then return -2 end
 if redis.call('PTTL', KEYS[1]) == -1 then return -3 end
+unfold()
+state = look()
 local function others_read()
   return (tonumber(state[2]) or 0) > (state[3] and 1 or 0)
 end
