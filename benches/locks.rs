@@ -9,7 +9,8 @@
 mod suite;
 
 use suite::plan::{Plan, Section};
-use suite::report::{Report, Target};
+use suite::record::{self, Target};
+use suite::report::Report;
 use suite::server::Server;
 use suite::{Outcome, handover, pairs, renewal};
 
@@ -18,7 +19,7 @@ async fn main() -> Outcome<()> {
     let plan = Plan::from_arguments(std::env::args().skip(1))?;
     let server = Server::start().await?;
     let mut report = Report::new(&plan, &server).await?;
-    report.print_head();
+    report.head.print();
     if plan.includes(Section::Pairs) {
         report.pairs = pairs::measure(&server, &plan).await?;
         report.print_pairs();
@@ -32,7 +33,7 @@ async fn main() -> Outcome<()> {
         report.print_renewal();
     }
     report.targets = targets(&report);
-    report.print_targets();
+    record::print_targets(&report.targets);
     report.write()
 }
 

@@ -1,9 +1,11 @@
 //! The parts of the bench: a server, what is measured on it, and the report.
 
+pub(crate) mod gate;
 pub(crate) mod handover;
 pub(crate) mod pairs;
 pub(crate) mod placement;
 pub(crate) mod plan;
+pub(crate) mod record;
 pub(crate) mod renewal;
 pub(crate) mod report;
 pub(crate) mod samples;

@@ -1,14 +1,14 @@
 //! Locks that nobody else wants: how much more they cost than bare round trips.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redlatch::ReentrantGuard;
 use serde::Serialize;
-use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::Outcome;
+use super::gate::Gate;
 use super::placement::{Cores, Placement};
 use super::plan::Plan;
 use super::samples::{Samples, median};
@@ -150,29 +150,6 @@ async fn repeat(
         before = now;
     }
     Ok((samples, outer))
-}
-
-/// Where the tasks of a slice wait for each other, and for who measures.
-struct Gate {
-    barrier: Barrier,
-    start: OnceLock<Instant>,
-}
-
-impl Gate {
-    fn new(visitors: usize) -> Gate {
-        Gate { barrier: Barrier::new(visitors), start: OnceLock::new() }
-    }
-
-    /// All are prepared, and none has begun.
-    async fn prepared(&self) {
-        self.barrier.wait().await;
-    }
-
-    /// Lets everybody begin; the same moment for all.
-    async fn start(&self) -> Instant {
-        self.barrier.wait().await;
-        *self.start.get_or_init(Instant::now)
-    }
 }
 
 /// All slices of one kind of pair.

@@ -1,20 +1,16 @@
 //! What was measured: as tables for people, and as `target/bench.json` for programs.
 
-use std::fs;
-use std::path::Path;
-
 use serde::Serialize;
 
 use super::plan::Plan;
+use super::record::{self, Head, Target};
 use super::server::Server;
 use super::{Outcome, handover, pairs, renewal};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    command: String,
-    server: String,
-    server_binary: String,
-    cores: usize,
+    #[serde(flatten)]
+    pub(crate) head: Head,
     pub(crate) pairs: Vec<pairs::Row>,
     pub(crate) handover: Vec<handover::Row>,
     pub(crate) renewal: Option<renewal::Row>,
@@ -24,20 +20,12 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) async fn new(plan: &Plan, server: &Server) -> Outcome<Report> {
         Ok(Report {
-            command: plan.command.clone(),
-            server: server.observer().await?.version().await?,
-            server_binary: server.binary().display().to_string(),
-            cores: std::thread::available_parallelism()?.get(),
+            head: Head::new(plan, server).await?,
             pairs: Vec::new(),
             handover: Vec::new(),
             renewal: None,
             targets: Vec::new(),
         })
-    }
-
-    pub(crate) fn print_head(&self) {
-        println!("{} ({}), {} cores", self.server, self.server_binary, self.cores);
-        println!("REDLATCH_SERVER={} {}", self.server_binary, self.command);
     }
 
     pub(crate) fn print_pairs(&self) {
@@ -105,37 +93,7 @@ impl Report {
         );
     }
 
-    pub(crate) fn print_targets(&self) {
-        println!();
-        for target in &self.targets {
-            let verdict = if target.met { "met" } else { "missed" };
-            println!("target: {} ({:.2}): {verdict}", target.limit, target.measured);
-        }
-    }
-
     pub(crate) fn write(&self) -> Outcome<()> {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
-        fs::create_dir_all(&directory)?;
-        fs::write(directory.join("bench.json"), serde_json::to_string_pretty(self)? + "\n")?;
-        println!("\nwritten to target/bench.json");
-        Ok(())
-    }
-}
-
-/// Something that should be so, and whether it is.
-#[derive(Debug, Serialize)]
-pub(crate) struct Target {
-    limit: String,
-    measured: f64,
-    met: bool,
-}
-
-impl Target {
-    pub(crate) fn at_most(limit: impl Into<String>, measured: f64, most: f64) -> Target {
-        Target { limit: limit.into(), measured, met: measured <= most }
-    }
-
-    pub(crate) fn at_least(limit: impl Into<String>, measured: f64, least: f64) -> Target {
-        Target { limit: limit.into(), measured, met: measured >= least }
+        record::write("bench.json", self)
     }
 }

@@ -150,10 +150,15 @@ fn binary() -> Outcome<PathBuf> {
     if let Some(path) = std::env::var_os("REDLATCH_SERVER") {
         return Ok(path.into());
     }
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/server");
-    let output = Command::new(script).stderr(Stdio::inherit()).output()?;
+    let output = Command::new(repository()?.join("scripts/server")).stderr(Stdio::inherit()).output()?;
     let path = String::from_utf8(output.stdout)?.lines().last().map(PathBuf::from);
     path.filter(|_| output.status.success()).ok_or_else(|| "scripts/server found no server".into())
+}
+
+/// Above the package: the one in `benches/peers` starts its servers here as well.
+pub(crate) fn repository() -> Outcome<&'static Path> {
+    let mut directories = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    Ok(directories.find(|directory| directory.join("scripts/server").is_file()).ok_or("no scripts/server")?)
 }
 
 fn spawn(binary: &Path, port: u16, directory: &Path) -> Outcome<Child> {

@@ -1,0 +1,68 @@
+//! What is the same in every report: what it was measured on, which targets were met, and where it is written.
+
+use std::fs;
+
+use serde::Serialize;
+
+use super::Outcome;
+use super::plan::Plan;
+use super::server::{Server, repository};
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Head {
+    command: String,
+    server: String,
+    server_binary: String,
+    cores: usize,
+}
+
+impl Head {
+    pub(crate) async fn new(plan: &Plan, server: &Server) -> Outcome<Head> {
+        Ok(Head {
+            command: plan.command.clone(),
+            server: server.observer().await?.version().await?,
+            server_binary: server.binary().display().to_string(),
+            cores: std::thread::available_parallelism()?.get(),
+        })
+    }
+
+    pub(crate) fn print(&self) {
+        println!("{} ({}), {} cores", self.server, self.server_binary, self.cores);
+        println!("REDLATCH_SERVER={} {}", self.server_binary, self.command);
+    }
+}
+
+/// Something that should be so, and whether it is.
+#[derive(Debug, Serialize)]
+pub(crate) struct Target {
+    limit: String,
+    measured: f64,
+    met: bool,
+}
+
+impl Target {
+    pub(crate) fn at_most(limit: impl Into<String>, measured: f64, most: f64) -> Target {
+        Target { limit: limit.into(), measured, met: measured <= most }
+    }
+
+    pub(crate) fn at_least(limit: impl Into<String>, measured: f64, least: f64) -> Target {
+        Target { limit: limit.into(), measured, met: measured >= least }
+    }
+}
+
+pub(crate) fn print_targets(targets: &[Target]) {
+    println!();
+    for target in targets {
+        let verdict = if target.met { "met" } else { "missed" };
+        println!("target: {} ({:.2}): {verdict}", target.limit, target.measured);
+    }
+}
+
+/// A file in `target`, for programs.
+pub(crate) fn write(name: &str, report: &impl Serialize) -> Outcome<()> {
+    let directory = repository()?.join("target");
+    fs::create_dir_all(&directory)?;
+    fs::write(directory.join(name), serde_json::to_string_pretty(report)? + "\n")?;
+    println!("\nwritten to target/{name}");
+    Ok(())
+}
