@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use super::Outcome;
 
-const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [renewal]";
+const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [renewal] [peers]";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Section {
     Pairs,
     Handover,
     Renewal,
+    /// Measured by a program of its own, in `benches/peers`.
+    Peers,
 }
 
 #[derive(Debug)]
@@ -36,6 +38,7 @@ impl Plan {
                 "pairs" => sections.push(Section::Pairs),
                 "handover" => sections.push(Section::Handover),
                 "renewal" => sections.push(Section::Renewal),
+                "peers" => sections.push(Section::Peers),
                 other => return Err(format!("{other}? {USAGE}").into()),
             }
         }
