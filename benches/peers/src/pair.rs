@@ -2,7 +2,7 @@
 
 use redis::aio::MultiplexedConnection;
 use redis::{Script, Value};
-use redlatch::Locks;
+use redlatch::{Locks, RwLock};
 use rlock::async_lock::RLock;
 use serde::Serialize;
 
@@ -95,7 +95,7 @@ impl Bench {
                 sha1: self.trivial.clone(),
                 key: format!("floor:{name}"),
             },
-            Peer::Redlatch => Pair::Redlatch { lock: self.locks.mutex(name)?, work },
+            Peer::Redlatch => Pair::Redlatch { lock: self.locks.rwlock(name)?, work },
             Peer::Rlock => Pair::Rlock { client: self.rlock.clone(), key: format!("rlock:{name}"), work },
         })
     }
@@ -104,8 +104,7 @@ impl Bench {
 #[derive(Debug)]
 pub(crate) enum Pair {
     Floor { connection: MultiplexedConnection, sha1: String, key: String },
-    // Until there are read and write locks, a mutex stands in for them.
-    Redlatch { lock: redlatch::Mutex, work: Work },
+    Redlatch { lock: RwLock, work: Work },
     Rlock { client: RLock, key: String, work: Work },
 }
 
@@ -117,8 +116,8 @@ impl Pair {
                 bare_trip(connection, sha1, key).await?;
             }
             Pair::Redlatch { lock, work } => match work {
-                Work::Read | Work::SharedRead => lock.lock().await?.release().await?,
-                Work::Write => lock.lock().await?.release().await?,
+                Work::Read | Work::SharedRead => lock.read().await?.release().await?,
+                Work::Write => lock.write().await?.release().await?,
             },
             // Two scripts, one round trip each, on one connection for all: TIME, TYPE and four or five
             // commands on a sorted set, then TYPE and ZREM. Here it makes a UUID and starts three tasks:
