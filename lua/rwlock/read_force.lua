@@ -259,32 +259,26 @@ state = redis.call('HMGET', KEYS[1], unpack(known))
 if not state[7] or not other_reader() then return once(0) end
 local answer = once(tonumber(redis.call('HGET', KEYS[1], 'readers')))
 
+-- To delete the whole and to write back what stays takes less time than to delete ten thousand fields.
 local rest = {}
-for i = 1, 6 do
-  if state[i] then
-    rest[#rest + 1] = known[i]
-    rest[#rest + 1] = state[i]
+local function keep(field, value)
+  if value then
+    rest[#rest + 1] = field
+    rest[#rest + 1] = value
   end
 end
-if redis.call('HLEN', KEYS[1]) == answer + #rest / 2 + 1 then
-  -- Nothing but ours: to delete it and to write back what stays takes less time than to look for the readers.
-  redis.call('DEL', KEYS[1])
-  if rest[1] then
-    redis.call('HSET', KEYS[1], unpack(rest))
-    redis.call('PEXPIRE', KEYS[1], pttl)
-  end
-else
-  local cursor = '0'
-  repeat
-    local page, readers = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', 512), {}
-    cursor = page[1]
-    for i = 1, #page[2], 2 do
-      if string.sub(page[2][i], 1, 5) == 'read:' then readers[#readers + 1] = page[2][i] end
+for i = 1, 6 do keep(known[i], state[i]) end
+if redis.call('HLEN', KEYS[1]) ~= answer + #rest / 2 + 1 then
+  rest = {}
+  for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if field ~= 'readers' and string.sub(field, 1, 5) ~= 'read:' then
+      keep(field, redis.call('HGET', KEYS[1], field))
     end
-    if readers[1] then redis.call('HDEL', KEYS[1], unpack(readers)) end
-  until cursor == '0'
-  redis.call('HDEL', KEYS[1], 'readers')
+  end
 end
+redis.call('UNLINK', KEYS[1])
+for i = 1, #rest, 2 do redis.call('HSET', KEYS[1], rest[i], rest[i + 1]) end
+if rest[1] then redis.call('PEXPIRE', KEYS[1], pttl) end
 let_in()
 tidy()
 return answer
