@@ -9,6 +9,8 @@ use redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, RedisE
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::crowd::Crowd;
+
 /// Where connections come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Dial {
@@ -70,7 +72,7 @@ pub(super) struct Link {
 /// A connection and which one it is.
 #[derive(Clone, Debug)]
 pub(super) struct Connected {
-    pub(super) connection: MultiplexedConnection,
+    pub(super) crowd: Crowd,
     pub(super) generation: u64,
 }
 
@@ -130,7 +132,7 @@ impl Link {
         };
         match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
             Ok(connection) => {
-                let link = Connected { connection, generation };
+                let link = Connected { crowd: Crowd::new(connection, self.limit, &self.runtime), generation };
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
                 Ok(link)
             }

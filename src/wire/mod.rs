@@ -3,6 +3,7 @@
 //! Nothing here knows what a lease, a kind or an owner is, and nothing outside names the client library,
 //! except the constructors of [`Locks`](crate::Locks) and the sources of errors.
 
+mod crowd;
 mod link;
 mod node;
 mod reply;

@@ -5,8 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
+use super::crowd::Crowd;
 use super::link::{Connected, Link, is_spent};
 use super::{Call, Dial, Failure, Reply};
 use crate::clock::Moment;
@@ -106,11 +107,11 @@ impl Node {
         let mut resent = None;
         loop {
             // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
-            let Connected { mut connection, generation } = match self.linked().await {
+            let Connected { crowd, generation } = match self.linked().await {
                 Ok(link) => link,
                 Err(source) => return Err(resent.unwrap_or_else(|| Failure::unsent(script, source))),
             };
-            let error = match run(&mut connection, call, self.floor()).await {
+            let error = match run(&crowd, call, self.floor()).await {
                 Ok(value) => return Ok(Reply { script, value, generation, resent }),
                 Err(error) => error,
             };
@@ -128,15 +129,14 @@ impl Node {
 
     /// Runs many scripts in one pipeline, with an answer for each, waiting no longer than `limit` for them.
     pub(crate) async fn call_all(&self, calls: &[Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
-        let Connected { mut connection, generation } = match self.linked().await {
+        let Connected { crowd, generation } = match self.linked().await {
             Ok(link) => link,
             Err(source) => {
                 let unsent = |call: &Call<'_>| Err(Failure::unsent(call.script(), source.clone()));
                 return calls.iter().map(unsent).collect();
             }
         };
-        connection.set_response_timeout(limit.min(self.limit));
-        let answers = run_all(&mut connection, calls, self.floor()).await;
+        let answers = run_all(&crowd, calls, limit, self.floor()).await;
         let reply = |(call, answer): (&Call<'_>, Result<Value, RedisError>)| {
             if answer.as_ref().is_err_and(is_spent) {
                 self.link.drop_generation(generation);
@@ -174,54 +174,26 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-async fn run(
-    connection: &mut MultiplexedConnection,
-    call: &Call<'_>,
-    floor: u64,
-) -> Result<Value, RedisError> {
-    match call.by_sha1(floor).query_async(connection).await {
-        Err(error) if is_unknown_script(&error) => call.by_source(floor).query_async(connection).await,
+async fn run(crowd: &Crowd, call: &Call<'_>, floor: u64) -> Result<Value, RedisError> {
+    match crowd.send(call.by_sha1(floor)).await {
+        Err(error) if is_unknown_script(&error) => crowd.send(call.by_source(floor)).await,
         answer => answer,
     }
 }
 
 async fn run_all(
-    connection: &mut MultiplexedConnection,
+    crowd: &Crowd,
     calls: &[Call<'_>],
+    limit: Duration,
     floor: u64,
 ) -> Vec<Result<Value, RedisError>> {
-    let mut answers = pipeline(connection, calls.iter().map(|call| call.by_sha1(floor))).await;
+    let mut answers = crowd.send_all(calls.iter().map(|call| call.by_sha1(floor)), limit).await;
     let forgotten: Vec<usize> =
         (0..answers.len()).filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script)).collect();
     // Each by its source: between two commands of a pipeline, somebody may flush the scripts again.
-    let again = pipeline(connection, forgotten.iter().map(|&index| calls[index].by_source(floor))).await;
+    let again = crowd.send_all(forgotten.iter().map(|&index| calls[index].by_source(floor)), limit).await;
     for (index, answer) in forgotten.into_iter().zip(again) {
         answers[index] = answer;
     }
     answers
-}
-
-/// One answer for each command, whatever happens to the whole.
-async fn pipeline(
-    connection: &mut MultiplexedConnection,
-    commands: impl ExactSizeIterator<Item = Cmd>,
-) -> Vec<Result<Value, RedisError>> {
-    let mut pipeline = Pipeline::with_capacity(commands.len());
-    for command in commands {
-        pipeline.add_command(command);
-    }
-    if pipeline.is_empty() {
-        return Vec::new();
-    }
-    let count = pipeline.len();
-    match pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(connection).await {
-        Ok(answers) if answers.len() == count => answers,
-        Ok(answers) => {
-            let detail = format!("{} for {count} requests", answers.len());
-            let error =
-                RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
-            vec![Err(error); count]
-        }
-        Err(error) => vec![Err(error); count],
-    }
 }

@@ -1,0 +1,152 @@
+//! A connection for a crowd: requests that would wait for each other travel together.
+//!
+//! One pipeline of many requests costs a client half of what the same requests cost one by one. A request that
+//! meets few others leaves at once, since to gather costs it time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::link::too_slow;
+
+/// How many requests may be under way one by one.
+const FEW: usize = 16;
+/// How many requests travel together at most.
+const TOGETHER: usize = 64;
+/// How many pipelines are under way at a time: while some are answered, the next one gathers.
+const PIPELINES: usize = 4;
+
+/// One connection, used by many.
+#[derive(Clone, Debug)]
+pub(super) struct Crowd {
+    connection: MultiplexedConnection,
+    limit: Duration,
+    under_way: Arc<AtomicUsize>,
+    /// Each caller waits for its own request, so there are never more of them than callers.
+    gathering: mpsc::Sender<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    request: Cmd,
+    answer: oneshot::Sender<Result<Value, RedisError>>,
+}
+
+impl Crowd {
+    /// What sends the pipelines lives on `runtime`, until the connection is not used any more.
+    pub(super) fn new(connection: MultiplexedConnection, limit: Duration, runtime: &Handle) -> Crowd {
+        let (gathering, gathered) = mpsc::channel(TOGETHER);
+        runtime.spawn(set_out(connection.clone(), gathered));
+        Crowd { connection, limit, under_way: Arc::default(), gathering }
+    }
+
+    /// Sends a request, and waits for its answer no longer than the limit.
+    ///
+    /// # Cancel safety
+    /// Dropped, the request may run all the same.
+    pub(super) async fn send(&self, request: Cmd) -> Result<Value, RedisError> {
+        let underway = UnderWay::new(&self.under_way);
+        if underway.others < FEW {
+            return request.query_async(&mut self.connection.clone()).await;
+        }
+        let (answer, answered) = oneshot::channel();
+        let together = async {
+            self.gathering.send(Waiting { request, answer }).await.ok()?;
+            answered.await.ok()
+        };
+        match timeout(self.limit, together).await {
+            Ok(Some(answer)) => answer,
+            // Its runtime has shut down.
+            Ok(None) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+            Err(_) => Err(too_slow()),
+        }
+    }
+
+    /// Sends requests together, with an answer for each, whatever happens to the whole.
+    pub(super) async fn send_all(
+        &self,
+        requests: impl ExactSizeIterator<Item = Cmd>,
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        let mut connection = self.connection.clone();
+        connection.set_response_timeout(limit.min(self.limit));
+        pipeline(&mut connection, requests).await
+    }
+}
+
+/// Counts a request for as long as its caller waits.
+struct UnderWay<'a> {
+    count: &'a AtomicUsize,
+    others: usize,
+}
+
+impl UnderWay<'_> {
+    fn new(count: &AtomicUsize) -> UnderWay<'_> {
+        UnderWay { count, others: count.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Sends off what has gathered, again and again.
+async fn set_out(connection: MultiplexedConnection, mut gathered: mpsc::Receiver<Waiting>) {
+    let mut pipelines = JoinSet::new();
+    let mut waiting = Vec::new();
+    loop {
+        while pipelines.len() >= PIPELINES {
+            pipelines.join_next().await;
+        }
+        if gathered.recv_many(&mut waiting, TOGETHER).await == 0 {
+            break;
+        }
+        pipelines.spawn(travel(connection.clone(), std::mem::take(&mut waiting)));
+    }
+    // The last callers still wait for their answers.
+    while pipelines.join_next().await.is_some() {}
+}
+
+async fn travel(mut connection: MultiplexedConnection, mut waiting: Vec<Waiting>) {
+    // Whoever has given up needs no request: it would have to be undone.
+    waiting.retain(|waiting| !waiting.answer.is_closed());
+    let (requests, callers): (Vec<_>, Vec<_>) =
+        waiting.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
+    let answers = pipeline(&mut connection, requests.into_iter()).await;
+    for (caller, answer) in callers.into_iter().zip(answers) {
+        let _gone = caller.send(answer); // then the answer is undone by whoever dropped the caller
+    }
+}
+
+async fn pipeline(
+    connection: &mut MultiplexedConnection,
+    requests: impl ExactSizeIterator<Item = Cmd>,
+) -> Vec<Result<Value, RedisError>> {
+    let mut pipeline = Pipeline::with_capacity(requests.len());
+    for request in requests {
+        pipeline.add_command(request);
+    }
+    if pipeline.is_empty() {
+        return Vec::new();
+    }
+    let count = pipeline.len();
+    match pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(connection).await {
+        Ok(answers) if answers.len() == count => answers,
+        Ok(answers) => {
+            let detail = format!("{} for {count} requests", answers.len());
+            let error =
+                RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
+            vec![Err(error); count]
+        }
+        Err(error) => vec![Err(error); count],
+    }
+}
