@@ -7,6 +7,7 @@ mod house;
 mod names;
 mod processes;
 mod reentrant;
+mod rwlock;
 mod scripts;
 mod suite;
 mod support;

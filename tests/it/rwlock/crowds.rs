@@ -1,0 +1,199 @@
+//! Many readers: a limit, and what they cost.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Mode, Options, Owner, Renewal, RwLock};
+use tokio::task::JoinSet;
+
+use super::{client, queued, see};
+use crate::support::{Server, eventually, soon};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_refuses_more_readers_than_allowed() {
+    let server = Server::start().await;
+    let options = Options::new().max_readers(3);
+    let lock = client(&server, options.clone()).await;
+    let dying = client(&server, options.read_ttl(Duration::from_millis(300))).await;
+    let owner = Owner::new();
+    let guards = [lock.read_as(&owner).await.unwrap(), lock.read().await.unwrap()];
+    dying.read().await.unwrap().leak();
+    for outcome in [
+        lock.read().await.map(drop),
+        lock.try_read().await.map(drop),
+        lock.read_timeout(Duration::from_secs(9)).await.map(drop),
+    ] {
+        assert!(matches!(outcome, Err(Error::Crowded { limit: 3, .. })), "{outcome:?}");
+    }
+    assert_eq!(see(&lock).await.reader_count, 3, "nothing has changed");
+    lock.read_as(&owner).await.expect("who reads already is no reader more").release().await.unwrap();
+    // The dead one is in the way until his end, and not after it.
+    let start = Instant::now();
+    eventually("his place is free", || async { lock.try_read().await.is_ok_and(|guard| guard.is_some()) })
+        .await;
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    // Those who wait count as well: all of them may be let in at once.
+    let writing = lock.write().await.unwrap();
+    let mut readers = Vec::new();
+    for _ in 0..3 {
+        let other = client(&server, Options::new().max_readers(3)).await;
+        readers.push(queued(&lock, async move { other.read().await?.release().await }).await);
+    }
+    assert!(matches!(soon("at once", lock.read()).await, Err(Error::Crowded { .. })));
+    writing.release().await.unwrap();
+    for reader in readers {
+        soon("their turn", reader).await.unwrap().unwrap();
+    }
+    drop((lock, dying));
+    server.assert_nothing_left().await;
+}
+
+/// As many readers as are allowed, each with a hold of his own.
+async fn crowd(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> {
+    let mut tasks = JoinSet::new();
+    for _ in 0..readers {
+        let lock = lock.clone();
+        tasks.spawn(async move { lock.read().await.unwrap() });
+    }
+    tasks.join_all().await
+}
+
+/// The server's own time for the scripts that ran since the last reset, per script.
+async fn script_time(server: &Server) -> f64 {
+    let stats: String = server.run(&["INFO", "commandstats"]).await;
+    let number = |line: &str, name: &str| -> f64 {
+        line.split_once(name).unwrap().1.split(',').next().unwrap().parse().unwrap()
+    };
+    let lines: Vec<&str> = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).collect();
+    number(lines[0], "usec=") / number(lines[0], "calls=")
+}
+
+const READERS: usize = 9_990;
+
+/// A read and its release cost the server the same beside one reader and beside ten thousand.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_costs_the_same_beside_ten_thousand_readers() {
+    const PAIRS: usize = 400;
+    let server = Server::start().await;
+    // No renewals, which would be counted.
+    let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
+    let other = client(&server, Options::new().renewal(Renewal::Never)).await;
+    let cost = || async {
+        let mut costs = Vec::new();
+        for _ in 0..7 {
+            server.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+            for _ in 0..PAIRS {
+                other.read().await.unwrap().release().await.unwrap();
+            }
+            costs.push(script_time(&server).await);
+        }
+        // The machine is busy with something else now and then.
+        costs.into_iter().min_by(f64::total_cmp).unwrap()
+    };
+    let one = lock.read().await.unwrap();
+    let alone = cost().await;
+    let guards = crowd(&lock, READERS).await;
+    assert_eq!(see(&lock).await.reader_count as usize, READERS + 1);
+    let crowded = cost().await;
+    println!("server time of a script beside 1 reader {alone:.2} us, beside {READERS} {crowded:.2} us");
+    assert!(crowded < alone * 1.3, "{crowded} us beside {READERS} readers, {alone} us beside one");
+    drop((guards, one));
+    eventually("they leave", || async { see(&lock).await.reader_count == 0 }).await;
+    drop((lock, other));
+    server.assert_nothing_left().await;
+}
+
+/// No script takes the server longer than 5 ms: not a writer's who finds ten thousand readers, or finds that they
+/// are dead, nor who lists them, nor force. The best of three, since the server may have been put off the core.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
+    let server =
+        Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
+    let mut shortest: BTreeMap<&str, u64> = BTreeMap::new();
+    for _ in 0..3 {
+        let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
+        let other = client(&server, Options::new()).await;
+        let owner = Owner::new();
+        let one = lock.read_as(&owner).await.unwrap();
+        let guards = crowd(&lock, READERS).await;
+        let mut note = |what, longest: u64| {
+            shortest.entry(what).and_modify(|best| *best = longest.min(*best)).or_insert(longest);
+        };
+
+        let took = longest(&server, async {
+            assert!(other.try_write().await.unwrap().is_none());
+            assert!(other.write_timeout(Duration::from_millis(300)).await.is_err());
+        });
+        note("a writer finds them", took.await);
+        let took = longest(&server, async {
+            let seen = see(&lock).await;
+            assert_eq!(
+                (seen.readers.len(), seen.reader_count as usize),
+                (1_000, READERS + 1),
+                "some are listed"
+            );
+        });
+        note("listed", took.await);
+
+        for guard in guards {
+            guard.leak();
+        }
+        expire_all_but(&server, &owner.to_string()).await;
+        let took = longest(&server, async {
+            let writer = queued(&lock, {
+                let other = other.clone();
+                async move { other.write().await }
+            })
+            .await;
+            one.release().await.unwrap();
+            soon("swept", writer).await.unwrap().unwrap().release().await.unwrap();
+        });
+        note("a writer sweeps the dead", took.await);
+        assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "no trace of them");
+
+        for unknown in [false, true] {
+            let guards = crowd(&lock, READERS).await;
+            if unknown {
+                let _: i64 = server.run(&["HSET", "lock:rw", "later", "1"]).await;
+            }
+            let took = longest(&server, async { assert!(lock.force_release_read().await.unwrap()) });
+            note(if unknown { "force beside unknown fields" } else { "force" }, took.await);
+            assert!(other.try_write().await.unwrap().is_some());
+            guards.into_iter().for_each(redlatch::RwLockReadGuard::leak);
+        }
+        eventually("free", || async { see(&lock).await.mode == Mode::Free }).await;
+        let _: i64 = server.run(&["DEL", "lock:rw"]).await;
+        drop((lock, other));
+    }
+    println!("{shortest:?} us");
+    for (what, micros) in shortest {
+        assert!(micros < 5_000, "{what}: {micros} us");
+    }
+    server.assert_nothing_left().await;
+}
+
+/// The longest that a script took meanwhile, in microseconds, by the server's own log.
+async fn longest(server: &Server, work: impl Future<Output = ()>) -> u64 {
+    server.run::<()>(&["SLOWLOG", "RESET"]).await;
+    work.await;
+    let slow: Vec<(u64, u64, u64, Vec<redis::Value>, String, String)> =
+        server.run(&["SLOWLOG", "GET", "100000"]).await;
+    let is_script = |words: &[redis::Value]| matches!(&words[0], redis::Value::BulkString(word) if word.starts_with(b"EVAL"));
+    slow.iter().filter(|entry| is_script(&entry.3)).map(|entry| entry.2).max().unwrap_or(0)
+}
+
+/// Moves the ends of all other readers into the past: as if so much time had passed.
+async fn expire_all_but(server: &Server, owner: &str) {
+    let script = "
+        for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+          if string.sub(field, 1, 5) == 'read:' and field ~= 'read:' .. ARGV[1] then
+            local hold = redis.call('HGET', KEYS[1], field)
+            redis.call('HSET', KEYS[1], field, (string.gsub(hold, '^%d+', '1')))
+          end
+        end";
+    let _: redis::Value = server.run(&["EVAL", script, "1", "lock:rw", owner]).await;
+}

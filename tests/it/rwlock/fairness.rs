@@ -1,0 +1,183 @@
+//! Nobody starves, on either side, whether told or looking.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{Locks, Options, RwLock};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::support::{Kind, Protocol, Server, Setup, Wake, soon};
+
+const HOLD: Duration = Duration::from_millis(10);
+
+/// The longest that anybody goes without looking.
+const POLL: Duration = Duration::from_secs(1);
+
+async fn setup(wake: Wake) -> Setup {
+    Setup::standalone(Kind::Read, wake, Protocol::Resp2).await
+}
+
+async fn lock(setup: &Setup) -> RwLock {
+    setup.client_with(Options::new().poll_cap(POLL)).await.rwlock("rw").unwrap()
+}
+
+/// Takes the lock on one side and holds it for a moment.
+async fn turn(lock: &RwLock, writes: bool, inside: &Inside) {
+    if writes {
+        let guard = soon("a turn to write", lock.write()).await.unwrap();
+        inside.enter(true);
+        sleep(HOLD).await;
+        inside.leave(true);
+        guard.release().await.unwrap();
+    } else {
+        let guard = soon("a turn to read", lock.read()).await.unwrap();
+        inside.enter(false);
+        sleep(HOLD).await;
+        inside.leave(false);
+        guard.release().await.unwrap();
+    }
+}
+
+/// Who is inside, as those who are see it.
+#[derive(Default)]
+struct Inside {
+    readers: AtomicU64,
+    writers: AtomicU64,
+}
+
+impl Inside {
+    fn enter(&self, writes: bool) {
+        let side = if writes { &self.writers } else { &self.readers };
+        let before = side.fetch_add(1, Ordering::SeqCst);
+        let others = if writes { &self.readers } else { &self.writers }.load(Ordering::SeqCst);
+        assert!(others == 0 && (!writes || before == 0), "{before} and {others} inside");
+    }
+
+    fn leave(&self, writes: bool) {
+        if writes { &self.writers } else { &self.readers }.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Eight in a loop on one side, and one on the other, who must enter within the longest hold and one poll.
+async fn lets_in_the_one(wake: Wake, the_one_writes: bool) {
+    let setup = setup(wake).await;
+    let (stop, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(Inside::default()));
+    let mut crowd = JoinSet::new();
+    for _ in 0..8 {
+        let (lock, stop, inside) = (lock(&setup).await, Arc::clone(&stop), Arc::clone(&inside));
+        crowd.spawn(async move {
+            while !stop.load(Ordering::SeqCst) {
+                turn(&lock, !the_one_writes, &inside).await;
+            }
+        });
+    }
+    let one = lock(&setup).await;
+    let mut longest = Duration::ZERO;
+    for _ in 0..15 {
+        sleep(3 * HOLD).await;
+        let start = Instant::now();
+        turn(&one, the_one_writes, &inside).await;
+        longest = longest.max(start.elapsed() - HOLD);
+    }
+    println!("{wake:?}: waited for {longest:?} at most");
+    // Not a tighter one: the machine is busy with other tests.
+    assert!(longest < 2 * HOLD + POLL, "{wake:?}: waited for {longest:?}");
+    stop.store(true, Ordering::SeqCst);
+    while let Some(outcome) = crowd.join_next().await {
+        outcome.unwrap();
+    }
+    drop(one);
+    setup.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_lets_in_one_writer_among_readers() {
+    lets_in_the_one(Wake::Push, true).await;
+    lets_in_the_one(Wake::Poll, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_lets_in_one_reader_among_writers() {
+    lets_in_the_one(Wake::Push, false).await;
+    lets_in_the_one(Wake::Poll, false).await;
+}
+
+/// As many readers as writers, all the time: neither side falls under a fifth of its fair share.
+async fn shares(wake: Wake) {
+    const EACH: usize = 4;
+    let setup = setup(wake).await;
+    let end = Instant::now() + Duration::from_secs(20);
+    let inside = Arc::new(Inside::default());
+    let mut tasks = JoinSet::new();
+    for number in 0..2 * EACH {
+        let (lock, writes, inside) = (lock(&setup).await, number % 2 == 0, Arc::clone(&inside));
+        tasks.spawn(async move {
+            let mut turns = 0_u64;
+            while Instant::now() < end {
+                turn(&lock, writes, &inside).await;
+                turns += 1;
+            }
+            (writes, turns)
+        });
+    }
+    let (mut all, mut fewest) = ([0, 0], [u64::MAX, u64::MAX]);
+    while let Some(outcome) = tasks.join_next().await {
+        let (writes, turns) = outcome.unwrap();
+        all[usize::from(writes)] += turns;
+        fewest[usize::from(writes)] = fewest[usize::from(writes)].min(turns);
+    }
+    println!("{wake:?}: readers {} writers {}, fewest {fewest:?}", all[0], all[1]);
+    let fair = (all[0] + all[1]) / 2;
+    for side in 0..2 {
+        assert!(all[side] * 5 >= fair, "{wake:?}: {all:?}");
+        assert!(fewest[side] * 5 >= all[side] / EACH as u64, "{wake:?}: {fewest:?} of {all:?}");
+    }
+    setup.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_shares_among_those_who_are_told() {
+    shares(Wake::Push).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_shares_among_those_who_look() {
+    shares(Wake::Poll).await;
+}
+
+/// Readers and writers of one client, and re-entrant ones between them: all get their turns.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_serves_everybody_of_one_client() {
+    let server = Server::start().await;
+    let locks = Locks::open(&server.url()).await.unwrap();
+    let lock = locks.rwlock("rw").unwrap();
+    let inside = Arc::new(Inside::default());
+    let mut tasks = JoinSet::new();
+    for number in 0..60 {
+        let (lock, inside) = (lock.clone(), Arc::clone(&inside));
+        tasks.spawn(async move {
+            for _ in 0..4 {
+                if number % 6 == 5 {
+                    let owner = redlatch::Owner::new();
+                    let outer = soon("a turn", lock.write_as(&owner)).await.unwrap();
+                    let inner = soon("inside his own", lock.read_as(&owner)).await.unwrap();
+                    inside.enter(true);
+                    tokio::task::yield_now().await;
+                    inside.leave(true);
+                    inner.release().await.unwrap();
+                    outer.release().await.unwrap();
+                } else {
+                    turn(&lock, number % 6 == 0, &inside).await;
+                }
+            }
+        });
+    }
+    while let Some(outcome) = tasks.join_next().await {
+        outcome.unwrap();
+    }
+    crate::support::idles(&locks).await;
+    drop((lock, locks));
+    server.assert_nothing_left().await;
+}

@@ -1,0 +1,224 @@
+//! Every cell of the table: what an owner holds, and what he or somebody else wants.
+
+use std::time::Duration;
+
+use redlatch::{Error, Mode, Options, Owner, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::{client, see};
+use crate::support::{Server, soon};
+
+#[derive(Debug)]
+enum Guard {
+    Read(RwLockReadGuard),
+    Write(RwLockWriteGuard),
+}
+
+impl Guard {
+    async fn release(self) {
+        match self {
+            Guard::Read(guard) => guard.release().await.unwrap(),
+            Guard::Write(guard) => guard.release().await.unwrap(),
+        }
+    }
+}
+
+async fn try_side(lock: &RwLock, owner: &Owner, side: &str) -> Option<Guard> {
+    match side {
+        "read" => lock.try_read_as(owner).await.unwrap().map(Guard::Read),
+        "write" => lock.try_write_as(owner).await.unwrap().map(Guard::Write),
+        _ => panic!("no side: {side}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_grants_what_the_table_says() {
+    let server = Server::start().await;
+    let (lock, elsewhere) = (client(&server, Options::new()).await, client(&server, Options::new()).await);
+    // What the owner holds; what he wants, and whether he gets it; whether a stranger may read, or write.
+    let table: [(&[&str], [bool; 2], [bool; 2]); 7] = [
+        (&[], [true, true], [true, true]),
+        (&["read"], [true, true], [true, false]),
+        (&["read", "read"], [true, true], [true, false]),
+        (&["write"], [true, true], [false, false]),
+        (&["write", "write"], [true, true], [false, false]),
+        (&["write", "read"], [true, true], [false, false]),
+        (&["read", "write"], [true, true], [false, false]),
+    ];
+    for (holds, his, strangers) in table {
+        let (owner, stranger) = (Owner::new(), Owner::new());
+        for (side, (owner_may, stranger_may)) in
+            ["read", "write"].into_iter().zip(his.into_iter().zip(strangers))
+        {
+            let mut guards = Vec::new();
+            for held in holds {
+                guards.push(try_side(&lock, &owner, held).await.expect("he holds what he holds"));
+            }
+            // Elsewhere, as well: an owner is the same in every process.
+            for lock in [&lock, &elsewhere] {
+                let guard = try_side(lock, &stranger, side).await;
+                assert_eq!(guard.is_some(), stranger_may, "{holds:?}: a stranger wants to {side}");
+                if let Some(guard) = guard {
+                    guard.release().await;
+                }
+                let guard = try_side(lock, &owner, side).await;
+                assert_eq!(guard.is_some(), owner_may, "{holds:?}: he wants to {side}");
+                if let Some(guard) = guard {
+                    guard.release().await;
+                }
+            }
+            for guard in guards {
+                guard.release().await;
+            }
+            assert_eq!(see(&lock).await.mode, Mode::Free, "{holds:?} {side}");
+        }
+    }
+    drop((lock, elsewhere));
+    server.assert_nothing_left().await;
+}
+
+/// Of two readers none may write, and the anonymous are strangers to everybody, themselves included.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_excludes_beside_another_reader() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    let (one, other) = (Owner::new(), Owner::new());
+    let (first, second) = (lock.read_as(&one).await.unwrap(), lock.read_as(&other).await.unwrap());
+    assert!(lock.try_write_as(&one).await.unwrap().is_none());
+    assert!(lock.try_write_as(&other).await.unwrap().is_none());
+    assert!(lock.try_write().await.unwrap().is_none());
+    second.release().await.unwrap();
+    lock.try_write_as(&one).await.unwrap().expect("the sole reader").release().await.unwrap();
+    first.release().await.unwrap();
+
+    let reading = lock.read().await.unwrap();
+    let beside = lock.try_read().await.unwrap().expect("beside another reader");
+    assert!(lock.try_write().await.unwrap().is_none());
+    let limit = Duration::from_millis(50);
+    assert!(matches!(lock.write_timeout(limit).await, Err(Error::TimedOut { .. })), "he waits for himself");
+    reading.release().await.unwrap();
+    beside.release().await.unwrap();
+    let writing = lock.write().await.unwrap();
+    assert!(lock.try_read().await.unwrap().is_none());
+    assert!(lock.try_write().await.unwrap().is_none());
+    assert!(matches!(lock.read_timeout(limit).await, Err(Error::TimedOut { .. })));
+    assert!(matches!(lock.read_as_timeout(&one, limit).await, Err(Error::TimedOut { .. })));
+    assert!(matches!(lock.write_as_timeout(&one, limit).await, Err(Error::TimedOut { .. })));
+    writing.release().await.unwrap();
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_counts_both_sides_of_an_owner() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    let owner = Owner::new();
+    let mut writes = Vec::new();
+    let mut reads = Vec::new();
+    for depth in 1..=3 {
+        writes.push(lock.write_as(&owner).await.unwrap());
+        reads.push(lock.read_as(&owner).await.unwrap());
+        let seen = see(&lock).await;
+        assert_eq!(seen.mode, Mode::Write);
+        assert_eq!(seen.writer.unwrap().count, depth);
+        assert_eq!(seen.readers[0].count, depth);
+        assert_eq!(seen.reader_count, 1, "one owner");
+    }
+    let token = writes[0].lease().fencing_token();
+    assert!(writes.iter().all(|guard| guard.lease().fencing_token() == token), "one token at every depth");
+    assert!(reads.iter().all(|guard| guard.lease().fencing_token() == token));
+    // In any order: a guard is a hold, not a place on a stack.
+    for index in [1, 0, 0] {
+        reads.remove(index).release().await.unwrap();
+        writes.remove(index).release().await.unwrap();
+    }
+    assert_eq!(see(&lock).await.mode, Mode::Free);
+    assert!(!lock.is_held_by(&owner).await.unwrap());
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// The write goes first: what stays is a hold to read, and others read beside it.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_a_released_write_leaves_the_read() {
+    let server = Server::start().await;
+    let (lock, other) = (client(&server, super::told()).await, client(&server, super::told()).await);
+    let owner = Owner::new();
+    let writing = lock.write_as(&owner).await.unwrap();
+    let reading = lock.read_as(&owner).await.unwrap();
+    let waiting = super::queued(&lock, {
+        let other = other.clone();
+        async move { other.read().await }
+    })
+    .await;
+    writing.release().await.unwrap();
+    let beside = soon("let in beside him", waiting).await.unwrap().unwrap();
+    assert!(!reading.lease().is_lost() && lock.is_held_by(&owner).await.unwrap());
+    assert!(other.try_write().await.unwrap().is_none());
+    reading.release().await.unwrap();
+    beside.release().await.unwrap();
+    drop((lock, other));
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_has_a_deepest_level_on_each_side() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new().max_depth(3)).await;
+    let owner = Owner::new();
+    let (mut reads, mut writes) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        writes.push(lock.write_as(&owner).await.unwrap());
+        reads.push(lock.read_as(&owner).await.unwrap());
+    }
+    for outcome in [
+        lock.read_as(&owner).await.map(drop),
+        lock.write_as(&owner).await.map(drop),
+        lock.try_read_as(&owner).await.map(drop),
+        lock.try_write_as(&owner).await.map(drop),
+    ] {
+        assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{outcome:?}");
+    }
+    drop((reads, writes));
+    crate::support::eventually("released", || async { see(&lock).await.mode == Mode::Free }).await;
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// A token for each who writes; who reads has that of the last one who wrote.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_fences() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    let mut last = None;
+    for _ in 0..3 {
+        let writing = lock.write().await.unwrap();
+        assert!(writing.lease().fencing_token() > last, "a new one");
+        last = writing.lease().fencing_token();
+        writing.release().await.unwrap();
+        for _ in 0..2 {
+            let (one, other) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+            assert_eq!((one.lease().fencing_token(), other.lease().fencing_token()), (last, last));
+            one.release().await.unwrap();
+            other.release().await.unwrap();
+        }
+    }
+    // Read, then write: that is a grant to write.
+    let owner = Owner::new();
+    let reading = lock.read_as(&owner).await.unwrap();
+    let writing = lock.write_as(&owner).await.unwrap();
+    assert!(writing.lease().fencing_token() > reading.lease().fencing_token());
+    writing.release().await.unwrap();
+    reading.release().await.unwrap();
+    let unfenced = client(&server, Options::new().fencing(redlatch::Fencing::Off)).await;
+    for _ in 0..2 {
+        let reading = unfenced.read().await.unwrap();
+        assert_eq!(reading.lease().fencing_token(), None);
+        reading.release().await.unwrap();
+        let writing = unfenced.write().await.unwrap();
+        assert_eq!(writing.lease().fencing_token(), None);
+        writing.release().await.unwrap();
+    }
+    drop((lock, unfenced));
+    server.assert_nothing_left().await;
+}
