@@ -2,29 +2,25 @@
 //!
 //! ```text
 //! scripts/demo                                         # finds a server's binary, starts a private one
-//! cargo run --example tour -- --private                # starts $REDLATCH_SERVER, or redis-server
+//! cargo run --example tour                             # starts $REDLATCH_SERVER, or redis-server
 //! cargo run --example tour -- redis://127.0.0.1:6379/  # uses a server that runs already
 //! ```
 //!
 //! On a server that runs already it uses names of its own, below `lock:tour-`, and leaves only keys that
-//! expire. It exits with 0 if everything was as it should be, 1 if not, 2 if it was not told what to use.
+//! expire. It exits with 0 if everything was as it should be, 1 if not, 2 if it was told anything else.
 
-use std::error::Error;
-use std::fmt::Display;
-use std::io::{self, BufRead as _, Write as _};
-use std::net::TcpListener;
-use std::path::PathBuf;
+mod support;
+
+use std::io::{self, BufRead as _};
 use std::process::{ExitCode, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use redlatch::{Lease, Locks, Mutex, MutexGuard, Options, Owner, ReentrantLock};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _};
-use tokio::process::{Child, Command};
+use redlatch::{Locks, Mutex, MutexGuard, Owner, ReentrantLock};
+use tokio::process::Child;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-const USAGE: &str = "usage: tour --private     start a private server: $REDLATCH_SERVER, else redis-server
-       tour redis://...   use a server that runs already";
+use support::{Outcome, Stage, Worker, check, ended_well, report, token, told_to_finish};
 
 /// Act 1: so many processes take the mutex so often, and keep it for so long.
 const PROCESSES: usize = 4;
@@ -35,87 +31,19 @@ const HOLD: Duration = Duration::from_millis(100);
 const TTL: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_millis(1500);
 
-/// Longer than any of it takes, so that the tour ends even if a process hangs.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// What the processes of one tour agree on. In the environment, since a URL may hold a password, and
-/// everybody on the machine can read arguments.
-const URL: &str = "REDLATCH_TOUR_URL";
-const PREFIX: &str = "REDLATCH_TOUR_PREFIX";
-
-type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
-
 #[tokio::main]
 async fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let outcome = match args[..] {
-        ["--worker", role, who] => work(role, who).await,
-        ["--private"] => limited(private_tour()).await,
-        [url] if !url.starts_with('-') => limited(tour_of(url)).await,
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tour: {}", with_causes(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    support::open("tour", tour, work).await
 }
 
-/// Ends early when interrupted: what is dropped stops its processes, which an exit would not.
-async fn limited(tour: impl Future<Output = Outcome>) -> Outcome {
-    tokio::select! {
-        biased; // Ctrl-C ends the other processes too, and is the reason to give then
-        signal = interrupted() => Err(signal.map_or_else(Into::into, |()| "interrupted".into())),
-        outcome = timeout(LIMIT, tour) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
-    }
+async fn tour(stage: &Stage, locks: &Locks) -> Outcome {
+    stage.contention().await?;
+    stage.nesting(locks).await?;
+    stage.crash(locks).await?;
+    stage.say("Everything shown was checked: no overlap, growing tokens, counts, a takeover in time.")
 }
 
-async fn private_tour() -> Outcome {
-    let (mut server, url) = Server::start()?;
-    let tour = Tour::new(url);
-    tour.say(format!("Starting a private server: {} on port {}.", server.binary, server.port))?;
-    let locks = server.answers(&tour).await?;
-    tour.run(&locks).await
-}
-
-async fn tour_of(url: &str) -> Outcome {
-    let tour = Tour::new(url.to_owned());
-    let locks = Locks::open_with(url, tour.options()).await?;
-    tour.run(&locks).await
-}
-
-/// One run, with what all its acts need.
-struct Tour {
-    start: Instant,
-    url: String,
-    prefix: String,
-}
-
-impl Tour {
-    fn new(url: String) -> Tour {
-        // Two tours on one server must not wait for each other.
-        let prefix = format!("lock:tour-{}:", unique());
-        Tour { start: Instant::now(), url, prefix }
-    }
-
-    fn options(&self) -> Options {
-        Options::new().prefix(&self.prefix)
-    }
-
-    async fn run(&self, locks: &Locks) -> Outcome {
-        self.say(format!("Connected. This is process {}.", std::process::id()))?;
-        self.contention().await?;
-        self.nesting(locks).await?;
-        self.crash(locks).await?;
-        self.say("Everything shown was checked: no overlap, growing tokens, counts, a takeover in time.")
-    }
-
+impl Stage {
     /// Act 1: a mutex, wanted by several processes at once.
     async fn contention(&self) -> Outcome {
         let title = format!("Act 1: {PROCESSES} processes want the mutex `backup`, {TURNS} times each.");
@@ -257,26 +185,6 @@ impl Tour {
         guard.release().await?;
         self.say(format!("Not before the lease ended, within {:?}, and with a larger token.", TTL + LATE))
     }
-
-    /// A command that runs this program again, as another process.
-    fn command(&self, role: &str, who: &str) -> Outcome<Command> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(["--worker", role, who])
-            .env(URL, &self.url)
-            .env(PREFIX, &self.prefix)
-            .kill_on_drop(true);
-        Ok(command)
-    }
-
-    fn title(&self, text: &str) -> Outcome {
-        writeln!(io::stdout())?;
-        self.say(text)
-    }
-
-    fn say(&self, text: impl Display) -> Outcome {
-        Ok(writeln!(io::stdout(), "[{:6.3}s] {text}", self.start.elapsed().as_secs_f64())?)
-    }
 }
 
 /// Waits for the mutex, and notes when it came.
@@ -285,29 +193,10 @@ async fn take(mutex: Mutex) -> Result<(MutexGuard, Instant), redlatch::Error> {
     Ok((guard, Instant::now()))
 }
 
-/// Another process that holds something, until it is told to finish or killed.
-struct Worker {
-    child: Child,
-    pid: u32,
-}
-
 impl Worker {
-    fn start(tour: &Tour, role: &str, who: &str) -> Outcome<Worker> {
-        let child = tour.command(role, who)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let pid = child.id().ok_or("a process ended at once")?;
-        Ok(Worker { child, pid })
-    }
-
-    /// The one line that it says, once it holds the lock: the token.
+    /// The one line that it says, once it holds the lock.
     async fn token(&mut self) -> Outcome<u64> {
-        let stdout = self.child.stdout.take().ok_or("its line was read already")?;
-        let line = tokio::io::BufReader::new(stdout).lines().next_line().await?;
-        Ok(line.ok_or("a process ended before it held the lock")?.parse()?)
-    }
-
-    async fn finish(mut self) -> Outcome {
-        drop(self.child.stdin.take());
-        ended_well(self.child).await
+        Ok(self.hear().await?.parse()?)
     }
 
     async fn kill(&mut self) -> Outcome<std::process::ExitStatus> {
@@ -316,20 +205,13 @@ impl Worker {
     }
 }
 
-async fn ended_well(mut child: Child) -> Outcome {
-    let status = child.wait().await?;
-    if status.success() { Ok(()) } else { Err(format!("a process of the tour failed: {status}").into()) }
-}
-
 /// What the other processes do. They only report; the tour judges.
-async fn work(role: &str, who: &str) -> Outcome {
-    let options = Options::new().prefix(std::env::var(PREFIX)?);
-    let locks = Locks::open_with(&std::env::var(URL)?, options).await?;
+async fn work(_: &Stage, locks: &Locks, role: &str, who: &str) -> Outcome {
     match role {
-        "contend" => contend(&locks, who).await,
-        "reenter" => reenter(&locks, &who.parse()?).await,
-        "hold" => hold(&locks).await,
-        _ => Err(USAGE.into()),
+        "contend" => contend(locks, who).await,
+        "reenter" => reenter(locks, &who.parse()?).await,
+        "hold" => hold(locks).await,
+        _ => Err(format!("no such role: {role}").into()),
     }
 }
 
@@ -359,17 +241,6 @@ async fn hold(locks: &Locks) -> Outcome {
     Ok(guard.release().await?)
 }
 
-/// The end of standard input, which also comes if the tour ends in whatever way.
-async fn told_to_finish() -> Outcome {
-    tokio::io::stdin().read_to_end(&mut Vec::new()).await?;
-    Ok(())
-}
-
-/// One write for one line, so that the lines of processes with one pipe do not mix.
-fn report(line: impl Display) -> Outcome {
-    Ok(io::stdout().write_all(format!("{line}\n").as_bytes())?)
-}
-
 /// The lock of act 2.
 fn orders(locks: &Locks) -> Outcome<ReentrantLock> {
     Ok(locks.reentrant("orders:42")?)
@@ -378,99 +249,4 @@ fn orders(locks: &Locks) -> Outcome<ReentrantLock> {
 /// The mutex of act 3.
 fn nightly(locks: &Locks) -> Outcome<Mutex> {
     Ok(locks.with_options(locks.options().clone().ttl(TTL))?.mutex("nightly")?)
-}
-
-fn token(lease: &Lease) -> Outcome<u64> {
-    Ok(lease.fencing_token().ok_or("a lease without a fencing token")?.get())
-}
-
-fn check(holds: bool, otherwise: impl FnOnce() -> String) -> Outcome {
-    if holds { Ok(()) } else { Err(format!("this must not happen: {}", otherwise()).into()) }
-}
-
-/// A server of our own, with nothing on disk. Stopped when it is dropped.
-struct Server {
-    child: std::process::Child,
-    binary: String,
-    port: u16,
-    directory: PathBuf,
-}
-
-impl Server {
-    /// Starts it and says where it will be. It does not answer yet.
-    fn start() -> Outcome<(Server, String)> {
-        let binary = std::env::var("REDLATCH_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let directory = std::env::temp_dir().join(format!("redlatch-tour-{}", unique()));
-        std::fs::create_dir(&directory)?;
-        let started = std::process::Command::new(&binary)
-            .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
-            .args(["--save", "", "--appendonly", "no", "--dir"])
-            .arg(&directory)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn();
-        let child = started.map_err(|error| {
-            let _ = std::fs::remove_dir(&directory);
-            format!("cannot start {binary}: {error}; set REDLATCH_SERVER to a Redis or Valkey server")
-        })?;
-        Ok((Server { child, binary, port, directory }, format!("redis://127.0.0.1:{port}/")))
-    }
-
-    /// Waits until it answers, unless it ended: then somebody else might.
-    async fn answers(&mut self, tour: &Tour) -> Outcome<Locks> {
-        loop {
-            let answer = Locks::open_with(&tour.url, tour.options()).await;
-            if let Some(status) = self.child.try_wait()? {
-                return Err(format!("{} ended at once: {status}", self.binary).into());
-            }
-            match answer {
-                Ok(locks) => return Ok(locks),
-                Err(error) if tour.start.elapsed() > Duration::from_secs(10) => return Err(error.into()),
-                Err(_) => sleep(Duration::from_millis(20)).await,
-            }
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Whatever fails here, there is nobody left to do it better.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// Ctrl-C, or what `kill` and `timeout` send.
-async fn interrupted() -> io::Result<()> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut terminated = signal(SignalKind::terminate())?;
-        tokio::select! {
-            pressed = tokio::signal::ctrl_c() => pressed,
-            _ = terminated.recv() => Ok(()),
-        }
-    }
-    #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await
-}
-
-/// For names that nobody else uses: no other process of this machine now, and hardly one of another.
-fn unique() -> String {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    format!("{}-{}", now.as_millis(), std::process::id())
-}
-
-/// The error and what caused it, in one line. Some errors repeat their causes; this does not.
-fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |&error| error.source()) {
-        let cause = cause.to_string();
-        if !text.ends_with(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
 }

@@ -1,0 +1,267 @@
+//! What the examples share: processes of one program, and a private server for them.
+
+use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, Write as _};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use redlatch::{Lease, Locks, Options};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::{sleep, timeout};
+
+/// Longer than any of it takes, so that it ends even if a process hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What the processes of one run agree on. In the environment, since a URL may hold a password, and
+/// everybody on the machine can read arguments.
+const URL: &str = "REDLATCH_EXAMPLE_URL";
+const RUN: &str = "REDLATCH_EXAMPLE_RUN";
+
+pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// What `main` does: plays `show`, or, if this process was started for a part in it, `work`.
+pub(crate) async fn open(
+    example: &str,
+    show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome,
+    work: impl AsyncFnOnce(&Stage, &Locks, &str, &str) -> Outcome,
+) -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match args[..] {
+        ["--worker", role, who] => play(role, who, work).await,
+        [] | ["--private"] => limited(private(example, show)).await,
+        [url] if !url.starts_with('-') => limited(public(example, url, show)).await,
+        _ => {
+            eprintln!(
+                "usage: {example} [--private]   start a private server: $REDLATCH_SERVER, else redis-server"
+            );
+            eprintln!("       {example} redis://...   use a server that runs already");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{example}: {}", with_causes(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn private(example: &str, show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome) -> Outcome {
+    let (mut server, url) = Server::start()?;
+    let stage = Stage::new(example, url);
+    stage.say(format!("Starting a private server: {} on port {}.", server.binary, server.port))?;
+    let locks = server.answers(&stage).await?;
+    stage.run(&locks, show).await
+}
+
+async fn public(example: &str, url: &str, show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome) -> Outcome {
+    let stage = Stage::new(example, url.to_owned());
+    let locks = stage.locks().await?;
+    stage.run(&locks, show).await
+}
+
+async fn play(
+    role: &str,
+    who: &str,
+    work: impl AsyncFnOnce(&Stage, &Locks, &str, &str) -> Outcome,
+) -> Outcome {
+    let stage = Stage { start: Instant::now(), url: std::env::var(URL)?, run: std::env::var(RUN)? };
+    let locks = stage.locks().await?;
+    work(&stage, &locks, role, who).await
+}
+
+/// Ends early when interrupted: what is dropped stops its processes, which an exit would not.
+async fn limited(show: impl Future<Output = Outcome>) -> Outcome {
+    tokio::select! {
+        biased; // Ctrl-C ends the other processes too, and is the reason to give then
+        signal = interrupted() => Err(signal.map_or_else(Into::into, |()| "interrupted".into())),
+        outcome = timeout(LIMIT, show) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
+    }
+}
+
+/// One run, with what all its processes need.
+pub(crate) struct Stage {
+    pub(crate) start: Instant,
+    pub(crate) url: String,
+    /// A name that nobody else uses: two runs on one server must not wait for each other.
+    pub(crate) run: String,
+}
+
+impl Stage {
+    fn new(example: &str, url: String) -> Stage {
+        Stage { start: Instant::now(), url, run: format!("{example}-{}", unique()) }
+    }
+
+    async fn locks(&self) -> Result<Locks, redlatch::Error> {
+        Locks::open_with(&self.url, Options::new().prefix(format!("lock:{}:", self.run))).await
+    }
+
+    async fn run(&self, locks: &Locks, show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome) -> Outcome {
+        self.say(format!("Connected. This is process {}.", std::process::id()))?;
+        show(self, locks).await
+    }
+
+    /// A command that runs this program again, as another process.
+    pub(crate) fn command(&self, role: &str, who: &str) -> Outcome<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--worker", role, who]).env(URL, &self.url).env(RUN, &self.run).kill_on_drop(true);
+        Ok(command)
+    }
+
+    pub(crate) fn title(&self, text: &str) -> Outcome {
+        writeln!(io::stdout())?;
+        self.say(text)
+    }
+
+    pub(crate) fn say(&self, text: impl Display) -> Outcome {
+        Ok(writeln!(io::stdout(), "[{:6.3}s] {text}", self.start.elapsed().as_secs_f64())?)
+    }
+}
+
+/// Another process, which says things line by line until it is told to finish or killed.
+pub(crate) struct Worker {
+    pub(crate) child: Child,
+    pub(crate) pid: u32,
+    pub(crate) stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    pub(crate) fn start(stage: &Stage, role: &str, who: &str) -> Outcome<Worker> {
+        let mut child = stage.command(role, who)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let pid = child.id().ok_or("a process ended at once")?;
+        let stdin = child.stdin.take().ok_or("a process without an input")?;
+        let stdout = child.stdout.take().ok_or("a process without an output")?;
+        Ok(Worker { child, pid, stdin, lines: BufReader::new(stdout).lines() })
+    }
+
+    /// The next line that it says.
+    pub(crate) async fn hear(&mut self) -> Outcome<String> {
+        Ok(self.lines.next_line().await?.ok_or("a process ended before its time")?)
+    }
+
+    /// Ends its input, and waits until it ends: the last line that it says, if it does.
+    pub(crate) async fn finish(mut self) -> Outcome<Option<String>> {
+        drop(self.stdin);
+        let last = self.lines.next_line().await?;
+        ended_well(self.child).await?;
+        Ok(last)
+    }
+}
+
+pub(crate) async fn ended_well(mut child: Child) -> Outcome {
+    let status = child.wait().await?;
+    if status.success() { Ok(()) } else { Err(format!("a process of the example failed: {status}").into()) }
+}
+
+/// The end of standard input, which also comes if the show ends in whatever way.
+pub(crate) async fn told_to_finish() -> Outcome {
+    tokio::io::stdin().read_to_end(&mut Vec::new()).await?;
+    Ok(())
+}
+
+/// One write for one line, so that the lines of processes with one pipe do not mix.
+pub(crate) fn report(line: impl Display) -> Outcome {
+    Ok(io::stdout().write_all(format!("{line}\n").as_bytes())?)
+}
+
+pub(crate) fn token(lease: &Lease) -> Outcome<u64> {
+    Ok(lease.fencing_token().ok_or("a lease without a fencing token")?.get())
+}
+
+pub(crate) fn check(holds: bool, otherwise: impl FnOnce() -> String) -> Outcome {
+    if holds { Ok(()) } else { Err(format!("this must not happen: {}", otherwise()).into()) }
+}
+
+/// A server of our own, with nothing on disk. Stopped when it is dropped.
+struct Server {
+    child: std::process::Child,
+    binary: String,
+    port: u16,
+    directory: PathBuf,
+}
+
+impl Server {
+    /// Starts it and says where it will be. It does not answer yet.
+    fn start() -> Outcome<(Server, String)> {
+        let binary = std::env::var("REDLATCH_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let directory = std::env::temp_dir().join(format!("redlatch-example-{}", unique()));
+        std::fs::create_dir(&directory)?;
+        let started = std::process::Command::new(&binary)
+            .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
+            .args(["--save", "", "--appendonly", "no", "--dir"])
+            .arg(&directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        let child = started.map_err(|error| {
+            let _ = std::fs::remove_dir(&directory);
+            format!("cannot start {binary}: {error}; set REDLATCH_SERVER to a Redis or Valkey server")
+        })?;
+        Ok((Server { child, binary, port, directory }, format!("redis://127.0.0.1:{port}/")))
+    }
+
+    /// Waits until it answers, unless it ended: then somebody else might.
+    async fn answers(&mut self, stage: &Stage) -> Outcome<Locks> {
+        loop {
+            let answer = stage.locks().await;
+            if let Some(status) = self.child.try_wait()? {
+                return Err(format!("{} ended at once: {status}", self.binary).into());
+            }
+            match answer {
+                Ok(locks) => return Ok(locks),
+                Err(error) if stage.start.elapsed() > Duration::from_secs(10) => return Err(error.into()),
+                Err(_) => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Whatever fails here, there is nobody left to do it better.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Ctrl-C, or what `kill` and `timeout` send.
+async fn interrupted() -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminated = signal(SignalKind::terminate())?;
+        tokio::select! {
+            pressed = tokio::signal::ctrl_c() => pressed,
+            _ = terminated.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}
+
+/// For names that nobody else uses: no other process of this machine now, and hardly one of another.
+fn unique() -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}", now.as_millis(), std::process::id())
+}
+
+/// The error and what caused it, in one line. Some errors repeat their causes; this does not.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |&error| error.source()) {
+        let cause = cause.to_string();
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
