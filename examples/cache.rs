@@ -1,0 +1,341 @@
+//! A shared cache: many readers and one refresher, in several processes, under a read-write lock. One
+//! refresher is stopped in the middle of its work until its lease is over; what it writes later is refused.
+//!
+//! ```text
+//! scripts/demo                                          # finds a server's binary, starts a private one
+//! cargo run --example cache                             # starts $REDLATCH_SERVER, or redis-server
+//! cargo run --example cache -- redis://127.0.0.1:6379/  # uses a server that runs already
+//! ```
+//!
+//! On a server that runs already it uses names of its own, with `cache-` and a number in them, and takes its
+//! keys away at the end, unless it is interrupted. It exits with 0 if everything was as it should be, 1 if
+//! not, 2 if it was told anything else. Stopping a process takes a Unix.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::redis::aio::MultiplexedConnection;
+use redlatch::redis::{AsyncCommands as _, AsyncConnectionConfig, Client, Script};
+use redlatch::{Error, Locks, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use support::{Outcome, Stage, Worker, check, report, token, told_to_finish};
+
+/// The price list. All that is stored of a part is the version that it belongs to, so that a mixture shows.
+const PARTS: [&str; 6] = ["tea", "coffee", "cocoa", "sugar", "milk", "honey"];
+
+/// So many processes read, with so many tasks each, and pause between two parts and between two reads.
+const PROCESSES: usize = 3;
+const TASKS: u64 = 4;
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// So often a refresher refreshes in a row, with hardly a pause: two refreshes would fit into one read.
+const REFRESHES: usize = 30;
+const PACE: Duration = Duration::from_millis(2);
+
+/// For how long a refresher that has stopped is in the way.
+const WRITE_TTL: Duration = Duration::from_secs(2);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    support::open("cache", show, work).await
+}
+
+/// The cache: two copies of the price list, and the name of the one that is current.
+///
+/// The lock keeps refreshers apart, and readers out while they work. A refresher that was stopped for too
+/// long does not know that its lease is over, so the lock alone cannot keep it from writing: its token does.
+/// And it leaves half a list behind, so the list that is current is never the one that is written.
+#[derive(Clone)]
+struct Prices {
+    lock: RwLock,
+    redis: MultiplexedConnection,
+    run: String,
+}
+
+impl Prices {
+    async fn connect(stage: &Stage, locks: &Locks) -> Outcome<Prices> {
+        let options = locks.options().clone().write_ttl(WRITE_TTL);
+        let lock = locks.with_options(options)?.rwlock("prices")?;
+        let patient = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
+        let client = Client::open(stage.url.as_str())?;
+        let redis = client.get_multiplexed_async_connection_with_config(&patient).await?;
+        Ok(Prices { lock, redis, run: stage.run.clone() })
+    }
+
+    /// All of them in one slot of a cluster, since a script compares one and writes another.
+    fn key(&self, what: &str) -> String {
+        format!("{{{}}}:{what}", self.run)
+    }
+
+    async fn get(&self, what: &str) -> Outcome<Option<String>> {
+        Ok(self.redis.clone().get(self.key(what)).await?)
+    }
+
+    /// Compares and writes, in one step. False: refused, since a larger token has written to any of the keys.
+    async fn set(&self, token: u64, what: &str, value: &str) -> Outcome<bool> {
+        let script = Script::new(include_str!("../lua/fenced/set.lua"));
+        let mut call = script.key(self.key(what));
+        call.key(self.key("token")).arg(token).arg(value);
+        Ok(call.invoke_async(&mut self.redis.clone()).await?)
+    }
+
+    /// The versions found in the list: one, unless it is a mixture. Each part takes a request of its own, and
+    /// a pause before the next, so that there would be time to mix.
+    async fn read(&self, guard: RwLockReadGuard, pause: Duration) -> Outcome<BTreeSet<u64>> {
+        let copy = self.get("current").await?.ok_or("nothing was published yet")?;
+        let mut versions = BTreeSet::new();
+        for part in PARTS {
+            let found = self.get(&format!("{copy}:{part}")).await?;
+            versions.insert(found.ok_or_else(|| format!("there is no {part}"))?.parse()?);
+            sleep(pause).await;
+        }
+        guard.release().await?; // an error if the lease did not last: what was read is not to be trusted then
+        Ok(versions)
+    }
+
+    async fn refresh(&self) -> Outcome<u64> {
+        let refresh = Refresh::begin(self).await?;
+        for part in PARTS {
+            check(refresh.put(part).await?, || format!("{part} was refused while the lock was held"))?;
+        }
+        check(refresh.publish().await?, || "a version was refused while the lock was held".into())?;
+        // From now on others read as well, but nobody refreshes before this has read.
+        let guard = refresh.guard.downgrade().await?;
+        let found = self.read(guard, Duration::ZERO).await?;
+        check(found == BTreeSet::from([refresh.token]), || format!("{} became {found:?}", refresh.token))?;
+        Ok(refresh.token)
+    }
+
+    async fn remove(mut self) -> Outcome {
+        let lists = ["a", "b"].map(|copy| PARTS.map(|part| format!("{copy}:{part}")));
+        let others = ["begun", "current", "token"].map(str::to_owned);
+        let keys: Vec<String> = lists.iter().flatten().chain(&others).map(|what| self.key(what)).collect();
+        Ok(self.redis.del(keys).await?)
+    }
+}
+
+/// A refresh under way.
+struct Refresh<'a> {
+    prices: &'a Prices,
+    guard: RwLockWriteGuard,
+    token: u64,
+    copy: &'static str,
+}
+
+impl Refresh<'_> {
+    async fn begin(prices: &Prices) -> Outcome<Refresh<'_>> {
+        let guard = prices.lock.write().await?;
+        let token = token(guard.lease())?;
+        // From here on smaller tokens are refused, so what this reads next will not change behind its back.
+        let begun = prices.set(token, "begun", &token.to_string()).await?;
+        check(begun, || format!("{token} is not the largest token"))?;
+        let copy = if prices.get("current").await?.as_deref() == Some("a") { "b" } else { "a" };
+        Ok(Refresh { prices, guard, token, copy })
+    }
+
+    /// Writes a part where nobody reads it yet.
+    async fn put(&self, part: &str) -> Outcome<bool> {
+        self.prices.set(self.token, &format!("{}:{part}", self.copy), &self.token.to_string()).await
+    }
+
+    /// All of it at once.
+    async fn publish(&self) -> Outcome<bool> {
+        self.prices.set(self.token, "current", self.copy).await
+    }
+}
+
+async fn show(stage: &Stage, locks: &Locks) -> Outcome {
+    let prices = Prices::connect(stage, locks).await?;
+    let outcome = run(stage, &prices).await;
+    outcome.and(prices.remove().await)
+}
+
+async fn run(stage: &Stage, prices: &Prices) -> Outcome {
+    stage.title("1. One process refreshes a price list, others read it.")?;
+    let mut first = Worker::start(stage, "refresh", "-")?;
+    let mut second = Worker::start(stage, "refresh", "-")?;
+    let version = first.ask("refresh").await?;
+    stage.say(format!("  process {} has published version {version}", first.pid))?;
+    let mut readers = Vec::new();
+    for _ in 0..PROCESSES {
+        readers.push(Worker::start(stage, "read", "-")?);
+    }
+    for reader in &mut readers {
+        reader.hear().await?; // that each of its tasks has read
+    }
+    let parts = PARTS.len();
+    stage
+        .say(format!("  {PROCESSES} processes, {TASKS} tasks in each, read its {parts} parts one by one"))?;
+    let version = first.refreshes().await?;
+    stage.say(format!("  {REFRESHES} more versions came meanwhile, the last is {version}"))?;
+
+    stage.title("2. It is stopped in the middle of a refresh, and another process takes over.")?;
+    let stale: u64 = first.ask("refresh, with a break").await?.parse()?;
+    first.stop(true)?;
+    let stopped = Instant::now();
+    stage.say(format!("  process {} has written half of version {stale}, and is stopped", first.pid))?;
+    let version: u64 = second.ask("refresh").await?.parse()?;
+    let after = stopped.elapsed();
+    let pid = second.pid;
+    stage.say(format!(
+        "  process {pid} has published version {version}, {after:.2?} later: the ttl is {WRITE_TTL:?}"
+    ))?;
+    check(version > stale, || format!("version {version} came after {stale}"))?;
+    first.stop(false)?;
+    let late = first.ask("go on").await?;
+    let (refused, lost) = late.split_once(' ').ok_or("half an answer")?;
+    let (refused, lost, rest) = (refused.parse::<usize>()?, lost.parse::<bool>()?, parts - parts / 2 + 1);
+    stage
+        .say(format!("  process {} goes on: {refused} of its {rest} late writes were refused", first.pid))?;
+    check(refused == rest, || "a stale refresher wrote".into())?;
+    check(lost, || "a stale refresher did not learn that its lease was lost".into())?;
+    stage.say("    and it knows by now that its lease was lost")?;
+    let version = second.refreshes().await?;
+    stage.say(format!("  {REFRESHES} more versions came meanwhile, the last is {version}"))?;
+
+    stage.title("3. What was read meanwhile.")?;
+    for reader in readers {
+        let pid = reader.pid;
+        let line = reader.finish().await?.ok_or("a process did not say what it read")?;
+        let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        let [reads, least, versions, torn, newest] = numbers[..] else { return Err(line.into()) };
+        stage.say(format!(
+            "  process {pid}: {reads} reads of {versions} versions, at least {least} in each task"
+        ))?;
+        check(torn == 0, || format!("{torn} reads found a mixture of versions"))?;
+        check(least > 2, || "a task read at the beginning and at the end, and never in between".into())?;
+        check(newest == version, || format!("its last read found version {newest}, not {version}"))?;
+    }
+    first.finish().await?;
+    second.finish().await?;
+    let found = prices.read(prices.lock.read().await?, PAUSE).await?;
+    check(found == BTreeSet::from([version]), || format!("the cache holds {found:?}, not {version}"))?;
+    let refreshes = 2 * REFRESHES + 2;
+    stage.say(format!("{refreshes} refreshes, no mixture read, {refused} late writes refused."))?;
+    stage.say(format!("The last version, {version}, is that of the process that took over."))
+}
+
+impl Worker {
+    /// Tells it what to do, and waits for the answer.
+    async fn ask(&mut self, what: &str) -> Outcome<String> {
+        self.stdin.write_all(format!("{what}\n").as_bytes()).await?;
+        self.hear().await
+    }
+
+    /// Has it refresh some times: the last version.
+    async fn refreshes(&mut self) -> Outcome<u64> {
+        for _ in 1..REFRESHES {
+            self.ask("refresh").await?;
+            sleep(PACE).await;
+        }
+        Ok(self.ask("refresh").await?.parse()?)
+    }
+
+    /// Stops it, or has it go on.
+    fn stop(&self, stop: bool) -> Outcome {
+        #[cfg(unix)]
+        {
+            use rustix::process::{Pid, Signal, kill_process};
+            let pid = Pid::from_raw(i32::try_from(self.pid)?).ok_or("a process without a number")?;
+            Ok(kill_process(pid, if stop { Signal::STOP } else { Signal::CONT })?)
+        }
+        #[cfg(not(unix))]
+        Err(format!("stopping process {} ({stop}) takes signals", self.pid).into())
+    }
+}
+
+/// What the other processes do. They only report; the first one judges.
+async fn work(stage: &Stage, locks: &Locks, role: &str, _: &str) -> Outcome {
+    let prices = Prices::connect(stage, locks).await?;
+    match role {
+        "read" => read(&prices).await,
+        "refresh" => refresh(&prices).await,
+        _ => Err(format!("no such role: {role}").into()),
+    }
+}
+
+async fn refresh(prices: &Prices) -> Outcome {
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(order) = orders.next_line().await? {
+        if order == "refresh" {
+            report(prices.refresh().await?)?;
+            continue;
+        }
+        let refresh = Refresh::begin(prices).await?;
+        let (early, late) = PARTS.split_at(PARTS.len() / 2);
+        for part in early {
+            check(refresh.put(part).await?, || format!("{part} was refused while the lock was held"))?;
+        }
+        report(refresh.token)?;
+        orders.next_line().await?; // here it is stopped
+        // `while_held` would not let this go on. But no process can look and write in one step.
+        let mut refused = 0;
+        for part in late {
+            refused += u32::from(!refresh.put(part).await?);
+        }
+        refused += u32::from(!refresh.publish().await?);
+        let lost = matches!(refresh.guard.downgrade().await, Err(Error::Lost { .. }));
+        report(format!("{refused} {lost}"))?;
+    }
+    Ok(())
+}
+
+async fn read(prices: &Prices) -> Outcome {
+    let finish = Arc::new(AtomicBool::new(false));
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let mut seen = Seen::default();
+        seen.read(prices).await?;
+        tasks.spawn(read_on(prices.clone(), seen, Arc::clone(&finish)));
+    }
+    report("reading")?;
+    told_to_finish().await?;
+    finish.store(true, Ordering::Relaxed);
+    let (mut all, mut least) = (Seen::default(), u64::MAX);
+    while let Some(seen) = tasks.join_next().await {
+        let seen = seen??;
+        least = least.min(seen.reads);
+        all.reads += seen.reads;
+        all.torn += seen.torn;
+        all.versions.extend(seen.versions);
+    }
+    let newest = all.versions.last().ok_or("nothing was read")?;
+    report(format!("{} {least} {} {} {newest}", all.reads, all.versions.len(), all.torn))
+}
+
+async fn read_on(prices: Prices, mut seen: Seen, finish: Arc<AtomicBool>) -> Outcome<Seen> {
+    loop {
+        let last = finish.load(Ordering::Relaxed); // looked at first: the last read finds the last version
+        seen.read(&prices).await?;
+        if last {
+            return Ok(seen);
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// What a task has read.
+#[derive(Default)]
+struct Seen {
+    reads: u64,
+    torn: u64,
+    versions: BTreeSet<u64>,
+}
+
+impl Seen {
+    async fn read(&mut self, prices: &Prices) -> Outcome {
+        let versions = prices.read(prices.lock.read().await?, PAUSE).await?;
+        self.reads += 1;
+        self.torn += u64::from(versions.len() > 1);
+        self.versions.extend(versions);
+        Ok(())
+    }
+}
