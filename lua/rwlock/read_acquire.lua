@@ -246,6 +246,14 @@ local function unfold()
   redis.call('HDEL', KEYS[1], 'sole')
 end
 
+-- Fields that nobody here knows are a later version's, but for those of other kinds of locks: ours, and Redisson's.
+local function is_foreign()
+  local kinds = redis.call('HMGET', KEYS[1], ':fence', 'mode')
+  local some = redis.call('HRANDFIELD', KEYS[1])
+  return kinds[1] or kinds[2] or string.match(some or '', '^[%x-]+:%d+$')
+end
+
+if not (state[1] or state[2] or state[6]) and is_foreign() then return -2 end
 if state[6] then
   unfold()
   state = look()

@@ -265,6 +265,14 @@ end
 local state = look()
 if state.err then return -2 end
 if redis.call('PTTL', KEYS[1]) == -1 then return -3 end
+-- Fields that nobody here knows are a later version's, but for those of other kinds of locks: ours, and Redisson's.
+local function is_foreign()
+  local kinds = redis.call('HMGET', KEYS[1], ':fence', 'mode')
+  local some = redis.call('HRANDFIELD', KEYS[1])
+  return kinds[1] or kinds[2] or string.match(some or '', '^[%x-]+:%d+$')
+end
+
+if not (state[1] or state[2] or redis.call('HEXISTS', KEYS[1], 'sole') == 1) and is_foreign() then return -2 end
 unfold()
 state = look()
 local function others_read()
@@ -295,8 +303,10 @@ if writes == owner then
     attempts = attempts .. ' ' .. attempt
   end
   ends = math.max(ends, write_ends)
+  local token = tonumber(redis.call('HGET', KEYS[1], 'fence') or floor ~= '' and next_token() or 0)
   hold(attempts)
-  return tonumber(redis.call('HGET', KEYS[1], 'fence') or 0)
+  if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
+  return token
 end
 
 if write or other_ends then
