@@ -39,12 +39,17 @@ async fn reentrant_standalone_excludes_among_sixteen_processes() {
     excludes_among_sixteen_processes(Kind::Reentrant).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn write_standalone_excludes_among_sixteen_processes() {
+    excludes_among_sixteen_processes(Kind::Write).await;
+}
+
 async fn survives_a_killed_holder(kind: Kind) {
     let server = Server::start().await;
     let ttl = Duration::from_millis(1_000);
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), &ttl.as_millis().to_string()]);
     let token: u64 = worker.hear("holding").parse().unwrap();
-    let lock = kind.lock(&server.locks().await, "held");
+    let lock = kind.rival().lock(&server.locks().await, "held");
     assert!(lock.try_lock().await.unwrap().is_none());
     let killed = Instant::now();
     worker.kill();
@@ -67,6 +72,16 @@ async fn reentrant_standalone_survives_a_killed_holder() {
     survives_a_killed_holder(Kind::Reentrant).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn write_standalone_survives_a_killed_holder() {
+    survives_a_killed_holder(Kind::Write).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn read_standalone_survives_a_killed_holder() {
+    survives_a_killed_holder(Kind::Read).await;
+}
+
 /// Stopped beyond its ttl, a holder must know at its first look, and its late write must be refused.
 async fn a_paused_holder_is_fenced_off(kind: Kind) {
     let server = Server::start().await;
@@ -74,7 +89,7 @@ async fn a_paused_holder_is_fenced_off(kind: Kind) {
     let stale: u64 = worker.hear("holding").parse().unwrap();
     assert!(write(&server, stale, "first").await);
     worker.signal(Signal::STOP);
-    let lock = kind.lock(&server.locks().await, "held");
+    let lock = kind.rival().lock(&server.locks().await, "held");
     let guard = soon("the paused holder's lease ends", lock.lock()).await.unwrap();
     assert!(guard.token() > stale);
     assert!(write(&server, guard.token(), "second").await);
@@ -96,6 +111,16 @@ async fn mutex_standalone_a_paused_holder_is_fenced_off() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reentrant_standalone_a_paused_holder_is_fenced_off() {
     a_paused_holder_is_fenced_off(Kind::Reentrant).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn write_standalone_a_paused_holder_is_fenced_off() {
+    a_paused_holder_is_fenced_off(Kind::Write).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn read_standalone_a_paused_holder_is_fenced_off() {
+    a_paused_holder_is_fenced_off(Kind::Read).await;
 }
 
 /// Handed the lock while it is stopped, a waiter wakes up to news of a claim that is long over.
@@ -127,6 +152,11 @@ async fn mutex_standalone_trusts_no_news_from_before_it_was_stopped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reentrant_standalone_trusts_no_news_from_before_it_was_stopped() {
     trusts_no_news_from_before_it_was_stopped(Kind::Reentrant).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn write_standalone_trusts_no_news_from_before_it_was_stopped() {
+    trusts_no_news_from_before_it_was_stopped(Kind::Write).await;
 }
 
 /// What the protected resource does: `lua/fenced/set.lua`.

@@ -222,3 +222,52 @@ async fn rwlock_standalone_fences() {
     drop((lock, unfenced));
     server.assert_nothing_left().await;
 }
+
+/// The same name as a lock of another kind: a mistake, which is told, and excludes all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_is_no_lock_of_another_kind() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let (lock, other) = (locks.rwlock("rw").unwrap(), locks.reentrant("rw").unwrap());
+    let held = other.lock(&Owner::new()).await.unwrap();
+    for outcome in [lock.try_read().await.map(drop), lock.try_write().await.map(drop)] {
+        assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
+    }
+    held.release().await.unwrap();
+    for field in ["mode", "01234567-89ab-cdef-0123-456789abcdef:42"] {
+        let _: i64 = server.run(&["HSET", "lock:rw", field, "1"]).await;
+        let _: i64 = server.run(&["PEXPIRE", "lock:rw", "60000"]).await;
+        for outcome in [lock.try_read().await.map(drop), lock.try_write().await.map(drop)] {
+            assert!(matches!(outcome, Err(Error::WrongType { .. })), "{field}: {outcome:?}");
+        }
+        let _: i64 = server.run(&["DEL", "lock:rw"]).await;
+    }
+    let reading = lock.read().await.unwrap();
+    assert!(other.try_lock(&Owner::new()).await.unwrap().is_none());
+    reading.release().await.unwrap();
+    drop((lock, other, locks));
+    server.assert_nothing_left().await;
+}
+
+/// The counter is lost while the lock is held: who asks again still gets a token.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_fences_after_the_counter_is_lost() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    let owner = Owner::new();
+    let outer = lock.write_as(&owner).await.unwrap();
+    let _: i64 = server.run(&["DEL", "{lock:rw}:fence"]).await;
+    let (inner, reading) = (lock.write_as(&owner).await.unwrap(), lock.read_as(&owner).await.unwrap());
+    assert!(inner.lease().fencing_token() >= outer.lease().fencing_token());
+    assert_eq!(reading.lease().fencing_token(), inner.lease().fencing_token());
+    let last = inner.lease().fencing_token();
+    for guard in [outer, inner] {
+        guard.release().await.unwrap();
+    }
+    reading.release().await.unwrap();
+    let next = lock.write().await.unwrap();
+    assert!(next.lease().fencing_token() > last);
+    next.release().await.unwrap();
+    drop(lock);
+    server.assert_nothing_left().await;
+}
