@@ -14,8 +14,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::link::too_slow;
-
 /// How many requests may be under way one by one.
 const FEW: usize = 16;
 /// How many requests travel together at most.
@@ -149,4 +147,8 @@ async fn pipeline(
         }
         Err(error) => vec![Err(error); count],
     }
+}
+
+pub(super) fn too_slow() -> RedisError {
+    RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
 }

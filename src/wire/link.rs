@@ -9,7 +9,7 @@ use redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, RedisE
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::crowd::Crowd;
+use super::crowd::{Crowd, too_slow};
 
 /// Where connections come from.
 #[derive(Clone, Debug)]
@@ -50,10 +50,6 @@ pub(crate) fn client(url: &str, limit: Duration) -> Result<Client, RedisError> {
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
     Client::open(info.set_tcp_settings(tcp))
-}
-
-pub(super) fn too_slow() -> RedisError {
-    RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
 }
 
 /// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.

@@ -17,7 +17,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::link::{config, too_slow};
+use super::crowd::too_slow;
+use super::link::config;
 
 /// How often a silent subscription is asked whether it still stands.
 const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -120,17 +120,21 @@ fn scripts_need_the_rights_that_are_documented() {
 
 #[test]
 fn scripts_share_their_fragments_to_the_letter() {
-    for opening in ["local function next_token()", "local function hand_over()", "local function once("] {
+    let common =
+        ["next_token()", "hand_over()", "once(", "live(", "has(", "count(", "without(", "keep_until("];
+    let of_two_sides = ["end_write()", "writer_waits()", "let_in()", "other_reader()", "unfold()", "tidy()"];
+    for opening in common.into_iter().chain(of_two_sides).chain(["is_foreign()"]) {
+        let opening = &format!("local function {opening}");
         let fragments: BTreeSet<String> = scripts()
             .iter()
-            .filter_map(|(_, text)| Some(&text[text.find(opening)?..]))
+            .filter_map(|(_, text)| Some(&text[text.find(opening.as_str())?..]))
             .map(|rest| rest[..rest.find("\nend\n").unwrap()].to_owned())
             .collect();
         assert_eq!(fragments.len(), 1, "copies of {opening} differ");
     }
     for verb in ["acquire", "renew", "release", "force", "inspect"] {
-        let keys: BTreeSet<usize> = ["mutex", "reentrant"]
-            .map(|kind| script(&format!("{kind}/{verb}")).matches("-- KEYS[").count())
+        let keys: BTreeSet<usize> = ["mutex", "reentrant", "write"]
+            .map(|kind| script(&path(kind, verb)).matches("-- KEYS[").count())
             .into();
         assert_eq!(keys.len(), 1, "{verb} has one signature for all kinds");
     }
@@ -189,6 +193,15 @@ impl Request<'_> {
         }
         assert_eq!(after_first, state(server).await, "{} {:?}", self.script, self.arguments);
         second
+    }
+}
+
+/// Where the script of a kind is.
+fn path(kind: &str, verb: &str) -> String {
+    match (kind, verb) {
+        ("write", "acquire" | "force") => format!("rwlock/write_{verb}"),
+        ("write", _) => format!("rwlock/{verb}"),
+        _ => format!("{kind}/{verb}"),
     }
 }
 
@@ -261,9 +274,8 @@ async fn scripts_reentrant_standalone_may_arrive_twice() {
 #[tokio::test]
 async fn scripts_pass_over_waiters_who_cannot_be_told() {
     let server = Server::start().await;
-    for kind in ["mutex", "reentrant"] {
-        let name = |verb: &str| format!("{kind}/{verb}");
-        let (acquire, release) = (name("acquire"), name("release"));
+    for kind in ["mutex", "reentrant", "write"] {
+        let (acquire, release) = (path(kind, "acquire"), path(kind, "release"));
         let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
         assert!(matches!(take("o1", "a1", "").send(&server, "a1").await, Final(1..)));
         let junk = ["dead 3000 o nobody-listens", "junk", "", "a 0 o c", "a 999999 o c", "x -5 o c"];
@@ -284,8 +296,8 @@ async fn scripts_pass_over_waiters_who_cannot_be_told() {
 #[tokio::test]
 async fn scripts_leave_nobody_queued_who_was_granted() {
     let server = Server::start().await;
-    for kind in ["mutex", "reentrant"] {
-        let acquire = format!("{kind}/acquire");
+    for kind in ["mutex", "reentrant", "write"] {
+        let acquire = path(kind, "acquire");
         let take = || request(&acquire, &["o1", "a1", "60000", "7", "9", "a1 3000 o1 somewhere"]);
         for number in 0..100 {
             let dead = format!("d{number} 3000 o nobody-listens");
@@ -310,9 +322,9 @@ async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
     assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })));
     assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "no lock without its token");
     // Nor a place in the queue.
-    for kind in ["mutex", "reentrant"] {
+    for kind in ["mutex", "reentrant", "write"] {
         let _: i64 = server.run(&["ZADD", "{k}:waiters", "1", "junk"]).await;
-        let text = script(&format!("{kind}/acquire"));
+        let text = script(&path(kind, "acquire"));
         let mut refused = redis::cmd("EVAL");
         refused.arg(text).arg(4).arg(&["k", "{k}:fence", "{k}:waiters", "{k}:ended:a"]);
         refused.arg(&["o", "a", "1000", "7", "9", "a 3000 o c"]);
