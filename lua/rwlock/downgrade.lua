@@ -97,8 +97,10 @@ local function let_in()
   local function admit_readers(latest, passes)
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
     if not waiting[1] then return false end
-    local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
-    if not (known and token) then return false end
+    local known, token = pcall(function()
+      return tonumber(fence or redis.call('GET', KEYS[2]) or '') or next_token()
+    end)
+    if not known then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
     local admitted, told, last = 0, {}, now
@@ -173,7 +175,7 @@ local function let_in()
     if gated and not (waited and admit_readers(waited)) then
       local _, its_owner = live(upgrade)
       if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
-        admit_writer(its_owner)
+        if not admit_writer(its_owner) and not writer_waits() then admit_readers('(0') end
       end
     elseif not gated then
       admit_readers('(0')

@@ -25,6 +25,17 @@
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6]
 
+-- The common case: nobody is there, and the last writer's token is known.
+local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
+if keys == 0 then
+  local token = floor == '' and 0 or tonumber(redis.call('GET', KEYS[2]))
+  if token then
+    redis.call('HSET', KEYS[1], 'sole', 'read ' .. owner .. ' ' .. attempt)
+    redis.call('PEXPIRE', KEYS[1], ttl_ms)
+    return token
+  end
+end
+
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
   local token = redis.call('INCR', KEYS[2])
@@ -42,15 +53,8 @@ local function next_token()
 end
 
 local function current_token()
-  return floor ~= '' and tonumber(redis.call('GET', KEYS[2]) or next_token()) or 0
-end
-
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
-if keys == 0 then
-  local token = current_token()
-  redis.call('HSET', KEYS[1], 'sole', 'read ' .. owner .. ' ' .. attempt)
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return token
+  if floor == '' then return 0 end
+  return tonumber(redis.call('GET', KEYS[2]) or '') or next_token()
 end
 
 local clock = redis.call('TIME')
@@ -143,8 +147,10 @@ local function let_in()
   local function admit_readers(latest, passes)
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
     if not waiting[1] then return false end
-    local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
-    if not (known and token) then return false end
+    local known, token = pcall(function()
+      return tonumber(fence or redis.call('GET', KEYS[2]) or '') or next_token()
+    end)
+    if not known then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
     local admitted, told, last = 0, {}, now
@@ -219,7 +225,7 @@ local function let_in()
     if gated and not (waited and admit_readers(waited)) then
       local _, its_owner = live(upgrade)
       if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
-        admit_writer(its_owner)
+        if not admit_writer(its_owner) and not writer_waits() then admit_readers('(0') end
       end
     elseif not gated then
       admit_readers('(0')

@@ -124,8 +124,10 @@ local function let_in()
   local function admit_readers(latest, passes)
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
     if not waiting[1] then return false end
-    local known, token = pcall(function() return tonumber(fence or redis.call('GET', KEYS[2]) or next_token()) end)
-    if not (known and token) then return false end
+    local known, token = pcall(function()
+      return tonumber(fence or redis.call('GET', KEYS[2]) or '') or next_token()
+    end)
+    if not known then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
     local admitted, told, last = 0, {}, now
@@ -200,7 +202,7 @@ local function let_in()
     if gated and not (waited and admit_readers(waited)) then
       local _, its_owner = live(upgrade)
       if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
-        admit_writer(its_owner)
+        if not admit_writer(its_owner) and not writer_waits() then admit_readers('(0') end
       end
     elseif not gated then
       admit_readers('(0')
@@ -275,6 +277,9 @@ end
 if not (state[1] or state[2] or redis.call('HEXISTS', KEYS[1], 'sole') == 1) and is_foreign() then return -2 end
 unfold()
 state = look()
+-- A late delivery of what was downgraded since: it reads, and must not begin to write again.
+local _, reads_by = live(state[3])
+if reads_by and has(reads_by, attempt) then return tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) end
 local function others_read()
   return (tonumber(state[2]) or 0) > (state[3] and 1 or 0)
 end
@@ -306,6 +311,7 @@ if writes == owner then
   local token = tonumber(redis.call('HGET', KEYS[1], 'fence') or floor ~= '' and next_token() or 0)
   hold(attempts)
   if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
+  if state[5] and not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
   return token
 end
 
@@ -313,7 +319,9 @@ if write or other_ends then
   if waiter ~= '' then
     local upgrades = not write and reads
     local upgrade_ends, upgrader = live(state[4])
-    if upgrades and upgrader and upgrader ~= owner then return -6 end
+    if upgrades and upgrader and upgrader ~= owner and live(redis.call('HGET', KEYS[1], 'read:' .. upgrader)) then
+      return -6
+    end
     if upgrades then
       redis.pcall('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader
     else
