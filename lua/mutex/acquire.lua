@@ -16,10 +16,11 @@
 --          -1             refused: this attempt was ended
 --          -2             refused: the key holds something that is not a mutex
 --          -3             refused: the key holds something without a ttl
---          -5             refused: waiter is not what it must be
+--          -5             refused: an argument is not what it must be
 --
 -- Delivered twice, it grants once, and the second answer carries the same token.
-local attempt, ttl_ms, floor, waiter = ARGV[2], ARGV[3], ARGV[4], ARGV[6] or ''
+local attempt, ttl_ms, floor, waiter = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
+if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0) then return -5 end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -44,7 +45,7 @@ if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
 end
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ ?.*$') then return -5 end
+if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ %S*$') then return -5 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return -2 end
 if holder == attempt then -- a second delivery, or a poll that finds what a release handed over

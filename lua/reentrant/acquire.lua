@@ -17,11 +17,14 @@
 --          -2             refused: the key holds something that is not a re-entrant lock
 --          -3             refused: the key holds something without a ttl
 --          -4             refused: the owner has that many holds already
---          -5             refused: waiter is not what it must be
+--          -5             refused: an argument is not what it must be
 --
 -- A further hold of the same owner keeps the token, and the ttl becomes max(remaining, ttl_ms).
 -- Delivered twice, it grants once, and the second answer carries the same token.
-local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6] or ''
+local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
+if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(owner, '^[^%s:]%S*$')) then
+  return -5
+end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -47,7 +50,7 @@ if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
 end
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ ?.*$') then return -5 end
+if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ %S*$') then return -5 end
 local holds = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, ':fence')
 if holds.err then return -2 end
 local pttl = redis.call('PTTL', KEYS[1])
@@ -59,7 +62,7 @@ if holds[1] then
     if count >= tonumber(ARGV[5]) then return -4 end
     redis.call('HSET', KEYS[1], owner, count + 1, ':' .. attempt, 1)
   end
-  if pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[1], ttl_ms) end
+  if pttl < ttl_ms then redis.call('PEXPIRE', KEYS[1], ttl_ms) end
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
   return tonumber(holds[3] or 0)
 end

@@ -7,6 +7,7 @@
 --
 -- Returns  { 1, fence, waiters, time, waiting_writers, readers}    then for each holder: side, owner, count, pttl
 --          {-2, 0, 0, time}    the key holds something that is not a read-write lock
+--          {-3, 0, 0, time}    the key holds something without a ttl
 --
 -- fence is the last token granted, as a string, or '0'. The writer comes first, side "write"; then readers, side
 -- "read": a thousand at most, and fewer where many of two thousand are dead, since to look at all takes too long.
@@ -27,6 +28,7 @@ end
 
 local write = redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'sole')
 if write.err then return {-2, 0, 0, time} end
+if redis.call('PTTL', KEYS[1]) == -1 then return {-3, 0, 0, time} end
 local waiters = redis.pcall('ZCARD', KEYS[3])
 if type(waiters) == 'table' then waiters = 0 end
 local writers = waiters > 0 and redis.call('ZCOUNT', KEYS[3], 0, '+inf') or 0

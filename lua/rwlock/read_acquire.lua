@@ -9,8 +9,8 @@
 -- ARGV[3]  ttl_ms    integer, at least 1
 -- ARGV[4]  floor     a new token must be larger than this; empty: no fencing token
 -- ARGV[5]  limit     how many holds the owner may have to read
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; empty: do not queue
--- ARGV[7]  crowd     how many may read or wait at a time
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
+-- ARGV[7]  crowd     how many may read or wait at a time; absent: 10000
 --
 -- Returns  token          granted: that of the last writer; 0 without fencing
 --          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
@@ -18,19 +18,23 @@
 --          -2             refused: the key holds something that is not a read-write lock
 --          -3             refused: the key holds something without a ttl
 --          -4             refused: the owner has that many holds already
---          -5             refused: waiter is not what it must be
+--          -5             refused: an argument is not what it must be
 --          -7             refused: so many read or wait already
 --
 -- Busy: somebody else writes, or waits to write; who reads or writes already need not wait for the latter.
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
-local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6]
+local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
+local hold_of = owner .. ' ' .. attempt
+if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(hold_of, '^%S+ %S+$')) then
+  return -5
+end
 
 -- The common case: nobody is there, and the last writer's token is known.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
 if keys == 0 then
   local token = floor == '' and 0 or tonumber(redis.call('GET', KEYS[2]))
   if token then
-    redis.call('HSET', KEYS[1], 'sole', 'read ' .. owner .. ' ' .. attempt)
+    redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
     redis.call('PEXPIRE', KEYS[1], ttl_ms)
     return token
   end
@@ -71,7 +75,7 @@ local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -1 then return -3 end
 
 -- One reader more, and nobody writes or waits.
-local readers, crowd = tonumber(state[2]) or 0, tonumber(ARGV[7])
+local readers, crowd = tonumber(state[2]) or 0, tonumber(ARGV[7] or 10000)
 if keys == 1 and readers > 0 and readers < crowd and not (state[1] or state[3] or state[4]) then
   redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', readers + 1)
   if pttl < ttl_ms then redis.call('PEXPIREAT', KEYS[1], ends) end
@@ -79,7 +83,8 @@ if keys == 1 and readers > 0 and readers < crowd and not (state[1] or state[3] o
 end
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ ?.*$') then return -5 end
+local heir, its_owner = string.match(waiter, '^(%S+) [1-9]%d?%d?%d?%d? (%S+) %S*$')
+if waiter ~= '' and (heir ~= attempt or its_owner ~= owner) then return -5 end
 local waiting = redis.call('ZCARD', KEYS[3])
 -- "end word...": the end in ms and the words, or nil once it is over.
 local function live(hold)

@@ -17,13 +17,17 @@
 --          -2             refused: the key holds something that is not a read-write lock
 --          -3             refused: the key holds something without a ttl
 --          -4             refused: the owner has that many holds already
---          -5             refused: waiter is not what it must be
+--          -5             refused: an argument is not what it must be
 --          -6             refused: the owner reads, and another reader waits to write: each would wait for the other
 --
 -- Busy: somebody else writes or reads. Queued, it keeps new readers out for claim_ms after each poll.
 -- A further hold of the same owner keeps the token. An owner who reads is granted once he is the only reader.
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
+local hold_of = owner .. ' ' .. attempt
+if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(hold_of, '^%S+ %S+$')) then
+  return -5
+end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -44,7 +48,7 @@ end
 if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
   local token, side = 0, 'unfenced '
   if floor ~= '' then token, side = next_token(), 'write ' end
-  redis.call('HSET', KEYS[1], 'sole', side .. owner .. ' ' .. attempt)
+  redis.call('HSET', KEYS[1], 'sole', side .. hold_of)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
@@ -55,8 +59,8 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local ends = now + ttl_ms
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-local claim_ms = waiter ~= '' and string.match(waiter, '^%S+ ([1-9]%d?%d?%d?%d?) %S+ ?.*$')
-if waiter ~= '' and not claim_ms then return -5 end
+local heir, claim_ms, its_owner = string.match(waiter, '^(%S+) ([1-9]%d?%d?%d?%d?) (%S+) %S*$')
+if waiter ~= '' and (heir ~= attempt or its_owner ~= owner) then return -5 end
 local waiting = redis.call('ZCARD', KEYS[3])
 -- "end word...": the end in ms and the words, or nil once it is over.
 local function live(hold)

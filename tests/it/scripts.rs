@@ -349,3 +349,58 @@ async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
     guard.release().await.unwrap();
     assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "released all the same");
 }
+
+/// Arguments that are not what they must be are refused before anything is written, also by who finds it free.
+#[tokio::test]
+async fn scripts_refuse_what_is_not_an_argument() {
+    let server = Server::start().await;
+    for kind in ["mutex", "reentrant", "write", "read"] {
+        let acquire = if kind == "read" { "rwlock/read_acquire".to_owned() } else { path(kind, "acquire") };
+        let has_owner = kind != "mutex";
+        let mut wrong = Vec::new();
+        for ttl_ms in ["0", "-5", "250.5", "0.5", "1s", "", "1e20", "nan", "inf"] {
+            wrong.push(vec!["o", "a", ttl_ms, "7", "9", ""]);
+        }
+        for owner in ["", "web 7", "a\tb", " o", "o "].into_iter().filter(|_| has_owner) {
+            wrong.push(vec![owner, "a", "1000", "7", "9", ""]);
+        }
+        for arguments in wrong {
+            let answer = request(&acquire, &arguments).send(&server, "a").await;
+            assert_eq!(answer, Final(-5), "{acquire} {arguments:?}");
+            assert_eq!(server.run::<u64>(&["DBSIZE"]).await, 0, "{acquire} {arguments:?}");
+        }
+        assert!(matches!(
+            request(&acquire, &["o1", "a1", "1500", "7", "9", ""]).send(&server, "a1").await,
+            Final(1..)
+        ));
+        let before = state(&server).await;
+        for waiter in ["a 3000", "a 3000 o", "a 3000 o c x", "a 0 o c", "a 100000 o c", "a x o c"] {
+            let queueing = if kind == "read" {
+                // Beside a writer, or it is granted.
+                let _: i64 = server.run(&["DEL", "k"]).await;
+                let write = ["o1", "a1", "60000", "7", "9", ""];
+                assert!(matches!(
+                    request("rwlock/write_acquire", &write).send(&server, "a1").await,
+                    Final(1..)
+                ));
+                request(&acquire, &["o", "a", "1500", "7", "9", waiter])
+            } else {
+                request(&acquire, &["o", "a", "1500", "7", "9", waiter])
+            };
+            assert_eq!(queueing.send(&server, "a").await, Final(-5), "{acquire} {waiter:?}");
+            assert_eq!(server.run::<u64>(&["EXISTS", "{k}:waiters"]).await, 0, "{acquire} {waiter:?}");
+        }
+        if kind != "read" {
+            assert_eq!(state(&server).await, before, "{acquire}");
+        }
+        server.run::<()>(&["FLUSHALL"]).await;
+    }
+    // What may be left out is left out.
+    let take = |attempt| ["o", attempt, "1500", "7", "9"];
+    for attempt in ["a1", "a2", "a3"] {
+        let answer = request("rwlock/read_acquire", &take(attempt)).send(&server, attempt).await;
+        assert!(matches!(answer, Final(1..)), "{answer:?}");
+    }
+    let other = request("rwlock/write_acquire", &["p", "b", "1500", "7", "9"]).send(&server, "b").await;
+    assert_eq!(other, Busy);
+}
