@@ -42,14 +42,15 @@ pub enum Error {
         depth: u32,
     },
     /// The owner reads and wants to write, and so does another reader: each would wait for the other to
-    /// stop reading. Release the hold to read, and begin anew.
-    #[error("waiting to write under lock {name:?} would be a deadlock: another of its readers waits for the same", name = .name.as_str())]
+    /// stop reading. Release all holds of this owner, and begin anew; if a caller has one, the error is for the caller.
+    #[error("another reader of lock {name:?} waits to write: release all holds of this owner, and begin anew", name = .name.as_str())]
     WouldDeadlock {
         /// The lock.
         name: Name,
     },
-    /// As many read, or wait to read or to write, as [`Options::max_readers`](crate::Options::max_readers) allows.
-    #[error("lock {name:?} has {limit} readers already, and those who wait", name = .name.as_str())]
+    /// As many hold the lock or are queued for it as [`Options::max_readers`](crate::Options::max_readers) allows. Told
+    /// at once: try again later, or allow for more. Who holds it already, is not refused.
+    #[error("lock {name:?} is held or waited for by {limit} already, which is all that max_readers allows", name = .name.as_str())]
     Crowded {
         /// The lock.
         name: Name,
@@ -106,7 +107,7 @@ pub enum ConfigError {
         most: Duration,
     },
     /// The longest hold is shorter than a lease.
-    #[error("max_hold is {longest:?}; it must be at least the ttl, {ttl:?}")]
+    #[error("max_hold is {longest:?}; it must be at least the longest ttl, {ttl:?}")]
     ShortHold {
         /// The longest hold.
         longest: Duration,

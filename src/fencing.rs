@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A number that only grows, one for every lease granted on a lock.
+/// A number that only grows, one for every lease granted on a lock; who only reads has that of the last writer.
 ///
 /// Send it with every write to the resource that the lock protects, and let the resource refuse a
 /// token smaller than the largest it has seen: then a holder that was paused past its lease cannot

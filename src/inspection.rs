@@ -50,7 +50,8 @@ pub struct RwInspection {
     pub writer: Option<Holder>,
     /// Who reads; of more than a thousand, a thousand. An owner who writes may read as well.
     pub readers: Vec<Holder>,
-    /// How many read, with those who crashed and whose end the server has not noticed yet.
+    /// How many read, with those who crashed and whose place nobody has needed yet: of up to a thousand, count
+    /// `readers` instead.
     pub reader_count: u64,
     /// How many are queued to write. Tasks of one client without an owner queue inside the client and count once.
     pub waiting_writers: u64,

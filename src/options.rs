@@ -46,13 +46,21 @@ pub enum Nesting {
 ///
 /// A plain value: set what differs, the rest is the default. It is checked once, where it is given to
 /// [`Locks::open_with`](crate::Locks::open_with) or
-/// [`Locks::with_options`](crate::Locks::with_options). With serde, durations are in milliseconds:
-/// `{"ttl_ms": 5000}`.
+/// [`Locks::with_options`](crate::Locks::with_options). With serde, durations are in milliseconds; what is not there has
+/// its default, and a name that is unknown is refused.
 ///
 /// ```
 /// use std::time::Duration;
 /// use redlatch::{Options, Renewal};
 /// let batch = Options::new().ttl(Duration::from_secs(120)).renewal(Renewal::Never);
+///
+/// let everything = r#"{
+///     "ttl_ms": 30000, "read_ttl_ms": 5000, "write_ttl_ms": null, "max_hold_ms": 60000, "renewal": "automatic",
+///     "fencing": "on", "nesting": "counted", "max_depth": 255, "max_readers": 10000,
+///     "poll_cap_ms": 1000, "node_timeout_ms": 1000, "drift": 0.01, "prefix": "lock:"
+/// }"#;
+/// let options: Options = serde_json::from_str(everything)?;
+/// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -130,7 +138,7 @@ impl Options {
         self
     }
 
-    /// The longest that a lease is extended to, counted from its grant; at least the ttl. Without it a
+    /// The longest that a lease is extended to, counted from its grant; at least the ttl, of either side. Without it a
     /// task that hangs with a guard keeps the lock for as long as its process lives.
     pub fn max_hold(mut self, longest: Duration) -> Options {
         self.max_hold = Some(longest);
@@ -157,7 +165,7 @@ impl Options {
         self
     }
 
-    /// How many may hold a read-write lock to read, together with those who wait for it in Redis, at least 1;
+    /// How many may hold a read-write lock to read, together with all who are queued for it in Redis, at least 1;
     /// 10,000 unless set. One reader more is [`Error::Crowded`](crate::Error::Crowded): each costs the server
     /// memory, and with more than 10,000 a forced release takes it longer than 5 ms.
     pub fn max_readers(mut self, readers: u32) -> Options {

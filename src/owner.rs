@@ -10,7 +10,8 @@ use uuid::Uuid;
 ///
 /// A task has no identity that another part of the same call chain could ask for, so identity is a
 /// value: make one where the work begins and pass it down. It crosses `spawn`, processes and services
-/// as text or through serde; whoever has it, is the owner.
+/// as text or through serde; whoever has it, is the owner. So make one for each call chain, never one for a
+/// process: its tasks would all be inside at a time.
 ///
 /// **What it does not promise**: secrecy. Whoever may read the lock's key sees the owner, and whoever
 /// knows the owner may enter.
@@ -23,7 +24,7 @@ use uuid::Uuid;
 /// # Ok::<(), redlatch::OwnerError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "String", into = "String")]
 pub struct Owner(Uuid);
 
 impl Owner {
@@ -41,6 +42,20 @@ impl From<Uuid> for Owner {
     }
 }
 
+impl From<Owner> for String {
+    fn from(owner: Owner) -> String {
+        owner.to_string()
+    }
+}
+
+impl TryFrom<String> for Owner {
+    type Error = OwnerError;
+
+    fn try_from(text: String) -> Result<Owner, OwnerError> {
+        text.parse()
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -51,14 +66,15 @@ impl FromStr for Owner {
     type Err = OwnerError;
 
     fn from_str(text: &str) -> Result<Owner, OwnerError> {
-        Uuid::try_parse(text).map(Owner).map_err(|source| OwnerError { text: text.to_owned(), source })
+        let owner = Uuid::try_parse(text).map(Owner).ok();
+        // In any other form it would be another owner to the server.
+        owner.filter(|owner| owner.to_string() == text).ok_or_else(|| OwnerError { text: text.to_owned() })
     }
 }
 
-/// The text is not an [`Owner`]: it must be a UUID.
+/// The text is not an [`Owner`]: it must be a UUID in small letters, with hyphens.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not an owner: an owner is a UUID")]
+#[error("{text:?} is not an owner: an owner is a UUID in small letters, with hyphens")]
 pub struct OwnerError {
     text: String,
-    source: uuid::Error,
 }

@@ -97,7 +97,7 @@ impl ReentrantLock {
     /// # Errors
     /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the failure. A
     /// limit below the [node timeout](crate::Options::node_timeout) is too short to tell a silent server
-    /// from a busy lock, and one of zero never succeeds: use `try_lock`;
+    /// from a busy lock, and with one of zero it is luck: use `try_lock`;
     /// else those of [`lock`](ReentrantLock::lock).
     ///
     /// # Cancel safety

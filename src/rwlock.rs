@@ -68,8 +68,10 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// | to read | granted | once he is the only reader; new readers stay out meanwhile. While another reader waits for the same: [`Error::WouldDeadlock`], at once |
 /// | to write | granted | granted, under the same token |
 ///
-/// **What it does not**: know that two calls without an owner belong together. Who reads and then wants to write,
-/// both without an owner, waits for himself. And see [`Lease`] for a holder that goes on after its lease was lost.
+/// **What it does not**: know that two calls without an owner belong together. Who reads and then wants to write waits
+/// for himself; who reads and wants to read again waits for the writer who has come in between, who waits for him. Calls
+/// that nest must all pass an [`Owner`]. Nor does it undo what a writer did who died: readers see what he left.
+/// And see [`Lease`] for a holder that goes on after its lease was lost.
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -80,6 +82,33 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// let writing = prices.write().await?; // alone
 /// let reading = writing.downgrade().await?; // nobody has written in between
 /// reading.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// To look first and write only if need be. Of two who do so at a time one is refused, and must let go of *all* his
+/// holds: if the caller reads as well, the error is for the caller.
+///
+/// ```no_run
+/// # async fn run(locks: redlatch::Locks, owner: redlatch::Owner) -> Result<(), redlatch::Error> {
+/// # fn is_stale() -> bool { true }
+/// use redlatch::Error;
+/// let prices = locks.rwlock("prices")?;
+/// let reading = prices.read_as(&owner).await?;
+/// if is_stale() {
+///     let writing = match prices.write_as(&owner).await {
+///         Err(Error::WouldDeadlock { .. }) => {
+///             reading.release().await?; // the other one goes first
+///             prices.write_as(&owner).await?
+///         }
+///         outcome => {
+///             let writing = outcome?;
+///             reading.release().await?; // it would show an older token
+///             writing
+///         }
+///     };
+///     if is_stale() {} // look again: the other one may have written
+///     writing.release().await?;
+/// }
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -102,9 +131,9 @@ impl RwLock {
     /// Waits until nobody writes or waits to write, and reads.
     ///
     /// # Errors
-    /// [`Error::Crowded`] if as many read as [`max_readers`](Options::max_readers) allows. [`Error::Redis`] if the
-    /// server fails: at once for lasting failures, after two [node timeouts](Options::node_timeout) for one that
-    /// may pass, or after a ttl for who was already queued. [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Crowded`], at once, if as many read or wait as [`max_readers`](Options::max_readers) allows: try again
+    /// later. [`Error::Redis`] if the server fails: at once for lasting failures, after two
+    /// [node timeouts](Options::node_timeout) for one that may pass, or after a ttl for who was already queued. [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
@@ -130,7 +159,7 @@ impl RwLock {
     /// # Errors
     /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the failure. A
     /// limit below the [node timeout](Options::node_timeout) is too short to tell a silent server
-    /// from a busy lock, and one of zero never succeeds: use `try_read`; else those of [`read`](RwLock::read).
+    /// from a busy lock, and with one of zero it is luck: use `try_read`; else those of [`read`](RwLock::read).
     ///
     /// # Cancel safety
     /// As [`read`](RwLock::read).

@@ -102,7 +102,8 @@ impl Lease {
         &self.0.attempt.name
     }
 
-    /// The number of this lease, larger than those of all earlier leases on this lock; `None` if
+    /// The number of this lease, larger than those of all earlier leases on this lock, or, of one that others may
+    /// hold beside it, that of the last lease which nobody held beside it; `None` if
     /// [fencing](Options::fencing) is off, or was for the hold that this one is nested in.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.0.token

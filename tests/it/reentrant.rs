@@ -266,7 +266,10 @@ fn reentrant_owners_travel_as_text_and_through_serde() {
     let json = serde_json::to_string(&owner).unwrap();
     assert_eq!(json, format!("\"{owner}\""));
     assert_eq!(serde_json::from_str::<Owner>(&json).unwrap(), owner);
-    for hostile in ["", "me", "a b", ":fence", "00000000-0000-0000-0000-00000000000"] {
+    // In another form it would be another owner to the server.
+    let plain = owner.to_string().replace('-', "");
+    let capital = "0000000A-0000-0000-0000-000000000000";
+    for hostile in ["", "me", "a b", ":fence", "00000000-0000-0000-0000-00000000000", &plain, capital] {
         assert!(hostile.parse::<Owner>().is_err(), "{hostile:?}");
         assert!(serde_json::from_str::<Owner>(&format!("{hostile:?}")).is_err());
     }
