@@ -67,11 +67,11 @@ local function keep_until(ends)
   if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end
 end
 
--- Nobody writes any more: who queued before this goes before the next writer. HDEL comes first, since a full
--- server refuses HSET as the first write of a script; and the key must not be empty in between.
+-- Nobody writes any more: who queued before this goes before the next writer, but not who asks right now. HDEL
+-- comes first, since a full server refuses HSET as the first write; and the key must not be empty in between.
 local function end_write()
   redis.call('HDEL', KEYS[1], 'upgrade')
-  redis.call('HSET', KEYS[1], 'phase', string.format('%.0f', time))
+  redis.call('HSET', KEYS[1], 'phase', string.format('%.0f', time - 1))
   redis.call('HDEL', KEYS[1], 'write')
 end
 
@@ -92,7 +92,7 @@ local function let_in()
   local phase, upgrade, fence = tonumber(state[4]), state[5], state[6]
   if state[1] then -- its writer is dead
     end_write()
-    phase = time
+    phase = time - 1
   end
   local function news(heirs, token)
     return string.format('%s %.0f %.0f ', heirs, token, time) .. KEYS[1]
@@ -181,15 +181,22 @@ local function let_in()
 
   local waited = phase and string.format('%.0f', phase - 4503599627370496)
   if readers > 0 then
-    if gated and not (waited and admit_readers(waited)) then
+    if not gated then
+      if admit_readers('(0') then return end
+    elseif waited and admit_readers(waited) then
+      return
+    else
       local _, its_owner = live(upgrade)
-      if readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1 then
-        if not admit_writer(its_owner) and not writer_waits() then admit_readers('(0') end
-      end
-    elseif not gated then
-      admit_readers('(0')
+      local alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
+      if alone and admit_writer(its_owner) then return end
     end
-  elseif not (waited and admit_readers(waited) or admit_writer()) then
+    -- Those who were gone have lost their places: whoever stood behind them may be next.
+    if readers > 0 then
+      if not writer_waits() then admit_readers('(0') end
+      return
+    end
+  end
+  if not (waited and admit_readers(waited) or admit_writer()) then
     admit_readers('(0')
   end
 end
