@@ -4,6 +4,7 @@
 
 mod clients;
 mod house;
+mod model;
 mod names;
 mod processes;
 mod reentrant;
