@@ -55,8 +55,8 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "an upgrade does not look at the other readers",
         LET_IN,
-        "if readers == 1 and its_owner and",
-        "if its_owner and",
+        "local alone = readers == 1 and its_owner and",
+        "local alone = its_owner and",
     ),
     mutant("a release lets nobody in", "release", "once(answer)\nlet_in()\n", "once(answer)\n"),
     mutant(
@@ -107,7 +107,7 @@ pub const ALL: &[Mutant] = &[
         "not (waited and admit_readers(waited) or admit_writer())",
         "not admit_writer()",
     ),
-    mutant("two upgrades wait for each other", "write_acquire", "return -6 end", "upgrades = true end"),
+    mutant("two upgrades wait for each other", "write_acquire", "return -6\n", "upgrades = true\n"),
     mutant(
         "a writer goes on under the old token",
         "write_acquire",
