@@ -10,7 +10,7 @@
 --          {-3, 0, 0, time}    the key holds something without a ttl
 --
 -- fence is the last token granted, as a string, or '0'. The writer comes first, side "write"; then readers, side
--- "read": a thousand at most, and fewer where many of two thousand are dead, since to look at all takes too long.
+-- "read": five hundred at most, and fewer where many of a thousand are dead, since to look at all takes too long.
 -- waiters counts both sides; readers counts all, with the dead who were not swept yet.
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
@@ -58,14 +58,14 @@ if owner then
 end
 local cursor, listed, pages = '0', 0, 0
 repeat
-  local page = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', 512)
+  local page = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', 256)
   cursor, pages = page[1], pages + 1
   for i = 1, #page[2], 2 do
     local till, attempts = live(page[2][i + 1])
-    if till and string.sub(page[2][i], 1, 5) == 'read:' and listed < 1000 then
+    if till and string.sub(page[2][i], 1, 5) == 'read:' and listed < 500 then
       add('read', string.sub(page[2][i], 6), attempts, till)
       listed = listed + 1
     end
   end
-until cursor == '0' or listed == 1000 or pages == 4
+until cursor == '0' or listed == 500 or pages == 4
 return answer
