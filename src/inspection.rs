@@ -48,9 +48,9 @@ pub struct RwInspection {
     pub mode: Mode,
     /// Who writes.
     pub writer: Option<Holder>,
-    /// Who reads; of more than a thousand, a thousand. An owner who writes may read as well.
+    /// Who reads; of more than five hundred, five hundred. An owner who writes may read as well.
     pub readers: Vec<Holder>,
-    /// How many read, with those who crashed and whose place nobody has needed yet: of up to a thousand, count
+    /// How many read, with those who crashed and whose place nobody has needed yet: of up to five hundred, count
     /// `readers` instead.
     pub reader_count: u64,
     /// How many are queued to write. Tasks of one client without an owner queue inside the client and count once.

@@ -108,13 +108,13 @@ async fn rwlock_standalone_costs_the_same_beside_ten_thousand_readers() {
 }
 
 /// No script takes the server longer than 5 ms: not a writer's who finds ten thousand readers, or finds that they
-/// are dead, nor who lists them, nor force. The best of three, since the server may have been put off the core.
+/// are dead, nor who lists them, nor force. The best of five, since the server may have been put off the core.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
     let server =
         Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
     let mut shortest: BTreeMap<&str, u64> = BTreeMap::new();
-    for _ in 0..3 {
+    for _ in 0..5 {
         let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
         let other = client(&server, Options::new()).await;
         let owner = Owner::new();
@@ -133,7 +133,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
             let seen = see(&lock).await;
             assert_eq!(
                 (seen.readers.len(), seen.reader_count as usize),
-                (1_000, READERS + 1),
+                (500, READERS + 1),
                 "some are listed"
             );
         });
