@@ -88,7 +88,7 @@ async fn a_paused_holder_is_fenced_off(kind: Kind) {
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "700"]);
     let stale: u64 = worker.hear("holding").parse().unwrap();
     assert!(write(&server, stale, "first").await);
-    worker.signal(Signal::STOP);
+    worker.stop();
     let lock = kind.rival().lock(&server.locks().await, "held");
     let guard = soon("the paused holder's lease ends", lock.lock()).await.unwrap();
     assert!(guard.token() > stale);
@@ -130,7 +130,7 @@ async fn trusts_no_news_from_before_it_was_stopped(kind: Kind) {
     let guard = lock.lock().await.unwrap();
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "1000"]);
     eventually("it queues", || async { lock.waiters().await == 1 }).await;
-    worker.signal(Signal::STOP);
+    worker.stop();
     guard.release().await.unwrap();
     let other = lock.for_another();
     let successor = soon("the claim is over", other.lock()).await.unwrap();

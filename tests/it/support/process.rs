@@ -55,6 +55,20 @@ impl Worker {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Stops it, and waits until all of its threads stand still.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
+            // The name in parentheses may hold anything; the state comes after it.
+            stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+        };
+        let tasks = format!("/proc/{}/task", self.child.id());
+        while !std::fs::read_dir(&tasks).unwrap().all(stands) {
+            std::thread::yield_now();
+        }
+    }
+
     /// Kills it without a word.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
