@@ -11,7 +11,7 @@
 --
 -- fence is the last token granted, as a string, or '0'. The writer comes first, side "write"; then readers, side
 -- "read": five hundred at most, and fewer where many of a thousand are dead, since to look at all takes too long.
--- waiters counts both sides; readers counts all, with the dead who were not swept yet.
+-- waiters counts both sides; readers counts all: if not all are listed, with the dead who were not swept yet.
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -33,7 +33,7 @@ local waiters = redis.pcall('ZCARD', KEYS[3])
 if type(waiters) == 'table' then waiters = 0 end
 local writers = waiters > 0 and redis.call('ZCOUNT', KEYS[3], 0, '+inf') or 0
 local fence = redis.pcall('GET', KEYS[2])
-if type(fence) ~= 'string' then fence = '0' end
+if type(fence) ~= 'string' or not tonumber(fence) then fence = '0' end
 local answer = {1, fence, waiters, time, writers, tonumber(write[2]) or 0}
 local function add(side, its_owner, attempts, ends)
   for _, word in ipairs({side, its_owner, count(attempts), ends - now}) do answer[#answer + 1] = word end
@@ -68,4 +68,5 @@ repeat
     end
   end
 until cursor == '0' or listed == 500 or pages == 4
+if cursor == '0' then answer[6] = listed end
 return answer

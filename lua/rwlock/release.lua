@@ -104,10 +104,14 @@ local function writer_waits()
   return redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '+inf', 'LIMIT', 0, 1)[1]
 end
 
+-- How many dead waiters one script passes over is bounded.
+local passes = 0
+
 -- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
--- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits,
--- and to the one who waits for the others to leave. One message for each client: PUBLISH answers how many
--- heard it, 0 is a client that is gone, an error is a denied channel.
+-- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits, and
+-- to the one who waits for the others to leave.
+-- One message for each client: PUBLISH answers how many heard it, 0 is a client that is gone, an error is a denied
+-- channel. It comes before the grant, which cannot fail: after a first write, no memory is asked for.
 local function let_in()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
   local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
@@ -119,61 +123,70 @@ local function let_in()
     end_write()
     phase = time - 1
   end
-  local function news(heirs, token)
-    return string.format('%s %.0f %.0f ', heirs, token, time) .. KEYS[1]
+  local function hears(channel, heirs, token, at)
+    if channel == '' then return true end
+    return redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1]) ~= 0
   end
   local function claim(waiting)
     local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
+    if waiting == waiter then channel = '' end
     if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
   end
 
-  -- False once nobody is queued, or all were dead: some hundred are passed over at a time.
-  local function admit_readers(latest, passes)
+  -- The rest, beyond one batch: the first of them who hears it asks, and lets in the next batch.
+  local function go_on(latest)
+    for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
+      local heir, _, _, channel = claim(each)
+      if heir and channel ~= '' and hears(channel, heir, 0, 0) then return end
+    end
+  end
+
+  -- False once nobody is queued, or too many were dead.
+  local function admit_readers(latest)
+    passes = passes + 1
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
-    if not waiting[1] then return false end
+    if passes > 3 or not waiting[1] then return false end
     local known, token = pcall(function()
       return tonumber(fence or redis.call('GET', KEYS[2]) or '') or next_token()
     end)
     if not known then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
-    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
-    local admitted, told, last = 0, {}, now
+    local told = {}
     for _, each in ipairs(waiting) do
       local heir, ends, its_owner, channel = claim(each)
       if heir then
-        local hold = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
-        local before, attempts = live(hold)
-        if not hold then readers = readers + 1 end
-        ends = math.max(ends, before or 0)
-        redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. (attempts and attempts .. ' ' or '') .. heir)
-        last = math.max(last, ends)
-        if each == waiter then channel = '' end
-        told[channel] = told[channel] or {heirs = {}, owners = {}}
+        told[channel] = told[channel] or {heirs = {}, owners = {}, ends = {}}
         table.insert(told[channel].heirs, heir)
         table.insert(told[channel].owners, its_owner)
+        table.insert(told[channel].ends, ends)
       end
     end
+    local holds, last = {}, now
     for channel, some in pairs(told) do
-      local heirs = table.concat(some.heirs, ',')
-      if channel == '' or redis.pcall('PUBLISH', channel, news(heirs, token)) ~= 0 then
-        admitted = admitted + #some.heirs
-      else
-        for i, heir in ipairs(some.heirs) do
-          local field = 'read:' .. some.owners[i]
-          local ends, attempts = live(redis.call('HGET', KEYS[1], field))
-          local rest, left = without(attempts, heir)
-          if left > 0 then
-            redis.call('HSET', KEYS[1], field, ends .. ' ' .. rest)
-          else
-            redis.call('HDEL', KEYS[1], field)
-            readers = readers - 1
+      if hears(channel, table.concat(some.heirs, ','), token, time) then
+        for i, its_owner in ipairs(some.owners) do
+          local hold = holds[its_owner]
+          if not hold then
+            local before = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+            local ends, attempts = live(before)
+            if not before then readers = readers + 1 end
+            hold = {ends = ends or 0, attempts}
+            holds[its_owner] = hold
           end
+          hold.ends = math.max(hold.ends, some.ends[i])
+          hold[#hold + 1] = some.heirs[i]
+          last = math.max(last, hold.ends)
         end
       end
     end
-    redis.call('HSET', KEYS[1], 'readers', readers)
+    if not next(holds) then return admit_readers(latest) end
+    for its_owner, hold in pairs(holds) do
+      redis.call('HSET', KEYS[1], 'read:' .. its_owner, hold.ends .. ' ' .. table.concat(hold, ' '))
+    end
+    redis.call('HSET', KEYS[1], 'readers', readers, 'fence', string.format('%.0f', token))
     keep_until(last)
-    return admitted > 0 or (passes or 1) < 4 and admit_readers(latest, (passes or 1) + 1)
+    if #waiting == 256 then go_on(latest) end
+    return true
   end
 
   local function admit_writer(reader)
@@ -181,7 +194,7 @@ local function let_in()
     for _ = 1, reader and 1 or 64 do
       local waiting = writer_waits()
       if not waiting then
-        redis.call('HDEL', KEYS[1], 'gate')
+        redis.call('HDEL', KEYS[1], 'gate', 'upgrade')
         return false
       end
       local heir, ends, its_owner, channel = claim(waiting)
@@ -189,16 +202,13 @@ local function let_in()
       if not minted then minted, token = pcall(next_token) end
       if not minted then return false end
       redis.call('ZREM', KEYS[3], waiting)
-      if heir then
+      redis.call('HDEL', KEYS[1], 'upgrade')
+      if heir and hears(channel, heir, token, time) then
         redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. heir,
           'fence', string.format('%.0f', token))
-        redis.call('HDEL', KEYS[1], 'upgrade')
         if not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
         keep_until(ends)
-        if waiting == waiter or channel == '' or redis.pcall('PUBLISH', channel, news(heir, token)) ~= 0 then
-          return true
-        end
-        redis.call('HDEL', KEYS[1], 'write')
+        return true
       end
     end
     return false
@@ -214,14 +224,20 @@ local function let_in()
       local _, its_owner = live(upgrade)
       local alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
       if alone and admit_writer(its_owner) then return end
+      if not writer_waits() then
+        redis.call('HDEL', KEYS[1], 'gate', 'upgrade')
+        admit_readers('(0')
+      end
     end
-    -- Those who were gone have lost their places: whoever stood behind them may be next.
-    if readers > 0 then
-      if not writer_waits() then admit_readers('(0') end
-      return
-    end
+    return
   end
-  if not (waited and admit_readers(waited) or admit_writer()) then
+  -- Everything but the queue has ended with its ttl: then age decides, and the writer's gate is his again.
+  local first = redis.call('EXISTS', KEYS[1]) == 0 and writer_waits()
+  if first then waited = string.format('(%.0f', redis.call('ZSCORE', KEYS[3], first) - 4503599627370496) end
+  if waited and admit_readers(waited) then
+    local _, ends = claim(first or '')
+    if ends then redis.call('HSET', KEYS[1], 'gate', ends) end
+  elseif not admit_writer() then
     admit_readers('(0')
   end
 end
@@ -232,7 +248,7 @@ local function unfold()
   local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
   if not side then return end
   local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
-  redis.call('HDEL', KEYS[1], '')
+  redis.call('HDEL', KEYS[1], 'read:')
   if side == 'read' then
     redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. its_attempt, 'readers', 1)
   else
@@ -273,7 +289,7 @@ local answer = 0
 if write and has(write, attempt) then
   local rest, left = without(write, attempt)
   if left > 0 then
-    redis.call('HDEL', KEYS[1], '')
+    redis.call('HDEL', KEYS[1], 'read:')
     redis.call('HSET', KEYS[1], 'write', write_ends .. ' ' .. owner .. ' ' .. rest)
   else
     end_write()
@@ -282,7 +298,7 @@ if write and has(write, attempt) then
 elseif read and has(read, attempt) then
   local rest, left = without(read, attempt)
   if left > 0 then
-    redis.call('HDEL', KEYS[1], '')
+    redis.call('HDEL', KEYS[1], 'read:')
     redis.call('HSET', KEYS[1], 'read:' .. owner, read_ends .. ' ' .. rest)
   else
     redis.call('HDEL', KEYS[1], 'read:' .. owner)
@@ -292,5 +308,5 @@ elseif read and has(read, attempt) then
 end
 once(answer)
 let_in()
-tidy()
+if state[1] or state[2] then tidy() end -- else the key may be anything
 return answer

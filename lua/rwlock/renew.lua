@@ -43,7 +43,7 @@ if ends < now + ttl_ms then
   if redis.call('PTTL', KEYS[1]) < ttl_ms then
     redis.call('PEXPIREAT', KEYS[1], now + ttl_ms)
   else
-    redis.call('HDEL', KEYS[1], '')
+    redis.call('HDEL', KEYS[1], 'read:')
   end
   redis.call('HSET', KEYS[1], field, now + ttl_ms .. ' ' .. words)
 end
