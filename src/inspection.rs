@@ -82,6 +82,7 @@ impl RwInspection {
     ) -> Option<RwInspection> {
         let [waiting_writers, reader_count, holders @ ..] = rest else { return None };
         let waiting_writers = waiting_writers.parse().ok()?;
+        let reader_count: u64 = reader_count.parse().ok()?;
         let (mut writer, mut readers) = (None, Vec::new());
         for words in holders.chunks(4) {
             let (side, holder) = words.split_first()?;
@@ -95,11 +96,13 @@ impl RwInspection {
             mode: match (&writer, readers.is_empty()) {
                 (Some(_), _) => Mode::Write,
                 (None, false) => Mode::Read,
+                // They were too many to be looked at, and most of them dead.
+                (None, true) if reader_count > 0 => Mode::Read,
                 (None, true) => Mode::Free,
             },
             writer,
             readers,
-            reader_count: reader_count.parse().ok()?,
+            reader_count,
             waiting_writers,
             waiting_readers: waiters.checked_sub(waiting_writers)?,
             fencing_token,

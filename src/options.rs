@@ -158,7 +158,7 @@ impl Options {
     }
 
     /// How many holds an owner may have on one re-entrant lock at a time, or on one side of a read-write
-    /// lock, at least 1; 255 unless set.
+    /// lock, at least 1; 255 unless set. Readers of one owner who wait are let in together, however many they are.
     /// One more is [`Error::TooDeep`](crate::Error::TooDeep): a recursion without an end.
     pub fn max_depth(mut self, holds: u32) -> Options {
         self.max_depth = holds;

@@ -71,6 +71,7 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// **What it does not**: know that two calls without an owner belong together. Who reads and then wants to write waits
 /// for himself; who reads and wants to read again waits for the writer who has come in between, who waits for him. Calls
 /// that nest must all pass an [`Owner`]. Nor does it undo what a writer did who died: readers see what he left.
+/// Holds of one owner that overlap without an end keep writers out for as long: who reads may read again.
 /// And see [`Lease`] for a holder that goes on after its lease was lost.
 ///
 /// ```no_run

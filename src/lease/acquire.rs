@@ -11,9 +11,8 @@ use super::validity::Sighting;
 use super::{Attempt, Client, Kind, LONGEST_SLEEP, Lease, Queue};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::fencing::FencingToken;
 use crate::name::Name;
-use crate::options::{Fencing, Options, Renewal};
+use crate::options::{Options, Renewal};
 use crate::wire::{Answer, Failure, Mailbox, Node, Script};
 
 /// How often a client looks that nobody can tell anything.
@@ -216,7 +215,7 @@ async fn ask(mut armed: Armed, waiter: &str) -> Asked {
                 armed.give_back();
                 return Asked::TooLate;
             }
-            let token = FencingToken::from_reply(token.unsigned_abs());
+            let token = attempt.token(token.unsigned_abs());
             Asked::Granted(armed.granted(Lease::new(attempt, token, sent, until)))
         }
         Ok(Answer::Busy(free_in, time)) => {
@@ -320,11 +319,7 @@ impl Seat {
         if now.since(granted) > trusted / 2 {
             return None;
         }
-        let token = match attempt.options.fencing {
-            Fencing::On => FencingToken::from_reply(token),
-            Fencing::Off => None,
-        };
-        Some(Lease::new(Arc::clone(attempt), token, granted, granted + trusted))
+        Some(Lease::new(Arc::clone(attempt), attempt.token(token), granted, granted + trusted))
     }
 }
 

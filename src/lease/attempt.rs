@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{Kind, validity};
 use crate::error::Error;
+use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Fencing, Options};
 use crate::wire::{Call, Script};
@@ -82,6 +83,14 @@ impl Attempt {
             -6 => Some(Error::WouldDeadlock { name }),
             -7 => self.crowd().map(|limit| Error::Crowded { name, limit }),
             _ => None,
+        }
+    }
+
+    /// The token of a grant. A script may know one that was not asked for.
+    pub(super) fn token(&self, token: u64) -> Option<FencingToken> {
+        match self.options.fencing {
+            Fencing::On => FencingToken::from_reply(token),
+            Fencing::Off => None,
         }
     }
 

@@ -177,7 +177,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
 }
 
 /// The longest that a script took meanwhile, in microseconds, by the server's own log.
-async fn longest(server: &Server, work: impl Future<Output = ()>) -> u64 {
+pub(super) async fn longest(server: &Server, work: impl Future<Output = ()>) -> u64 {
     server.run::<()>(&["SLOWLOG", "RESET"]).await;
     work.await;
     let slow: Vec<(u64, u64, u64, Vec<redis::Value>, String, String)> =

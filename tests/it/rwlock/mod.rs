@@ -1,6 +1,7 @@
 //! Read-write locks: who may enter beside whom, and who is let in when.
 
 mod crowds;
+mod doubts;
 mod downgrades;
 mod ends;
 mod fairness;

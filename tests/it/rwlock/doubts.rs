@@ -1,0 +1,248 @@
+//! What a sceptic tried: unlikely orders of events, each of which once went wrong.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Fencing, Mode, Options, Owner, Renewal};
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+use super::{client, queued, see, told};
+use crate::support::{Server, eventually, soon};
+
+/// The lock ends with its writer, and nobody tells of it: who queued first goes first, on either side.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_goes_by_age_after_a_dead_writer() {
+    let server = Server::start().await;
+    let dying =
+        client(&server, Options::new().write_ttl(Duration::from_millis(700)).renewal(Renewal::Never)).await;
+    let (lock, other) = (client(&server, Options::new()).await, client(&server, Options::new()).await);
+    for reader_first in [true, false] {
+        let dead = dying.write().await.unwrap();
+        let token = dead.lease().fencing_token();
+        dead.leak();
+        let reader = |lock: redlatch::RwLock| async move {
+            let guard = lock.read().await.unwrap();
+            let token = guard.lease().fencing_token();
+            guard.release().await.unwrap();
+            token
+        };
+        let writer = |lock: redlatch::RwLock| async move { lock.write().await?.release().await };
+        let (reader, writer) = if reader_first {
+            let reader = queued(&lock, reader(lock.clone())).await;
+            (reader, queued(&lock, writer(other.clone())).await)
+        } else {
+            let writer = queued(&lock, writer(other.clone())).await;
+            (queued(&lock, reader(lock.clone())).await, writer)
+        };
+        let seen = soon("his turn", reader).await.unwrap();
+        assert_eq!(seen == token, reader_first, "{seen:?} after {token:?}");
+        soon("his turn", writer).await.unwrap().unwrap();
+    }
+    drop((dying, lock, other));
+    server.assert_nothing_left().await;
+}
+
+/// More than one batch, and none of them looks by himself: all are in at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_wakes_all_who_wait_however_many() {
+    const READERS: usize = 1_500;
+    let server = Server::start().await;
+    let lock = client(&server, told()).await;
+    for downgrades in [false, true] {
+        let writing = lock.write().await.unwrap();
+        let inside = Arc::new(Barrier::new(READERS));
+        let mut readers = JoinSet::new();
+        for _ in 0..2 {
+            // Renewed seldom enough not to be late where the machine is slow.
+            let crowd = client(&server, told()).await;
+            for _ in 0..READERS / 2 {
+                let (crowd, inside) = (crowd.clone(), Arc::clone(&inside));
+                readers.spawn(async move {
+                    let guard = crowd.read().await.unwrap();
+                    inside.wait().await;
+                    guard.release().await.unwrap();
+                });
+            }
+        }
+        eventually("they queue", || async { see(&lock).await.waiting_readers as usize == READERS }).await;
+        let start = Instant::now();
+        let reading = if downgrades {
+            Some(writing.downgrade().await.unwrap())
+        } else {
+            writing.release().await.unwrap();
+            None
+        };
+        while let Some(outcome) = soon("all of them", readers.join_next()).await {
+            outcome.unwrap();
+        }
+        assert!(start.elapsed() < super::NEVER / 2, "told: {:?}", start.elapsed());
+        if let Some(reading) = reading {
+            reading.release().await.unwrap();
+        }
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// Thousands of dead waiters, of one client or of many: no script is slow because of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_passes_over_thousands_of_the_dead_in_time() {
+    let server =
+        Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
+    let lock = client(&server, Options::new()).await;
+    for owners_differ in [true, false] {
+        for channels_differ in [false, true] {
+            let mut best = u64::MAX;
+            for _ in 0..5 {
+                let writing = lock.write().await.unwrap();
+                let mut queue = redis::pipe();
+                for number in 0..9_990 {
+                    let owner = if owners_differ { number } else { 7 };
+                    let channel = if channels_differ { number } else { 7 };
+                    let dead = format!("{number:032x} 3000 o{owner} lock:wake:{channel}");
+                    queue.zadd("{lock:rw}:waiters", dead, -4_000_000_000_000_000_i64 + number);
+                }
+                queue.exec_async(&mut server.connection().await).await.unwrap();
+                let _: i64 = server.run(&["PEXPIRE", "{lock:rw}:waiters", "60000"]).await;
+                let took = super::crowds::longest(&server, async {
+                    writing.release().await.unwrap();
+                    let reading = soon("past the dead", lock.read()).await.unwrap();
+                    reading.release().await.unwrap();
+                });
+                best = best.min(took.await);
+                let _: i64 = server.run(&["DEL", "{lock:rw}:waiters"]).await;
+            }
+            println!("owners differ {owners_differ}, channels differ {channels_differ}: {best} us");
+            assert!(
+                best < 5_000,
+                "owners differ {owners_differ}, channels differ {channels_differ}: {best} us"
+            );
+        }
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// Not all use tokens: nobody gets the token of somebody else, and who wants none gets none.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_mixes_up_no_tokens() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let with = |fencing| locks.with_options(Options::new().fencing(fencing)).unwrap().rwlock("rw").unwrap();
+    let (on, off) = (with(Fencing::On), with(Fencing::Off));
+    let before = on.write().await.unwrap();
+    let token = before.lease().fencing_token();
+    before.release().await.unwrap();
+    let owner = Owner::new();
+    let reading = on.read_as(&owner).await.unwrap();
+    let outer = off.write_as(&owner).await.unwrap();
+    assert_eq!(outer.lease().fencing_token(), None);
+    let inner = on.write_as(&owner).await.unwrap();
+    assert!(inner.lease().fencing_token() > token, "not that of the writer before");
+    for guard in [inner, outer] {
+        guard.release().await.unwrap();
+    }
+    reading.release().await.unwrap();
+    // Handed over, and found by looking.
+    let never = Options::new().fencing(Fencing::Off).renewal(Renewal::Never);
+    let never = locks.with_options(never).unwrap();
+    let held = on.write().await.unwrap();
+    let waiting = queued(&on, {
+        let lock = never.rwlock("rw").unwrap();
+        async move { lock.write().await }
+    })
+    .await;
+    held.release().await.unwrap();
+    let guard = soon("handed over", waiting).await.unwrap().unwrap();
+    assert_eq!(guard.lease().fencing_token(), None);
+    guard.release().await.unwrap();
+    drop((on, off, never, locks));
+    server.assert_nothing_left().await;
+}
+
+/// The counter holds something else: an error, and no hold that nobody answers for.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_leaves_no_hold_behind_an_error() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let off = locks.with_options(Options::new().fencing(Fencing::Off)).unwrap().rwlock("rw").unwrap();
+    let on = locks.rwlock("rw").unwrap();
+    let guards = [off.read().await.unwrap(), off.read().await.unwrap()];
+    for junk in [&["RPUSH", "{lock:rw}:fence", "a"][..], &["SET", "{lock:rw}:fence", "many"]] {
+        let _: redis::Value = server.run(junk).await;
+        assert!(matches!(on.read().await, Err(Error::Redis { .. })));
+        assert!(matches!(on.try_write().await, Ok(None)));
+        assert_eq!(see(&off).await.readers.len(), 2, "{junk:?}");
+        let _: i64 = server.run(&["DEL", "{lock:rw}:fence"]).await;
+    }
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    off.try_write().await.unwrap().expect("nobody reads").release().await.unwrap();
+    drop((on, off, locks));
+    server.assert_nothing_left().await;
+}
+
+/// Somebody else's hash, with fields of our names: given up half-way, nothing of it is touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_touches_no_foreign_hash() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    for ttl in [false, true] {
+        let words = ["HSET", "lock:rw", "phase", "beta", "fence", "wood", "gate", "north", ":fence", "1"];
+        let _: i64 = server.run(&words).await;
+        if ttl {
+            let _: i64 = server.run(&["PEXPIRE", "lock:rw", "60000"]).await;
+        }
+        let before: Vec<u8> = server.run(&["DUMP", "lock:rw"]).await;
+        for micros in (0..3_000).step_by(100) {
+            let limit = Duration::from_micros(micros);
+            drop(tokio::time::timeout(limit, lock.read()).await);
+            drop(tokio::time::timeout(limit, lock.write()).await);
+        }
+        for outcome in [lock.read().await.map(drop), lock.write().await.map(drop)] {
+            assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
+        }
+        crate::support::eventually("undone", || async {
+            server.run::<Vec<u8>>(&["DUMP", "lock:rw"]).await == before
+        })
+        .await;
+        let _: i64 = server.run(&["DEL", "lock:rw"]).await;
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// Many dead readers and one who lives, anywhere among them: the lock is not free.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_is_not_free_for_one_among_thousands_of_the_dead() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    for _ in 0..5 {
+        let reading = lock.read().await.unwrap();
+        let other = lock.read().await.unwrap();
+        let mut dead = redis::pipe();
+        for number in 0..4_000 {
+            dead.hset("lock:rw", format!("read:{number}"), "1 dead").ignore();
+        }
+        dead.cmd("HINCRBY").arg(&["lock:rw", "readers", "4000"]).ignore();
+        dead.exec_async(&mut server.connection().await).await.unwrap();
+        assert_eq!(see(&lock).await.mode, Mode::Read);
+        assert!(lock.try_write().await.unwrap().is_none());
+        other.release().await.unwrap();
+        assert!(lock.try_write().await.unwrap().is_none());
+        let writer = queued(&lock, {
+            let lock = lock.clone();
+            async move { lock.write().await }
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert!(!writer.is_finished(), "one still reads");
+        reading.release().await.unwrap();
+        soon("his turn", writer).await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(see(&lock).await.mode, Mode::Free);
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}
