@@ -14,8 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How many requests may be under way one by one.
-const FEW: usize = 16;
+/// How many requests may be under way one by one: with fewer than that, waiting for a pipeline costs more than it saves.
+const FEW: usize = 64;
 /// How many requests travel together at most.
 const TOGETHER: usize = 64;
 /// How many pipelines are under way at a time: while some are answered, the next one gathers.
