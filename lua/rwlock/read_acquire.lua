@@ -158,7 +158,7 @@ local function let_in()
   -- False once nobody is queued, or too many were dead.
   local function admit_readers(latest)
     passes = passes + 1
-    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 256)
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 128)
     if passes > 3 or not waiting[1] then return false end
     local known, token = pcall(function()
       return tonumber(fence or redis.call('GET', KEYS[2]) or '') or next_token()
@@ -199,7 +199,7 @@ local function let_in()
     end
     redis.call('HSET', KEYS[1], 'readers', readers, 'fence', string.format('%.0f', token))
     keep_until(last)
-    if #waiting == 256 then go_on(latest) end
+    if #waiting == 128 then go_on(latest) end
     return true
   end
 
