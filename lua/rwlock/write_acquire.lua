@@ -337,7 +337,7 @@ end
 if write or other_ends then
   if waiter ~= '' then
     local upgrades = not write and reads
-    local upgrade_ends, upgrader = live(state[4])
+    local _, upgrader = live(state[4])
     if upgrades and upgrader and upgrader ~= owner and live(redis.call('HGET', KEYS[1], 'read:' .. upgrader)) then
       return -6
     end
