@@ -40,9 +40,18 @@ local function grant(to_owner, to, until_ms, token)
   redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', until_ms))
 end
 
+-- Not passed on to replicas: who listens to one is not counted, and must not hear that he has what goes to the next.
+local function publish(channel, message)
+  redis.set_repl(redis.REPL_NONE)
+  local heard = redis.pcall('PUBLISH', channel, message)
+  redis.set_repl(redis.REPL_ALL)
+  return heard
+end
+
 -- Grants the free lock to the first waiter who can be told, for a claim that ends at a time of the same
 -- clock that the message dates it by. Nil and a token if there is none.
--- PUBLISH answers how many heard it: 0 is a client that is gone, an error is a denied channel.
+-- PUBLISH answers how many heard it: 0 is a client that is gone, unless its channel ends in "~": then it listens to
+-- another node of a cluster. An error is a denied channel.
 local function hand_over()
   if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
   local minted, token = pcall(next_token)
@@ -57,7 +66,9 @@ local function hand_over()
     claim_ms = tonumber(claim_ms) or 0
     if claim_ms > 0 then
       grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)
-      if channel == '' or redis.pcall('PUBLISH', channel, heir .. news) ~= 0 then return claim_ms end
+      if channel == '' or publish(channel, heir .. news) ~= 0 or string.sub(channel, -1) == '~' then
+        return claim_ms
+      end
     end
   end
   return nil, token

@@ -3,6 +3,7 @@
 -- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
 -- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
 -- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- KEYS[4]  node      hash: the admission of this node of a guarded quorum; absent: no guard
 -- ARGV[1]  owner     as in acquire
 -- ARGV[2]  attempt   as in acquire: which hold to change
 -- ARGV[3]  ttl_ms    integer, at least 1; counted from now
@@ -19,6 +20,11 @@ local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local ends = now + ttl_ms
+
+-- The longest lease, which whoever admits a node must wait for.
+if KEYS[4] and ttl_ms > tonumber(redis.call('HGET', KEYS[4], 'ttl') or 0) then
+  redis.call('HSET', KEYS[4], 'ttl', ttl_ms)
+end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -77,8 +83,9 @@ local passes = 0
 -- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
 -- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits, and
 -- to the one who waits for the others to leave.
--- One message for each client: PUBLISH answers how many heard it, 0 is a client that is gone, an error is a denied
--- channel. It comes before the grant, which cannot fail: after a first write, no memory is asked for.
+-- One message for each client: PUBLISH answers how many heard it. 0 is a client that is gone, unless its channel ends
+-- in "~": then it listens to another node of a cluster. An error is a denied channel. It comes before the grant, which
+-- cannot fail: after a first write, no memory is asked for.
 local function let_in()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
   local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
@@ -92,7 +99,11 @@ local function let_in()
   end
   local function hears(channel, heirs, token, at)
     if channel == '' then return true end
-    return redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1]) ~= 0
+    -- Not passed on to replicas: who listens to one is not counted, and must not hear that he has what others get.
+    redis.set_repl(redis.REPL_NONE)
+    local heard = redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1])
+    redis.set_repl(redis.REPL_ALL)
+    return heard ~= 0 or string.sub(channel, -1) == '~'
   end
   local function claim(waiting)
     local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')

@@ -4,15 +4,20 @@
 -- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
 -- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
 -- KEYS[4]  ended     string: exists once this attempt was ended
+-- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
 -- ARGV[1]  owner     no white space; without one, send the attempt
 -- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
 -- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     a new token must be larger than this; empty: no fencing token
+-- ARGV[4]  floor     a new token must be larger than this; of a quorum "=N": it is at least N, ">N": also if
+--                    the owner writes with an earlier one; empty: none
 -- ARGV[5]  limit     how many holds the owner may have to read
 -- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
 -- ARGV[7]  crowd     how many may read or wait at a time; absent: 10000
+-- ARGV[8]  run       with KEYS[5]: the run id of this server
+-- ARGV[9]  since     the place in the queue, a microsecond that is the same on all nodes of a quorum; absent: now
 --
--- Returns  token          granted: that of the last writer; 0 without fencing
+-- Returns  token          granted: that of the last writer; 0 without fencing; of a quorum, the largest that this node
+--                         knows: if it is more than was proposed, propose that, so that a majority knows it
 --          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
 --          -1             refused: this attempt was ended
 --          -2             refused: the key holds something that is not a read-write lock
@@ -20,6 +25,7 @@
 --          -4             refused: the owner has that many holds already
 --          -5             refused: an argument is not what it must be
 --          -7             refused: so many read or wait already
+--          -9             refused: this node of a guarded quorum was not admitted since it started or lost its data
 --
 -- Busy: somebody else writes, or waits to write; who reads or writes already need not wait for the latter.
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
@@ -29,9 +35,24 @@ if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.
   return -5
 end
 
+-- Of a quorum, whose nodes must agree on a token: one is proposed. More than a day ahead is a mistake.
+local proposed
+if (string.byte(floor) or 0) > 57 then
+  proposed = tonumber(string.match(floor, '^[=~>](%d+)$') or '')
+  if not proposed or proposed > (redis.call('TIME')[1] + 86400) * 1000000 then return -5 end
+end
+
+-- Of a guarded quorum: a node that restarted or lost its data has no vote until it is admitted again.
+local node
+if KEYS[5] then
+  node = redis.call('HMGET', KEYS[5], 'run', 'floor', 'high', 'ttl')
+  if node[1] ~= ARGV[8] then return -9 end
+  if ttl_ms > tonumber(node[4] or 0) then redis.call('HSET', KEYS[5], 'ttl', ttl_ms) end
+end
+
 -- The common case: nobody is there, and the last writer's token is known.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
-if keys == 0 then
+if keys == 0 and not proposed then
   local token = floor == '' and 0 or tonumber(redis.call('GET', KEYS[2]))
   if token then
     redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
@@ -56,9 +77,32 @@ local function next_token()
   return token
 end
 
+-- The largest token that this node has accepted, or that it was told of when it was admitted.
+local function largest()
+  return math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
+end
+
+local function accept(token)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  if KEYS[5] and token > tonumber(node[3] or 0) then
+    redis.call('HSET', KEYS[5], 'high', string.format('%.0f', token))
+  end
+  return token
+end
+
+-- That of the last writer. Of a quorum: what is proposed, or more, which is larger than those of all writers before
+-- and, once a majority knows it, smaller than those of all after.
 local function current_token()
   if floor == '' then return 0 end
-  return tonumber(redis.call('GET', KEYS[2]) or '') or next_token()
+  if not proposed then return tonumber(redis.call('GET', KEYS[2]) or '') or next_token() end
+  return accept(math.max(proposed, largest()))
+end
+
+if keys == 0 then
+  local token = current_token()
+  redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  return token
 end
 
 local clock = redis.call('TIME')
@@ -74,10 +118,17 @@ if state.err then return -2 end
 local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -1 then return -3 end
 
+-- That of the last writer, from the hash if there is one; of a quorum, only who writes may take it from there.
+local function known_token(writes)
+  if floor == '' then return 0 end
+  local nested = writes and string.byte(floor) ~= 62 -- ">"
+  return tonumber((nested or not proposed) and state[5] or current_token())
+end
+
 -- One reader more, and nobody writes or waits.
 local readers, crowd = tonumber(state[2]) or 0, tonumber(ARGV[7] or 10000)
 if keys == 1 and readers > 0 and readers < crowd and not (state[1] or state[3] or state[4]) then
-  local token = floor ~= '' and tonumber(state[5] or current_token()) or 0
+  local token = known_token()
   redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', readers + 1)
   if pttl < ttl_ms then redis.call('PEXPIREAT', KEYS[1], ends) end
   return token
@@ -124,8 +175,9 @@ local passes = 0
 -- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
 -- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits, and
 -- to the one who waits for the others to leave.
--- One message for each client: PUBLISH answers how many heard it, 0 is a client that is gone, an error is a denied
--- channel. It comes before the grant, which cannot fail: after a first write, no memory is asked for.
+-- One message for each client: PUBLISH answers how many heard it. 0 is a client that is gone, unless its channel ends
+-- in "~": then it listens to another node of a cluster. An error is a denied channel. It comes before the grant, which
+-- cannot fail: after a first write, no memory is asked for.
 local function let_in()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
   local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
@@ -139,7 +191,11 @@ local function let_in()
   end
   local function hears(channel, heirs, token, at)
     if channel == '' then return true end
-    return redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1]) ~= 0
+    -- Not passed on to replicas: who listens to one is not counted, and must not hear that he has what others get.
+    redis.set_repl(redis.REPL_NONE)
+    local heard = redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1])
+    redis.set_repl(redis.REPL_ALL)
+    return heard ~= 0 or string.sub(channel, -1) == '~'
   end
   local function claim(waiting)
     local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
@@ -311,7 +367,8 @@ end
 local function queue()
   if waiter == '' then return end
   if redis.call('ZSCORE', KEYS[3], waiter) == false and is_crowded(redis.call('ZCARD', KEYS[3])) then return -7 end
-  redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', time - 4503599627370496), waiter)
+  local since = tonumber(ARGV[9]) or time
+  redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', since - 4503599627370496), waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end
 
@@ -337,7 +394,7 @@ else
   attempts = attempt
 end
 
-local token = floor ~= '' and tonumber(state[5] or current_token()) or 0
+local token = known_token(writes)
 if state[1] and not write then redis.call('HDEL', KEYS[1], 'write') end
 if state[3] and tonumber(state[3]) <= now then redis.call('HDEL', KEYS[1], 'gate') end
 if not state[4] then readers = readers + 1 end

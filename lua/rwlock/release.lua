@@ -110,8 +110,9 @@ local passes = 0
 -- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
 -- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits, and
 -- to the one who waits for the others to leave.
--- One message for each client: PUBLISH answers how many heard it, 0 is a client that is gone, an error is a denied
--- channel. It comes before the grant, which cannot fail: after a first write, no memory is asked for.
+-- One message for each client: PUBLISH answers how many heard it. 0 is a client that is gone, unless its channel ends
+-- in "~": then it listens to another node of a cluster. An error is a denied channel. It comes before the grant, which
+-- cannot fail: after a first write, no memory is asked for.
 local function let_in()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
   local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
@@ -125,7 +126,11 @@ local function let_in()
   end
   local function hears(channel, heirs, token, at)
     if channel == '' then return true end
-    return redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1]) ~= 0
+    -- Not passed on to replicas: who listens to one is not counted, and must not hear that he has what others get.
+    redis.set_repl(redis.REPL_NONE)
+    local heard = redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1])
+    redis.set_repl(redis.REPL_ALL)
+    return heard ~= 0 or string.sub(channel, -1) == '~'
   end
   local function claim(waiting)
     local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
