@@ -82,6 +82,31 @@ pub enum Error {
         /// The answer.
         reply: String,
     },
+    /// Fewer replicas than [`Options::replicas`](crate::Options::replicas) asks for have what was granted: it was not taken, and is given back.
+    #[error("{have} replicas have what was granted, and it takes {want}")]
+    TooFewReplicas {
+        /// How many have it.
+        have: u64,
+        /// How many must.
+        want: u32,
+    },
+    /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it has started, or lost its data, since it was admitted.
+    /// See [`Locks::rejoin`](crate::Locks::rejoin).
+    #[error("the node has no vote since it started or lost its data: call Locks::rejoin")]
+    NotAdmitted,
+    /// Of the nodes of a quorum, no more than half have answered and may vote.
+    #[error("only {answered} of {of} nodes took part in {script}, and it takes {needed}{split}: {text}",
+        needed = .of / 2 + 1, split = split(*.of, *.answered), text = texts(.nodes))]
+    NoQuorum {
+        /// What was asked of them.
+        script: &'static str,
+        /// How many nodes there are.
+        of: usize,
+        /// How many have answered.
+        answered: usize,
+        /// Why the others have not.
+        nodes: Vec<NodeError>,
+    },
     /// Not a lock's name.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -90,7 +115,61 @@ pub enum Error {
     Config(#[from] ConfigError),
 }
 
-/// A client cannot be set up like this. Found before anything is sent.
+fn split(of: usize, answered: usize) -> &'static str {
+    if answered * 2 == of { " (half of an even number is no majority: use an odd one)" } else { "" }
+}
+
+fn texts(nodes: &[NodeError]) -> String {
+    nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// What went wrong on one node of a quorum.
+#[non_exhaustive]
+#[derive(Debug)]
+pub struct NodeError {
+    /// Its address.
+    pub node: String,
+    /// What went wrong.
+    pub error: Error,
+}
+
+impl NodeError {
+    /// The same once more, as far as it can be told.
+    pub(crate) fn again(&self) -> NodeError {
+        let error = match &self.error {
+            Error::Redis { script, source } => Error::Redis { script, source: source.clone() },
+            _ => Error::NotAdmitted,
+        };
+        NodeError { node: self.node.clone(), error }
+    }
+}
+
+impl std::fmt::Display for NodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.node, self.error)?;
+        match std::error::Error::source(&self.error) {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a server may not be a node of a quorum.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NodeProblem {
+    /// It is another one of the nodes as well.
+    #[error("it is the same server as {other}")]
+    SameServer {
+        /// The address of the other one.
+        other: String,
+    },
+    /// It repeats what another server says.
+    #[error("it is a replica")]
+    Replica,
+}
+
+/// A client cannot be set up like this. Found before anything is sent, but for [`ConfigError::Node`].
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -126,11 +205,30 @@ pub enum ConfigError {
     /// Nobody at all may read.
     #[error("max_readers is 0; it must be at least 1")]
     NoReaders,
+    /// To wait for replicas, a request must know its server, which a cluster's client does not tell.
+    #[error("replicas cannot be waited for in a cluster")]
+    ReplicasOfCluster,
     /// The prefix is too long.
     #[error("the prefix has {bytes} bytes; it must have at most 128")]
     LongPrefix {
         /// How many it has.
         bytes: usize,
+    },
+    /// There are too few nodes for a quorum, or too many.
+    #[error("a quorum of {count} nodes; it must have from 1 to {most}")]
+    Nodes {
+        /// How many were named.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// A server may not be a node of this quorum.
+    #[error("{node} may not be a node of this quorum: {problem}")]
+    Node {
+        /// The address of the server.
+        node: String,
+        /// Why not.
+        problem: NodeProblem,
     },
     /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not shown: it may hold a password.
     #[error("the URL of the server cannot be used")]

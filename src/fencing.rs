@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A number that only grows, one for every lease granted on a lock; who only reads has that of the last writer.
+/// A number that only grows, one for every lease granted on a lock; who only reads has that of the last writer, or, of a
+/// [quorum](crate::Locks::quorum), one of his own that is larger.
 ///
 /// Send it with every write to the resource that the lock protects, and let the resource refuse a
 /// token smaller than the largest it has seen: then a holder that was paused past its lease cannot
@@ -12,7 +13,8 @@ use serde::{Deserialize, Serialize};
 /// ([Kleppmann 2016](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)).
 ///
 /// Tokens are below 2^53, so they survive JavaScript, Lua, JSON, and an `i64` of SQL. A further hold of the same owner
-/// has the same token; a renewal keeps it.
+/// has the same token, but for a quorum of which no majority remembers the first one any more: then it has a larger one. A
+/// renewal keeps it.
 ///
 /// **What it does not promise**: consecutive numbers. After a restart, an expiry of the counter (one
 /// day) or a failover, tokens go on from the server's clock in microseconds. They could only repeat

@@ -32,6 +32,21 @@ impl Inspection {
         Some(Inspection { holders, waiters, fencing_token })
     }
 
+    /// What a majority of nodes see.
+    pub(crate) fn agreed(mut views: Vec<Inspection>, majority: usize) -> Inspection {
+        if majority == 1
+            && let Some(only) = views.pop()
+        {
+            return only; // of one node
+        }
+        let seen: Vec<&[Holder]> = views.iter().map(|view| view.holders.as_slice()).collect();
+        Inspection {
+            holders: agreed(&seen, majority),
+            waiters: views.iter().map(|view| view.waiters).max().unwrap_or(0),
+            fencing_token: views.iter().filter_map(|view| view.fencing_token).max(),
+        }
+    }
+
     pub(crate) fn is_held_by(&self, owner: &str) -> bool {
         self.holders.iter().any(|holder| holder.owner == owner)
     }
@@ -93,13 +108,7 @@ impl RwInspection {
             }
         }
         Some(RwInspection {
-            mode: match (&writer, readers.is_empty()) {
-                (Some(_), _) => Mode::Write,
-                (None, false) => Mode::Read,
-                // They were too many to be looked at, and most of them dead.
-                (None, true) if reader_count > 0 => Mode::Read,
-                (None, true) => Mode::Free,
-            },
+            mode: mode(writer.as_ref(), &readers, reader_count),
             writer,
             readers,
             reader_count,
@@ -108,6 +117,65 @@ impl RwInspection {
             fencing_token,
         })
     }
+
+    /// What a majority of nodes see.
+    pub(crate) fn agreed(mut views: Vec<RwInspection>, majority: usize) -> RwInspection {
+        if majority == 1
+            && let Some(only) = views.pop()
+        {
+            return only; // of one node
+        }
+        let most = |of: fn(&RwInspection) -> u64| views.iter().map(of).max().unwrap_or(0);
+        let writing: Vec<&[Holder]> = views.iter().map(|view| view.writer.as_slice()).collect();
+        let reading: Vec<&[Holder]> = views.iter().map(|view| view.readers.as_slice()).collect();
+        let writer = agreed(&writing, majority).pop();
+        let readers = agreed(&reading, majority);
+        // As many as on the last node that it takes.
+        let mut counts: Vec<u64> = views.iter().map(|view| view.reader_count).collect();
+        counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
+        let reader_count = counts.get(majority - 1).copied().unwrap_or(0);
+        RwInspection {
+            mode: mode(writer.as_ref(), &readers, reader_count),
+            waiting_writers: most(|view| view.waiting_writers),
+            waiting_readers: most(|view| view.waiting_readers),
+            fencing_token: views.iter().filter_map(|view| view.fencing_token).max(),
+            writer,
+            readers,
+            reader_count,
+        }
+    }
+}
+
+fn mode(writer: Option<&Holder>, readers: &[Holder], reader_count: u64) -> Mode {
+    match (writer, readers.is_empty()) {
+        (Some(_), _) => Mode::Write,
+        (None, false) => Mode::Read,
+        // They were too many to be looked at, and most of them dead.
+        (None, true) if reader_count > 0 => Mode::Read,
+        (None, true) => Mode::Free,
+    }
+}
+
+/// Those who hold a lock on so many nodes, for as long as that many keep it.
+fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
+    let mut holders: Vec<Holder> = Vec::new();
+    for holder in views.iter().flat_map(|view| view.iter()) {
+        if holders.iter().any(|known| known.owner == holder.owner) {
+            continue;
+        }
+        let mut seen: Vec<&Holder> =
+            views.iter().filter_map(|view| view.iter().find(|it| it.owner == holder.owner)).collect();
+        if seen.len() < majority {
+            continue;
+        }
+        seen.sort_by_key(|it| std::cmp::Reverse(it.remaining));
+        let remaining = seen[majority - 1].remaining;
+        // A minority may have kept a hold that was given up.
+        seen.sort_by_key(|it| std::cmp::Reverse(it.count));
+        let count = seen[majority - 1].count;
+        holders.push(Holder { owner: holder.owner.clone(), count, remaining });
+    }
+    holders
 }
 
 /// One who holds a lock.

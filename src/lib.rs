@@ -17,18 +17,21 @@ mod reentrant;
 mod rwlock;
 mod wire;
 
+#[doc = include_str!("../docs/topologies.md")]
+pub mod topologies {}
+
 #[cfg(feature = "pool")]
 pub use deadpool_redis;
 pub use redis;
 
-pub use error::{ConfigError, Error};
+pub use error::{ConfigError, Error, NodeError, NodeProblem};
 pub use fencing::FencingToken;
 pub use inspection::{Holder, Inspection, Mode, RwInspection};
 pub use lease::Lease;
 pub use locks::Locks;
 pub use mutex::{Mutex, MutexGuard};
 pub use name::{Name, NameError, NameProblem};
-pub use options::{Fencing, Nesting, Options, Renewal};
+pub use options::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};
 pub use owner::{Owner, OwnerError};
 pub use reentrant::{ReentrantGuard, ReentrantLock};
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};

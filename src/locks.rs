@@ -1,5 +1,8 @@
 //! [`Locks`]: where locks come from.
 
+mod rejoin;
+mod topologies;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,12 +11,13 @@ use crate::lease::Client;
 use crate::lock::Lock;
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
-use crate::options::Options;
+use crate::options::{Options, RestartGuard};
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
-use crate::wire::{self, Dial};
+use crate::wire::{self, Dial, Ear};
 
-/// A client of one Redis server, and the source of locks on it. Cheap to clone; clones share everything.
+/// A client of one Redis server, cluster, Sentinel group or quorum, and the source of locks on it. Cheap to clone; clones
+/// share everything.
 ///
 /// It has one connection for requests, made with `TCP_NODELAY`, keepalive and timeouts, and, from the first
 /// time that somebody has to wait, one for wake-ups. One task renews all leases. Keep one for the whole
@@ -57,7 +61,7 @@ impl Locks {
     pub async fn open_with(url: &str, options: Options) -> Result<Locks, Error> {
         options.check()?;
         let client = client(url, &options)?;
-        Locks::start(Dial::Client(client.clone()), Some(client), options).await
+        Locks::start(Dial::Server(client.clone()), Some(Ear::Server(client)), options).await
     }
 
     /// Connects as an application's pool does: with its address, credentials and protocol.
@@ -92,8 +96,12 @@ impl Locks {
         Locks::start(Dial::Pool(pool), None, options).await
     }
 
-    async fn start(dial: Dial, subscriber: Option<redis::Client>, options: Options) -> Result<Locks, Error> {
-        let client = Client::start(dial, subscriber, &options).await?;
+    async fn start(dial: Dial, ear: Option<Ear>, mut options: Options) -> Result<Locks, Error> {
+        options.restart_guard = RestartGuard::Off; // who is alone has nobody to be admitted by
+        if dial.is_cluster() {
+            options.check_for_cluster()?;
+        }
+        let client = Client::start(dial, ear, &options).await?;
         Ok(Locks { client, options: Arc::new(options) })
     }
 
@@ -103,7 +111,10 @@ impl Locks {
     /// # Errors
     /// [`ConfigError::Url`] for a URL that cannot be read.
     pub fn with_subscriber(self, url: &str) -> Result<Locks, ConfigError> {
-        self.client.wakeups.subscribe_with(client(url, &self.options)?);
+        let ear = Ear::Server(client(url, &self.options)?);
+        if self.client.nodes.single().is_some() {
+            self.client.wakeups.subscribe_with(ear);
+        }
         Ok(self)
     }
 
@@ -119,8 +130,12 @@ impl Locks {
     ///
     /// # Errors
     /// [`ConfigError`] for options out of their bounds.
-    pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
+    pub fn with_options(&self, mut options: Options) -> Result<Locks, ConfigError> {
         options.check()?;
+        if self.client.nodes.resend() {
+            options.check_for_cluster()?;
+        }
+        options.restart_guard = self.options.restart_guard;
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 

@@ -60,9 +60,9 @@ impl Mutex {
     /// Waits until the mutex is free and takes it.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails: at once for lasting failures, after two
-    /// [node timeouts](crate::Options::node_timeout) for one that may pass, or after a ttl for who was
-    /// already queued. [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails: at
+    /// once for lasting failures, after two [node timeouts](crate::Options::node_timeout) for one that may pass, or after a
+    /// ttl for who was already queued. [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and

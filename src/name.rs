@@ -74,10 +74,20 @@ impl Name {
         &self.0.waiters
     }
 
+    /// What a node of a guarded quorum keeps of itself. No lock can be there: its key is no name.
+    pub(crate) fn node(&self) -> String {
+        node_key(&self.0.lock[..self.0.prefix])
+    }
+
     /// The key that remembers that an attempt was ended.
     pub(crate) fn ended(&self, attempt: &str) -> String {
         format!("{}:{attempt}", self.0.ended)
     }
+}
+
+/// The key at which a node of a guarded quorum keeps what it remembers of itself.
+pub(crate) fn node_key(prefix: &str) -> String {
+    format!("{prefix}{{}}node")
 }
 
 /// Two names are one if they stand for the same key.

@@ -42,6 +42,28 @@ pub enum Nesting {
     Local,
 }
 
+/// How a client that waits learns that a lock is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wakeups {
+    /// It is told, through a subscription of its own, and looks once in [`Options::poll_cap`] all the same.
+    #[default]
+    Push,
+    /// It looks every 100 ms.
+    Poll,
+}
+
+/// Whether a node of a [quorum](crate::Locks::quorum) that restarts may vote at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestartGuard {
+    /// It may. Safe if every node keeps all that it has answered: `appendonly yes` and `appendfsync always`.
+    #[default]
+    Off,
+    /// It may not, until [`Locks::rejoin`](crate::Locks::rejoin) has admitted it: for nodes that may forget.
+    On,
+}
+
 /// How locks behave. Given to [`Locks`](crate::Locks) as a whole, or to a view of it for some locks.
 ///
 /// A plain value: set what differs, the rest is the default. It is checked once, where it is given to
@@ -57,7 +79,8 @@ pub enum Nesting {
 /// let everything = r#"{
 ///     "ttl_ms": 30000, "read_ttl_ms": 5000, "write_ttl_ms": null, "max_hold_ms": 60000, "renewal": "automatic",
 ///     "fencing": "on", "nesting": "counted", "max_depth": 255, "max_readers": 10000,
-///     "poll_cap_ms": 1000, "node_timeout_ms": 1000, "drift": 0.01, "prefix": "lock:"
+///     "poll_cap_ms": 1000, "node_timeout_ms": 1000, "drift": 0.01, "prefix": "lock:",
+///     "wakeups": "push", "restart_guard": "off", "replicas": 0, "replica_timeout_ms": 100
 /// }"#;
 /// let options: Options = serde_json::from_str(everything)?;
 /// # Ok::<(), serde_json::Error>(())
@@ -84,6 +107,11 @@ pub struct Options {
     pub(crate) node_timeout: Duration,
     pub(crate) drift: f64,
     pub(crate) prefix: String,
+    pub(crate) wakeups: Wakeups,
+    pub(crate) restart_guard: RestartGuard,
+    replicas: u32,
+    #[serde(rename = "replica_timeout_ms", with = "millis")]
+    replica_timeout: Duration,
 }
 
 impl Default for Options {
@@ -102,6 +130,10 @@ impl Default for Options {
             node_timeout: Duration::from_secs(1),
             drift: 0.01,
             prefix: "lock:".to_owned(),
+            wakeups: Wakeups::Push,
+            restart_guard: RestartGuard::Off,
+            replicas: 0,
+            replica_timeout: Duration::from_millis(100),
         }
     }
 }
@@ -202,26 +234,69 @@ impl Options {
         self
     }
 
+    /// How a client learns that a lock is free; [`Wakeups::Push`] unless set. It belongs to the connections, as
+    /// [`node_timeout`](Options::node_timeout) does.
+    pub fn wakeups(mut self, wakeups: Wakeups) -> Options {
+        self.wakeups = wakeups;
+        self
+    }
+
+    /// Whether nodes of a quorum that restart must be admitted again; [`RestartGuard::Off`] unless set. All clients
+    /// of a quorum must agree. It belongs to the connections, as [`node_timeout`](Options::node_timeout) does.
+    pub fn restart_guard(mut self, guard: RestartGuard) -> Options {
+        self.restart_guard = guard;
+        self
+    }
+
+    /// How many replicas must have a grant before it counts, and for how long to wait for them, up to the
+    /// [node timeout](Options::node_timeout); none unless set. Renewals and releases do not wait.
+    ///
+    /// Fewer within that time is [`Error::TooFewReplicas`](crate::Error::TooFewReplicas), and what was granted is given
+    /// back. It makes a failover that loses a lock rarer, not impossible: a replica that has it may not be the one that
+    /// takes over ([`WAIT`](https://redis.io/docs/latest/commands/wait/)). Those who wait for replicas wait one behind
+    /// the other. Not for a cluster.
+    pub fn replicas(mut self, count: u32, timeout: Duration) -> Options {
+        (self.replicas, self.replica_timeout) = (count, timeout);
+        self
+    }
+
+    /// Of either side.
+    pub(crate) fn longest_ttl(&self) -> Duration {
+        [Some(self.ttl), self.read_ttl, self.write_ttl].into_iter().flatten().max().unwrap_or(self.ttl)
+    }
+
+    pub(crate) fn check_for_cluster(&self) -> Result<(), ConfigError> {
+        if self.replicas > 0 { Err(ConfigError::ReplicasOfCluster) } else { Ok(()) }
+    }
+
+    pub(crate) fn wants_replicas(&self) -> Option<(u32, Duration)> {
+        (self.replicas > 0).then_some((self.replicas, self.replica_timeout))
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (shortest, longest) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
+        let replica_timeout = if self.replicas > 0 {
+            self.replica_timeout
+        } else {
+            self.replica_timeout.min(self.node_timeout)
+        };
         let spans = [
             ("ttl", self.ttl, shortest, longest),
             ("read_ttl", self.read_ttl.unwrap_or(self.ttl), shortest, longest),
             ("write_ttl", self.write_ttl.unwrap_or(self.ttl), shortest, longest),
             ("poll_cap", self.poll_cap, Duration::from_millis(10), Duration::from_secs(10)),
             ("node_timeout", self.node_timeout, Duration::from_millis(10), Duration::from_secs(60)),
+            ("replica_timeout", replica_timeout, Duration::from_millis(1), self.node_timeout),
         ];
         for (option, value, least, most) in spans {
             if value < least || value > most {
                 return Err(ConfigError::Span { option, value, least, most });
             }
         }
-        let ttls = [Some(self.ttl), self.read_ttl, self.write_ttl];
         if let Some(longest) = self.max_hold
-            && let Some(ttl) = ttls.into_iter().flatten().max()
-            && longest < ttl
+            && longest < self.longest_ttl()
         {
-            return Err(ConfigError::ShortHold { longest, ttl });
+            return Err(ConfigError::ShortHold { longest, ttl: self.longest_ttl() });
         }
         if !(0.0..=0.5).contains(&self.drift) {
             return Err(ConfigError::Drift { drift: self.drift });

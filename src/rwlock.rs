@@ -281,7 +281,7 @@ impl RwLock {
     /// # Cancel safety
     /// It changes nothing.
     pub async fn inspect(&self) -> Result<RwInspection, Error> {
-        self.read.look(&READ, None, RwInspection::from_reply).await
+        self.read.look(&READ, None, RwInspection::from_reply, RwInspection::agreed).await
     }
 
     /// Whether `owner` reads or writes now, as the server sees it.
@@ -308,7 +308,7 @@ impl RwLock {
     }
 
     async fn holds(&self, owner: &str) -> Result<bool, Error> {
-        let seen = self.read.look(&READ, Some(owner), RwInspection::from_reply).await?;
+        let seen = self.read.look(&READ, Some(owner), RwInspection::from_reply, RwInspection::agreed).await?;
         Ok(seen.mode != Mode::Free)
     }
 

@@ -3,23 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use super::ask::{Asked, ask};
 use super::held::{Armed, Held};
+use super::seat::{Seat, Sighted};
 use super::turnstile::Pass;
-use super::validity::Sighting;
-use super::{Attempt, Client, Kind, LONGEST_SLEEP, Lease, Queue};
+use super::{Attempt, Client, Kind, LONGEST_SLEEP, Queue};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::name::Name;
-use crate::options::{Options, Renewal};
-use crate::wire::{Answer, Failure, Mailbox, Node, Script};
+use crate::options::Options;
+use crate::wire::{NodeSet, Nodes, Script};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
 
 /// The longest between two looks of one who may have got the lock elsewhere while he queues here.
 const LONGEST_LOOK: Duration = Duration::from_secs(8);
+
+/// The longest pause after nodes have granted a lock to several at a time; it doubles a few times.
+const SPLIT_PAUSE: Duration = Duration::from_millis(5);
 
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -38,12 +42,12 @@ impl Target {
         Attempt::new(self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
     }
 
-    fn arm(&self) -> Armed {
+    pub(super) fn arm(&self) -> Armed {
         Armed::new(&self.client, self.attempt())
     }
 
     /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
-    fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
+    pub(super) fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
         // Whom no message reaches must look before his claim is over.
         let cap = if told { attempt.claim() / 2 } else { UNTOLD_POLL }.min(self.options.poll_cap);
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
@@ -67,6 +71,10 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
     match ask(target.arm(), "").await {
         Asked::Granted(held) => Ok(Some(held)),
         Asked::Busy { .. } => Ok(None),
+        Asked::Split { armed, .. } => {
+            armed.give_back();
+            Ok(None)
+        }
         Asked::TooLate => Err(target.lost()),
         Asked::Failed(_, failure) => Err(failure.into()),
         Asked::Refused(error) => Err(error),
@@ -77,7 +85,7 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
 pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
     match timeout(limit, acquire(target)).await {
         Ok(outcome) => outcome,
-        Err(_) => Err(match target.client.node.outage() {
+        Err(_) => Err(match target.client.nodes.outage() {
             // Nobody had the lock, as far as is known: it was the server that failed.
             Some((_, failure)) => failure.during(&target.kind.acquire).into(),
             None => Error::TimedOut { name: target.name.clone(), limit },
@@ -101,6 +109,7 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
         None => Seat::unqueued(target),
     };
     let mut patience = Patience::new(target);
+    let mut split = Split::default();
     loop {
         let subscription = client.wakeups.subscription();
         let pause = match ask(seat.armed, &seat.waiter).await {
@@ -114,10 +123,29 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
                 seat.armed = armed;
                 patience.fails(|| failure.into())?
             }
-            Asked::Busy { armed, free_in, sighting, generation } => {
+            Asked::Split { armed, by, taken_for } => {
+                patience.restore(!seat.waiter.is_empty());
                 seat.armed = armed;
-                seat.sighted =
-                    subscription.map(|subscription| Sighted { sighting, generation, subscription });
+                if seat.waiter.is_empty() {
+                    seat.armed.give_back();
+                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);
+                } else if (taken_for.is_some() || split.lets_go(by)) && !seat.armed.let_go(by).await {
+                    seat.armed.give_back();
+                    seat = Seat::new(target, seat.mailbox.is_some());
+                }
+                match taken_for {
+                    Some(free_in) if !seat.waiter.is_empty() => free_in.min(seat.poll),
+                    _ => split.pause(),
+                }
+            }
+            Asked::Busy { armed, free_in, dated } => {
+                seat.armed = armed;
+                seat.sighted = match (subscription, dated) {
+                    (Some(subscription), Some((sighting, generation))) => {
+                        Some(Sighted { sighting, generation, subscription })
+                    }
+                    _ => None,
+                };
                 patience.restore(!seat.waiter.is_empty());
                 if seat.waiter.is_empty() {
                     // First listen, then look again, then sleep.
@@ -134,7 +162,7 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
         if let Some(message) = seat.sleep(pause).await
             && let Some(lease) = seat.handed_over(&message)
         {
-            return Ok(seat.armed.granted(lease));
+            return Ok(seat.armed.granted(lease, true)); // by the one server that there is
         }
     }
 }
@@ -161,6 +189,7 @@ async fn queue_inside(target: &Target) -> Result<Inside, Error> {
             match ask(target.arm(), "").await {
                 Asked::Granted(held) => return Ok(Inside::Entered(held)),
                 Asked::Refused(error) => return Err(error),
+                Asked::Split { armed, .. } => armed.give_back(),
                 Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => {}
             }
             look_at = Moment::now() + pause;
@@ -176,157 +205,37 @@ async fn queue_inside(target: &Target) -> Result<Inside, Error> {
     }
 }
 
-/// What one request for the lock brought. The attempt comes back if there is more to be done with it.
-enum Asked {
-    Granted(Held),
-    Busy {
-        armed: Armed,
-        free_in: Duration,
-        sighting: Sighting,
-        generation: u64,
-    },
-    /// Granted, but the answer took longer than the lease lasts. It is given back.
-    TooLate,
-    /// It may work later.
-    Failed(Armed, Failure),
-    Refused(Error),
+/// How somebody behaves to whom some nodes have granted a lock, but not enough of them, since others have the rest.
+#[derive(Default)]
+struct Split {
+    looks: usize,
+    pauses: u32,
 }
 
-/// Sends one request.
-///
-/// # Cancel safety
-/// Dropped, the attempt is abandoned: what it is granted is given back at once.
-async fn ask(mut armed: Armed, waiter: &str) -> Asked {
-    let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
-    let call = attempt.acquire(waiter);
-    armed.sends(waiter);
-    let sent = Moment::now();
-    let outcome = client.node.call(&call).await;
-    armed.learns(&outcome);
-    let reply = match outcome {
-        Ok(reply) => reply,
-        Err(failure) if failure.is_passing() => return Asked::Failed(armed, failure),
-        Err(failure) => return Asked::Refused(failure.into()),
-    };
-    match reply.answer() {
-        Ok(Answer::Final(token @ 0..)) => {
-            let until = sent + attempt.trusted(attempt.options.ttl);
-            if Moment::now() >= until {
-                armed.give_back();
-                return Asked::TooLate;
-            }
-            let token = attempt.token(token.unsigned_abs());
-            Asked::Granted(armed.granted(Lease::new(attempt, token, sent, until)))
+impl Split {
+    /// Whether to leave those nodes to the next in their queues. Who has many of them holds on for longer, until those
+    /// who have few have let go: if all did the same, they might take turns for ever, each node at another point.
+    fn lets_go(&mut self, by: NodeSet) -> bool {
+        self.looks += 1;
+        let enough = !by.is_empty() && self.looks >= by.len().pow(2) * 2 - 1;
+        if enough {
+            self.looks = 0;
         }
-        Ok(Answer::Busy(free_in, time)) => {
-            let server = time.unsigned_abs();
-            client.node.observe(server);
-            let free_in = Duration::from_millis(free_in.unsigned_abs());
-            let generation = reply.generation;
-            Asked::Busy { armed, free_in, sighting: Sighting { sent, server }, generation }
-        }
-        Ok(Answer::Final(answer)) => match attempt.refusal(answer) {
-            Some(error) => Asked::Refused(error),
-            None => not_understood(armed, reply.unexpected()),
-        },
-        Err(failure) => not_understood(armed, failure),
-    }
-}
-
-/// An answer outside the contract may mean anything, a grant as well.
-fn not_understood(armed: Armed, failure: Failure) -> Asked {
-    armed.give_back();
-    Asked::Refused(failure.into())
-}
-
-/// How an attempt waits: in the queue or not, told or looking.
-struct Seat {
-    armed: Armed,
-    /// How it stands in the queue; empty: it does not.
-    waiter: String,
-    claim: Duration,
-    poll: Duration,
-    mailbox: Option<Mailbox>,
-    sighted: Option<Sighted>,
-}
-
-/// The server's clock, and through which connections it was seen: behind others there may be another server.
-struct Sighted {
-    sighting: Sighting,
-    generation: u64,
-    subscription: u64,
-}
-
-impl Seat {
-    fn unqueued(target: &Target) -> Seat {
-        let armed = target.arm();
-        let poll = target.poll(&armed.attempt, false);
-        Seat { armed, waiter: String::new(), claim: Duration::ZERO, poll, mailbox: None, sighted: None }
+        enough
     }
 
-    fn told(target: &Target) -> Seat {
-        let mut seat = Seat::unqueued(target);
-        seat.poll = target.poll(&seat.armed.attempt, true);
-        seat.mailbox = Some(target.client.wakeups.mailbox(seat.armed.attempt.id));
-        let channel = target.client.wakeups.channel();
-        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(Some(channel), seat.poll);
-        seat
-    }
-
-    fn new(target: &Target, told: bool) -> Seat {
-        if told { Seat::told(target) } else { Seat::polling(target) }
-    }
-
-    fn polling(target: &Target) -> Seat {
-        let mut seat = Seat::unqueued(target);
-        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(None, seat.poll);
-        seat
-    }
-
-    /// Sleeps until there is a message, or until it is time to look.
-    async fn sleep(&self, pause: Duration) -> Option<String> {
-        match &self.mailbox {
-            None => {
-                sleep(pause).await;
-                None
-            }
-            Some(mailbox) => timeout(pause, mailbox.wait()).await.ok().flatten(),
-        }
-    }
-
-    /// The lease that a message hands over: `token time key`. `None` if it is not certain that most of the
-    /// claim is left; then a look finds the lock in this attempt's name, and takes the whole ttl.
-    fn handed_over(&self, message: &str) -> Option<Lease> {
-        let attempt = &self.armed.attempt;
-        let Sighted { sighting, generation, subscription } = self.sighted.as_ref()?;
-        let client = &self.armed.client;
-        if *generation != client.node.generation() || Some(*subscription) != client.wakeups.subscription() {
-            return None;
-        }
-        // A lease that is never renewed is worth its whole ttl from the start.
-        if attempt.options.renewal == Renewal::Never {
-            return None;
-        }
-        let mut words = message.splitn(3, ' ');
-        let token = words.next()?.parse().ok()?;
-        let time = words.next()?.parse().ok()?;
-        if words.next()? != attempt.name.key() {
-            return None;
-        }
-        let now = Moment::now();
-        let granted = sighting.earliest(time, attempt.options.drift, now)?;
-        let trusted = attempt.trusted(self.claim);
-        if now.since(granted) > trusted / 2 {
-            return None;
-        }
-        Some(Lease::new(Arc::clone(attempt), attempt.token(token), granted, granted + trusted))
+    /// A random one, so that those who are in each other's way do not meet again.
+    fn pause(&mut self) -> Duration {
+        self.pauses += 1;
+        let longest = SPLIT_PAUSE * (1 << self.pauses.min(3));
+        longest.mul_f64(f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 256.0)
     }
 }
 
 /// How long a server may fail before a waiter gives up on it: a newcomer soon, one who has queued
 /// after a ttl, since nothing of what he waited for can have outlasted that.
 struct Patience<'a> {
-    node: &'a Node,
+    nodes: &'a Nodes,
     script: &'static Script,
     newcomers: Duration,
     queued: Duration,
@@ -337,11 +246,11 @@ struct Patience<'a> {
 
 impl Patience<'_> {
     fn new(target: &Target) -> Patience<'_> {
-        let node = &*target.client.node;
-        let newcomers = 2 * node.limit();
+        let nodes = &*target.client.nodes;
+        let newcomers = 2 * nodes.limit();
         let queued = newcomers.max(target.options.ttl);
         Patience {
-            node,
+            nodes,
             script: &target.kind.acquire,
             newcomers,
             queued,
@@ -362,7 +271,7 @@ impl Patience<'_> {
         let now = Moment::now();
         let since = *self.failing_since.get_or_insert(now);
         // Others may have found out before.
-        let since = self.node.outage().map_or(since, |(earlier, _)| earlier.min(since));
+        let since = self.nodes.outage().map_or(since, |(earlier, _)| earlier.min(since));
         let limit = if self.has_queued { self.queued } else { self.newcomers };
         if now.since(since) >= limit {
             return Err(error());
@@ -374,7 +283,7 @@ impl Patience<'_> {
 
     /// The failure that others have met with for as long as a newcomer is patient.
     fn check(&self) -> Result<(), Error> {
-        match self.node.outage() {
+        match self.nodes.outage() {
             Some((since, failure)) if Moment::now().since(since) >= self.newcomers => {
                 Err(failure.during(self.script).into())
             }

@@ -1,6 +1,6 @@
 //! [`Attempt`]: one try to get a lock, from its first request to the release of what it got.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -9,14 +9,22 @@ use super::{Kind, validity};
 use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::name::Name;
-use crate::options::{Fencing, Options};
-use crate::wire::{Call, Script};
+use crate::options::{Fencing, Options, RestartGuard};
+use crate::wire::{Call, Doubt, Script};
 
 /// For how long a server remembers that an attempt was ended, so as to refuse it if it arrives late.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// The longest that a lock is kept for a waiter that it was handed to and that has not answered.
 const CLAIM: Duration = Duration::from_secs(3);
+
+/// A token that several nodes are asked to accept.
+#[derive(Clone, Copy)]
+pub(super) struct Proposal {
+    pub(super) token: u64,
+    /// Also where the owner has a hold with an earlier one.
+    pub(super) for_nested: bool,
+}
 
 /// One try to get a lock. Its id is in every request of it, which makes each of them idempotent.
 pub(crate) struct Attempt {
@@ -27,6 +35,9 @@ pub(crate) struct Attempt {
     pub(super) id: Uuid,
     text: String,
     ended: String,
+    /// What is not known of its requests.
+    pub(super) doubt: Arc<Doubt>,
+    since: OnceLock<u64>,
 }
 
 impl Attempt {
@@ -41,23 +52,24 @@ impl Attempt {
         let text = id.simple().to_string();
         let ended = name.ended(&text);
         let owner = owner.unwrap_or_else(|| text.clone());
-        Attempt { kind, name, options, owner, id, text, ended }
+        let (doubt, since) = (Arc::default(), OnceLock::new());
+        Attempt { kind, name, options, owner, id, text, ended, doubt, since }
     }
 
     /// The same hold, from now on of another kind and with other options.
     pub(super) fn exchanged(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
         let (name, owner) = (self.name.clone(), self.owner.clone());
         let (id, text, ended) = (self.id, self.text.clone(), self.ended.clone());
-        Attempt { kind, name, options, owner, id, text, ended }
+        let (doubt, since) = (Arc::clone(&self.doubt), self.since.clone());
+        Attempt { kind, name, options, owner, id, text, ended, doubt, since }
     }
 
     /// Makes a hold of this attempt one of this attempt's kind.
     pub(super) fn exchange(&self, script: &'static Script) -> Call<'_> {
-        Call::new(script, &self.keys()[..3])
-            .text(&self.owner)
-            .text(&self.text)
-            .number(millis(self.options.ttl))
-            .floor()
+        let call = Call::new(script, &self.keys()[..3]);
+        let guarded = self.options.restart_guard == RestartGuard::On;
+        let call = if guarded { call.key(self.name.node()) } else { call };
+        call.text(&self.owner).text(&self.text).number(millis(self.options.ttl)).floor()
     }
 
     /// How this attempt stands in the queue, told through `channel` or looking every `poll`; and its
@@ -98,17 +110,42 @@ impl Attempt {
         validity::trusted(ttl, self.options.drift)
     }
 
-    pub(super) fn acquire<'a>(&'a self, waiter: &'a str) -> Call<'a> {
-        let call = Call::new(&self.kind.acquire, &self.keys())
-            .text(&self.owner)
-            .text(&self.text)
-            .number(millis(self.options.ttl));
-        let call = match self.options.fencing {
-            Fencing::On => call.floor(),
-            Fencing::Off => call.text(""),
+    /// A number may be proposed as the token: several nodes must agree on one.
+    pub(super) fn acquire<'a>(&'a self, waiter: &'a str, proposal: Option<Proposal>) -> Call<'a> {
+        // Its first one is its place in the queues of all nodes.
+        let since = proposal.map(|it| *self.since.get_or_init(|| it.token));
+        let proposal = proposal.map(|it| format!("{}{}", if it.for_nested { '>' } else { '=' }, it.token));
+        self.take(self.options.ttl, waiter, proposal, since).replicated(self.options.wants_replicas())
+    }
+
+    /// Takes the lock once more on a node that has lost it, under the token that it has elsewhere.
+    pub(super) fn mend(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
+        self.take(ttl, "", token.map(|token| format!("~{token}")), None)
+    }
+
+    fn take<'a>(
+        &'a self,
+        ttl: Duration,
+        waiter: &'a str,
+        proposal: Option<String>,
+        since: Option<u64>,
+    ) -> Call<'a> {
+        let guarded = self.options.restart_guard == RestartGuard::On;
+        let call = Call::new(&self.kind.acquire, &self.keys());
+        let call = if guarded { call.key(self.name.node()) } else { call };
+        let call = call.text(&self.owner).text(&self.text).number(millis(ttl));
+        let call = match (self.options.fencing, proposal) {
+            (Fencing::Off, _) => call.text(""),
+            (Fencing::On, Some(proposal)) => call.owned(proposal),
+            (Fencing::On, None) => call.floor(),
         };
         let call = call.number(self.options.max_depth.into());
         match self.crowd() {
+            crowd if guarded || since.is_some() => {
+                let call = call.text(waiter).number(crowd.unwrap_or_default().into());
+                let call = if guarded { call.run() } else { call.text("") };
+                since.into_iter().fold(call, Call::number)
+            }
             Some(crowd) => call.text(waiter).number(crowd.into()),
             None if waiter.is_empty() => call,
             None => call.text(waiter),

@@ -8,13 +8,13 @@ use uuid::Uuid;
 use super::keeper::Keeper;
 use super::shared::Holds;
 use super::turnstile::Turnstiles;
-use crate::error::Error;
-use crate::options::Options;
-use crate::wire::{Dial, Node, Wakeups};
+use crate::error::{ConfigError, Error, NodeError};
+use crate::options::{Options, RestartGuard};
+use crate::wire::{Dial, Ear, Node, Nodes, Roster, Wakeups};
 
-/// One node, one keeper, one channel for wake-ups, and the queues inside this process.
+/// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
 pub(crate) struct Client {
-    pub(crate) node: Arc<Node>,
+    pub(crate) nodes: Arc<Nodes>,
     pub(crate) wakeups: Wakeups,
     pub(super) keeper: Arc<Keeper>,
     pub(super) turnstiles: Turnstiles,
@@ -22,23 +22,63 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects, and starts the keeper on the runtime that this is called from.
-    pub(crate) async fn start(
-        dial: Dial,
-        subscriber: Option<redis::Client>,
+    /// Connects to one deployment, and starts the keeper on the runtime that this is called from.
+    pub(crate) async fn start(dial: Dial, ear: Option<Ear>, options: &Options) -> Result<Arc<Client>, Error> {
+        let node = Node::new(dial, options.node_timeout, None);
+        let nodes = Nodes::new(vec![(node, String::new())]);
+        for outcome in nodes.connect().await {
+            outcome.map_err(|source| Error::Redis { script: "connect", source })?;
+        }
+        Ok(Client::with(nodes, ear.map(|ear| vec![ear]), options))
+    }
+
+    /// Connects to several servers, each with a name for people: to more than half of them, and to none that must
+    /// not be among them.
+    pub(crate) async fn start_quorum(
+        servers: Vec<(redis::Client, String)>,
         options: &Options,
     ) -> Result<Arc<Client>, Error> {
-        let limit = options.node_timeout;
-        let node = Arc::new(Node::new(dial, limit));
-        node.connect().await.map_err(|source| Error::Redis { script: "connect", source })?;
-        let channel = format!("{}wake:{}", options.prefix, Uuid::new_v4().simple());
-        Ok(Arc::new(Client {
-            keeper: Keeper::start(Arc::clone(&node)),
-            wakeups: Wakeups::new(channel, subscriber, limit),
+        let labels: Vec<String> = servers.iter().map(|(_, label)| label.clone()).collect();
+        let strict = options.restart_guard == RestartGuard::On;
+        let roster = Arc::new(Roster::new(labels.clone(), strict));
+        let ears = servers.iter().map(|(server, _)| Ear::Server(server.clone())).collect();
+        let nodes = servers.into_iter().enumerate().map(|(place, (server, label))| {
+            let place = Some((place, Arc::clone(&roster)));
+            (Node::new(Dial::Server(server), options.node_timeout, place), label)
+        });
+        let nodes = Nodes::new(nodes.collect());
+        let mut failed = Vec::new();
+        for (place, outcome) in nodes.connect().await.into_iter().enumerate() {
+            if let Some(problem) = roster.problem(place) {
+                return Err(ConfigError::Node { node: labels[place].clone(), problem }.into());
+            }
+            if let Err(source) = outcome {
+                let error = Error::Redis { script: "connect", source };
+                failed.push(NodeError { node: labels[place].clone(), error });
+            }
+        }
+        let (of, answered) = (nodes.count(), nodes.count() - failed.len());
+        if answered < nodes.majority() {
+            return Err(Error::NoQuorum { script: "connect", of, answered, nodes: failed });
+        }
+        Ok(Client::with(nodes, Some(ears), options))
+    }
+
+    fn with(nodes: Nodes, ears: Option<Vec<Ear>>, options: &Options) -> Arc<Client> {
+        let nodes = Arc::new(nodes);
+        // Of a cluster, PUBLISH counts only those who listen to the same server: scripts know by the name.
+        let elsewhere = if nodes.resend() { "~" } else { "" };
+        // A waiter is written as words with blanks between.
+        let prefix = options.prefix.replace(char::is_whitespace, "_");
+        let channel = format!("{prefix}wake:{}{elsewhere}", Uuid::new_v4().simple());
+        let ears = ears.filter(|_| options.wakeups == crate::options::Wakeups::Push);
+        Arc::new(Client {
+            keeper: Keeper::start(Arc::clone(&nodes)),
+            wakeups: Wakeups::new(channel, ears, nodes.count(), options.node_timeout),
             turnstiles: Turnstiles::default(),
             holds: Holds::default(),
-            node,
-        }))
+            nodes,
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Attempt, Client, Kind, Lease};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::options::Options;
-use crate::wire::{Answer, Call, Failure, Node, Reply, Script};
+use crate::wire::{Answer, Call, Failure, NodeSet, Reply, Script, Until, Votes};
 
 /// How often a release is sent before the rest is left to the keeper, or an exchange before it fails.
 const TRIES: u32 = 3;
@@ -21,10 +21,10 @@ pub(super) struct Armed {
     lease: Option<Lease>,
     /// How the attempt may stand in the queue; empty: it never queued.
     waiter: String,
-    /// A request has left and was not answered yet.
+    /// A request has left, and what came of it was not looked at.
     in_flight: bool,
-    /// A request has left that was never answered, or was sent twice: it may yet run.
-    unsettled: bool,
+    /// A request has left, ever.
+    asked: bool,
     /// There is nothing to give back, or it is meant to stay.
     disarmed: AtomicBool,
 }
@@ -37,42 +37,50 @@ impl Armed {
             lease: None,
             waiter: String::new(),
             in_flight: false,
-            unsettled: false,
+            asked: false,
             disarmed: AtomicBool::new(false),
         }
     }
 
     /// To be called before a request leaves: from then on it must be undone.
     pub(super) fn sends(&mut self, waiter: &str) {
-        self.in_flight = true;
+        (self.in_flight, self.asked) = (true, true);
         if self.waiter.is_empty() {
             self.waiter.push_str(waiter);
         }
     }
 
-    /// To be called with what came of the request.
-    pub(super) fn learns(&mut self, outcome: &Result<Reply, Failure>) {
+    /// To be called with what came of the request. What is `decided` is a lease, which all nodes are to give back.
+    pub(super) fn learns(&mut self, votes: &Votes, decided: bool) {
         self.in_flight = false;
-        self.unsettled |= match outcome {
-            Ok(reply) => reply.resent.is_some(),
-            Err(failure) => failure.is_unknown(),
-        };
+        // Else, whoever has not answered may yet grant it, and nobody would know.
+        if !decided && votes.rest.is_some() {
+            self.attempt.doubt.stays();
+        }
     }
 
-    /// The attempt was granted: from now on its lease is renewed.
-    pub(super) fn granted(mut self, lease: Lease) -> Held {
+    /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
+    pub(super) fn granted(mut self, lease: Lease, unanimous: bool) -> Held {
         // What was granted has left the queue; only a late delivery could put it back.
-        if !self.unsettled {
+        if unanimous && !self.attempt.doubt.is_open() {
             self.waiter.clear();
         }
-        self.client.keeper.schedule(&lease);
+        self.client.keeper.schedule(&lease, unanimous);
         self.lease = Some(lease.clone());
         Held { armed: self, lease }
     }
 
     /// Gives back what was granted in vain.
-    pub(super) fn give_back(mut self) {
-        self.unsettled = true;
+    pub(super) fn give_back(self) {
+        self.attempt.doubt.stays();
+    }
+
+    /// Gives back what some nodes have granted, and goes on waiting on the others. False if that may happen later: then
+    /// it might take away what this attempt is granted until then, and the attempt must not go on.
+    pub(super) async fn let_go(&self, by: NodeSet) -> bool {
+        let (call, doubt) = (self.attempt.release(false, ""), Arc::default());
+        self.client.nodes.ask(&call, by, &doubt, Until::Answered).await;
+        !doubt.is_open()
     }
 
     fn disarm(&self) {
@@ -85,7 +93,7 @@ impl Armed {
 
     /// Whether the server must forget the attempt and refuse what may yet arrive of it.
     fn ends_for_good(&self) -> bool {
-        self.in_flight || self.unsettled
+        self.in_flight || self.attempt.doubt.is_open() || self.client.nodes.resend()
     }
 }
 
@@ -94,10 +102,15 @@ impl Drop for Armed {
         if let Some(lease) = &self.lease {
             self.client.keeper.forget(lease);
         }
-        let nothing_to_undo = self.lease.is_none() && self.waiter.is_empty() && !self.ends_for_good();
+        // Sent again unseen, it may yet be granted after "busy" was answered.
+        let resent = self.asked && self.client.nodes.resend();
+        let may_have = self.lease.is_some() || self.in_flight || resent || self.attempt.doubt.is_open();
+        let nothing_to_undo = !may_have && self.waiter.is_empty();
         if !self.is_disarmed() && !nothing_to_undo {
             let for_good = self.ends_for_good();
-            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, std::mem::take(&mut self.waiter));
+            let everyone = self.client.nodes.everyone();
+            let waiter = std::mem::take(&mut self.waiter);
+            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, waiter, everyone);
         }
     }
 }
@@ -133,10 +146,11 @@ impl Held {
         client.keeper.forget(&self.lease);
         let for_good = self.armed.ends_for_good();
         let call = attempt.release(for_good, &self.armed.waiter);
-        let (outcome, doubt) = insist(&client.node, &call).await;
-        let reply = outcome?;
-        let Answer::Final(answer) = reply.answer()? else { return Err(reply.unexpected().into()) };
+        let (outcome, doubt) = insist(&client, &attempt, &call).await;
+        let Settled { answer, reply, votes } = outcome?;
+        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };
         self.armed.disarm();
+        see_to_the_rest(&client, &attempt, &self.armed.waiter, votes);
         match (answer, doubt) {
             (1.., _) => Ok(()),
             // Released by an earlier delivery, or lost before: never to be taken for a success.
@@ -167,20 +181,22 @@ impl Held {
         self.armed.attempt = Arc::clone(&attempt);
         let call = attempt.exchange(script);
         let sent = Moment::now();
-        let reply = insist(&client.node, &call).await.0?;
-        match reply.answer()? {
+        let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await.0?;
+        match answer {
             Answer::Final(1..) => {
                 let until = sent + attempt.trusted(attempt.options.ttl);
                 if Moment::now() >= until {
                     return Err(lost());
                 }
-                Ok(self.armed.granted(Lease::new(attempt, lease.fencing_token(), sent, until)))
+                let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
+                exchange_the_rest(&client, script, &attempt, lease.clone(), &votes);
+                Ok(self.armed.granted(lease, client.nodes.single().is_some()))
             }
             Answer::Final(0) => Err(lost()),
             Answer::Final(answer) => {
                 Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
             }
-            Answer::Busy(..) => Err(reply.unexpected().into()),
+            Answer::Busy(..) | Answer::TooLow(_) => Err(reply.unexpected().into()),
         }
     }
 
@@ -191,22 +207,110 @@ impl Held {
     }
 }
 
+/// What a request came to that needs a majority.
+pub(crate) struct Settled {
+    pub(crate) answer: Answer,
+    /// One of those who answered like this.
+    pub(crate) reply: Reply,
+    votes: Votes,
+}
+
+/// Sends a request to all nodes, and finds out what more than half of them say, "yes" being a positive number.
+pub(crate) async fn settle(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Settled, Failure> {
+    let nodes = &client.nodes;
+    let mut votes = nodes.ask(call, nodes.everyone(), &attempt.doubt, Until::Decided(1)).await;
+    votes.doubt_noes();
+    let (mut yes, mut no) = (Vec::new(), Vec::new());
+    for (index, (_, outcome)) in votes.cast.iter().enumerate() {
+        match outcome.as_ref().map(Reply::answer) {
+            Ok(Ok(answer @ Answer::Final(1..))) => yes.push((index, answer)),
+            Ok(Ok(answer)) => no.push((index, answer)),
+            Ok(Err(failure)) if votes.of() == 1 => return Err(failure),
+            _ => {}
+        }
+    }
+    let decided = if yes.len() >= votes.majority() {
+        yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
+    } else if no.len() > votes.of() - votes.majority() {
+        no.into_iter().next() // whatever the others would say
+    } else {
+        None
+    };
+    match decided {
+        Some((index, answer)) => match votes.cast[index].1.clone() {
+            Ok(reply) => Ok(Settled { answer, reply, votes }),
+            Err(failure) => Err(failure),
+        },
+        None => Err(votes.failure()),
+    }
+}
+
 /// Sends a request again where that may help. Beside the answer, the failure of an earlier delivery that may
 /// have run.
-async fn insist(node: &Node, call: &Call<'_>) -> (Result<Reply, Failure>, Option<Failure>) {
+async fn insist(
+    client: &Client,
+    attempt: &Attempt,
+    call: &Call<'_>,
+) -> (Result<Settled, Failure>, Option<Failure>) {
     let mut doubt = None;
     let mut tries_left = TRIES;
     loop {
         tries_left -= 1;
-        match node.call(call).await {
+        match settle(client, attempt, call).await {
             Err(failure) if failure.is_passing() && tries_left > 0 => {
                 doubt = doubt.or(failure.is_unknown().then_some(failure));
             }
             outcome => {
-                let resent = outcome.as_ref().ok().and_then(|reply| reply.resent.clone());
+                let resent = outcome.as_ref().ok().and_then(|settled| settled.reply.resent.clone());
                 return (outcome, doubt.or(resent));
             }
         }
+    }
+}
+
+/// Repeats an exchange on a minority of the nodes that have not answered, until they do: they would keep the hold as
+/// what it was, and renewals would prolong it.
+fn exchange_the_rest(
+    client: &Arc<Client>,
+    script: &'static Script,
+    attempt: &Arc<Attempt>,
+    lease: Lease,
+    votes: &Votes,
+) {
+    let mut left = votes.missing();
+    if left.is_empty() {
+        return;
+    }
+    let (client, attempt) = (Arc::clone(client), Arc::clone(attempt));
+    let nodes = Arc::clone(&client.nodes);
+    nodes.spawn(async move {
+        while !left.is_empty() && !lease.is_lost() {
+            let call = attempt.exchange(script);
+            let votes = client.nodes.ask(&call, left, &attempt.doubt, Until::Answered).await;
+            left = votes.failed();
+            tokio::time::sleep(client.nodes.limit()).await;
+        }
+    });
+}
+
+/// Has the keeper release what a minority of the nodes may still keep, which a majority has released.
+fn see_to_the_rest(client: &Arc<Client>, attempt: &Arc<Attempt>, waiter: &str, votes: Votes) {
+    let give_back = |client: &Client, attempt: &Arc<Attempt>, waiter: &str, nodes: NodeSet| {
+        client.keeper.abandon(Arc::clone(attempt), true, waiter.to_owned(), nodes);
+    };
+    let failed = votes.failed();
+    if !failed.is_empty() {
+        give_back(client, attempt, waiter, failed);
+    }
+    if let Some(mut rest) = votes.rest {
+        let (client, attempt, waiter) = (Arc::clone(client), Arc::clone(attempt), waiter.to_owned());
+        client.clone().nodes.spawn(async move {
+            while let Some((node, outcome)) = rest.next().await {
+                if outcome.is_err() {
+                    give_back(&client, &attempt, &waiter, NodeSet::of([node]));
+                }
+            }
+        });
     }
 }
 

@@ -1,7 +1,6 @@
 //! The keeper: the one task of a client that renews its leases and gives back what was dropped.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,77 +8,49 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::book::{Abandoned, Book, May, Round};
 use super::{Attempt, LONGEST_SLEEP, Lease};
 use crate::clock::Moment;
 use crate::event::event;
 use crate::options::Renewal;
-use crate::wire::{Answer, Call, Failure, Node, Reply};
+use crate::wire::{Answer, Call, NodeSet, Nodes, Reply, Vote};
 
-/// How many requests travel in one pipeline.
-const ROUND: usize = 128;
 /// How many pipelines are under way at a time.
 const ROUNDS: usize = 16;
-/// How many dropped attempts are remembered. Beyond it one is left to its ttl: with a server that is
-/// down for long, memory must not grow with every caller that gives up.
-const ABANDONED: usize = 65_536;
 /// How long a dropped attempt is pursued beyond its ttl once its client is gone.
 const PURSUIT: Duration = Duration::from_secs(10);
+/// How long after it was granted a lease is renewed first that not all nodes have granted.
+const PATCH: Duration = Duration::from_millis(100);
 /// The pause before a request without an answer is sent again: the least, and the most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Renews what is held, soonest first, and releases what was dropped, for one node.
+/// Renews what is held, soonest first, and releases what was dropped.
 ///
 /// A lease is in the book, or in one round, or over; all three change under the book's lock, so a lease
 /// that was given back is never renewed afterwards.
 pub(super) struct Keeper {
-    node: Arc<Node>,
+    nodes: Arc<Nodes>,
     book: Mutex<Book>,
     bell: Notify,
     /// Rung when everything that was dropped has been given back.
     settled: Notify,
 }
 
-#[derive(Default)]
-struct Book {
-    due: BTreeMap<(Moment, u64), Lease>,
-    abandoned: BTreeMap<(Moment, u64), Abandoned>,
-    /// How many dropped attempts have not been given back yet, in the book or in a round.
-    returning: usize,
-    entries: u64,
-    /// Until when the task sleeps, unless it is woken. What is due later need not wake it, which is what
-    /// keeps a lock that is soon released from costing a switch of tasks.
-    sleeps_until: Option<Moment>,
-    closed: bool,
-}
-
-/// Where a lease stands in the book. Read and written only under the book's lock.
-#[derive(Default)]
-pub(super) struct Entry {
-    number: AtomicU64,
-    due: AtomicU64,
-    over: AtomicBool,
-}
-
-struct Abandoned {
-    attempt: Arc<Attempt>,
-    for_good: bool,
-    waiter: String,
-    give_up: Moment,
-}
-
-/// What one pipeline does.
-#[derive(Default)]
-struct Round {
-    /// With what to extend them; those that are not extended are only asked about.
-    renewals: Vec<(Lease, Option<Duration>)>,
-    releases: Vec<Abandoned>,
+/// What the nodes say of a lease.
+#[derive(PartialEq)]
+enum Standing {
+    /// More than half have it.
+    Held,
+    /// So many have it not that more than half cannot.
+    Lost,
+    Unknown,
 }
 
 impl Keeper {
     /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to do.
-    pub(super) fn start(node: Arc<Node>) -> Arc<Keeper> {
+    pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
         let keeper =
-            Arc::new(Keeper { node, book: Mutex::default(), bell: Notify::new(), settled: Notify::new() });
+            Arc::new(Keeper { nodes, book: Mutex::default(), bell: Notify::new(), settled: Notify::new() });
         tokio::spawn(Arc::clone(&keeper).run());
         keeper
     }
@@ -90,10 +61,11 @@ impl Keeper {
         self.bell.notify_one();
     }
 
-    /// Renews a lease from now on, if its options say so.
-    pub(super) fn schedule(&self, lease: &Lease) {
+    /// Renews a lease from now on, if its options say so; soon, if not all nodes have granted it: they may by now.
+    pub(super) fn schedule(&self, lease: &Lease, unanimous: bool) {
+        let third = lease.until().since(lease.0.at) / 3;
         let due = match lease.options().renewal {
-            Renewal::Automatic => lease.0.at + lease.until().since(lease.0.at) / 3,
+            Renewal::Automatic => lease.0.at + if unanimous { third } else { third.min(PATCH) },
             // Not renewed, but asked about if another hold of its owner turns out to be lost.
             Renewal::Never if lease.0.attempt.kind.reenters => lease.until(),
             Renewal::Never => return,
@@ -107,13 +79,15 @@ impl Keeper {
         lease.end();
     }
 
-    /// Gives back what a dropped attempt has or gets.
-    pub(super) fn abandon(&self, attempt: Arc<Attempt>, for_good: bool, waiter: String) {
+    /// Gives back what a dropped attempt has or gets on some nodes.
+    pub(super) fn abandon(&self, attempt: Arc<Attempt>, for_good: bool, waiter: String, nodes: NodeSet) {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + PURSUIT;
+        // What only a minority keeps is in nobody's way.
+        let counts = nodes.len() >= self.nodes.majority();
         let mut book = self.book();
-        book.returning += 1;
-        book.pursue(Abandoned { attempt, for_good, waiter, give_up }, now);
+        book.returning += usize::from(counts);
+        book.pursue(Abandoned { attempt, for_good, waiter, give_up, nodes, counts }, now);
         drop(book);
         self.bell.notify_one();
     }
@@ -133,15 +107,28 @@ impl Keeper {
 
     async fn run(self: Arc<Keeper>) {
         let mut rounds = JoinSet::new();
+        // Rounds that give back may wait for a node that hangs: never so many that renewals wait for them, nor one more of
+        // those that only see to what a minority has left.
+        let (mut returning, mut tidying) = (0, 0);
         loop {
             let next = loop {
                 if rounds.len() == ROUNDS {
                     break LONGEST_SLEEP;
                 }
                 // Not in the match: its lock would be held in the arms.
-                let (taken, closed) = self.take();
+                let (taken, closed) =
+                    self.take(May { give_back: returning < ROUNDS / 2, tidy: tidying == 0 });
                 match taken {
-                    Ok(round) => rounds.spawn(Arc::clone(&self).execute(round)),
+                    Ok(round) => {
+                        let tidies = usize::from(round.tidies);
+                        let returns = usize::from(!round.tidies && !round.releases.is_empty());
+                        (returning, tidying) = (returning + returns, tidying + tidies);
+                        let executed = Arc::clone(&self).execute(round);
+                        rounds.spawn(async move {
+                            executed.await;
+                            (returns, tidies)
+                        })
+                    }
                     Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
                     Err(None) if rounds.is_empty() && closed => return,
                     Err(None) => break LONGEST_SLEEP,
@@ -149,16 +136,19 @@ impl Keeper {
             };
             tokio::select! {
                 () = self.bell.notified() => {}
-                Some(_) = rounds.join_next() => {}
+                Some(done) = rounds.join_next() => {
+                    let (returned, tidied) = done.unwrap_or_default();
+                    (returning, tidying) = (returning - returned, tidying - tidied);
+                }
                 () = sleep(next) => {}
             }
         }
     }
 
-    fn take(&self) -> (Result<Round, Option<Moment>>, bool) {
+    fn take(&self, may: May) -> (Result<Round, Option<Moment>>, bool) {
         let now = Moment::now();
         let mut book = self.book();
-        let taken = book.take(now);
+        let taken = book.take(now, may);
         book.sleeps_until = match taken {
             Ok(_) => None,
             Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
@@ -167,43 +157,99 @@ impl Keeper {
     }
 
     async fn execute(self: Arc<Keeper>, round: Round) {
-        let renewals = round.renewals.iter().map(|(lease, ttl)| lease.0.attempt.renew(*ttl));
-        let releases = round.releases.iter().map(|it| it.attempt.release(it.for_good, &it.waiter));
-        let calls: Vec<Call<'_>> = renewals.chain(releases).collect();
+        let everyone = self.nodes.everyone();
+        let renewals = round.renewals.iter().map(|(lease, ttl)| (lease.0.attempt.renew(*ttl), everyone));
+        let releases =
+            round.releases.iter().map(|it| (it.attempt.release(it.for_good, &it.waiter), it.nodes));
+        let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
         // A silent connection must leave time for another one before the shortest lease is over.
         let shortest = round.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
-        let limit = shortest.map_or(self.node.limit(), |ttl| ttl / 4);
+        let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
         let sent = Moment::now();
-        let mut answers = self.node.call_all(&calls, limit).await.into_iter();
-        let renewed = answers.by_ref().take(round.renewals.len()).collect::<Vec<_>>();
+        let mut answers = self.nodes.call_all(calls, limit).await.into_iter();
+        let renewed: Vec<_> = answers.by_ref().take(round.renewals.len()).collect();
         let released: Vec<_> = answers.collect();
-        let gone = round.renewals.into_iter().zip(renewed).filter_map(|((lease, ttl), answer)| {
-            let gone = self.conclude_renewal(&lease, ttl, sent, &answer);
-            gone.then_some(lease)
-        });
-        let gone: Vec<Lease> = gone.collect();
-        for (it, answer) in round.releases.into_iter().zip(released) {
-            self.conclude_release(it, &answer.and_then(|reply| reply.answer()));
+        let (mut gone, mut torn) = (Vec::new(), Vec::new());
+        for ((lease, ttl), votes) in round.renewals.into_iter().zip(renewed) {
+            let (standing, without) = self.count(&votes);
+            if self.conclude_renewal(&lease, ttl, sent, &standing, &votes) {
+                gone.push(lease);
+            } else if let Some(ttl) = ttl.filter(|_| standing == Standing::Held && !without.is_empty()) {
+                torn.push((lease, ttl, without));
+            }
+        }
+        for (it, votes) in round.releases.into_iter().zip(released) {
+            self.conclude_release(it, &votes);
         }
         self.book().hurry(&gone);
         self.bell.notify_one();
+        self.mend(torn, limit).await;
     }
 
-    /// True if the server says that the lease is over.
+    /// Which nodes have a lease, and which have it not.
+    fn count(&self, votes: &[Vote]) -> (Standing, NodeSet) {
+        let mut held = 0;
+        let mut without = NodeSet::of([]);
+        for (node, outcome) in votes {
+            match outcome.as_ref().map(Reply::answer) {
+                Ok(Ok(Answer::Final(time @ 1..))) => {
+                    self.nodes.node(*node).observe(time.unsigned_abs());
+                    held += 1;
+                }
+                Ok(Ok(Answer::Final(0 | -2))) => without = without.with(*node),
+                _ => {}
+            }
+        }
+        let standing = if held >= self.nodes.majority() {
+            Standing::Held
+        } else if without.len() > self.nodes.count() - self.nodes.majority() {
+            Standing::Lost
+        } else {
+            Standing::Unknown
+        };
+        (standing, without)
+    }
+
+    /// Takes a lock that a majority keeps for a lease once more where a node has lost it: a node that was away is
+    /// back, and the next one may go.
+    async fn mend(&self, torn: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
+        let torn: Vec<_> = {
+            let _book = self.book();
+            let held = |lease: &Lease| !lease.0.entry.over.load(Ordering::Relaxed) && !lease.is_lost();
+            torn.into_iter()
+                .filter(|(lease, ..)| held(lease))
+                // From here on, a release waits for it, or has it refused.
+                .map(|(lease, ttl, nodes)| (Leaving::new(&lease), lease, ttl, nodes))
+                .collect()
+        };
+        if torn.is_empty() {
+            return;
+        }
+        let calls =
+            torn.iter().map(|(_, lease, ttl, nodes)| (lease.0.attempt.mend(*ttl, lease.0.token), *nodes));
+        let votes = self.nodes.call_all(calls.collect(), limit).await;
+        for ((leaving, ..), votes) in torn.into_iter().zip(votes) {
+            if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
+                leaving.arrives();
+            }
+        }
+    }
+
+    /// True if the nodes say that the lease is over.
     fn conclude_renewal(
         &self,
         lease: &Lease,
         ttl: Option<Duration>,
         sent: Moment,
-        answer: &Result<Reply, Failure>,
+        standing: &Standing,
+        _votes: &[Vote],
     ) -> bool {
         let mut book = self.book();
         if lease.0.entry.over.load(Ordering::Relaxed) {
             return false; // given back meanwhile: whatever the answer, it is nobody's business any more
         }
-        match answer.as_ref().map(Reply::answer) {
-            Ok(Ok(Answer::Final(time @ 1..))) => {
-                self.node.observe(time.unsigned_abs());
+        match standing {
+            Standing::Held => {
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => book.insert(lease, sent + ttl / 3, &self.bell),
                     None if !lease.is_lost() => book.insert(lease, lease.until(), &self.bell),
@@ -211,19 +257,23 @@ impl Keeper {
                 }
                 false
             }
-            Ok(Ok(Answer::Final(0 | -2))) => {
+            Standing::Lost => {
                 event!(error, lock = %lease.name(), "lost a lease: the server has ended it");
                 book.strike(lease);
                 lease.end();
+                if self.nodes.single().is_none() {
+                    drop(book);
+                    self.abandon_everywhere(lease); // a minority may keep it
+                }
                 true
             }
-            // Unknown: the deadline stays where it is, and is what ends the trying.
-            _ if lease.is_lost() => {
+            // The deadline stays where it is, and is what ends the trying.
+            Standing::Unknown if lease.is_lost() => {
                 self.lose_late(book, lease);
                 false
             }
-            _ => {
-                event!(warn, lock = %lease.name(), ?answer, "cannot renew a lease: trying again");
+            Standing::Unknown => {
+                event!(warn, lock = %lease.name(), votes = ?_votes, "cannot renew a lease: trying again");
                 let pause = (lease.options().ttl / 30).clamp(PAUSES.0, PAUSES.1);
                 book.insert(lease, Moment::now() + pause, &self.bell);
                 false
@@ -237,20 +287,38 @@ impl Keeper {
         book.strike(lease);
         drop(book);
         lease.end();
-        self.abandon(Arc::clone(&lease.0.attempt), true, String::new());
+        self.abandon_everywhere(lease);
     }
 
-    fn conclude_release(&self, mut it: Abandoned, answer: &Result<Answer, Failure>) {
+    fn abandon_everywhere(&self, lease: &Lease) {
+        self.abandon(Arc::clone(&lease.0.attempt), true, String::new(), self.nodes.everyone());
+    }
+
+    fn conclude_release(&self, mut it: Abandoned, votes: &[Vote]) {
         let now = Moment::now();
         let mut book = self.book();
-        let Err(failure) = answer else { return self.returned(book) };
-        // For as long as the server cannot be reached, it may still have the attempt in its queue. Once the
-        // client is gone, nobody waits for that long.
-        if failure.is_passing() && (!book.closed || now < it.give_up) {
-            it.for_good |= failure.is_unknown();
+        let mut left = NodeSet::of([]);
+        for (node, outcome) in votes {
+            let Err(failure) = outcome.as_ref().map_err(Clone::clone).and_then(Reply::answer) else {
+                continue;
+            };
+            // For as long as the server cannot be reached, it may still have the attempt in its queue. Once the
+            // client is gone, nobody waits for that long, nor for a minority that does not come back.
+            let for_long = !book.closed && it.nodes.len() >= self.nodes.majority();
+            if failure.is_passing() && (for_long || now < it.give_up) {
+                it.for_good |= failure.is_unknown();
+                left = left.with(*node);
+            } else {
+                event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
+            }
+        }
+        let returned = it.counts && left.len() < self.nodes.majority();
+        it.counts &= !returned;
+        if !left.is_empty() {
+            it.nodes = left;
             book.pursue(it, now + PAUSES.1 / 2);
-        } else {
-            event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
+        }
+        if returned {
             self.returned(book);
         }
     }
@@ -270,91 +338,20 @@ impl Keeper {
     /// How many leases and dropped attempts are in the book.
     pub(super) fn entries(&self) -> usize {
         let book = self.book();
-        book.due.len() + book.abandoned.len()
+        book.due.len() + book.abandoned.len() + book.leftovers.len()
     }
 }
 
-impl Book {
-    fn insert(&mut self, lease: &Lease, due: Moment, bell: &Notify) {
-        let entry = &lease.0.entry;
-        if entry.over.load(Ordering::Relaxed) {
-            return;
-        }
-        self.entries += 1;
-        entry.number.store(self.entries, Ordering::Relaxed);
-        entry.due.store(due.as_nanos(), Ordering::Relaxed);
-        self.due.insert((due, self.entries), lease.clone());
-        if self.sleeps_until.is_some_and(|until| due < until) {
-            bell.notify_one();
-        }
+/// A request for a lease is under way, until it is known that it was answered.
+struct Leaving(Arc<Attempt>);
+
+impl Leaving {
+    fn new(lease: &Lease) -> Leaving {
+        lease.0.attempt.doubt.leaves();
+        Leaving(Arc::clone(&lease.0.attempt))
     }
 
-    fn strike(&mut self, lease: &Lease) {
-        let entry = &lease.0.entry;
-        entry.over.store(true, Ordering::Relaxed);
-        let due = Moment::from_nanos(entry.due.load(Ordering::Relaxed));
-        self.due.remove(&(due, entry.number.load(Ordering::Relaxed)));
-    }
-
-    fn pursue(&mut self, abandoned: Abandoned, due: Moment) {
-        if self.abandoned.len() == ABANDONED
-            && let Some((_, _it)) = self.abandoned.pop_first()
-        {
-            event!(error, lock = %_it.attempt.name, "too many locks to give back: the ttl will");
-            self.returning -= 1;
-        }
-        self.entries += 1;
-        self.abandoned.insert((due, self.entries), abandoned);
-    }
-
-    /// What is due, or when something will be.
-    fn take(&mut self, now: Moment) -> Result<Round, Option<Moment>> {
-        let mut round = Round::default();
-        while round.renewals.len() < ROUND
-            && let Some(first) = self.due.first_entry()
-            && first.key().0 <= now
-        {
-            let lease = first.remove();
-            let ttl = lease.next_ttl(now);
-            // Held for as long as it may be: it is left to its deadline.
-            if ttl.is_some() || (lease.0.attempt.kind.reenters && !lease.is_lost()) {
-                round.renewals.push((lease, ttl));
-            }
-        }
-        while round.renewals.len() + round.releases.len() < ROUND
-            && let Some(first) = self.abandoned.first_entry()
-            && first.key().0 <= now
-        {
-            round.releases.push(first.remove());
-        }
-        if round.renewals.is_empty() && round.releases.is_empty() {
-            let due = self.due.first_key_value().map(|((due, _), _)| *due);
-            let abandoned = self.abandoned.first_key_value().map(|((due, _), _)| *due);
-            return Err(due.into_iter().chain(abandoned).min());
-        }
-        Ok(round)
-    }
-
-    /// Where one hold of an owner was lost, its other holds are asked about at once.
-    fn hurry(&mut self, lost: &[Lease]) {
-        let lost: Vec<_> = lost.iter().filter(|lease| lease.0.attempt.kind.reenters).collect();
-        if lost.is_empty() {
-            return;
-        }
-        let owners: HashSet<_> =
-            lost.iter().map(|lease| (lease.name(), lease.0.attempt.owner.as_str())).collect();
-        let siblings: Vec<_> = self
-            .due
-            .iter()
-            .filter(|(_, lease)| owners.contains(&(lease.name(), lease.0.attempt.owner.as_str())))
-            .map(|(key, _)| *key)
-            .collect();
-        for key in siblings {
-            if let Some(lease) = self.due.remove(&key) {
-                let now = Moment::now();
-                lease.0.entry.due.store(now.as_nanos(), Ordering::Relaxed);
-                self.due.insert((now, key.1), lease);
-            }
-        }
+    fn arrives(self) {
+        self.0.doubt.arrives();
     }
 }

@@ -3,10 +3,13 @@
 //! Nothing here names a kind of lock: a [`Kind`] is data, and what differs is in its scripts.
 
 mod acquire;
+mod ask;
 mod attempt;
+mod book;
 mod client;
 mod held;
 mod keeper;
+mod seat;
 mod shared;
 mod turnstile;
 mod validity;
@@ -22,7 +25,7 @@ use tokio::time::sleep;
 pub(crate) use acquire::{Target, acquire, acquire_within, try_acquire};
 pub(crate) use attempt::Attempt;
 pub(crate) use client::Client;
-pub(crate) use held::Held;
+pub(crate) use held::{Held, settle};
 pub(crate) use shared::Shared;
 
 use crate::clock::Moment;
@@ -83,7 +86,7 @@ pub struct Lease(Arc<Granted>);
 
 struct Granted {
     attempt: Arc<Attempt>,
-    entry: keeper::Entry,
+    entry: book::Entry,
     token: Option<FencingToken>,
     at: Moment,
     deadline: Deadline,
@@ -93,7 +96,7 @@ struct Granted {
 impl Lease {
     fn new(attempt: Arc<Attempt>, token: Option<FencingToken>, at: Moment, until: Moment) -> Lease {
         let deadline = Deadline::new(until);
-        let entry = keeper::Entry::default();
+        let entry = book::Entry::default();
         Lease(Arc::new(Granted { attempt, entry, token, at, deadline, bell: Notify::new() }))
     }
 

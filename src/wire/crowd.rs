@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+
+use super::connection::{Connection, too_slow};
 
 /// How many requests may be under way one by one: with fewer than that, waiting for a pipeline costs more than it saves.
 const FEW: usize = 64;
@@ -24,7 +25,7 @@ const PIPELINES: usize = 4;
 /// One connection, used by many.
 #[derive(Clone, Debug)]
 pub(super) struct Crowd {
-    connection: MultiplexedConnection,
+    connection: Connection,
     limit: Duration,
     under_way: Arc<AtomicUsize>,
     /// Each caller waits for its own request, so there are never more of them than callers.
@@ -39,9 +40,9 @@ struct Waiting {
 
 impl Crowd {
     /// What sends the pipelines lives on `runtime`, until the connection is not used any more.
-    pub(super) fn new(connection: MultiplexedConnection, limit: Duration, runtime: &Handle) -> Crowd {
+    pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Crowd {
         let (gathering, gathered) = mpsc::channel(TOGETHER);
-        runtime.spawn(set_out(connection.clone(), gathered));
+        runtime.spawn(set_out(connection.clone(), limit, gathered));
         Crowd { connection, limit, under_way: Arc::default(), gathering }
     }
 
@@ -51,8 +52,8 @@ impl Crowd {
     /// Dropped, the request may run all the same.
     pub(super) async fn send(&self, request: Cmd) -> Result<Value, RedisError> {
         let underway = UnderWay::new(&self.under_way);
-        if underway.others < FEW {
-            return request.query_async(&mut self.connection.clone()).await;
+        if underway.others < FEW || !self.connection.gathers() {
+            return self.connection.send(&request, self.limit).await;
         }
         let (answer, answered) = oneshot::channel();
         let together = async {
@@ -70,12 +71,10 @@ impl Crowd {
     /// Sends requests together, with an answer for each, whatever happens to the whole.
     pub(super) async fn send_all(
         &self,
-        requests: impl ExactSizeIterator<Item = Cmd>,
+        requests: Vec<Cmd>,
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        let mut connection = self.connection.clone();
-        connection.set_response_timeout(limit.min(self.limit));
-        pipeline(&mut connection, requests).await
+        self.connection.send_all(requests, limit.min(self.limit)).await
     }
 }
 
@@ -98,7 +97,7 @@ impl Drop for UnderWay<'_> {
 }
 
 /// Sends off what has gathered, again and again.
-async fn set_out(connection: MultiplexedConnection, mut gathered: mpsc::Receiver<Waiting>) {
+async fn set_out(connection: Connection, limit: Duration, mut gathered: mpsc::Receiver<Waiting>) {
     let mut pipelines = JoinSet::new();
     let mut waiting = Vec::new();
     loop {
@@ -108,47 +107,19 @@ async fn set_out(connection: MultiplexedConnection, mut gathered: mpsc::Receiver
         if gathered.recv_many(&mut waiting, TOGETHER).await == 0 {
             break;
         }
-        pipelines.spawn(travel(connection.clone(), std::mem::take(&mut waiting)));
+        pipelines.spawn(travel(connection.clone(), limit, std::mem::take(&mut waiting)));
     }
     // The last callers still wait for their answers.
     while pipelines.join_next().await.is_some() {}
 }
 
-async fn travel(mut connection: MultiplexedConnection, mut waiting: Vec<Waiting>) {
+async fn travel(connection: Connection, limit: Duration, mut waiting: Vec<Waiting>) {
     // Whoever has given up needs no request: it would have to be undone.
     waiting.retain(|waiting| !waiting.answer.is_closed());
     let (requests, callers): (Vec<_>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
-    let answers = pipeline(&mut connection, requests.into_iter()).await;
+    let answers = connection.send_all(requests, limit).await;
     for (caller, answer) in callers.into_iter().zip(answers) {
         let _gone = caller.send(answer); // then the answer is undone by whoever dropped the caller
     }
-}
-
-async fn pipeline(
-    connection: &mut MultiplexedConnection,
-    requests: impl ExactSizeIterator<Item = Cmd>,
-) -> Vec<Result<Value, RedisError>> {
-    let mut pipeline = Pipeline::with_capacity(requests.len());
-    for request in requests {
-        pipeline.add_command(request);
-    }
-    if pipeline.is_empty() {
-        return Vec::new();
-    }
-    let count = pipeline.len();
-    match pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(connection).await {
-        Ok(answers) if answers.len() == count => answers,
-        Ok(answers) => {
-            let detail = format!("{} for {count} requests", answers.len());
-            let error =
-                RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
-            vec![Err(error); count]
-        }
-        Err(error) => vec![Err(error); count],
-    }
-}
-
-pub(super) fn too_slow() -> RedisError {
-    RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
 }

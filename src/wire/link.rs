@@ -1,56 +1,16 @@
-//! Connections: how to make one, and one that is shared and replaced when it breaks.
+//! A connection that is shared, and replaced when it breaks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, RedisError};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use super::crowd::{Crowd, too_slow};
-
-/// Where connections come from.
-#[derive(Clone, Debug)]
-pub(crate) enum Dial {
-    Client(Client),
-    #[cfg(feature = "pool")]
-    /// The settings of an application's pool, not its places: a connection is made beside them, so that
-    /// nobody who empties the pool keeps a lease from being renewed.
-    Pool(deadpool_redis::Pool),
-}
-
-impl Dial {
-    pub(super) async fn connect(self, limit: Duration) -> Result<MultiplexedConnection, RedisError> {
-        let dialled = async {
-            match &self {
-                Dial::Client(client) => {
-                    client.get_multiplexed_async_connection_with_config(&config(limit)).await
-                }
-                #[cfg(feature = "pool")]
-                Dial::Pool(pool) => deadpool::managed::Manager::create(pool.manager()).await,
-            }
-        };
-        let mut connection = timeout(limit, dialled).await.map_err(|_| too_slow())??;
-        connection.set_response_timeout(limit);
-        Ok(connection)
-    }
-}
-
-pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
-}
-
-/// A client for a server's URL, with the socket settings that a lock needs and the library leaves off.
-pub(crate) fn client(url: &str, limit: Duration) -> Result<Client, RedisError> {
-    let info = url.into_connection_info()?;
-    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(10));
-    let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
-    Client::open(info.set_tcp_settings(tcp))
-}
+use super::connection::{Connection, too_slow};
+use super::crowd::Crowd;
+use super::dial::Dial;
 
 /// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
 #[derive(Debug)]
@@ -58,11 +18,13 @@ pub(super) struct Link {
     dial: Dial,
     limit: Duration,
     runtime: Handle,
-    current: RwLock<Option<Connected>>,
+    current: Arc<RwLock<Option<Connected>>>,
     /// Held by the one that connects, while the others wait for what comes of it.
     connecting: tokio::sync::Mutex<()>,
-    tries: AtomicU64,
+    tries: Arc<AtomicU64>,
     last_failure: Mutex<Option<(u64, RedisError)>>,
+    /// A connection to a cluster is being replaced.
+    replacing: Arc<AtomicBool>,
 }
 
 /// A connection and which one it is.
@@ -70,6 +32,8 @@ pub(super) struct Link {
 pub(super) struct Connected {
     pub(super) crowd: Crowd,
     pub(super) generation: u64,
+    /// Which run of which server it leads to, where that was asked for.
+    pub(super) run: Option<Arc<str>>,
 }
 
 impl Link {
@@ -79,10 +43,11 @@ impl Link {
             dial,
             limit,
             runtime: Handle::current(),
-            current: RwLock::new(None),
+            current: Arc::default(),
             connecting: tokio::sync::Mutex::new(()),
-            tries: AtomicU64::new(0),
+            tries: Arc::default(),
             last_failure: Mutex::new(None),
+            replacing: Arc::default(),
         }
     }
 
@@ -95,13 +60,17 @@ impl Link {
         self.current.read().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, |link| link.generation)
     }
 
+    pub(super) fn is_cluster(&self) -> bool {
+        self.dial.is_cluster()
+    }
+
     /// The connection, made if there is none. `greet` is run on a new one before anybody else gets it.
     ///
     /// Takes at most twice the limit: for a try that is under way, and for one of its own. A crowd that
     /// waits for one try shares its failure, so a dead server costs the last of them no more.
     pub(super) async fn get<F>(&self, greet: F) -> Result<Connected, RedisError>
     where
-        F: AsyncFnOnce(&mut MultiplexedConnection) -> Result<(), RedisError>,
+        F: AsyncFnOnce(&Connection) -> Result<Option<Arc<str>>, RedisError>,
     {
         if let Some(link) = self.current() {
             return Ok(link);
@@ -121,14 +90,14 @@ impl Link {
         let connected = async {
             // On the client's runtime, where what drives the connection outlives the caller.
             let dialled = self.runtime.spawn(self.dial.clone().connect(self.limit)).await;
-            let mut connection =
-                dialled.map_err(|error| RedisError::from(std::io::Error::other(error)))??;
-            greet(&mut connection).await?;
-            Ok(connection)
+            let connection = dialled.map_err(|error| RedisError::from(std::io::Error::other(error)))??;
+            let run = greet(&connection).await?;
+            Ok((connection, run))
         };
         match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
-            Ok(connection) => {
-                let link = Connected { crowd: Crowd::new(connection, self.limit, &self.runtime), generation };
+            Ok((connection, run)) => {
+                let crowd = Crowd::new(connection, self.limit, &self.runtime);
+                let link = Connected { crowd, generation, run };
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
                 Ok(link)
             }
@@ -141,10 +110,32 @@ impl Link {
     }
 
     /// Forgets the connection, unless it is a newer one already.
+    ///
+    /// One to a cluster stays until a better one is there: most of its servers may be well. It is one at a time, so
+    /// that a server that stays silent does not have all connections made again and again.
     pub(super) fn drop_generation(&self, generation: u64) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.as_ref().is_some_and(|link| link.generation == generation) {
-            *current = None;
+        if !self.is_cluster() {
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+            if current.as_ref().is_some_and(|link| link.generation == generation) {
+                *current = None;
+            }
+        } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
+            let (dial, limit, runtime) = (self.dial.clone(), self.limit, self.runtime.clone());
+            let (current, tries) = (Arc::clone(&self.current), Arc::clone(&self.tries));
+            let replacing = Arc::clone(&self.replacing);
+            self.runtime.spawn(async move {
+                // It outlives its client by no more than two limits and a pause.
+                if let Ok(connection) = dial.connect(limit).await
+                    && connection.is_whole(limit).await
+                {
+                    let generation = tries.fetch_add(1, Ordering::SeqCst) + 1;
+                    let crowd = Crowd::new(connection, limit, &runtime);
+                    *current.write().unwrap_or_else(PoisonError::into_inner) =
+                        Some(Connected { crowd, generation, run: None });
+                }
+                sleep(limit).await;
+                replacing.store(false, Ordering::SeqCst);
+            });
         }
     }
 }
@@ -152,7 +143,11 @@ impl Link {
 /// Whether a connection that failed like this is of no more use: broken, silent, or to a server that has
 /// been demoted. The client library replaces a connection only in the first case.
 pub(super) fn is_spent(error: &RedisError) -> bool {
-    error.is_timeout()
-        || error.is_unrecoverable_error()
-        || error.kind() == ErrorKind::Server(redis::ServerErrorKind::ReadOnly)
+    error.is_timeout() || error.is_unrecoverable_error() || is_read_only(error)
+}
+
+/// The answer of a server that is a replica. Redis 6 wraps it into the error of the script.
+pub(super) fn is_read_only(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+        || error.detail().is_some_and(|detail| detail.contains("READONLY You can't write"))
 }

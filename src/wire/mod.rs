@@ -1,17 +1,38 @@
-//! What crosses the network: scripts sent to a node, and wake-ups that come back.
+//! What crosses the network: scripts sent to nodes, and wake-ups that come back.
 //!
 //! Nothing here knows what a lease, a kind or an owner is, and nothing outside names the client library,
 //! except the constructors of [`Locks`](crate::Locks) and the sources of errors.
 
+#[cfg(feature = "cluster")]
+mod cluster;
+mod connection;
 mod crowd;
+mod dial;
+mod ear;
+mod failure;
+mod floor;
 mod link;
 mod node;
+mod nodes;
 mod reply;
+mod roster;
 mod script;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod votes;
 mod wake;
 
-pub(crate) use link::{Dial, client};
+#[cfg(feature = "cluster")]
+pub(crate) use cluster::cluster;
+pub(crate) use dial::{Dial, client};
+pub(crate) use ear::Ear;
+pub(crate) use failure::Failure;
 pub(crate) use node::Node;
-pub(crate) use reply::{Answer, Failure, Reply};
+pub(crate) use nodes::{Nodes, Until};
+pub(crate) use reply::{Answer, Reply};
+pub(crate) use roster::Roster;
 pub(crate) use script::{Call, Script};
+#[cfg(feature = "sentinel")]
+pub(crate) use sentinel::Watched;
+pub(crate) use votes::{Doubt, NodeSet, Vote, Votes};
 pub(crate) use wake::{Mailbox, Wakeups};

@@ -1,40 +1,47 @@
 //! One Redis deployment that scripts are run on.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use tokio::time::timeout;
 
+use super::connection::{Connection, too_slow};
 use super::crowd::Crowd;
+use super::floor::Floor;
 use super::link::{Connected, Link, is_spent};
+use super::reply::NOT_ADMITTED;
+use super::roster::Roster;
+use super::script::Filled;
 use super::{Call, Dial, Failure, Reply};
 use crate::clock::Moment;
-
-/// How far the floor may lag behind the server's clock, in microseconds. Each raise sends the next
-/// grant of every lock through the slower branch once.
-const FLOOR_STEP: u64 = 10_000_000;
 
 /// One deployment, reached through one shared connection.
 #[derive(Debug)]
 pub(crate) struct Node {
     link: Link,
+    /// Where to wait for replicas: whoever comes behind on the same connection waits as well.
+    confirmed: Link,
     limit: Duration,
-    floor: AtomicU64,
+    floor: Floor,
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage, so that nobody locks to find that there is none.
     fails: AtomicBool,
+    /// Of a quorum: its place in it, and the others.
+    place: Option<(usize, Arc<Roster>)>,
 }
 
 impl Node {
-    pub(crate) fn new(dial: Dial, limit: Duration) -> Node {
+    pub(crate) fn new(dial: Dial, limit: Duration, place: Option<(usize, Arc<Roster>)>) -> Node {
         Node {
-            link: Link::new(dial, limit),
+            link: Link::new(dial.clone(), limit),
+            confirmed: Link::new(dial, limit),
             limit,
-            floor: AtomicU64::new(0),
+            floor: Floor::default(),
             outage: Mutex::new(None),
             fails: AtomicBool::new(false),
+            place,
         }
     }
 
@@ -49,39 +56,56 @@ impl Node {
         self.link.generation()
     }
 
-    /// The latest server time known, in microseconds, and never one that went back: new fencing tokens
-    /// must be larger, whatever the server has forgotten.
-    pub(crate) fn floor(&self) -> u64 {
-        self.floor.load(Ordering::Relaxed)
+    /// Whether it is many servers, of which one may answer for another, and a request may be sent again unseen.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.link.is_cluster()
+    }
+
+    /// New fencing tokens must be larger than this, whatever the server has forgotten.
+    fn floor(&self) -> u64 {
+        if self.is_cluster() { self.floor.advanced() } else { self.floor.seen() }
+    }
+
+    /// The server's clock, as far as it is known.
+    pub(super) fn clock(&self) -> u64 {
+        self.floor.now()
     }
 
     /// Takes note of the server's time from one of its answers.
     pub(crate) fn observe(&self, server_time: u64) {
-        if server_time > self.floor().saturating_add(FLOOR_STEP) {
-            self.floor.fetch_max(server_time, Ordering::Relaxed);
-        }
+        self.floor.observe(server_time);
     }
 
     /// Connects, if there is no connection: an error within the limit says that the server is down.
     pub(crate) async fn connect(&self) -> Result<(), RedisError> {
-        self.linked().await.map(drop)
+        self.linked(&self.link).await.map(drop)
     }
 
-    async fn linked(&self) -> Result<Connected, RedisError> {
-        if let Some(link) = self.link.current() {
+    /// Which run of which server it is.
+    pub(super) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
+        Ok(self.linked(&self.link).await?.run)
+    }
+
+    async fn linked(&self, link: &Link) -> Result<Connected, RedisError> {
+        if let Some(link) = link.current() {
             return Ok(link);
         }
-        self.link.get(async |connection: &mut MultiplexedConnection| self.greet(connection).await).await
+        link.get(async |connection: &Connection| self.greet(connection).await).await
     }
 
-    async fn greet(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-        match redis::cmd("TIME").query_async::<(u64, u64)>(connection).await {
-            Ok((seconds, micros)) => {
-                self.floor.fetch_max(seconds * 1_000_000 + micros, Ordering::Relaxed);
-                Ok(())
+    async fn greet(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
+        let run = match &self.place {
+            Some((place, roster)) => roster.admit(*place, connection, self.limit).await?,
+            None => None,
+        };
+        match connection.send(&redis::cmd("TIME"), self.limit).await {
+            Ok(answer) => {
+                let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
+                self.floor.raise(seconds * 1_000_000 + micros);
+                Ok(run)
             }
             // Without this right the floor rises with the first answer that carries a time.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(run),
             Err(error) => Err(error),
         }
     }
@@ -102,24 +126,41 @@ impl Node {
         outcome
     }
 
+    /// [`call`](Node::call) for a quorum, which waits for connecting and sending together no longer than it takes to find
+    /// out that a connection is silent.
+    pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
+        let outcome = match timeout(self.limit * 5 / 4, self.try_call(call)).await {
+            Ok(Ok(reply)) if reply.is_number(NOT_ADMITTED) => Err(Failure::not_admitted(call.script())),
+            Ok(outcome) => outcome,
+            Err(_) => Err(Failure::unknown(call.script(), too_slow())),
+        };
+        self.note(outcome.as_ref().err());
+        outcome
+    }
+
     async fn try_call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let script = call.script();
+        let link = if call.replicas().is_some() { &self.confirmed } else { &self.link };
         let mut resent = None;
         loop {
             // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
-            let Connected { crowd, generation } = match self.linked().await {
-                Ok(link) => link,
+            let connected = match self.linked(link).await {
+                Ok(connected) => connected,
                 Err(source) => return Err(resent.unwrap_or_else(|| Failure::unsent(script, source))),
             };
-            let error = match run(&crowd, call, self.floor()).await {
-                Ok(value) => return Ok(Reply { script, value, generation, resent }),
+            let generation = connected.generation;
+            let error = match run(&connected.crowd, &self.fill(call, &connected)).await {
+                Ok(value) => {
+                    let reply = Reply { script, value, generation, resent };
+                    return self.confirm(call, &connected.crowd, reply).await;
+                }
                 Err(error) => error,
             };
             if is_spent(&error) {
-                self.link.drop_generation(generation);
+                link.drop_generation(generation);
             }
             let broken = error.is_connection_dropped();
-            let failure = Failure::sent(script, error);
+            let failure = Failure::sent(script, error, self.is_cluster());
             if resent.is_some() || !broken {
                 return Err(resent.unwrap_or(failure));
             }
@@ -127,27 +168,48 @@ impl Node {
         }
     }
 
+    /// Waits until enough replicas have what a request wrote, if it did, on the connection that it went through.
+    async fn confirm(&self, call: &Call<'_>, crowd: &Crowd, reply: Reply) -> Result<Reply, Failure> {
+        let Some((replicas, patience)) = call.replicas().filter(|_| reply.is_number_from(0)) else {
+            return Ok(reply);
+        };
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(replicas).arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1));
+        match crowd.send(wait).await {
+            Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
+            Ok(Value::Int(count)) => Err(Failure::unreplicated(call.script(), count, replicas)),
+            Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
+            Err(error) => Err(Failure::unknown(call.script(), error)),
+        }
+    }
+
     /// Runs many scripts in one pipeline, with an answer for each, waiting no longer than `limit` for them.
-    pub(crate) async fn call_all(&self, calls: &[Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
-        let Connected { crowd, generation } = match self.linked().await {
-            Ok(link) => link,
+    pub(crate) async fn call_all(&self, calls: &[&Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
+        let connected = match self.linked(&self.link).await {
+            Ok(connected) => connected,
             Err(source) => {
-                let unsent = |call: &Call<'_>| Err(Failure::unsent(call.script(), source.clone()));
+                let unsent = |call: &&Call<'_>| Err(Failure::unsent(call.script(), source.clone()));
                 return calls.iter().map(unsent).collect();
             }
         };
-        let answers = run_all(&crowd, calls, limit, self.floor()).await;
-        let reply = |(call, answer): (&Call<'_>, Result<Value, RedisError>)| {
+        let generation = connected.generation;
+        let filled: Vec<_> = calls.iter().map(|call| self.fill(call, &connected)).collect();
+        let answers = run_all(&connected.crowd, &filled, limit).await;
+        let reply = |(call, answer): (&&Call<'_>, Result<Value, RedisError>)| {
             if answer.as_ref().is_err_and(is_spent) {
                 self.link.drop_generation(generation);
             }
             let script = call.script();
             match answer {
                 Ok(value) => Ok(Reply { script, value, generation, resent: None }),
-                Err(source) => Err(Failure::sent(script, source)),
+                Err(source) => Err(Failure::sent(script, source, self.is_cluster())),
             }
         };
         calls.iter().zip(answers).map(reply).collect()
+    }
+
+    fn fill<'a>(&self, call: &'a Call<'a>, connected: &'a Connected) -> Filled<'a> {
+        Filled { call, floor: self.floor(), run: connected.run.as_deref().unwrap_or_default() }
     }
 
     fn note(&self, failure: Option<&Failure>) {
@@ -174,25 +236,20 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-async fn run(crowd: &Crowd, call: &Call<'_>, floor: u64) -> Result<Value, RedisError> {
-    match crowd.send(call.by_sha1(floor)).await {
-        Err(error) if is_unknown_script(&error) => crowd.send(call.by_source(floor)).await,
+async fn run(crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
+    match crowd.send(call.by_sha1()).await {
+        Err(error) if is_unknown_script(&error) => crowd.send(call.by_source()).await,
         answer => answer,
     }
 }
 
-async fn run_all(
-    crowd: &Crowd,
-    calls: &[Call<'_>],
-    limit: Duration,
-    floor: u64,
-) -> Vec<Result<Value, RedisError>> {
-    let mut answers = crowd.send_all(calls.iter().map(|call| call.by_sha1(floor)), limit).await;
+async fn run_all(crowd: &Crowd, calls: &[Filled<'_>], limit: Duration) -> Vec<Result<Value, RedisError>> {
+    let mut answers = crowd.send_all(calls.iter().map(Filled::by_sha1).collect(), limit).await;
     let forgotten: Vec<usize> =
         (0..answers.len()).filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script)).collect();
     // Each by its source: between two commands of a pipeline, somebody may flush the scripts again.
-    let again = crowd.send_all(forgotten.iter().map(|&index| calls[index].by_source(floor)), limit).await;
-    for (index, answer) in forgotten.into_iter().zip(again) {
+    let again = forgotten.iter().map(|&index| calls[index].by_source()).collect();
+    for (index, answer) in forgotten.into_iter().zip(crowd.send_all(again, limit).await) {
         answers[index] = answer;
     }
     answers

@@ -1,12 +1,17 @@
-//! Answers of scripts, and failures to get one.
+//! Answers of scripts.
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::Value;
 
-use super::Script;
-use crate::error::Error;
+use super::{Failure, Script};
+
+/// The first of two numbers, if the second is a token that is as large as the one proposed, or larger.
+const TOO_LOW: i64 = -8;
+
+/// A node that has not been admitted to its quorum.
+pub(super) const NOT_ADMITTED: i64 = -9;
 
 /// What a script answered.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Reply {
     pub(super) script: &'static Script,
     pub(super) value: Value,
@@ -23,6 +28,7 @@ impl Reply {
         match &self.value {
             Value::Int(number) => Ok(Answer::Final(*number)),
             Value::Array(items) => match items.as_slice() {
+                [Value::Int(TOO_LOW), Value::Int(highest)] => Ok(Answer::TooLow(*highest)),
                 [Value::Int(free_in), Value::Int(time)] => Ok(Answer::Busy(*free_in, *time)),
                 _ => Err(self.unexpected()),
             },
@@ -43,8 +49,16 @@ impl Reply {
     }
 
     pub(crate) fn unexpected(&self) -> Failure {
-        let cause = Cause::Reply(format!("{:?}", self.value));
-        Failure { script: self.script.name(), cause }
+        Failure::reply(self.script, format!("{:?}", self.value))
+    }
+
+    pub(super) fn is_number(&self, number: i64) -> bool {
+        self.value == Value::Int(number)
+    }
+
+    /// Whether it is one integer, `least` or more.
+    pub(super) fn is_number_from(&self, least: i64) -> bool {
+        matches!(self.value, Value::Int(number) if number >= least)
     }
 }
 
@@ -55,80 +69,6 @@ pub(crate) enum Answer {
     Final(i64),
     /// Free in so many milliseconds at most, and the server's clock in microseconds.
     Busy(i64, i64),
-}
-
-/// Why there is no answer.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    script: &'static str,
-    cause: Cause,
-}
-
-#[derive(Clone, Debug)]
-enum Cause {
-    /// No connection: the request was not sent.
-    Unsent(RedisError),
-    /// The connection broke or stayed silent: the request may have run, and may yet run.
-    Unknown(RedisError),
-    /// The server refused the request, which therefore had no effect: a script checks before it writes.
-    Refused(RedisError),
-    /// An answer outside the contract of the script.
-    Reply(String),
-}
-
-impl Failure {
-    pub(super) fn unsent(script: &'static Script, source: RedisError) -> Failure {
-        Failure { script: script.name(), cause: Cause::Unsent(source) }
-    }
-
-    pub(super) fn sent(script: &'static Script, source: RedisError) -> Failure {
-        let refused = matches!(source.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
-        let cause = if refused { Cause::Refused(source) } else { Cause::Unknown(source) };
-        Failure { script: script.name(), cause }
-    }
-
-    /// The same trouble, met with by another request.
-    pub(crate) fn during(self, script: &'static Script) -> Failure {
-        Failure { script: script.name(), ..self }
-    }
-
-    /// Whether the request may have had, or may yet have, an effect.
-    pub(crate) fn is_unknown(&self) -> bool {
-        matches!(self.cause, Cause::Unknown(_) | Cause::Reply(_))
-    }
-
-    /// Whether the same request may succeed later without anybody doing anything about it.
-    pub(crate) fn is_passing(&self) -> bool {
-        match &self.cause {
-            Cause::Unsent(source) => {
-                !matches!(source.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
-            }
-            Cause::Unknown(_) => true,
-            Cause::Refused(source) => passes(source),
-            Cause::Reply(_) => false,
-        }
-    }
-}
-
-/// Errors of a server that starts, fails over, moves slots, or is busy with somebody's script.
-fn passes(source: &RedisError) -> bool {
-    use ServerErrorKind as Kind;
-    matches!(
-        source.kind(),
-        ErrorKind::Server(
-            Kind::BusyLoading | Kind::ReadOnly | Kind::TryAgain | Kind::ClusterDown | Kind::MasterDown
-        )
-    ) || source.code() == Some("BUSY")
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        let script = failure.script;
-        match failure.cause {
-            Cause::Unsent(source) | Cause::Unknown(source) | Cause::Refused(source) => {
-                Error::Redis { script, source }
-            }
-            Cause::Reply(reply) => Error::Reply { script, reply },
-        }
-    }
+    /// Refused: a number as large as this was accepted before.
+    TooLow(i64),
 }

@@ -1,6 +1,8 @@
 //! Scripts: the files in `lua/`, called by the SHA1 of their bytes.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use redis::Cmd;
 
@@ -27,28 +29,42 @@ impl Script {
 }
 
 /// A script with its keys and arguments, ready to be sent any number of times.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Call<'a> {
     script: &'static Script,
-    keys: Vec<&'a str>,
+    keys: Vec<Cow<'a, str>>,
     args: Vec<Arg<'a>>,
+    replicas: Option<(u32, Duration)>,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Arg<'a> {
-    Text(&'a str),
+#[derive(Clone, Debug)]
+enum Arg<'a> {
+    Text(Cow<'a, str>),
     Number(u64),
     /// The latest server time known when the request leaves: a new connection may have raised it.
     Floor,
+    /// Which run of the server it is sent to.
+    Run,
 }
 
 impl<'a> Call<'a> {
     pub(crate) fn new(script: &'static Script, keys: &[&'a str]) -> Call<'a> {
-        Call { script, keys: keys.to_vec(), args: Vec::with_capacity(6) }
+        let keys = keys.iter().map(|key| Cow::Borrowed(*key)).collect();
+        Call { script, keys, args: Vec::with_capacity(8), replicas: None }
+    }
+
+    /// One key more.
+    pub(crate) fn key(mut self, key: String) -> Call<'a> {
+        self.keys.push(Cow::Owned(key));
+        self
     }
 
     pub(crate) fn text(self, text: &'a str) -> Call<'a> {
-        self.arg(Arg::Text(text))
+        self.arg(Arg::Text(Cow::Borrowed(text)))
+    }
+
+    pub(crate) fn owned(self, text: String) -> Call<'a> {
+        self.arg(Arg::Text(Cow::Owned(text)))
     }
 
     pub(crate) fn number(self, number: u64) -> Call<'a> {
@@ -59,34 +75,79 @@ impl<'a> Call<'a> {
         self.arg(Arg::Floor)
     }
 
+    pub(crate) fn run(self) -> Call<'a> {
+        self.arg(Arg::Run)
+    }
+
     fn arg(mut self, arg: Arg<'a>) -> Call<'a> {
         self.args.push(arg);
         self
+    }
+
+    /// What it writes counts only once so many replicas have it.
+    pub(crate) fn replicated(mut self, replicas: Option<(u32, Duration)>) -> Call<'a> {
+        self.replicas = replicas;
+        self
+    }
+
+    pub(super) fn replicas(&self) -> Option<(u32, Duration)> {
+        self.replicas
     }
 
     pub(crate) fn script(&self) -> &'static Script {
         self.script
     }
 
-    pub(super) fn by_sha1(&self, floor: u64) -> Cmd {
-        self.cmd("EVALSHA", self.script.sha1(), floor)
+    /// The same call, for a task that outlives what it borrows from.
+    pub(super) fn to_owned(&self) -> Call<'static> {
+        let own = |text: &Cow<'_, str>| Cow::Owned(text.to_string());
+        let arg = |arg: &Arg<'_>| match arg {
+            Arg::Text(text) => Arg::Text(own(text)),
+            Arg::Number(number) => Arg::Number(*number),
+            Arg::Floor => Arg::Floor,
+            Arg::Run => Arg::Run,
+        };
+        Call {
+            script: self.script,
+            keys: self.keys.iter().map(own).collect(),
+            args: self.args.iter().map(arg).collect(),
+            replicas: self.replicas,
+        }
+    }
+}
+
+/// A call with what only the node knows that it is sent to.
+pub(super) struct Filled<'a> {
+    pub(super) call: &'a Call<'a>,
+    pub(super) floor: u64,
+    pub(super) run: &'a str,
+}
+
+impl Filled<'_> {
+    pub(super) fn by_sha1(&self) -> Cmd {
+        self.cmd("EVALSHA", self.call.script.sha1())
     }
 
     /// The same call with the source in place of the SHA1, for a server that does not know it (any
     /// more). Not `SCRIPT LOAD`: that is one more right and, in a cluster, a request to every node.
-    pub(super) fn by_source(&self, floor: u64) -> Cmd {
-        self.cmd("EVAL", self.script.source, floor)
+    pub(super) fn by_source(&self) -> Cmd {
+        self.cmd("EVAL", self.call.script.source)
     }
 
-    fn cmd(&self, verb: &str, script: &str, floor: u64) -> Cmd {
-        let size = 256 + script.len() + self.keys.iter().map(|key| key.len()).sum::<usize>();
-        let mut cmd = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), size);
-        cmd.arg(verb).arg(script).arg(self.keys.len()).arg(&self.keys);
-        for arg in &self.args {
+    fn cmd(&self, verb: &str, script: &str) -> Cmd {
+        let Call { keys, args, .. } = self.call;
+        let size = 256 + script.len() + keys.iter().map(|key| key.len()).sum::<usize>();
+        let mut cmd = Cmd::with_capacity(3 + keys.len() + args.len(), size);
+        cmd.arg(verb).arg(script).arg(keys.len());
+        for key in keys {
+            cmd.arg(&**key);
+        }
+        for arg in args {
             match arg {
-                Arg::Text(text) => cmd.arg(text),
+                Arg::Text(text) => cmd.arg(&**text),
                 Arg::Number(number) => cmd.arg(number),
-                Arg::Floor => cmd.arg(floor),
+                Arg::Floor => cmd.arg(self.floor),
+                Arg::Run => cmd.arg(self.run),
             };
         }
         cmd

@@ -17,8 +17,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::crowd::too_slow;
-use super::link::config;
+use super::connection::too_slow;
+use super::dial::config;
+use super::{Ear, NodeSet};
 
 /// How often a silent subscription is asked whether it still stands.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -26,27 +27,35 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 /// The pauses between tries to subscribe again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
-/// One subscription to one channel, made when it is first needed, kept until this is dropped.
+/// How long the first node's message waits for those of others, until more than half have sent one.
+const GATHERING: Duration = Duration::from_millis(20);
+
+/// One subscription to one channel on every node, made when it is first needed, kept until this is dropped.
 ///
 /// A message begins with the ids of the mailboxes that it is for, with commas between; the rest is for whom
 /// they belong to.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
     channel: String,
-    client: OnceLock<Client>,
+    /// One for each node.
+    ears: OnceLock<Vec<Ear>>,
     limit: Duration,
-    /// Where the subscriber lives: a waiter's runtime may end before the client does.
+    /// Where the subscribers live: a waiter's runtime may end before the client does.
     runtime: Handle,
     post: Arc<Post>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
 struct Post {
     boxes: Mutex<HashMap<Uuid, Arc<Slot>>>,
-    state: watch::Sender<State>,
-    /// Counts subscriptions made; 0 while there is none.
+    /// How each node's subscription stands.
+    states: watch::Sender<Vec<State>>,
+    /// How many it takes.
+    majority: usize,
+    /// Counts subscriptions made; 0 while there are too few.
     subscription: AtomicU64,
+    made: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,25 +67,27 @@ enum State {
 
 #[derive(Debug, Default)]
 struct Slot {
-    message: Mutex<Option<String>>,
+    message: Mutex<Option<(String, NodeSet)>>,
     bell: Notify,
 }
 
 impl Wakeups {
     /// To be called on the runtime that the client lives on.
-    pub(crate) fn new(channel: String, client: Option<Client>, limit: Duration) -> Wakeups {
+    pub(crate) fn new(channel: String, ears: Option<Vec<Ear>>, nodes: usize, limit: Duration) -> Wakeups {
         let post = Post {
             boxes: Mutex::default(),
-            state: watch::Sender::new(State::Connecting),
+            states: watch::Sender::new(vec![State::Connecting; nodes]),
+            majority: nodes / 2 + 1,
             subscription: AtomicU64::new(0),
+            made: AtomicU64::new(0),
         };
         Wakeups {
             channel,
-            client: client.map(OnceLock::from).unwrap_or_default(),
+            ears: ears.map(OnceLock::from).unwrap_or_default(),
             limit,
             runtime: Handle::current(),
             post: Arc::new(post),
-            task: Mutex::new(None),
+            tasks: Mutex::default(),
         }
     }
 
@@ -85,11 +96,11 @@ impl Wakeups {
     }
 
     /// A way to subscribe for one who had none. False if there is one already.
-    pub(crate) fn subscribe_with(&self, client: Client) -> bool {
-        self.client.set(client).is_ok()
+    pub(crate) fn subscribe_with(&self, ear: Ear) -> bool {
+        self.ears.set(vec![ear]).is_ok()
     }
 
-    /// Which subscription stands, if one does.
+    /// Which subscription stands, if one does: on more than half of the nodes.
     pub(crate) fn subscription(&self) -> Option<u64> {
         match self.post.subscription.load(Ordering::SeqCst) {
             0 => None,
@@ -100,17 +111,29 @@ impl Wakeups {
     /// Subscribes, if that was not begun, and waits until it is done or has failed, for `patience` at most.
     /// False: poll.
     pub(crate) async fn start(&self, patience: Duration) -> bool {
-        let Some(client) = self.client.get() else { return false };
+        let Some(ears) = self.ears.get() else { return false };
         {
-            let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-            if task.is_none() {
-                let (client, post) = (client.clone(), Arc::clone(&self.post));
-                *task = Some(self.runtime.spawn(subscribe(client, self.channel.clone(), self.limit, post)));
+            let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            if tasks.is_empty() {
+                for (place, ear) in ears.iter().enumerate() {
+                    let (ear, post) = (ear.clone(), Arc::clone(&self.post));
+                    let subscribing = subscribe(ear, place, self.channel.clone(), self.limit, post);
+                    tasks.push(self.runtime.spawn(subscribing));
+                }
             }
         }
-        let mut state = self.post.state.subscribe();
-        let settled = timeout(patience, state.wait_for(|state| *state != State::Connecting)).await;
-        matches!(settled, Ok(Ok(state)) if *state == State::Subscribed)
+        let mut states = self.post.states.subscribe();
+        let standing = |states: &Vec<State>, state| states.iter().filter(|it| **it == state).count();
+        let majority = self.post.majority;
+        let settled = timeout(
+            patience,
+            states.wait_for(|states| {
+                standing(states, State::Subscribed) >= majority
+                    || states.len() - standing(states, State::Failed) < majority
+            }),
+        )
+        .await;
+        matches!(settled, Ok(Ok(states)) if standing(&states, State::Subscribed) >= majority)
     }
 
     /// A mailbox for the messages that begin with this id.
@@ -128,7 +151,7 @@ impl Wakeups {
 
 impl Drop for Wakeups {
     fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
         }
     }
@@ -143,13 +166,25 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// Waits for a message. `None`: messages may have been missed, so go and look.
+    /// Waits for a message, of several nodes from more than half of them or what comes soon after the first. `None`:
+    /// messages may have been missed, so go and look.
     ///
     /// # Cancel safety
     /// A message stays until it is taken.
     pub(crate) async fn wait(&self) -> Option<String> {
-        self.slot.bell.notified().await;
-        self.slot.message.lock().unwrap_or_else(PoisonError::into_inner).take()
+        // What rang may have been waited for before, by one who gave up.
+        if self.slot.senders() == 0 {
+            self.slot.bell.notified().await;
+        }
+        if self.slot.senders() > 0 {
+            let _few = timeout(GATHERING, async {
+                while self.slot.senders() < self.post.majority {
+                    self.slot.bell.notified().await;
+                }
+            })
+            .await;
+        }
+        self.slot.take()
     }
 }
 
@@ -165,7 +200,7 @@ impl Post {
         self.boxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn deliver(&self, payload: &[u8]) {
+    fn deliver(&self, place: usize, payload: &[u8]) {
         let Some((ids, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
         else {
             return; // not one of ours: anybody may publish
@@ -173,10 +208,19 @@ impl Post {
         let boxes = self.boxes();
         for id in ids.split(',') {
             if let Some(slot) = Uuid::try_parse(id).ok().and_then(|id| boxes.get(&id)) {
-                *slot.message.lock().unwrap_or_else(PoisonError::into_inner) = Some(rest.to_owned());
+                slot.put(place, rest);
                 slot.bell.notify_one();
             }
         }
+    }
+
+    fn set(&self, place: usize, state: State) {
+        self.states.send_modify(|states| {
+            states[place] = state;
+            let standing = states.iter().filter(|state| **state == State::Subscribed).count();
+            let number = if standing >= self.majority { self.made.load(Ordering::SeqCst) } else { 0 };
+            self.subscription.store(number, Ordering::SeqCst);
+        });
     }
 
     fn ring_all(&self) {
@@ -186,28 +230,47 @@ impl Post {
     }
 }
 
-async fn subscribe(client: Client, channel: String, limit: Duration, post: Arc<Post>) {
-    let mut subscriptions = 0;
+impl Slot {
+    fn put(&self, place: usize, message: &str) {
+        let mut slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
+        let senders = slot.take().map_or(NodeSet::of([]), |(_, senders)| senders);
+        *slot = Some((message.to_owned(), senders.with(place)));
+    }
+
+    /// The message, and the ring that came with it.
+    fn take(&self) -> Option<String> {
+        let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let rung = self.bell.notified();
+        tokio::pin!(rung);
+        rung.enable();
+        message.map(|(message, _)| message)
+    }
+
+    fn senders(&self) -> usize {
+        let slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.as_ref().map_or(0, |(_, senders)| senders.len())
+    }
+}
+
+async fn subscribe(ear: Ear, place: usize, channel: String, limit: Duration, post: Arc<Post>) {
     let mut pause = PAUSES.0;
     loop {
         let gone = Arc::new(Notify::new());
-        match timeout(limit, open(&client, &channel, limit, &post, &gone))
+        match timeout(limit, open(&ear, place, &channel, limit, &post, &gone))
             .await
             .unwrap_or_else(|_| Err(too_slow()))
         {
-            Ok(connection) => {
-                subscriptions += 1;
+            Ok((client, connection)) => {
                 pause = PAUSES.0;
-                post.subscription.store(subscriptions, Ordering::SeqCst);
-                post.state.send_replace(State::Subscribed);
+                post.made.fetch_add(1, Ordering::SeqCst);
+                post.set(place, State::Subscribed);
                 post.ring_all();
-                stands(connection, &gone).await;
-                post.subscription.store(0, Ordering::SeqCst);
-                post.state.send_replace(State::Connecting);
+                stands(&ear, &client, connection, limit, &gone).await;
+                post.set(place, State::Connecting);
             }
             Err(_error) => {
                 crate::event::event!(warn, error = %_error, "cannot subscribe to wake-ups: waiters poll");
-                post.state.send_replace(State::Failed);
+                post.set(place, State::Failed);
             }
         }
         sleep(pause).await;
@@ -217,19 +280,21 @@ async fn subscribe(client: Client, channel: String, limit: Duration, post: Arc<P
 
 /// Connects and subscribes. Messages go to `post`; `gone` is told when the connection breaks.
 async fn open(
-    client: &Client,
+    ear: &Ear,
+    place: usize,
     channel: &str,
     limit: Duration,
     post: &Arc<Post>,
     gone: &Arc<Notify>,
-) -> Result<MultiplexedConnection, RedisError> {
-    let info = client.get_connection_info().clone();
+) -> Result<(Client, MultiplexedConnection), RedisError> {
+    let found = ear.client().await?;
+    let info = found.get_connection_info().clone();
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     let client = Client::open(info.set_redis_settings(settings))?;
     let (post, gone) = (Arc::clone(post), Arc::clone(gone));
     let on_push = move |push: PushInfo| -> Result<(), std::convert::Infallible> {
         match (push.kind, push.data.as_slice()) {
-            (PushKind::Message, [_, Value::BulkString(payload)]) => post.deliver(payload),
+            (PushKind::Message, [_, Value::BulkString(payload)]) => post.deliver(place, payload),
             (PushKind::Disconnection | PushKind::Unsubscribe, _) => gone.notify_one(),
             _ => {}
         }
@@ -237,17 +302,26 @@ async fn open(
     };
     let config = config(limit).set_push_sender(on_push);
     let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    ear.connected(&found, &mut connection).await;
     connection.subscribe(channel).await?;
-    Ok(connection)
+    Ok((found, connection))
 }
 
-/// Returns once the subscription does not stand any more, or is silent when asked.
-async fn stands(mut connection: MultiplexedConnection, gone: &Notify) {
+/// Returns once the subscription does not stand any more, is silent when asked, or would better be elsewhere.
+async fn stands(
+    ear: &Ear,
+    client: &Client,
+    mut connection: MultiplexedConnection,
+    limit: Duration,
+    gone: &Notify,
+) {
     loop {
         tokio::select! {
             () = gone.notified() => return,
             () = sleep(HEARTBEAT) => {
-                if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err() {
+                if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err()
+                    || timeout(limit, ear.has_moved_from(client)).await.unwrap_or(false)
+                {
                     return;
                 }
             }

@@ -3,13 +3,19 @@
 //! The tests: one binary, private servers, one behaviour suite for every kind and every way to be woken.
 
 mod clients;
+mod deployments;
+#[cfg(all(feature = "cluster", feature = "sentinel"))]
+mod failover;
 mod house;
 mod model;
 mod names;
 mod processes;
+mod quorum;
 mod reentrant;
+mod rights;
 mod rwlock;
 mod scripts;
 mod suite;
 mod support;
+mod tokens;
 mod worker;

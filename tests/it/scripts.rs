@@ -123,7 +123,8 @@ fn scripts_share_their_fragments_to_the_letter() {
     let common =
         ["next_token()", "hand_over()", "once(", "live(", "has(", "count(", "without(", "keep_until("];
     let of_two_sides = ["end_write()", "writer_waits()", "let_in()", "other_reader()", "unfold()", "tidy()"];
-    for opening in common.into_iter().chain(of_two_sides).chain(["is_foreign()"]) {
+    let of_quorums = ["largest()", "accept(", "obstacle(", "own_token()"];
+    for opening in common.into_iter().chain(of_two_sides).chain(of_quorums).chain(["is_foreign()"]) {
         let opening = &format!("local function {opening}");
         let fragments: BTreeSet<String> = scripts()
             .iter()

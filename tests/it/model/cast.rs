@@ -66,6 +66,6 @@ impl Cast {
 
 /// `REDLATCH_MODEL`: how many attempts more are begun, and how many steps more are taken, than in an ordinary
 /// run. One more takes some ten times as long.
-fn more() -> usize {
+pub fn more() -> usize {
     std::env::var("REDLATCH_MODEL").ok().and_then(|more| more.parse().ok()).unwrap_or(0)
 }

@@ -19,6 +19,7 @@ mod search;
 use std::time::Instant;
 
 use cast::Cast;
+pub use cast::more;
 use lock::Tools;
 use moves::{SCRIPTS, Sums};
 use search::{Found, Search};

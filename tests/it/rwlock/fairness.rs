@@ -8,7 +8,7 @@ use redlatch::{Locks, Options, RwLock};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{Kind, Protocol, Server, Setup, Wake, soon};
+use crate::support::{Cell, Kind, Protocol, Server, Setup, Topology, Wake, soon};
 
 const HOLD: Duration = Duration::from_millis(10);
 
@@ -16,7 +16,8 @@ const HOLD: Duration = Duration::from_millis(10);
 const POLL: Duration = Duration::from_secs(1);
 
 async fn setup(wake: Wake) -> Setup {
-    Setup::standalone(Kind::Read, wake, Protocol::Resp2).await
+    let cell = Cell { topology: Topology::Standalone, kind: Kind::Read, wake, protocol: Protocol::Resp2 };
+    Setup::start(cell).await
 }
 
 async fn lock(setup: &Setup) -> RwLock {

@@ -6,21 +6,21 @@ use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Proxy, Setup, Wake, eventually, soon, ttl};
+use crate::support::{Setup, Topology, Wake, eventually, soon, ttl};
 
 /// The server comes back with an old snapshot, and the first request finds out that it was gone.
 pub async fn tokens_grow_over_an_old_snapshot(mut setup: Setup) {
     let lock = setup.lock("snapshot").await;
     lock.lock().await.unwrap().release().await.unwrap();
-    setup.server.run::<()>(&["SAVE"]).await;
+    setup.deployment.run::<()>(&["SAVE"]).await;
     let mut last = 0;
     for _ in 0..10 {
         let guard = lock.lock().await.unwrap();
         last = guard.token();
         guard.release().await.unwrap();
     }
-    setup.server.kill();
-    setup.server.restart().await;
+    setup.deployment.kill();
+    setup.deployment.restart().await;
     for _ in 0..3 {
         let guard = lock.lock().await.unwrap();
         assert!(guard.token() > last, "{} after {last}", guard.token());
@@ -37,15 +37,15 @@ pub async fn takes_no_doubtful_release_for_a_success(mut setup: Setup) {
     let guard = lock.lock().await.unwrap();
     assert!(lock.force_release().await.unwrap());
     let successor = other.lock().await.unwrap();
-    let _: i64 = setup.server.run(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    setup.deployment.kill_connections().await;
     let outcome = guard.release().await;
     assert!(outcome.is_err(), "{outcome:?}");
     assert!(other.is_held_by(&successor).await);
     let _ = successor.release().await;
 
     let guard = lock.lock().await.unwrap();
-    setup.server.kill();
-    setup.server.restart().await;
+    setup.deployment.kill();
+    setup.deployment.restart().await;
     let successor = other.lock().await.unwrap();
     let outcome = guard.release().await;
     assert!(outcome.is_err(), "{outcome:?}");
@@ -56,19 +56,19 @@ pub async fn takes_no_doubtful_release_for_a_success(mut setup: Setup) {
 }
 
 pub async fn leaks_although_a_renewal_is_under_way(setup: Setup) {
-    let proxy = Proxy::start(setup.server.port()).await;
-    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), ttl(4_000)).await, "leaking");
+    let proxy = setup.proxy().await;
+    let lock = setup.lock_behind(&proxy, "leaking", ttl(4_000)).await;
     let watcher = setup.lock("leaking").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_replies(true);
-    let before = setup.scripts_run().await;
-    eventually("a renewal runs", || async { setup.scripts_run().await > before }).await;
+    let before = setup.deployment.scripts_run().await;
+    eventually("a renewal runs", || async { setup.deployment.scripts_run().await > before }).await;
     guard.leak();
     proxy.hold_replies(false);
     sleep(Duration::from_millis(500)).await;
     assert!(watcher.is_locked().await, "leaked, so not released");
     eventually("its ttl frees it", || async { !watcher.is_locked().await }).await;
-    drop((lock, watcher, proxy));
+    drop((lock, watcher));
     setup.finish().await;
 }
 
@@ -111,7 +111,7 @@ pub async fn hears_after_the_runtime_of_the_first_waiter_is_gone(setup: Setup) {
 pub async fn loses_patience_together(setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(200)).ttl(Duration::from_secs(1));
     let lock = setup.lock_with("crowd", options).await;
-    setup.server.pause();
+    setup.deployment.pause();
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..100 {
@@ -119,18 +119,18 @@ pub async fn loses_patience_together(setup: Setup) {
         tasks.spawn(async move { lock.lock().await.map(drop) });
     }
     while let Some(outcome) = tasks.join_next().await {
-        assert!(matches!(outcome.unwrap(), Err(Error::Redis { .. })));
+        assert!(setup.failed(&outcome.unwrap()));
     }
     assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
-    setup.server.resume();
+    setup.deployment.resume();
     drop(lock);
     setup.finish().await;
 }
 
 /// The connection falls silent, the server does not: a lease shorter than the timeout must survive.
 pub async fn renews_past_a_silent_connection(setup: Setup) {
-    let proxy = Proxy::start(setup.server.port()).await;
-    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), ttl(1_200)).await, "silent");
+    let proxy = setup.proxy().await;
+    let lock = setup.lock_behind(&proxy, "silent", ttl(1_200)).await;
     let watcher = setup.lock("silent").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_requests(true);
@@ -138,15 +138,15 @@ pub async fn renews_past_a_silent_connection(setup: Setup) {
     assert!(!guard.lease().is_lost() && watcher.is_held_by(&guard).await);
     proxy.hold_requests(false);
     guard.release().await.unwrap();
-    drop((lock, watcher, proxy));
+    drop((lock, watcher));
     setup.finish().await;
 }
 
 /// Lost here because no answer came, kept by the server because the requests did: given back at once.
 pub async fn gives_back_what_it_lost_late(setup: Setup) {
-    let proxy = Proxy::start(setup.server.port()).await;
+    let proxy = setup.proxy().await;
     let options = ttl(6_000).node_timeout(Duration::from_millis(300));
-    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "kept");
+    let lock = setup.lock_behind(&proxy, "kept", options).await;
     let watcher = setup.lock("kept").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_replies(true);
@@ -157,7 +157,7 @@ pub async fn gives_back_what_it_lost_late(setup: Setup) {
     eventually("given back", || async { !watcher.is_locked().await }).await;
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
-    drop((lock, watcher, proxy));
+    drop((lock, watcher));
     setup.finish().await;
 }
 
@@ -167,11 +167,11 @@ pub async fn releases_what_was_dropped_during_an_outage(setup: Setup) {
     let lock = setup.lock_with("outage", options).await;
     let watcher = setup.lock("outage").await;
     let guard = lock.lock().await.unwrap();
-    setup.server.kill_connections().await;
-    setup.server.pause();
+    setup.deployment.kill_connections().await;
+    setup.deployment.pause();
     drop(guard);
     sleep(Duration::from_millis(1_500)).await;
-    setup.server.resume();
+    setup.deployment.resume();
     let start = Instant::now();
     eventually("released", || async { !watcher.is_locked().await }).await;
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
@@ -193,12 +193,15 @@ pub async fn hears_again_after_its_subscription_broke(setup: Setup) {
         });
         eventually("it queues", || async { holder.waiters().await == 1 }).await;
         if setup.wake == Wake::Push {
-            let killed: u64 = setup.server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
-            assert_eq!(killed, 1, "round {round}");
-            eventually("subscribed again", || async {
-                setup.server.run::<Vec<String>>(&["PUBSUB", "CHANNELS"]).await.len() == 1
-            })
-            .await;
+            let subscribed = || async { setup.deployment.subscriptions().await >= setup.nodes() };
+            eventually("subscribed everywhere", subscribed).await;
+            let killed = setup.deployment.kill_subscribers().await;
+            assert!(
+                killed == setup.nodes() || setup.topology() == Topology::Cluster,
+                "round {round}: {killed}"
+            );
+            eventually("subscribed again", || async { setup.deployment.subscriptions().await >= killed })
+                .await;
         }
         let start = Instant::now();
         guard.release().await.unwrap();
@@ -214,19 +217,20 @@ pub async fn hears_again_after_its_subscription_broke(setup: Setup) {
 
 /// The answer to an acquire is lost, and the line is dead when it is to be sent again: it may be granted.
 pub async fn gives_back_what_was_granted_as_the_line_went_dead(setup: Setup) {
-    let proxy = Proxy::start(setup.server.port()).await;
+    let proxy = setup.proxy().await;
     let options = Options::new().node_timeout(Duration::from_millis(200));
-    let lock = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "dead-line");
+    let lock = setup.lock_behind(&proxy, "dead-line", options).await;
     let watcher = setup.lock("dead-line").await;
     lock.lock().await.unwrap().release().await.unwrap();
     proxy.be_deaf(true);
-    proxy.lose_next_reply();
-    assert!(matches!(lock.try_lock().await, Err(Error::Redis { .. })));
+    setup.lose_next_answer(&proxy);
+    let outcome = lock.try_lock().await;
+    assert!(setup.failed(&outcome), "{outcome:?}");
     assert!(watcher.is_locked().await, "it was granted, and nobody knows");
     proxy.be_deaf(false);
     let start = Instant::now();
     eventually("given back", || async { !watcher.is_locked().await }).await;
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    drop((lock, watcher, proxy));
+    drop((lock, watcher));
     setup.finish().await;
 }

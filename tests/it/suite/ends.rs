@@ -82,7 +82,7 @@ pub async fn tells_of_a_loss(setup: Setup) {
     let lock = setup.lock_with("lost", ttl(900)).await;
     let guard = lock.lock().await.unwrap();
     let work = guard.lease().while_held(std::future::pending::<()>());
-    let _: i64 = setup.server.run(&["DEL", lock.key()]).await;
+    setup.deployment.run_at::<i64>(lock.key(), &["DEL", lock.key()]).await;
     let start = Instant::now();
     assert!(matches!(soon("told", work).await, Err(Error::Lost { .. })));
     assert!(start.elapsed() < Duration::from_millis(900), "from a renewal: {:?}", start.elapsed());

@@ -168,8 +168,8 @@ pub async fn refuses_what_it_does_not_own(setup: Setup) {
     let no_ttl: &[&str] =
         if setup.kind.name() == "mutex" { &["SET", &key, "1"] } else { &["HSET", &key, "field", "1"] };
     for squatter in [&["LPUSH", &key, "1"][..], &["SADD", &key, "1"], &other_kind, no_ttl] {
-        let _: redis::Value = setup.server.run(squatter).await;
-        let dump: Vec<u8> = setup.server.run(&["DUMP", &key]).await;
+        setup.deployment.run_at::<redis::Value>(&key, squatter).await;
+        let dump: Vec<Vec<u8>> = setup.deployment.run_at(&key, &["DUMP", &key]).await;
         for outcome in [
             soon("lock", lock.lock()).await.map(drop),
             lock.try_lock().await.map(drop),
@@ -182,11 +182,11 @@ pub async fn refuses_what_it_does_not_own(setup: Setup) {
         }
         assert!(matches!(lock.force_release().await, Err(Error::WrongType { .. })));
         assert_eq!(
-            setup.server.run::<Vec<u8>>(&["DUMP", &key]).await,
+            setup.deployment.run_at::<Vec<u8>>(&key, &["DUMP", &key]).await,
             dump,
             "{squatter:?} is left as it was"
         );
-        let _: i64 = setup.server.run(&["DEL", &key]).await;
+        setup.deployment.run_at::<i64>(&key, &["DEL", &key]).await;
     }
     lock.lock().await.unwrap().release().await.unwrap();
     drop(lock);
@@ -196,12 +196,15 @@ pub async fn refuses_what_it_does_not_own(setup: Setup) {
 pub async fn keeps_tokens_growing_over_a_loss(setup: Setup) {
     let mut last = 0;
     let lock = setup.lock("fenced").await;
+    let (deployment, counter) = (&setup.deployment, "{lock:fenced}:fence");
     for loss in ["none", "DEL", "FLUSHALL", "SET"] {
         match loss {
-            "DEL" => drop(setup.server.run::<i64>(&["DEL", "{lock:fenced}:fence"]).await),
-            "FLUSHALL" => setup.server.run::<()>(&["FLUSHALL"]).await,
+            "DEL" => drop(deployment.run_at::<i64>(counter, &["DEL", counter]).await),
+            "FLUSHALL" => drop(deployment.run::<()>(&["FLUSHALL"]).await),
             // An old snapshot: the counter is back where it was long ago.
-            "SET" => setup.server.run::<()>(&["SET", "{lock:fenced}:fence", "5", "PX", "60000"]).await,
+            "SET" => {
+                drop(deployment.run_at::<()>(counter, &["SET", counter, "5", "PX", "60000"]).await);
+            }
             _ => {}
         }
         for _ in 0..3 {

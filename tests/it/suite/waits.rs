@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{Error, Options};
 use tokio::time::Instant;
 
-use crate::support::{Proxy, Setup, Wake, eventually, soon, ttl};
+use crate::support::{Setup, Wake, eventually, soon, ttl};
 
 /// Longer than a test: whoever is told in less was not polling.
 const NEVER: Duration = Duration::from_secs(10);
@@ -134,19 +134,19 @@ pub async fn takes_over_after_expiry(setup: Setup) {
 
 /// A release between the first look and the subscription: the second look must find it.
 pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
-    let proxy = Proxy::start(setup.server.port()).await;
+    let proxy = setup.proxy().await;
     let lock = setup.rival("gap").await;
     let options = Options::new().poll_cap(NEVER);
-    let other = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "gap");
+    let other = setup.lock_behind(&proxy, "gap", options).await;
     let guard = lock.lock().await.unwrap();
     proxy.be_deaf(true);
-    let (before, acquires) = (proxy.connections(), setup.scripts_run().await);
+    let (before, acquires) = (proxy.connections(), setup.deployment.scripts_run().await);
     let start = Instant::now();
     let waiting = tokio::spawn({
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("it has looked", || async { setup.scripts_run().await > acquires }).await;
+    eventually("it has looked", || async { setup.deployment.scripts_run().await > acquires }).await;
     if setup.wake == Wake::Push {
         eventually("it subscribes", || async { proxy.connections() > before }).await;
     }
@@ -154,16 +154,16 @@ pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
     let next = soon("found", waiting).await.unwrap().unwrap();
     assert!(start.elapsed() < NEVER / 2, "{:?}", start.elapsed());
     next.release().await.unwrap();
-    drop((lock, other, proxy));
+    drop((lock, other));
     setup.finish().await;
 }
 
 /// The news of a grant lies in a buffer until the claim is over and somebody else holds the lock.
 pub async fn trusts_no_grant_that_was_long_under_way(setup: Setup) {
-    let proxy = Proxy::start(setup.server.port()).await;
+    let proxy = setup.proxy().await;
     let lock = setup.rival("stale").await;
     let options = ttl(500).node_timeout(Duration::from_secs(15));
-    let late = setup.kind.lock(&setup.client_at(&proxy.url(), options).await, "stale");
+    let late = setup.lock_behind(&proxy, "stale", options).await;
     let guard = lock.lock().await.unwrap();
     let waiting = tokio::spawn({
         let late = late.clone();
@@ -182,7 +182,7 @@ pub async fn trusts_no_grant_that_was_long_under_way(setup: Setup) {
     let guard = soon("its turn", waiting).await.unwrap().unwrap();
     assert!(late.is_held_by(&guard).await);
     guard.release().await.unwrap();
-    drop((lock, late, proxy));
+    drop((lock, late));
     setup.finish().await;
 }
 

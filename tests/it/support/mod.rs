@@ -1,18 +1,23 @@
-//! Private servers, worker processes, and a proxy that breaks connections.
+//! Private servers in every topology, worker processes, and proxies that break connections.
 
+mod cluster;
+mod deployment;
 mod locks;
+mod open;
 mod process;
 mod proxy;
 mod random;
+mod sentinel;
 mod server;
 mod setup;
 
+pub use deployment::{Deployment, Topology, servers};
 pub use locks::{AnyGuard, AnyLock, Kind};
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
-pub use server::Server;
-pub use setup::{Protocol, Setup, Wake, idles, ttl};
+pub use server::{Server, free_port};
+pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 
 use std::future::Future;
 use std::time::{Duration, Instant};

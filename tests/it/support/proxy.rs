@@ -1,25 +1,35 @@
-//! A TCP proxy that loses, holds and cuts what passes through it.
+//! TCP proxies that lose, hold and cut what passes through them.
+//!
+//! Each server on 127.0.0.1 has one on 127.0.0.2, at the same port. What the servers say of where they are is
+//! changed on its way, so a client that came in through a proxy meets all of them through proxies.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-/// Stands between clients and a server.
+/// Where the servers are, and where the proxies are: as long as each other, so that lengths stay right.
+pub const DIRECT: &str = "127.0.0.1";
+pub const PROXIED: &str = "127.0.0.2";
+
+/// Stands between clients and all servers of a deployment.
 pub struct Proxy {
-    port: u16,
+    ports: Vec<u16>,
     faults: Arc<Faults>,
-    task: JoinHandle<()>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 struct Faults {
-    /// The replies that begin with these are dropped and the connection is cut; counts down, -1 is off.
-    lose_replies: AtomicI64,
-    /// Cut after this many more bytes to the server; -1 is off.
-    cut_after: AtomicI64,
+    /// So many replies to scripts are dropped and their connections cut, whichever server they are from.
+    lose_any: AtomicUsize,
+    /// So many of each server, since the beginning.
+    lose_each: AtomicUsize,
+    /// Cut after this many more bytes to the servers.
+    cut_after: Mutex<Option<usize>>,
     /// Replies wait while this is set.
     hold_replies: watch::Sender<bool>,
     /// Requests wait on all connections up to this one.
@@ -28,45 +38,60 @@ struct Faults {
     deaf: AtomicBool,
     cut: Notify,
     connections: AtomicUsize,
-    /// Only requests that contain this arm the faults.
+    closed: AtomicUsize,
     lost: AtomicUsize,
 }
 
 impl Proxy {
-    pub async fn start(server_port: u16) -> Proxy {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+    /// In front of one server.
+    pub async fn start(port: u16) -> Proxy {
+        Proxy::before(vec![port]).await
+    }
+
+    pub async fn before(ports: Vec<u16>) -> Proxy {
         let faults = Arc::new(Faults {
-            lose_replies: AtomicI64::new(-1),
-            cut_after: AtomicI64::new(-1),
+            lose_any: AtomicUsize::new(0),
+            lose_each: AtomicUsize::new(0),
+            cut_after: Mutex::new(None),
             hold_replies: watch::Sender::new(false),
             hold_requests: watch::Sender::new(0),
             deaf: AtomicBool::new(false),
             cut: Notify::new(),
             connections: AtomicUsize::new(0),
+            closed: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
         });
-        let task = tokio::spawn(accept(listener, server_port, Arc::clone(&faults)));
-        Proxy { port, faults, task }
+        let mut tasks = Vec::new();
+        for &port in &ports {
+            let listener = TcpListener::bind((PROXIED, port)).await.unwrap();
+            tasks.push(tokio::spawn(accept(listener, port, Arc::clone(&faults))));
+        }
+        Proxy { ports, faults, tasks }
     }
 
+    /// The way to the first server.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        format!("redis://{PROXIED}:{}/", self.ports[0])
     }
 
-    /// The next reply is dropped after the server has sent it, and its connection is reset.
+    /// The next reply to a script is dropped after the server has sent it, and its connection is reset.
     pub fn lose_next_reply(&self) {
-        self.faults.lose_replies.store(1, Ordering::SeqCst);
+        self.faults.lose_any.store(1, Ordering::SeqCst);
     }
 
-    /// How many replies were lost so far.
+    /// The same for the next reply of each server.
+    pub fn lose_next_replies(&self) {
+        self.faults.lose_each.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many replies were lost so far, and requests cut.
     pub fn lost(&self) -> usize {
         self.faults.lost.load(Ordering::SeqCst)
     }
 
     /// The connection is reset after this many more bytes from clients, in the middle of a request.
-    pub fn cut_after(&self, bytes: i64) {
-        self.faults.cut_after.store(bytes, Ordering::SeqCst);
+    pub fn cut_after(&self, bytes: usize) {
+        *self.faults.cut_after.lock().unwrap() = Some(bytes);
     }
 
     /// Replies are held back, or let go.
@@ -90,6 +115,20 @@ impl Proxy {
         self.faults.cut.notify_waiters();
     }
 
+    /// How many tasks it has itself.
+    pub fn tasks(&self) -> usize {
+        self.tasks.len() + self.connections() - self.faults.closed.load(Ordering::SeqCst)
+    }
+
+    /// Waits until all clients have gone. Without a way to the servers, one that still has something to give
+    /// back would try to until its ttl is over.
+    pub async fn outlive_clients(self) {
+        super::eventually("the clients have gone", || async {
+            self.connections() == self.faults.closed.load(Ordering::SeqCst)
+        })
+        .await;
+    }
+
     /// How many connections were made so far.
     pub fn connections(&self) -> usize {
         self.faults.connections.load(Ordering::SeqCst)
@@ -98,83 +137,163 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
         self.faults.cut.notify_waiters();
     }
 }
 
-async fn accept(listener: TcpListener, server_port: u16, faults: Arc<Faults>) {
+impl Faults {
+    /// Whether a reply to a script is to be lost, by a server that has lost so many.
+    fn loses(&self, lost: &AtomicUsize) -> bool {
+        let each = self.lose_each.load(Ordering::SeqCst);
+        let mine = lost.fetch_max(each, Ordering::SeqCst) < each;
+        let loses = mine
+            || self
+                .lose_any
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+                .is_ok();
+        self.lost.fetch_add(usize::from(loses), Ordering::SeqCst);
+        loses
+    }
+
+    /// How many of these bytes to the servers may pass, and whether the connection is cut after them.
+    fn passes(&self, count: usize) -> (usize, bool) {
+        let mut cut_after = self.cut_after.lock().unwrap();
+        match *cut_after {
+            None => (count, false),
+            Some(left) if left > count => {
+                *cut_after = Some(left - count);
+                (count, false)
+            }
+            Some(left) => {
+                *cut_after = None;
+                self.lost.fetch_add(1, Ordering::SeqCst);
+                (left, true)
+            }
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, port: u16, faults: Arc<Faults>) {
+    let lost = Arc::new(AtomicUsize::new(faults.lose_each.load(Ordering::SeqCst)));
     while let Ok((client, _)) = listener.accept().await {
         let number = faults.connections.fetch_add(1, Ordering::SeqCst) + 1;
-        let faults = Arc::clone(&faults);
+        let (faults, lost) = (Arc::clone(&faults), Arc::clone(&lost));
         tokio::spawn(async move {
-            let cut = Arc::clone(&faults);
             tokio::select! {
-                () = cut.cut.notified() => {}
-                () = relay(client, server_port, number, faults) => {}
+                () = faults.cut.notified() => {}
+                () = relay(client, port, number, &faults, &lost) => {}
             }
+            faults.closed.fetch_add(1, Ordering::SeqCst);
         });
     }
 }
 
-async fn relay(client: TcpStream, server_port: u16, number: usize, faults: Arc<Faults>) {
+async fn relay(mut client: TcpStream, port: u16, number: usize, faults: &Faults, lost: &AtomicUsize) {
     if faults.deaf.load(Ordering::SeqCst) {
-        std::future::pending::<()>().await;
+        let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
+        return;
     }
-    let Ok(server) = TcpStream::connect(("127.0.0.1", server_port)).await else { return };
+    let Ok(server) = TcpStream::connect((DIRECT, port)).await else { return };
     client.set_nodelay(true).unwrap();
     server.set_nodelay(true).unwrap();
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let requests = async {
-        let mut buffer = vec![0; 1 << 16];
-        let mut held = faults.hold_requests.subscribe();
-        loop {
-            let count = match from_client.read(&mut buffer).await {
-                Ok(0) | Err(_) => return,
-                Ok(count) => count,
-            };
-            if held.wait_for(|held| *held < number).await.is_err() {
-                return;
-            }
-            let left = faults.cut_after.load(Ordering::SeqCst);
-            let passed = if left >= 0 { count.min(left as usize) } else { count };
-            if to_server.write_all(&buffer[..passed]).await.is_err() {
-                return;
-            }
-            if left >= 0 {
-                faults.cut_after.store(left - passed as i64, Ordering::SeqCst);
-                if passed < count || left == passed as i64 {
-                    faults.cut_after.store(-1, Ordering::SeqCst);
-                    faults.lost.fetch_add(1, Ordering::SeqCst);
-                    return;
-                }
-            }
-        }
-    };
-    let replies = async {
-        let mut buffer = vec![0; 1 << 16];
-        let mut held = faults.hold_replies.subscribe();
-        loop {
-            let count = match from_server.read(&mut buffer).await {
-                Ok(0) | Err(_) => return,
-                Ok(count) => count,
-            };
-            if held.wait_for(|held| !held).await.is_err() {
-                return;
-            }
-            if faults.lose_replies.load(Ordering::SeqCst) > 0 {
-                faults.lose_replies.fetch_sub(1, Ordering::SeqCst);
-                faults.lost.fetch_add(1, Ordering::SeqCst);
-                return;
-            }
-            if to_client.write_all(&buffer[..count]).await.is_err() {
-                return;
-            }
-        }
-    };
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let asked = AtomicBool::new(false);
     tokio::select! {
-        () = requests => {}
-        () = replies => {}
+        () = requests(from_client, to_server, number, faults, &asked) => {}
+        () = replies(from_server, to_client, faults, lost, &asked) => {}
+    }
+}
+
+/// `asked` tells whether a script was among them.
+async fn requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    number: usize,
+    faults: &Faults,
+    asked: &AtomicBool,
+) {
+    let mut buffer = vec![0; 1 << 16];
+    let mut held = faults.hold_requests.subscribe();
+    loop {
+        let count = match from.read(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(count) => count,
+        };
+        if held.wait_for(|held| *held < number).await.is_err() {
+            return;
+        }
+        let (passed, is_cut) = faults.passes(count);
+        asked.fetch_or(buffer[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
+        if to.write_all(&buffer[..passed]).await.is_err() || is_cut {
+            return;
+        }
+    }
+}
+
+async fn replies(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    faults: &Faults,
+    lost: &AtomicUsize,
+    asked: &AtomicBool,
+) {
+    let mut buffer = vec![0; 1 << 16];
+    let mut held = faults.hold_replies.subscribe();
+    let mut moved = Moved::default();
+    loop {
+        let count = match from.read(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(count) => count,
+        };
+        if held.wait_for(|held| !held).await.is_err() {
+            return;
+        }
+        // Others than scripts are asked in the background, and nobody misses their replies.
+        if asked.swap(false, Ordering::SeqCst) && faults.loses(lost) {
+            return;
+        }
+        if to.write_all(&moved.pass(&buffer[..count])).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Replaces the servers' address by the proxies', in pieces of any length.
+#[derive(Default)]
+struct Moved {
+    /// What was held back, since it may be the beginning of the address. No reply ends like that.
+    kept: Vec<u8>,
+}
+
+impl Moved {
+    fn pass(&mut self, piece: &[u8]) -> Vec<u8> {
+        let (direct, proxied) = (DIRECT.as_bytes(), PROXIED.as_bytes());
+        let mut bytes = std::mem::take(&mut self.kept);
+        bytes.extend_from_slice(piece);
+        let mut start = 0;
+        while start + direct.len() <= bytes.len() {
+            if bytes[start..].starts_with(direct) {
+                bytes[start..start + direct.len()].copy_from_slice(proxied);
+            }
+            start += 1;
+        }
+        let ends = |&length: &usize| bytes.ends_with(&direct[..length]);
+        let kept = (1..direct.len().min(bytes.len() + 1)).rev().find(ends).unwrap_or(0);
+        self.kept = bytes.split_off(bytes.len() - kept);
+        bytes
+    }
+}
+
+#[test]
+fn proxy_replaces_addresses_in_pieces() {
+    let said = b"+MOVED 7 127.0.0.1:7000 1\r\n127.0.127.0.0.1112";
+    let heard = b"+MOVED 7 127.0.0.2:7000 1\r\n127.0.127.0.0.2112";
+    for length in 1..said.len() {
+        let mut moved = Moved::default();
+        let mut passed: Vec<u8> = said.chunks(length).flat_map(|piece| moved.pass(piece)).collect();
+        passed.append(&mut moved.kept);
+        assert_eq!(passed, heard, "in pieces of {length}");
     }
 }

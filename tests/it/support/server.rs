@@ -1,8 +1,10 @@
-//! One private server per test, on a free port, stopped when it is dropped.
+//! A private server, on a free port, stopped when it is dropped.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -16,7 +18,26 @@ pub struct Server {
     child: Child,
     port: u16,
     arguments: Vec<String>,
-    directory: tempfile::TempDir,
+    _directory: tempfile::TempDir,
+}
+
+/// How often another port is tried for one that was taken between finding and using it.
+pub const TRIES: usize = 20;
+
+/// A port that is free, as is the one 10,000 above it, where the servers of a cluster talk. Both are below
+/// those that systems give to connections: nobody takes it while its server is down for a moment.
+pub fn free_port() -> u16 {
+    static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
+        let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+        AtomicU32::new(clock ^ std::process::id())
+    });
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    loop {
+        let port = 10_000 + (NEXT.fetch_add(1, Ordering::Relaxed) % 10_000) as u16;
+        if is_free(port) && is_free(port + 10_000) {
+            return port;
+        }
+    }
 }
 
 /// The server's binary: `scripts/test` sets it, and `scripts/server` finds or fetches one.
@@ -37,28 +58,51 @@ impl Server {
     }
 
     pub async fn start_with(arguments: &[&str]) -> Server {
-        let binary = binary();
-        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
-        // A free port may be taken between finding and using it: then the server ends, and the next is tried.
-        for _ in 0..20 {
+        for _ in 0..TRIES {
             let directory = tempfile::tempdir().unwrap();
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let child = spawn(&binary, port, &arguments, &directory);
-            let mut server = Server { child, port, arguments: arguments.clone(), directory };
-            if server.is_up().await {
+            let port = free_port();
+            // Empty: what sentinels have it change is kept there.
+            let file = directory.path().join("server.conf");
+            std::fs::write(&file, "").unwrap();
+            let (file, place) = (file.display().to_string(), directory.path().display().to_string());
+            let port_word = port.to_string();
+            let itself = [&file, "--port", &port_word, "--dir", &place, "--bind", "127.0.0.1"];
+            let without_data = ["--save", "", "--appendonly", "no"];
+            let words = itself.iter().chain(&without_data).chain(arguments).map(ToString::to_string);
+            let words = words.collect();
+            if let Some(server) = Server::launch(port, words, directory).await {
                 return server;
             }
         }
-        panic!("{} does not start", binary.display());
+        panic!("{} does not start", binary().display());
+    }
+
+    /// A sentinel. It writes to its configuration. `None`: the port was taken.
+    pub async fn start_sentinel(port: u16, configuration: &str) -> Option<Server> {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("sentinel.conf");
+        let place = format!("port {port}\nbind 127.0.0.1\ndir {}\n", directory.path().display());
+        std::fs::write(&file, place + configuration).unwrap();
+        Server::launch(port, vec![file.display().to_string(), "--sentinel".to_owned()], directory).await
+    }
+
+    async fn launch(port: u16, arguments: Vec<String>, directory: tempfile::TempDir) -> Option<Server> {
+        let child = spawn(&binary(), &arguments);
+        let mut server = Server { child, port, arguments, _directory: directory };
+        server.is_up().await.then_some(server)
     }
 
     async fn is_up(&mut self) -> bool {
         let start = Instant::now();
+        // Not just anybody who answers: the port may have become another's.
+        let itself = format!("process_id:{}\r\n", self.child.id());
         loop {
-            if let Ok(mut connection) = self.try_connection().await
-                && redis::cmd("PING").exec_async(&mut connection).await.is_ok()
-            {
-                return true;
+            // While it loads its data it has no PONG to give.
+            if self.try_run::<String>(&["PING"]).await.is_ok() {
+                return self
+                    .try_run::<String>(&["INFO", "server"])
+                    .await
+                    .is_ok_and(|info| info.contains(&itself));
             }
             if self.child.try_wait().unwrap().is_some() {
                 return false;
@@ -98,13 +142,15 @@ impl Server {
 
     /// Runs one command, given as words.
     pub async fn run<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_run(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub async fn try_run<T: redis::FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
         let mut cmd = redis::cmd(words[0]);
         for word in &words[1..] {
             cmd.arg(word);
         }
-        cmd.query_async(&mut self.connection().await)
-            .await
-            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        cmd.query_async(&mut self.try_connection().await?).await
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -132,17 +178,52 @@ impl Server {
 
     /// Starts it again on its port, with its directory.
     pub async fn restart(&mut self) {
-        self.child = spawn(&binary(), self.port, &self.arguments, &self.directory);
+        self.restart_unseen();
+        self.is_back().await;
+    }
+
+    /// Starts it again, and leaves waiting for it to [`is_back`](Server::is_back).
+    pub fn restart_unseen(&mut self) {
+        self.child = spawn(&binary(), &self.arguments);
+    }
+
+    pub async fn is_back(&mut self) {
         assert!(self.is_up().await, "port {} was taken meanwhile", self.port);
+    }
+
+    /// How many scripts it has run.
+    pub async fn scripts_run(&self) -> u64 {
+        let stats: String = self.run(&["INFO", "commandstats"]).await;
+        let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum()
+    }
+
+    /// How many replicas it feeds.
+    pub async fn replicas_online(&self) -> usize {
+        self.run::<String>(&["INFO", "replication"]).await.matches("state=online").count()
+    }
+
+    /// Whether it is a replica that has all that its master has, or will have it in a moment.
+    pub async fn follows(&self) -> bool {
+        self.run::<String>(&["INFO", "replication"]).await.contains("master_link_status:up")
+    }
+
+    /// The connections that are subscribed to something, but for those of sentinels.
+    pub async fn subscribers(&self) -> Vec<String> {
+        let list: String = self.run(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
+        let word = |line: &str, key: &str| {
+            line.split(' ').find_map(|word| word.strip_prefix(key)).unwrap_or_default().to_owned()
+        };
+        let clients = list.lines().filter(|line| !word(line, "name=").starts_with("sentinel-"));
+        clients.map(|line| word(line, "id=")).collect()
     }
 
     /// What every test ends with, once its clients are gone: every key has a ttl, nobody is queued, and
     /// nobody is subscribed.
     pub async fn assert_nothing_left(&self) {
         eventually("no queue and no subscription left", || async {
-            let channels: Vec<String> = self.run(&["PUBSUB", "CHANNELS"]).await;
             let queues: Vec<String> = self.run(&["KEYS", "*:waiters"]).await;
-            channels.is_empty() && queues.is_empty()
+            self.subscribers().await.is_empty() && queues.is_empty()
         })
         .await;
         for key in self.run::<Vec<Vec<u8>>>(&["KEYS", "*"]).await {
@@ -153,11 +234,8 @@ impl Server {
     }
 }
 
-fn spawn(binary: &PathBuf, port: u16, arguments: &[String], directory: &tempfile::TempDir) -> Child {
+fn spawn(binary: &Path, arguments: &[String]) -> Child {
     Command::new(binary)
-        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
-        .arg("--dir")
-        .arg(directory.path())
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -1,11 +1,12 @@
 //! What a test of the suite is run over: a kind, a topology, and a way to be woken.
 
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use redlatch::deadpool_redis::{Config, Runtime};
-use redlatch::{Locks, Options};
+use redlatch::{Error, Locks, Options};
 
-use super::{AnyGuard, AnyLock, Kind, Server, eventually};
+use super::proxy::{DIRECT, PROXIED};
+use super::{AnyGuard, AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, open};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
@@ -19,19 +20,48 @@ pub enum Protocol {
     Resp3,
 }
 
-/// One cell of the matrix, with servers of its own.
+/// One cell of the matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell {
+    pub topology: Topology,
+    pub kind: Kind,
+    pub wake: Wake,
+    pub protocol: Protocol,
+}
+
+/// A cell with servers of its own.
 pub struct Setup {
     pub kind: Kind,
     pub wake: Wake,
     protocol: Protocol,
-    pub server: Server,
+    pub deployment: Deployment,
     tasks_before: usize,
+    /// Stays until the clients have gone: without a way to the servers, one that has something to give back
+    /// would try to until its ttl is over.
+    proxy: OnceLock<Arc<Proxy>>,
 }
 
 impl Setup {
-    pub async fn standalone(kind: Kind, wake: Wake, protocol: Protocol) -> Setup {
-        let server = Server::start().await;
-        Setup { kind, wake, protocol, server, tasks_before: tasks() }
+    pub async fn start(cell: Cell) -> Setup {
+        let tasks_before = tasks();
+        let deployment = Deployment::start(cell.topology).await;
+        Setup {
+            kind: cell.kind,
+            wake: cell.wake,
+            protocol: cell.protocol,
+            deployment,
+            tasks_before,
+            proxy: OnceLock::new(),
+        }
+    }
+
+    pub fn topology(&self) -> Topology {
+        self.deployment.topology()
+    }
+
+    /// How many nodes decide about one lock.
+    pub fn nodes(&self) -> usize {
+        self.topology().nodes()
     }
 
     /// A client of its own, as another process would have it.
@@ -40,21 +70,48 @@ impl Setup {
     }
 
     pub async fn client_with(&self, options: Options) -> Locks {
-        self.client_at(&self.server.url(), options).await
+        self.try_client_with(options).await.unwrap()
     }
 
-    /// A client that reaches the server by another way.
-    pub async fn client_at(&self, url: &str, options: Options) -> Locks {
-        let url = match self.protocol {
-            Protocol::Resp2 => format!("{url}?protocol=resp2"),
-            Protocol::Resp3 => format!("{url}?protocol=resp3"),
-        };
-        open(&url, options, self.wake).await
+    pub async fn try_client_with(&self, options: Options) -> Result<Locks, Error> {
+        open::open(&self.deployment, DIRECT, self.protocol, self.wake, options).await
+    }
+
+    /// A proxy in front of all servers. There is one.
+    pub async fn proxy(&self) -> Arc<Proxy> {
+        let proxy = Arc::new(Proxy::before(self.deployment.all().map(Server::port).collect()).await);
+        self.proxy.set(Arc::clone(&proxy)).ok().expect("it is the first");
+        proxy
+    }
+
+    /// The next answer about a lock is lost: a reply, or one of each node of a quorum. How many that makes.
+    pub fn lose_next_answer(&self, proxy: &Proxy) -> usize {
+        match self.nodes() {
+            // In a cluster, servers that have nothing to do with the lock may be asked in vain.
+            1 => proxy.lose_next_reply(),
+            _ => proxy.lose_next_replies(),
+        }
+        self.nodes()
+    }
+
+    /// A client that reaches all servers through the proxy.
+    pub async fn client_behind(&self, _: &Proxy, options: Options) -> Locks {
+        open::open(&self.deployment, PROXIED, self.protocol, self.wake, options).await.unwrap()
     }
 
     /// A client that is woken in another way.
     pub async fn client_woken(&self, wake: Wake) -> Locks {
-        open(&self.server.url(), Options::new(), wake).await
+        open::open(&self.deployment, DIRECT, self.protocol, wake, Options::new()).await.unwrap()
+    }
+
+    /// A lock of this kind through a client of its own, which reaches all servers through the proxy.
+    pub async fn lock_behind(&self, proxy: &Proxy, name: &str, options: Options) -> AnyLock {
+        self.kind.lock(&self.client_behind(proxy, options).await, name)
+    }
+
+    /// Whether it failed because of the servers.
+    pub fn failed<T>(&self, outcome: &Result<T, Error>) -> bool {
+        self.topology().failed(outcome)
     }
 
     /// A lock of this kind through a client of its own.
@@ -75,36 +132,19 @@ impl Setup {
         self.kind.rival().lock(&self.client_with(options).await, name)
     }
 
-    /// How many scripts the server has run.
-    pub async fn scripts_run(&self) -> u64 {
-        let stats: String = self.server.run(&["INFO", "commandstats"]).await;
-        let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum()
-    }
-
-    /// A lease is never trusted for longer than the server keeps the lock.
+    /// A lease is never trusted for longer than the servers keep the lock.
     pub async fn assert_conservative(&self, lock: &AnyLock, guard: &AnyGuard) {
         let until = guard.lease().valid_until();
-        let pttl: i64 = self.server.run(&["PTTL", lock.key()]).await;
-        let kept = Instant::now() + Duration::from_millis(u64::try_from(pttl).expect("it is held"));
+        let kept = self.deployment.kept_until(lock.key()).await;
         assert!(until <= kept, "trusted for {:?} longer than it is kept", until - kept);
     }
 
-    /// What every test ends with, once it has dropped its clients: nothing is left, neither in the server
+    /// What every test ends with, once it has dropped its clients: nothing is left, neither in the servers
     /// nor here.
     pub async fn finish(self) {
-        eventually("no task left", || async { tasks() <= self.tasks_before }).await;
-        self.server.assert_nothing_left().await;
-    }
-}
-
-async fn open(url: &str, options: Options, wake: Wake) -> Locks {
-    match wake {
-        Wake::Push => Locks::open_with(url, options).await.unwrap(),
-        Wake::Poll => {
-            let pool = Config::from_url(url).create_pool(Some(Runtime::Tokio1)).unwrap();
-            Locks::from_pool_with(pool, options).await.unwrap()
-        }
+        let own = || self.tasks_before + self.proxy.get().map_or(0, |proxy| proxy.tasks());
+        eventually("no task left", || async { tasks() <= own() }).await;
+        self.deployment.assert_nothing_left().await;
     }
 }
 

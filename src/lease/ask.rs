@@ -1,0 +1,243 @@
+//! One request for a lock, sent to each node, and what their answers amount to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Lease;
+use super::attempt::Proposal;
+use super::held::{Armed, Held};
+use super::validity::Sighting;
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::options::Fencing;
+use crate::wire::{Answer, Failure, NodeSet, Nodes, Until, Votes};
+
+/// How often an attempt proposes a token in a row: others may propose larger ones meanwhile.
+const PROPOSALS: u32 = 4;
+
+/// By how much to outbid a token that was accepted, in microseconds.
+const AHEAD: u64 = 1_000;
+
+/// What one request for the lock brought. The attempt comes back if there is more to be done with it.
+pub(super) enum Asked {
+    Granted(Held),
+    Busy {
+        armed: Armed,
+        free_in: Duration,
+        /// The clock of the server, and through which connection it was seen, if there is one clock.
+        dated: Option<(Sighting, u64)>,
+    },
+    /// Some nodes have granted it, but not more than half, and the others have not, or to others.
+    Split {
+        armed: Armed,
+        by: NodeSet,
+        /// Others have more than half of them: when that may end.
+        taken_for: Option<Duration>,
+    },
+    /// Granted, but the answer took longer than the lease lasts. It is given back.
+    TooLate,
+    /// It may work later.
+    Failed(Armed, Failure),
+    Refused(Error),
+}
+
+/// Sends one request to each node; once more, if the nodes do not agree on a token.
+///
+/// # Cancel safety
+/// Dropped, the attempt is abandoned: what it is granted is given back at once.
+pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
+    let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
+    let nodes = &client.nodes;
+    let mut proposal = nodes.proposal().map(|token| Proposal { token, for_nested: false });
+    let mut tries_left = PROPOSALS;
+    // A majority has told the largest token that it knows.
+    let mut informed = false;
+    loop {
+        let call = attempt.acquire(waiter, proposal);
+        // Without fencing there is nothing to agree on.
+        let proposed = proposal.map(|it| it.token).filter(|_| attempt.options.fencing == Fencing::On);
+        armed.sends(waiter);
+        let sent = Moment::now();
+        let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.doubt, Until::Decided(0)).await;
+        let mut count = Count::new(nodes, &votes);
+        if count.is_mixed(proposed) {
+            votes.wait().await;
+            count = Count::new(nodes, &votes);
+        }
+        armed.learns(&votes, count.granted.len() >= nodes.majority());
+        tries_left -= 1;
+        let for_nested = proposal.is_some_and(|it| it.for_nested);
+        let known = count.known_elsewhere(proposed).filter(|_| !informed);
+        let next = if let Some(token) = known {
+            informed = tries_left > 0;
+            Some(Proposal { token, for_nested })
+        } else if count.is_mixed(proposed) {
+            count.outbid(proposed).map(|token| Proposal { token, for_nested: true })
+        } else if count.may_outbid() {
+            count.outbid(proposed).map(|token| Proposal { token, for_nested })
+        } else {
+            None
+        };
+        if let Some(next) = next.filter(|_| tries_left > 0) {
+            proposal = Some(next);
+            continue;
+        }
+        // A token that is smaller than one that a node knows of is nobody's, however often that was tried.
+        if count.granted.len() >= nodes.majority() && !count.is_mixed(proposed) && known.is_none() {
+            let until = sent + attempt.trusted(attempt.options.ttl);
+            if Moment::now() >= until {
+                armed.give_back();
+                return Asked::TooLate;
+            }
+            let token = count.token(proposed);
+            if proposed == Some(token) {
+                nodes.accepted(token);
+            }
+            let unanimous = count.granted.len() == nodes.count();
+            let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
+            return Asked::Granted(armed.granted(lease, unanimous));
+        }
+        return not_granted(armed, sent, count, votes);
+    }
+}
+
+fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked {
+    let majority = votes.majority();
+    // So many of those who answer may refuse, and a majority may grant it all the same.
+    let may_miss = count.answered.saturating_sub(majority);
+    let decides = |some: usize| some > may_miss && count.answered >= majority;
+    if decides(count.odd.len())
+        && let Some(failure) = count.odd.into_iter().next()
+    {
+        return not_understood(armed, failure);
+    }
+    if decides(count.refused.len())
+        && let Some(refusal) = count.refused.iter().find_map(|answer| armed.attempt.refusal(*answer))
+    {
+        return Asked::Refused(refusal);
+    }
+    if count.answered < majority {
+        if !count.granted.is_empty() {
+            armed.attempt.doubt.stays();
+        }
+        let failure = votes.failure();
+        return if failure.is_passing() {
+            Asked::Failed(armed, failure)
+        } else {
+            Asked::Refused(failure.into())
+        };
+    }
+    // The soonest that more than half may be free.
+    let mut busy = count.busy;
+    busy.sort_by_key(|busy| busy.free_in);
+    let free_in = busy.get(majority - 1).or(busy.last()).map(|busy| Duration::from_millis(busy.free_in));
+    let by = NodeSet::of(count.granted.iter().map(|(node, _)| *node));
+    match free_in {
+        Some(free_in) if by.is_empty() => {
+            let dated = armed.client.nodes.server().and(busy.first());
+            let dated = dated.map(|busy| (Sighting { sent, server: busy.time }, busy.generation));
+            Asked::Busy { armed, free_in, dated }
+        }
+        _ => Asked::Split { armed, by, taken_for: free_in.filter(|_| busy.len() >= majority) },
+    }
+}
+
+/// What the nodes said to one request, sorted.
+struct Count {
+    granted: Vec<(usize, u64)>,
+    busy: Vec<Busy>,
+    /// The largest token for which a proposal was refused, and how often that was.
+    too_low: (u64, usize),
+    refused: Vec<i64>,
+    /// Outside the contract.
+    odd: Vec<Failure>,
+    answered: usize,
+    majority: usize,
+}
+
+struct Busy {
+    free_in: u64,
+    time: u64,
+    generation: u64,
+}
+
+impl Count {
+    fn new(nodes: &Nodes, votes: &Votes) -> Count {
+        let mut count = Count {
+            granted: Vec::new(),
+            busy: Vec::new(),
+            too_low: (0, 0),
+            refused: Vec::new(),
+            odd: Vec::new(),
+            answered: 0,
+            majority: nodes.majority(),
+        };
+        for (node, outcome) in &votes.cast {
+            let Ok(reply) = outcome else { continue };
+            count.answered += 1;
+            match reply.answer() {
+                Ok(Answer::Final(token @ 0..)) => count.granted.push((*node, token.unsigned_abs())),
+                Ok(Answer::Final(refusal)) if is_known(refusal) => count.refused.push(refusal),
+                Ok(Answer::Final(_)) => count.odd.push(reply.unexpected()),
+                Ok(Answer::Busy(free_in, time)) => {
+                    let (free_in, time) = (free_in.unsigned_abs(), time.unsigned_abs());
+                    nodes.node(*node).observe(time);
+                    count.busy.push(Busy { free_in, time, generation: reply.generation });
+                }
+                Ok(Answer::TooLow(highest)) => {
+                    count.too_low = (count.too_low.0.max(highest.unsigned_abs()), count.too_low.1 + 1);
+                }
+                Err(failure) => count.odd.push(failure),
+            }
+        }
+        count
+    }
+
+    /// A token that a node knows of and that is larger than the one proposed, where others may hold the lock as well and
+    /// all is granted: once more than half know it, it is this one's.
+    fn known_elsewhere(&self, proposal: Option<u64>) -> Option<u64> {
+        let proposed = proposal.filter(|_| self.granted.len() >= self.majority)?;
+        self.granted.iter().map(|(_, token)| *token).filter(|token| *token > proposed).max()
+    }
+
+    /// Whether more may bring the lock than what was proposed.
+    fn may_outbid(&self) -> bool {
+        let too_low = self.too_low.1;
+        too_low > 0 && self.granted.len() < self.majority && self.granted.len() + too_low >= self.majority
+    }
+
+    /// What to propose instead: more than what has kept nodes from accepting.
+    fn outbid(&self, proposal: Option<u64>) -> Option<u64> {
+        Some((self.too_low.0 + AHEAD).max(proposal? + 1))
+    }
+
+    /// Neither has a majority accepted the token that was proposed, nor is the lock nested for a majority in a hold with an
+    /// earlier one: some node remembers a hold that is over elsewhere.
+    fn is_mixed(&self, proposal: Option<u64>) -> bool {
+        let Some(proposed) = proposal.filter(|_| self.granted.len() >= self.majority) else { return false };
+        let count =
+            |is: fn(&u64, &u64) -> bool| self.granted.iter().filter(|(_, it)| is(it, &proposed)).count();
+        let nested = count(|token, proposed| (1..*proposed).contains(token));
+        count(u64::ge).max(nested) < self.majority
+    }
+
+    /// The token of what a majority has granted: the one proposed, unless it is nested in a hold with an earlier one.
+    fn token(&self, proposal: Option<u64>) -> u64 {
+        let largest =
+            |least: u64| self.granted.iter().map(|(_, token)| *token).filter(|token| *token < least).max();
+        let Some(proposed) = proposal else { return largest(u64::MAX).unwrap_or(0) };
+        let accepted = self.granted.iter().filter(|(_, token)| *token >= proposed).count();
+        if accepted >= self.majority { proposed } else { largest(proposed).unwrap_or(0) }
+    }
+}
+
+/// Refusals that mean something to an attempt.
+fn is_known(refusal: i64) -> bool {
+    matches!(refusal, -7 | -6 | -4..=-2) // not -5, which says that this client is wrong
+}
+
+/// An answer outside the contract may mean anything, a grant as well.
+fn not_understood(armed: Armed, failure: Failure) -> Asked {
+    armed.give_back();
+    Asked::Refused(failure.into())
+}

@@ -1,0 +1,100 @@
+//! How an attempt waits, and what it makes of a message.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::Lease;
+use super::acquire::Target;
+use super::held::Armed;
+use super::validity::Sighting;
+use crate::clock::Moment;
+use crate::options::Renewal;
+use crate::wire::Mailbox;
+
+/// How an attempt waits: in the queue or not, told or looking.
+pub(super) struct Seat {
+    pub(super) armed: Armed,
+    /// How it stands in the queue; empty: it does not.
+    pub(super) waiter: String,
+    claim: Duration,
+    pub(super) poll: Duration,
+    pub(super) mailbox: Option<Mailbox>,
+    pub(super) sighted: Option<Sighted>,
+}
+
+/// The server's clock, and through which connections it was seen: behind others there may be another server.
+pub(super) struct Sighted {
+    pub(super) sighting: Sighting,
+    pub(super) generation: u64,
+    pub(super) subscription: u64,
+}
+
+impl Seat {
+    pub(super) fn unqueued(target: &Target) -> Seat {
+        let armed = target.arm();
+        let poll = target.poll(&armed.attempt, false);
+        Seat { armed, waiter: String::new(), claim: Duration::ZERO, poll, mailbox: None, sighted: None }
+    }
+
+    pub(super) fn told(target: &Target) -> Seat {
+        let mut seat = Seat::unqueued(target);
+        seat.poll = target.poll(&seat.armed.attempt, true);
+        seat.mailbox = Some(target.client.wakeups.mailbox(seat.armed.attempt.id));
+        let channel = target.client.wakeups.channel();
+        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(Some(channel), seat.poll);
+        seat
+    }
+
+    pub(super) fn new(target: &Target, told: bool) -> Seat {
+        if told { Seat::told(target) } else { Seat::polling(target) }
+    }
+
+    pub(super) fn polling(target: &Target) -> Seat {
+        let mut seat = Seat::unqueued(target);
+        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(None, seat.poll);
+        seat
+    }
+
+    /// Sleeps until there is a message, or until it is time to look.
+    pub(super) async fn sleep(&self, pause: Duration) -> Option<String> {
+        match &self.mailbox {
+            None => {
+                sleep(pause).await;
+                None
+            }
+            Some(mailbox) => timeout(pause, mailbox.wait()).await.ok().flatten(),
+        }
+    }
+
+    /// The lease that a message hands over: `token time key`. `None` if it is not certain that most of the
+    /// claim is left; then a look finds the lock in this attempt's name, and takes the whole ttl.
+    pub(super) fn handed_over(&self, message: &str) -> Option<Lease> {
+        let attempt = &self.armed.attempt;
+        let Sighted { sighting, generation, subscription } = self.sighted.as_ref()?;
+        let client = &self.armed.client;
+        if *generation != client.nodes.server()?.generation()
+            || Some(*subscription) != client.wakeups.subscription()
+        {
+            return None;
+        }
+        // A lease that is never renewed is worth its whole ttl from the start, and replicas must have what is granted.
+        if attempt.options.renewal == Renewal::Never || attempt.options.wants_replicas().is_some() {
+            return None;
+        }
+        let mut words = message.splitn(3, ' ');
+        let token = words.next()?.parse().ok()?;
+        let time = words.next()?.parse().ok()?;
+        if words.next()? != attempt.name.key() {
+            return None;
+        }
+        let now = Moment::now();
+        let granted = sighting.earliest(time, attempt.options.drift, now)?;
+        let trusted = attempt.trusted(self.claim);
+        if now.since(granted) > trusted / 2 {
+            return None;
+        }
+        Some(Lease::new(Arc::clone(attempt), attempt.token(token), granted, granted + trusted))
+    }
+}

@@ -1,0 +1,189 @@
+//! Letting a node vote again that may have forgotten what it has granted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::Locks;
+use crate::error::{Error, NodeError};
+use crate::name::node_key;
+use crate::options::RestartGuard;
+use crate::wire::{Answer, Call, NodeSet, Script, Until};
+
+static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
+static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
+
+/// What the nodes remember of themselves.
+#[derive(Default)]
+struct Survey {
+    /// May vote.
+    admitted: Vec<usize>,
+    /// May not: with the run of the server.
+    strangers: Vec<(usize, String)>,
+    /// The largest token that one of them knows.
+    highest: u64,
+    /// The longest lease that one of them has granted, in milliseconds.
+    longest_ttl: u64,
+    /// The latest of their clocks.
+    time: u64,
+    failed: Vec<NodeError>,
+}
+
+impl Locks {
+    /// Lets all nodes of a [guarded](crate::RestartGuard) quorum vote that may not: those that have started, or lost
+    /// their data, since they were admitted. Once for a new quorum, and after every restart of a node.
+    ///
+    /// It waits for longer than the longest lease that the other nodes have granted, and at least for the longest ttl
+    /// of the [options](Locks::options): after that, nothing of what the node has forgotten is valid. Then it tells
+    /// the node the largest fencing token of a majority of the others. Both are needed, and it changes nothing
+    /// unless a majority of the *other* nodes may vote. If fewer may, nobody can get a lock: then it founds the quorum
+    /// anew, once all nodes answer, with tokens above all that is known and all their clocks.
+    ///
+    /// The addresses of the nodes that were admitted, none if there was nothing to do. Nodes that do not answer are passed
+    /// over: once they are back, call it again. It may be called by several at a time, and begun anew.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// for node in locks.rejoin().await? {
+    ///     println!("{node} votes again");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoQuorum`] if too few of the others may vote, and not all nodes answer; [`Error::NotAdmitted`] if a node
+    /// has restarted or lost its data again meanwhile: begin anew.
+    ///
+    /// # Cancel safety
+    /// Dropped, nodes stay as they are: begin anew.
+    pub async fn rejoin(&self) -> Result<Vec<String>, Error> {
+        let nodes = &self.client.nodes;
+        if nodes.single().is_some() || self.options.restart_guard == RestartGuard::Off {
+            return Ok(Vec::new()); // all vote
+        }
+        let before = self.survey().await?;
+        if before.strangers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let founding = self.is_new(&before)?;
+        let ticket = Uuid::new_v4().to_string();
+        let mut tickets = Vec::new();
+        for (place, run) in &before.strangers {
+            // Of two who admit a node, each waits for long enough, and either may end it.
+            tickets.push(self.admit(*place, run, &ticket, None).await?.unwrap_or_else(|| ticket.clone()));
+        }
+        let known = |survey: &Survey| Duration::from_millis(survey.longest_ttl);
+        let mut longest = self.options.longest_ttl().max(known(&before));
+        let mut waited = Duration::ZERO;
+        let after = loop {
+            tokio::time::sleep((longest - waited).mul_f64(1.0 + self.options.drift)).await;
+            let after = self.survey().await?;
+            if known(&after) <= longest {
+                break after;
+            }
+            // A request that was under way has granted a longer one.
+            (waited, longest) = (longest, known(&after));
+        };
+        // What was to be told by others must not be founded anew without another look.
+        if self.is_new(&after)? && !founding {
+            return Err(Error::NotAdmitted);
+        }
+        // Of a new quorum, so many may have forgotten that their clocks must vouch for the rest.
+        let floor = after.highest.max(if founding { after.time } else { 0 });
+        let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
+        let mut admitted = Vec::new();
+        for ((place, run), ticket) in before.strangers.into_iter().zip(tickets) {
+            self.admit(place, &run, &ticket, Some((floor, ttl))).await?;
+            admitted.push(nodes.label(place).to_owned());
+        }
+        // One that has restarted again meanwhile has another run than the one that was admitted.
+        let left = self.survey().await?.strangers;
+        if left.iter().any(|(place, _)| admitted.iter().any(|label| label == nodes.label(*place))) {
+            return Err(Error::NotAdmitted);
+        }
+        Ok(admitted)
+    }
+
+    /// Whether there is no majority of others to ask, but all nodes are there to begin anew.
+    fn is_new(&self, survey: &Survey) -> Result<bool, Error> {
+        let nodes = &self.client.nodes;
+        let of = nodes.count();
+        if survey.admitted.len() >= nodes.majority() {
+            return Ok(false);
+        }
+        if survey.admitted.len() + survey.strangers.len() == of {
+            return Ok(true);
+        }
+        let stranger = |(place, _): &(usize, String)| NodeError {
+            node: nodes.label(*place).to_owned(),
+            error: Error::NotAdmitted,
+        };
+        let failed = survey.failed.iter().map(NodeError::again);
+        let causes = survey.strangers.iter().map(stranger).chain(failed).collect();
+        Err(Error::NoQuorum { script: ADMIT.name(), of, answered: survey.admitted.len(), nodes: causes })
+    }
+
+    async fn survey(&self) -> Result<Survey, Error> {
+        let nodes = &self.client.nodes;
+        let key = node_key(&self.options.prefix);
+        let call = Call::new(&INSPECT, &[&key]);
+        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
+        let mut survey = Survey::default();
+        for (place, outcome) in votes.cast {
+            let failed = |error: Error| NodeError { node: nodes.label(place).to_owned(), error };
+            let reply = match outcome {
+                Ok(reply) => reply,
+                Err(failure) => {
+                    survey.failed.push(failed(failure.into()));
+                    continue;
+                }
+            };
+            let texts = reply.texts()?;
+            let numbers: Option<Vec<u64>> = texts.iter().skip(1).map(|text| text.parse().ok()).collect();
+            let (Some(admitted), Some([highest, ttl, time])) = (texts.first(), numbers.as_deref()) else {
+                return Err(reply.unexpected().into());
+            };
+            match nodes.run_id(place).await {
+                Ok(Some(run)) if *run == **admitted => survey.admitted.push(place),
+                Ok(run) => survey.strangers.push((place, run.as_deref().unwrap_or_default().to_owned())),
+                Err(source) => survey.failed.push(failed(Error::Redis { script: "connect", source })),
+            }
+            survey.highest = survey.highest.max(*highest);
+            survey.longest_ttl = survey.longest_ttl.max(*ttl);
+            survey.time = survey.time.max(*time);
+        }
+        // In one order for all: of two who admit nodes at a time, one fails at the first.
+        survey.strangers.sort_unstable();
+        Ok(survey)
+    }
+
+    /// The first step, which gives the ticket for the second one; none if there is nothing left to do.
+    async fn admit(
+        &self,
+        place: usize,
+        run: &str,
+        ticket: &str,
+        knowing: Option<(u64, u64)>,
+    ) -> Result<Option<String>, Error> {
+        let nodes = &self.client.nodes;
+        let key = node_key(&self.options.prefix);
+        let call = Call::new(&ADMIT, &[&key]).text(run).text(ticket);
+        let call = match knowing {
+            Some((floor, ttl)) => call.number(floor).number(ttl),
+            None => call.text("").number(0),
+        };
+        let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), Until::Answered).await;
+        let Some((_, Ok(reply))) = votes.cast.pop_if(|(_, outcome)| outcome.is_ok()) else {
+            return Err(votes.failure().into());
+        };
+        if let Ok([_, ticket]) = reply.texts().as_deref() {
+            return Ok(Some(ticket.clone()));
+        }
+        match reply.answer()? {
+            Answer::Final(1) => Ok(None),
+            Answer::Final(0) => Err(Error::NotAdmitted),
+            _ => Err(reply.unexpected().into()),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Where connections come from: one server, a pool's settings, the master that sentinels name, a cluster.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::io::tcp::TcpSettings;
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError};
+use tokio::time::timeout;
+
+use super::connection::{Connection, too_slow};
+#[cfg(feature = "sentinel")]
+use super::sentinel::Watched;
+
+/// A way to connect.
+#[derive(Clone)]
+pub(crate) enum Dial {
+    Server(Client),
+    /// The settings of an application's pool, not its places: a connection is made beside them, so that
+    /// nobody who empties the pool keeps a lease from being renewed.
+    #[cfg(feature = "pool")]
+    Pool(deadpool_redis::Pool),
+    #[cfg(feature = "sentinel")]
+    Sentinel(std::sync::Arc<Watched>),
+    #[cfg(feature = "cluster")]
+    Cluster(std::sync::Arc<redis::cluster::ClusterClient>),
+    #[cfg(all(feature = "cluster", feature = "pool"))]
+    ClusterPool(deadpool_redis::cluster::Pool),
+}
+
+impl Dial {
+    pub(super) async fn connect(self, limit: Duration) -> Result<Connection, RedisError> {
+        let dialled = async {
+            let mut connection = match &self {
+                Dial::Server(client) => {
+                    client.get_multiplexed_async_connection_with_config(&config(limit)).await?
+                }
+                #[cfg(feature = "pool")]
+                Dial::Pool(pool) => deadpool::managed::Manager::create(pool.manager()).await?,
+                #[cfg(feature = "sentinel")]
+                Dial::Sentinel(watched) => {
+                    let master = watched.master().await?;
+                    master.get_multiplexed_async_connection_with_config(&config(limit)).await?
+                }
+                #[cfg(feature = "cluster")]
+                Dial::Cluster(client) => {
+                    return client.get_async_connection().await.map(Connection::Cluster);
+                }
+                #[cfg(all(feature = "cluster", feature = "pool"))]
+                Dial::ClusterPool(pool) => {
+                    return deadpool::managed::Manager::create(pool.manager()).await.map(Connection::Cluster);
+                }
+            };
+            connection.set_response_timeout(limit);
+            Ok(Connection::Server(connection))
+        };
+        timeout(limit, dialled).await.map_err(|_| too_slow())?
+    }
+
+    /// Whether one connection goes to many servers, and sends a request again on its own account.
+    pub(crate) fn is_cluster(&self) -> bool {
+        match self {
+            #[cfg(feature = "cluster")]
+            Dial::Cluster(_) => true,
+            #[cfg(all(feature = "cluster", feature = "pool"))]
+            Dial::ClusterPool(_) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Dial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_cluster() { "Cluster" } else { "Server" })
+    }
+}
+
+pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
+}
+
+/// The socket settings that a lock needs and the library leaves off.
+pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
+    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(10));
+    let tcp = settings.clone().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
+    tcp
+}
+
+/// What a URL says, with those socket settings.
+pub(super) fn info(url: &str, limit: Duration) -> Result<ConnectionInfo, RedisError> {
+    let info = url.into_connection_info()?;
+    let tcp = tcp(info.tcp_settings(), limit);
+    Ok(info.set_tcp_settings(tcp))
+}
+
+/// A client for a server's URL.
+pub(crate) fn client(url: &str, limit: Duration) -> Result<Client, RedisError> {
+    Client::open(info(url, limit)?)
+}

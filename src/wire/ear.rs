@@ -1,0 +1,60 @@
+//! Where to listen for wake-ups, which may be elsewhere the next time.
+
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Client, RedisError};
+
+#[cfg(feature = "cluster")]
+use super::cluster::Seeds;
+#[cfg(feature = "sentinel")]
+use super::sentinel::Watched;
+
+/// One place to subscribe at.
+#[derive(Clone, Debug)]
+pub(crate) enum Ear {
+    Server(Client),
+    #[cfg(feature = "sentinel")]
+    Sentinel(std::sync::Arc<Watched>),
+    /// Any server hears what is published on any.
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Seeds>),
+}
+
+impl Ear {
+    pub(super) async fn client(&self) -> Result<Client, RedisError> {
+        match self {
+            Ear::Server(client) => Ok(client.clone()),
+            #[cfg(feature = "sentinel")]
+            Ear::Sentinel(watched) => watched.master().await,
+            #[cfg(feature = "cluster")]
+            Ear::Cluster(seeds) => seeds.next(),
+        }
+    }
+
+    /// To be called on a new connection.
+    pub(super) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
+        match self {
+            #[cfg(feature = "cluster")]
+            Ear::Cluster(seeds) => seeds.learn(connection, client).await,
+            _ => {
+                let _ = (client, connection);
+            }
+        }
+    }
+
+    /// Whether a server that answers may be the wrong one all the same: a master that was demoted.
+    pub(super) async fn has_moved_from(&self, client: &Client) -> bool {
+        match self {
+            #[cfg(feature = "sentinel")]
+            Ear::Sentinel(watched) => watched.master().await.is_ok_and(|master| {
+                master.get_connection_info().addr() != client.get_connection_info().addr()
+            }),
+            _ => {
+                let _ = client;
+                false
+            }
+        }
+    }
+}

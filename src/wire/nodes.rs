@@ -1,0 +1,268 @@
+//! The nodes that decide together: one, or several of which more than half must agree
+//! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use super::connection::too_slow;
+use super::votes::Vote;
+use super::{Call, Doubt, Failure, Node, NodeSet, Reply, Script, Votes};
+use crate::clock::Moment;
+
+/// How long a "no" waits for those who have not answered: what they say of it need not be undone then.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// Whom to wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Until {
+    /// Until more than half say yes, which is a number of at least this, or cannot any more.
+    Decided(i64),
+    /// Until all have answered or failed.
+    Answered,
+}
+
+/// One node, or several.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    all: Vec<Arc<Node>>,
+    labels: Vec<String>,
+    runtime: Handle,
+    /// The largest number that nodes have accepted from here.
+    accepted: AtomicU64,
+}
+
+impl Nodes {
+    /// To be called on the runtime that the client lives on.
+    pub(crate) fn new(all: Vec<(Node, String)>) -> Nodes {
+        let (all, labels) = all.into_iter().map(|(node, label)| (Arc::new(node), label)).unzip();
+        Nodes { all, labels, runtime: Handle::current(), accepted: AtomicU64::new(0) }
+    }
+
+    /// Runs a task where the connections live.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    /// The only one, if there is one.
+    pub(crate) fn single(&self) -> Option<&Node> {
+        if let [node] = self.all.as_slice() { Some(node) } else { None }
+    }
+
+    /// The only server, if there is one: then its clock dates what it grants.
+    pub(crate) fn server(&self) -> Option<&Node> {
+        self.single().filter(|node| !node.is_cluster())
+    }
+
+    /// Whether a request may be sent again unseen.
+    pub(crate) fn resend(&self) -> bool {
+        self.all.iter().any(|node| node.is_cluster())
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn majority(&self) -> usize {
+        self.count() / 2 + 1
+    }
+
+    pub(crate) fn everyone(&self) -> NodeSet {
+        NodeSet::first(self.count())
+    }
+
+    pub(crate) fn node(&self, place: usize) -> &Node {
+        &self.all[place]
+    }
+
+    pub(crate) fn label(&self, place: usize) -> &str {
+        &self.labels[place]
+    }
+
+    /// The longest that one request to one node takes.
+    pub(crate) fn limit(&self) -> Duration {
+        self.all.first().map_or(Duration::ZERO, |node| node.limit())
+    }
+
+    /// A number that no node has seen yet, as far as is known; nodes of a quorum must be told one, since each would
+    /// choose another.
+    pub(crate) fn proposal(&self) -> Option<u64> {
+        if self.single().is_some() {
+            return None;
+        }
+        // Not the largest: one clock that is far ahead must not be believed.
+        let mut clocks: Vec<u64> = self.all.iter().map(|node| node.clock()).collect();
+        clocks.sort_unstable();
+        clocks.get(self.majority() - 1).map(|clock| (*clock).max(self.accepted.load(Ordering::Relaxed) + 1))
+    }
+
+    /// Takes note of a number that was accepted.
+    pub(crate) fn accepted(&self, number: u64) {
+        self.accepted.fetch_max(number, Ordering::Relaxed);
+    }
+
+    /// Connects to all: what came of it, node by node.
+    pub(crate) async fn connect(&self) -> Vec<Result<(), redis::RedisError>> {
+        let mut tasks = Vec::new();
+        for node in &self.all {
+            let node = Arc::clone(node);
+            tasks.push(self.runtime.spawn(async move { node.connect().await }));
+        }
+        let mut outcomes = Vec::new();
+        for task in tasks {
+            let outcome = task.await.map_err(|error| redis::RedisError::from(std::io::Error::other(error)));
+            outcomes.push(outcome.and_then(|outcome| outcome));
+        }
+        outcomes
+    }
+
+    /// Which run of which server a node is.
+    pub(crate) async fn run_id(&self, place: usize) -> Result<Option<Arc<str>>, redis::RedisError> {
+        self.node(place).run_id().await
+    }
+
+    /// Since when so many have failed that the others cannot decide, and how, if they have.
+    pub(crate) fn outage(&self) -> Option<(Moment, Failure)> {
+        if let Some(node) = self.single() {
+            return node.outage();
+        }
+        let outage = |(node, label): (&Arc<Node>, &String)| node.outage().map(|it| (it, label.clone()));
+        let outages: Vec<_> = self.all.iter().zip(&self.labels).filter_map(outage).collect();
+        let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
+        begins.sort();
+        // One more than may fail.
+        let since = *begins.get(self.count() - self.majority())?;
+        let failed = outages.into_iter().map(|((_, failure), label)| (label, failure)).collect();
+        Some((since, Failure::all_of(self.count(), failed)?))
+    }
+
+    /// Sends a request to some nodes at a time, each of which has its own time limit.
+    ///
+    /// # Cancel safety
+    /// Requests that have left go on, and `doubt` knows of them.
+    pub(crate) async fn ask(
+        &self,
+        call: &Call<'_>,
+        among: NodeSet,
+        doubt: &Arc<Doubt>,
+        until: Until,
+    ) -> Votes {
+        if let Some(node) = self.single() {
+            doubt.leaves();
+            let outcome = node.call(call).await;
+            doubt.learns(&outcome);
+            return self.votes(call.script(), vec![(0, outcome)]);
+        }
+        let call = Arc::new(call.to_owned());
+        // Each sends once, so that nobody ever waits.
+        let (sender, mut answers) = mpsc::channel(among.len().max(1));
+        for (place, node) in self.all.iter().enumerate().filter(|(place, _)| among.contains(*place)) {
+            doubt.leaves();
+            let (node, call, doubt, sender) =
+                (Arc::clone(node), Arc::clone(&call), Arc::clone(doubt), sender.clone());
+            self.runtime.spawn(async move {
+                let outcome = node.vote(&call).await;
+                doubt.learns(&outcome);
+                let _decided_without_it = sender.send((place, outcome)).await;
+            });
+        }
+        drop(sender);
+        let mut votes = self.votes(call.script(), Vec::new());
+        let grace = sleep(Duration::MAX);
+        tokio::pin!(grace);
+        let mut refused = false;
+        loop {
+            let pending = among.len() - votes.cast.len();
+            if let Until::Decided(least) = until {
+                let yes = votes.cast.iter().filter(|(_, vote)| says_yes(vote, least)).count();
+                if yes >= self.majority() {
+                    break;
+                }
+                // Of too few answers each failure is told; none takes longer than its node's time limit.
+                let answered = votes.cast.iter().filter(|(_, vote)| vote.is_ok()).count();
+                if yes + pending < self.majority() && answered >= self.majority() && !refused {
+                    refused = true;
+                    // Whoever has failed before will not answer soon.
+                    let heard = NodeSet::of(votes.cast.iter().map(|(place, _)| *place));
+                    let pending = |place: &usize| among.contains(*place) && !heard.contains(*place);
+                    if (0..self.count()).filter(pending).all(|place| self.all[place].outage().is_some()) {
+                        break;
+                    }
+                    grace.as_mut().reset(tokio::time::Instant::now() + GRACE.min(self.limit() / 4));
+                }
+            }
+            tokio::select! {
+                answer = answers.recv() => match answer {
+                    Some(vote) => votes.cast.push(vote),
+                    None => break,
+                },
+                () = &mut grace, if refused => break,
+            }
+        }
+        if votes.cast.len() < among.len() {
+            votes.rest = Some(super::votes::Stragglers { answers });
+        }
+        votes
+    }
+
+    /// Sends many requests, each to some of the nodes, all of one node in one pipeline, and waits for all of them, no
+    /// longer than `limit` for each node.
+    pub(crate) async fn call_all(&self, calls: Vec<(Call<'_>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
+        if let Some(node) = self.single() {
+            let calls: Vec<&Call<'_>> = calls.iter().map(|(call, _)| call).collect();
+            return node
+                .call_all(&calls, limit)
+                .await
+                .into_iter()
+                .map(|outcome| vec![(0, outcome)])
+                .collect();
+        }
+        let calls: Arc<Vec<_>> =
+            Arc::new(calls.iter().map(|(call, among)| (call.to_owned(), *among)).collect());
+        let mut tasks = Vec::new();
+        for (place, node) in self.all.iter().enumerate() {
+            let (node, calls) = (Arc::clone(node), Arc::clone(&calls));
+            tasks.push(self.runtime.spawn(async move {
+                let (numbers, its): (Vec<usize>, Vec<&Call<'_>>) = calls
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, (_, among))| among.contains(place))
+                    .map(|(number, (call, _))| (number, call))
+                    .unzip();
+                if its.is_empty() {
+                    return Vec::new();
+                }
+                let limit = limit.min(node.limit());
+                match timeout(limit, node.call_all(&its, limit)).await {
+                    Ok(outcomes) => numbers.into_iter().zip(outcomes).collect(),
+                    Err(_) => {
+                        let late = its.iter().map(|call| Err(Failure::unknown(call.script(), too_slow())));
+                        numbers.into_iter().zip(late).collect()
+                    }
+                }
+            }));
+        }
+        let mut votes: Vec<Vec<Vote>> = calls.iter().map(|_| Vec::new()).collect();
+        for (place, task) in tasks.into_iter().enumerate() {
+            // It fails only with a runtime that shuts down.
+            for (number, outcome) in task.await.unwrap_or_default() {
+                votes[number].push((place, outcome));
+            }
+        }
+        votes
+    }
+
+    pub(crate) fn votes(&self, script: &'static Script, cast: Vec<Vote>) -> Votes {
+        let labels = if self.count() == 1 { Vec::new() } else { self.labels.clone() };
+        Votes { script, labels, of: self.count(), cast, rest: None }
+    }
+}
+
+fn says_yes(vote: &Result<Reply, Failure>, least: i64) -> bool {
+    vote.as_ref().is_ok_and(|reply| reply.is_number_from(least))
+}

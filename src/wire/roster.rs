@@ -1,0 +1,84 @@
+//! The nodes of a quorum, told apart: one server must not vote twice, nor a copy of another one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use super::connection::Connection;
+use super::connection::too_slow;
+use crate::error::NodeProblem;
+use crate::event::event;
+
+/// Which run of which server each node of a quorum is, as far as that is known.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    runs: Mutex<Vec<Option<Arc<str>>>>,
+    labels: Vec<String>,
+    problems: Mutex<Vec<Option<NodeProblem>>>,
+    /// Without the right to ask, a node has no vote.
+    strict: bool,
+}
+
+impl Roster {
+    pub(crate) fn new(labels: Vec<String>, strict: bool) -> Roster {
+        let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
+        Roster { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), strict }
+    }
+
+    /// Why a node may not be part of the quorum, as it was found when it was connected to last.
+    pub(crate) fn problem(&self, node: usize) -> Option<NodeProblem> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone()
+    }
+
+    /// Asks a server who it is, on a new connection. An error for one that must not vote.
+    pub(super) async fn admit(
+        &self,
+        node: usize,
+        connection: &Connection,
+        limit: std::time::Duration,
+    ) -> Result<Option<Arc<str>>, RedisError> {
+        let info = match tokio::time::timeout(limit, connection.send(&redis::cmd("INFO"), limit)).await {
+            Ok(info) => info,
+            Err(_) => return Err(too_slow()),
+        };
+        let info = match info {
+            Err(error) if !self.strict && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
+                event!(warn, node = %self.labels[node], "not allowed to ask a node who it is");
+                return Ok(None);
+            }
+            info => text(info?),
+        };
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let run: Arc<str> = field("run_id").unwrap_or_default().trim().into();
+        let problem = self.enlist(node, &run, field("role").map(str::trim));
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);
+        match problem {
+            None => Ok(Some(run)),
+            Some(problem) => {
+                let text = "the node may not be part of the quorum";
+                Err(RedisError::from((ErrorKind::InvalidClientConfig, text, problem.to_string())))
+            }
+        }
+    }
+
+    fn enlist(&self, node: usize, run: &Arc<str>, role: Option<&str>) -> Option<NodeProblem> {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let same =
+            runs.iter().enumerate().find(|(other, known)| *other != node && known.as_ref() == Some(run));
+        let problem = match same {
+            Some((other, _)) => Some(NodeProblem::SameServer { other: self.labels[other].clone() }),
+            None if role == Some("slave") => Some(NodeProblem::Replica),
+            None => None,
+        };
+        runs[node] = problem.is_none().then(|| Arc::clone(run));
+        problem
+    }
+}
+
+fn text(info: Value) -> String {
+    match info {
+        Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Value::VerbatimString { text, .. } => text,
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,176 @@
+//! What several nodes said to one request, and what is not known of an attempt's requests.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tokio::sync::mpsc;
+
+use super::{Failure, Reply, Script};
+
+/// Some of the nodes of a quorum, each by its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeSet(u32);
+
+impl NodeSet {
+    pub(crate) const MOST: usize = 31;
+
+    pub(crate) fn first(count: usize) -> NodeSet {
+        NodeSet((1 << count) - 1)
+    }
+
+    pub(crate) fn of(nodes: impl IntoIterator<Item = usize>) -> NodeSet {
+        NodeSet(nodes.into_iter().fold(0, |set, node| set | 1 << node))
+    }
+
+    pub(crate) fn with(self, node: usize) -> NodeSet {
+        NodeSet(self.0 | 1 << node)
+    }
+
+    pub(crate) fn without(self, others: NodeSet) -> NodeSet {
+        NodeSet(self.0 & !others.0)
+    }
+
+    pub(crate) fn contains(self, node: usize) -> bool {
+        self.0 & (1 << node) != 0
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}
+
+/// What is not known of the requests of one attempt: whether all were answered, and none may run again.
+#[derive(Debug, Default)]
+pub(crate) struct Doubt {
+    under_way: AtomicUsize,
+    unsettled: AtomicBool,
+}
+
+impl Doubt {
+    /// A request leaves: until its answer is there, nobody knows.
+    pub(crate) fn leaves(&self) {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// What came of it. One that was never answered, or was sent twice, may yet run.
+    pub(super) fn learns(&self, outcome: &Result<Reply, Failure>) {
+        let doubtful = match outcome {
+            Ok(reply) => reply.resent.is_some(),
+            Err(failure) => failure.is_unknown(),
+        };
+        if doubtful {
+            self.stays();
+        }
+        self.arrives();
+    }
+
+    /// It was answered.
+    pub(crate) fn arrives(&self) {
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whatever came of them: they must be undone.
+    pub(crate) fn stays(&self) {
+        self.unsettled.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.unsettled.load(Ordering::SeqCst) || self.under_way.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// What one node said.
+pub(crate) type Vote = (usize, Result<Reply, Failure>);
+
+/// What the nodes said that were waited for.
+#[derive(Debug)]
+pub(crate) struct Votes {
+    pub(super) script: &'static Script,
+    pub(super) labels: Vec<String>,
+    pub(super) of: usize,
+    pub(crate) cast: Vec<Vote>,
+    /// Those who have not answered yet.
+    pub(crate) rest: Option<Stragglers>,
+}
+
+impl Votes {
+    /// How many nodes it takes.
+    pub(crate) fn majority(&self) -> usize {
+        self.of / 2 + 1
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn of(&self) -> usize {
+        self.of
+    }
+
+    /// The one answer, or failure, of so many that none of them decides.
+    pub(crate) fn failure(self) -> Failure {
+        let answered = self.cast.iter().filter(|(_, outcome)| outcome.is_ok()).count();
+        let mut failed = Vec::new();
+        for (node, outcome) in self.cast {
+            if let Err(failure) = outcome {
+                if self.of == 1 {
+                    return failure;
+                }
+                failed.push((self.labels.get(node).cloned().unwrap_or_default(), failure));
+            }
+        }
+        Failure::no_quorum(self.script, self.of, answered, failed)
+    }
+
+    /// Among several nodes, "nothing to do" is no answer of one that the request was sent to twice: the first delivery may
+    /// have done it.
+    pub(crate) fn doubt_noes(&mut self) {
+        if self.of == 1 {
+            return;
+        }
+        for (_, outcome) in &mut self.cast {
+            if let Ok(reply) = outcome
+                && reply.is_number(0)
+                && let Some(resent) = reply.resent.clone()
+            {
+                *outcome = Err(resent);
+            }
+        }
+    }
+
+    /// Waits for those who have not answered, each of which has its own time limit.
+    pub(crate) async fn wait(&mut self) {
+        if let Some(mut rest) = self.rest.take() {
+            while let Some(vote) = rest.next().await {
+                self.cast.push(vote);
+            }
+        }
+    }
+
+    /// Those of whom there is no answer, or not yet.
+    pub(crate) fn missing(&self) -> NodeSet {
+        let answered = self.cast.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
+        NodeSet::first(self.of).without(NodeSet::of(answered))
+    }
+
+    /// Those who failed to answer.
+    pub(crate) fn failed(&self) -> NodeSet {
+        NodeSet::of(self.cast.iter().filter(|(_, outcome)| outcome.is_err()).map(|(node, _)| *node))
+    }
+}
+
+/// Nodes that answer later than it took to decide.
+#[derive(Debug)]
+pub(crate) struct Stragglers {
+    pub(super) answers: mpsc::Receiver<Vote>,
+}
+
+impl Stragglers {
+    /// The next answer; `None` once there are no more.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn next(&mut self) -> Option<Vote> {
+        self.answers.recv().await
+    }
+}

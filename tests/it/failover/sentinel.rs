@@ -1,0 +1,302 @@
+//! A master that dies, hangs, or is demoted, and the sentinels that tell of the next one.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue, RedisResult};
+use redlatch::{Error, Locks, Options};
+use tokio::time::{Instant, sleep};
+
+use super::{Contended, KINDS, NODE_TIMEOUT, SLACK, cut_off, fail, told, urls};
+use crate::support::{AnyLock, Deployment, Kind, Server, Topology, eventually, soon};
+
+const MASTER: &str = "mymaster";
+
+/// How often a subscription is looked after.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+async fn open(deployment: &Deployment, options: Options) -> Locks {
+    Locks::sentinel_with(urls("127.0.0.1", deployment.sentinels()), MASTER, options).await.unwrap()
+}
+
+/// The master is killed, and replaced by a replica that has missed the last writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_a_killed_master_is_replaced() {
+    let mut deployment = Deployment::start(Topology::Sentinel).await;
+    deployment.allow_failover().await;
+    let options = told().ttl(Duration::from_secs(10));
+    let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
+    let survivors = Contended::of_each_kind("", &locks, &others).await;
+    let later: Vec<AnyLock> =
+        KINDS.iter().map(|kind| kind.lock(&locks, &format!("later-{}", kind.name()))).collect();
+    for lock in &later {
+        lock.lock().await.unwrap().release().await.unwrap();
+    }
+    let replicas: Vec<&Server> = deployment.replicas().iter().collect();
+    cut_off(&deployment.masters()[0], &replicas).await;
+    let mut lost = Vec::new();
+    for lock in &later {
+        for _ in 0..5 {
+            lock.lock().await.unwrap().release().await.unwrap();
+        }
+        lost.push(lock.lock().await.unwrap());
+    }
+    let start = Instant::now();
+    deployment.masters_mut()[0].kill();
+    deployment.replicas().iter().for_each(Server::resume);
+    let took = fail(later.iter().map(AnyLock::for_rival)).await;
+    println!("requests to a dead master fail after {took:?}");
+    assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
+    deployment.has_failed_over(0).await;
+    println!("replaced after {:?}", start.elapsed());
+    let replaced = Instant::now();
+    for (lock, old) in later.iter().zip(&lost) {
+        // Patience may have been over already: it counts from when the master was gone.
+        let rival = lock.for_rival();
+        eventually("the same client goes on", || async { rival.try_lock().await.is_ok() }).await;
+        let next = soon("taken again", rival.lock()).await.unwrap();
+        assert!(next.token() > old.token(), "{next:?} after {old:?}");
+        next.release().await.unwrap();
+    }
+    println!("goes on {:?} later", replaced.elapsed());
+    assert!(replaced.elapsed() < 2 * NODE_TIMEOUT + SLACK, "{:?}", replaced.elapsed());
+    for it in &survivors {
+        eventually("the other as well", || async { it.rival.try_lock().await.is_ok() }).await;
+        it.assert_held().await;
+    }
+    for old in lost {
+        soon("the holder learns", old.lease().lost()).await;
+        println!("lost after {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(8), "told, before its deadline: {:?}", start.elapsed());
+        assert!(matches!(old.release().await, Err(Error::Lost { .. })));
+    }
+    // Renewed by the new master: none would last for so long.
+    sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
+    for it in survivors {
+        it.assert_held().await;
+        let took = it.hand_over().await;
+        println!("handed over after {took:?}");
+        assert!(took < Duration::from_millis(500), "{took:?}");
+    }
+    drop((later, locks, others));
+    deployment.masters()[0].assert_nothing_left().await;
+}
+
+/// The master is demoted and keeps all connections: it answers what it may not do with READONLY, and passes on the
+/// messages of the new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_a_demoted_master_is_left() {
+    let mut deployment = Deployment::start(Topology::Sentinel).await;
+    let options = told().ttl(Duration::from_secs(6));
+    let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
+    let mut contended = Contended::of_each_kind("", &locks, &others).await;
+    let told_later = contended.split_off(2);
+    demote(&deployment).await;
+    deployment.has_failed_over(0).await;
+    let start = Instant::now();
+    let next: Vec<AnyLock> =
+        KINDS.iter().map(|kind| kind.lock(&locks, &format!("next-{}", kind.name()))).collect();
+    for lock in &next {
+        soon("the same client goes on", lock.lock()).await.unwrap().release().await.unwrap();
+    }
+    println!("goes on after {:?}", start.elapsed());
+    assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
+    // Whoever waits looks now and then, and after that is told.
+    for it in contended {
+        eventually("it goes on as well", || async { it.rival.try_lock().await.is_ok() }).await;
+        it.assert_held().await;
+        println!("handed over at once after {:?}", it.hand_over().await);
+    }
+    let heir = &deployment.masters()[0];
+    eventually("the subscription has moved", || async { heir.subscribers().await.len() == 1 }).await;
+    println!("listens there after {:?}", start.elapsed());
+    assert!(start.elapsed() < 2 * HEARTBEAT + NODE_TIMEOUT, "{:?}", start.elapsed());
+    eventually("and not here", || async { deployment.subscriptions().await == 1 }).await;
+    sleep(Duration::from_millis(6_500).saturating_sub(start.elapsed())).await;
+    for it in told_later {
+        it.assert_held().await;
+        eventually("it is queued", || async { it.lock.waiters().await == 1 }).await;
+        let took = it.hand_over().await;
+        println!("told after {took:?}");
+        assert!(took < Duration::from_millis(500), "{took:?}");
+    }
+    drop((next, locks, others));
+    deployment.assert_nothing_left().await;
+}
+
+/// As an operator does it, without any connection being cut, as sentinels do.
+async fn demote(deployment: &Deployment) {
+    let (master, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let port = heir.port().to_string();
+    let replicas: Vec<&Server> = deployment.replicas().iter().collect();
+    cut_off(master, &replicas).await;
+    replicas.iter().for_each(|replica| replica.resume());
+    heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    for server in [master, &deployment.replicas()[1]] {
+        server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
+    }
+    for sentinel in deployment.sentinels() {
+        sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
+        sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
+    }
+}
+
+/// The master hangs, with all connections to it; once it goes on, it takes itself for the master for a moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_a_hung_master_is_replaced() {
+    let mut deployment = Deployment::start(Topology::Sentinel).await;
+    deployment.allow_failover().await;
+    let options = told().ttl(Duration::from_secs(10));
+    let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
+    let contended = Contended::of_each_kind("", &locks, &others).await;
+    let start = Instant::now();
+    deployment.masters()[0].pause();
+    let took = fail(KINDS.map(|kind| kind.lock(&locks, &format!("hung-{}", kind.name())))).await;
+    println!("requests to a hung master fail after {took:?}");
+    assert!(took < 2 * NODE_TIMEOUT + SLACK, "{took:?}");
+    deployment.has_failed_over(0).await;
+    println!("replaced after {:?}", start.elapsed());
+    let replaced = Instant::now();
+    for it in &contended {
+        eventually("both go on", || async {
+            it.lock.for_rival().try_lock().await.is_ok() && it.rival.try_lock().await.is_ok()
+        })
+        .await;
+    }
+    println!("goes on {:?} later", replaced.elapsed());
+    assert!(replaced.elapsed() < 4 * NODE_TIMEOUT + SLACK, "{:?}", replaced.elapsed());
+    deployment.replicas().iter().for_each(Server::resume);
+    sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
+    for it in contended {
+        it.assert_held().await;
+        println!("handed over after {:?}", it.hand_over().await);
+    }
+    drop((locks, others));
+    deployment.assert_nothing_left().await;
+}
+
+/// Sentinels that hang or are dead, and a name that none of them knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_opens_or_fails_in_time() {
+    let mut deployment = Deployment::start(Topology::Sentinel).await;
+    let sentinels = urls("127.0.0.1", deployment.sentinels());
+    let opens = async |name: &str| {
+        let start = Instant::now();
+        let opened = Locks::sentinel(&sentinels, name).await;
+        let took = start.elapsed();
+        println!("{:?} after {took:?}", opened.as_ref().map(drop));
+        assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
+        opened
+    };
+    let outcome = opens("nobody").await;
+    assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+    for hung in 0..3 {
+        deployment.sentinels()[hung].pause();
+        let locks = opens(MASTER).await.unwrap();
+        // Nor does it keep a connection from being made again.
+        deployment.kill_connections().await;
+        let start = Instant::now();
+        for kind in KINDS {
+            kind.lock(&locks, kind.name()).lock().await.unwrap().release().await.unwrap();
+        }
+        println!("goes on after {:?}", start.elapsed());
+        assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
+        deployment.sentinels()[hung].resume();
+    }
+    deployment.sentinels_mut()[0].kill();
+    deployment.sentinels()[1].pause();
+    opens(MASTER).await.unwrap();
+    deployment.sentinels_mut()[2].kill();
+    let outcome = opens(MASTER).await;
+    assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+    deployment.sentinels_mut()[1].kill();
+    let outcome = opens(MASTER).await;
+    assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+}
+
+/// The master and the sentinel want to be shown different passwords, and the locks are in a database of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_passwords_and_databases_are_kept() {
+    let (mut master, replica) = (Server::start().await, Server::start().await);
+    for server in [&master, &replica] {
+        server.run::<()>(&["CONFIG", "SET", "masterauth", "secret"]).await;
+    }
+    replica.run::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    for server in [&replica, &master] {
+        server.run::<()>(&["CONFIG", "SET", "requirepass", "secret"]).await;
+    }
+    let configuration = format!(
+        "sentinel monitor {MASTER} 127.0.0.1 {} 1\nsentinel auth-pass {MASTER} secret\n\
+         sentinel down-after-milliseconds {MASTER} 1000\nsentinel failover-timeout {MASTER} 3000\n",
+        master.port(),
+    );
+    let sentinel = loop {
+        // Unless somebody else was faster.
+        if let Some(sentinel) = Server::start_sentinel(crate::support::free_port(), &configuration).await {
+            break sentinel;
+        }
+    };
+    sentinel.run::<()>(&["ACL", "SETUSER", "default", "resetpass", ">other"]).await;
+    let by_sentinel = format!("redis://:other@127.0.0.1:{}/", sentinel.port());
+    let by = |server: &Server| format!("redis://:secret@127.0.0.1:{}/3", server.port());
+    eventually("the replica follows, and the sentinel sees it", || async {
+        let info = ask::<String>(&by(&master), &["INFO", "replication"]).await.unwrap();
+        let seen = ask::<Vec<std::collections::HashMap<String, String>>>(
+            &by_sentinel,
+            &["SENTINEL", "REPLICAS", MASTER],
+        );
+        let seen = seen.await.unwrap();
+        info.contains("state=online")
+            && seen.iter().any(|one| one["flags"] == "slave" && one["master-link-status"] == "ok")
+    })
+    .await;
+    let start = Instant::now();
+    let wrong = [
+        (format!("redis://127.0.0.1:{}/", sentinel.port()), format!("redis://:secret@{MASTER}/3")),
+        (by_sentinel.clone(), MASTER.to_owned()),
+        (by_sentinel.clone(), format!("redis://:other@{MASTER}/3")),
+    ];
+    for (sentinel, master) in wrong {
+        let outcome = Locks::sentinel([sentinel], &master).await;
+        assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+    }
+    assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
+    let name = format!("redis://:secret@{MASTER}/3");
+    let options = told().ttl(Duration::from_secs(10));
+    let locks = Locks::sentinel_with([&by_sentinel], &name, options.clone()).await.unwrap();
+    let others = Locks::sentinel_with([&by_sentinel], &name, options).await.unwrap();
+    let contended = Contended::of_each_kind("", &locks, &others).await;
+    for it in &contended {
+        assert_eq!(ask::<u64>(&by(&master), &["EXISTS", it.lock.key()]).await.unwrap(), 1, "in database 3");
+        eventually("replicated", || async {
+            ask::<u64>(&by(&replica), &["EXISTS", it.lock.key()]).await.unwrap() == 1
+        })
+        .await;
+    }
+    master.kill();
+    eventually("the replica takes over", || async {
+        // Whoever is promoted cuts all connections.
+        let role = ask::<redis::Value>(&by(&replica), &["ROLE"]).await;
+        role.is_ok_and(|role| format!("{role:?}").contains("master"))
+    })
+    .await;
+    for it in contended {
+        eventually("the same clients go on", || async {
+            it.lock.for_rival().try_lock().await.is_ok() && it.rival.try_lock().await.is_ok()
+        })
+        .await;
+        it.assert_held().await;
+        it.hand_over().await;
+    }
+    assert_eq!(
+        ask::<u64>(&by(&replica), &["EXISTS", "{lock:mutex}:fence"]).await.unwrap(),
+        1,
+        "in database 3"
+    );
+    let lock = Kind::Mutex.lock(&locks, "last");
+    lock.lock().await.unwrap().release().await.unwrap();
+}
+
+async fn ask<T: FromRedisValue>(url: &str, words: &[&str]) -> RedisResult<T> {
+    let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
+    redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
+}

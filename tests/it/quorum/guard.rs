@@ -1,0 +1,226 @@
+//! Nodes that forget: what the restart guard keeps from happening, and how they are let in again.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Locks, Options, RestartGuard};
+
+use super::{KINDS, Quorum, named, no_quorum, options};
+use crate::support::{eventually, soon};
+
+const TTL: Duration = Duration::from_millis(800);
+const NODE: &str = "lock:{}node";
+
+fn guarded() -> Options {
+    options().ttl(TTL).restart_guard(RestartGuard::On)
+}
+
+/// How a node loses what it knew.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    Restart,
+    Flush,
+    /// A restart from what was saved before.
+    OldSnapshot,
+}
+
+async fn forget(quorum: &mut Quorum, set: u32, loss: Loss) {
+    if loss == Loss::Flush {
+        quorum.run::<String>(set, &["FLUSHALL"]).await;
+    } else {
+        quorum.kill(set);
+        quorum.restart(set).await;
+    }
+}
+
+/// One holds the lock on nodes 0 and 1, since 2 is out of his reach. Node 1 forgets it, and another who reaches 1 and 2
+/// wants it. How often he gets it while the first one's lease stands, of four kinds and so many rounds.
+async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
+    let mut quorum = Quorum::start(3).await;
+    let options = guarded().restart_guard(guard);
+    if guard == RestartGuard::On {
+        assert_eq!(quorum.client(options.clone()).await.rejoin().await.unwrap().len(), 3);
+    }
+    let doubles = AtomicU32::new(0);
+    let proxies = quorum.proxies().await;
+    for round in 0..rounds {
+        quorum.run::<String>(0b010, &["SAVE"]).await;
+        let first = quorum.client_behind(&proxies, options.clone()).await;
+        proxies[2].be_deaf(true);
+        proxies[2].cut();
+        let second = quorum.client(options.clone()).await;
+        let mut guards = Vec::new();
+        for kind in KINDS {
+            let name = format!("{}-{round}", kind.name());
+            let held = soon("granted by two", kind.lock(&first, &name).lock()).await.unwrap();
+            assert_eq!(quorum.having(0b111, &format!("lock:{name}")).await, 0b011, "not by the third");
+            let rival = kind.rival().lock(&second, &name);
+            assert!(rival.try_lock().await.unwrap().is_none(), "{kind:?}: it is held");
+            eventually("undone", || async { quorum.having(0b100, rival.key()).await == 0 }).await;
+            guards.push((held, rival));
+        }
+        forget(&mut quorum, 0b010, loss).await;
+        let mut trying = Vec::new();
+        for (held, rival) in &guards {
+            trying.push(async {
+                while !held.lease().is_lost() {
+                    let granted = matches!(rival.try_lock().await, Ok(Some(_)));
+                    if granted && !held.lease().is_lost() {
+                        doubles.fetch_add(1, Ordering::SeqCst);
+                        return;
+                    }
+                }
+            });
+        }
+        for trying in trying {
+            trying.await;
+        }
+        drop(guards);
+        proxies[2].be_deaf(false);
+        first.settled().await;
+        second.settled().await;
+        drop(first);
+        if guard == RestartGuard::On {
+            assert_eq!(second.rejoin().await.unwrap(), quorum.labels(0b010), "the others vouch for it");
+            let lock = KINDS[0].lock(&second, "again");
+            quorum.hang(0b001);
+            lock.lock().await.unwrap().release().await.unwrap();
+            quorum.resume(0b001);
+        }
+    }
+    for proxy in proxies {
+        proxy.outlive_clients().await;
+    }
+    doubles.into_inner()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_guard_prevents_double_grants_by_nodes_that_forget() {
+    let granted = tokio::join!(
+        double_grants(RestartGuard::On, Loss::Restart, 2),
+        double_grants(RestartGuard::On, Loss::Flush, 2),
+        double_grants(RestartGuard::On, Loss::OldSnapshot, 2),
+    );
+    assert_eq!(granted, (0, 0, 0));
+}
+
+/// The same without the guard: so it is the guard that makes the difference.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_without_a_guard_grants_twice_if_a_node_forgets() {
+    for loss in [Loss::Restart, Loss::Flush, Loss::OldSnapshot] {
+        let doubles = double_grants(RestartGuard::Off, loss, 1).await;
+        println!("FIG {loss:?}: {doubles} of 4 granted twice");
+        assert!(doubles > 0, "{loss:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_guard_founds_once() {
+    let quorum = Quorum::start(3).await;
+    let client = quorum.client(guarded()).await;
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        let start = Instant::now();
+        for outcome in [lock.try_lock().await.map(drop), lock.lock().await.map(drop)] {
+            let (answered, failures) = no_quorum(outcome);
+            assert_eq!((answered, named(&failures)), (0, quorum.labels(0b111)));
+            assert!(failures.iter().all(|failure| matches!(failure.error, Error::NotAdmitted)));
+        }
+        assert!(start.elapsed() < Duration::from_millis(500), "told at once: {:?}", start.elapsed());
+    }
+    let start = Instant::now();
+    let mut founded = client.rejoin().await.unwrap();
+    founded.sort();
+    assert_eq!(founded, quorum.labels(0b111));
+    assert!(start.elapsed() >= TTL, "{:?}", start.elapsed());
+    for client in [client, quorum.client(guarded()).await] {
+        let start = Instant::now();
+        assert!(client.rejoin().await.unwrap().is_empty(), "founded already");
+        assert!(start.elapsed() < TTL / 2, "and nothing to wait for");
+        for kind in KINDS {
+            let lock = kind.lock(&client, kind.name());
+            let guard = lock.lock().await.unwrap();
+            assert!(lock.for_rival().try_lock().await.unwrap().is_none());
+            guard.release().await.unwrap();
+        }
+    }
+    // Not while one is away: it might remember.
+    let mut quorum = Quorum::start(3).await;
+    let client = quorum.client(guarded()).await;
+    quorum.kill(0b100);
+    let (answered, failures) = no_quorum(client.rejoin().await);
+    assert_eq!((answered, named(&failures)), (0, quorum.labels(0b111)));
+    quorum.restart(0b100).await;
+    assert_eq!(client.rejoin().await.unwrap().len(), 3);
+}
+
+/// It waits for the longest lease that anybody was granted, whatever the one who lets it in knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_rejoin_waits_for_the_longest_ttl() {
+    let mut quorum = Quorum::start(3).await;
+    let short = quorum.client(guarded().ttl(Duration::from_millis(200))).await;
+    short.rejoin().await.unwrap();
+    for kind in KINDS {
+        let long = guarded().ttl(Duration::from_millis(700)).write_ttl(Duration::from_millis(1_300));
+        let long = quorum.client(long).await;
+        long.rwlock("long").unwrap().write().await.unwrap().release().await.unwrap();
+        kind.lock(&long, kind.name()).lock().await.unwrap().release().await.unwrap();
+        let gone = 1 << (kind as u32 % 3);
+        forget(&mut quorum, gone, Loss::Restart).await;
+        let start = Instant::now();
+        assert_eq!(short.rejoin().await.unwrap(), quorum.labels(gone));
+        assert!(start.elapsed() >= Duration::from_millis(1_300), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_millis(2_300), "{:?}", start.elapsed());
+    }
+}
+
+/// More than one must be known to have forgotten nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_rejoin_refuses_where_too_few_may_vote() {
+    let mut quorum = Quorum::start(3).await;
+    let client = quorum.client(guarded()).await;
+    client.rejoin().await.unwrap();
+    let lock = KINDS[0].lock(&client, "few");
+    lock.lock().await.unwrap().release().await.unwrap();
+    // One has forgotten, and one does not answer.
+    forget(&mut quorum, 0b001, Loss::Restart).await;
+    quorum.kill(0b010);
+    let (answered, failures) = no_quorum(client.rejoin().await);
+    assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
+    assert_eq!(quorum.run::<u32>(0b001, &["EXISTS", NODE]).await, [0], "nothing is changed");
+    // Two have forgotten: nobody can get a lock, until all are there to begin anew.
+    quorum.restart(0b010).await;
+    let (answered, failures) = no_quorum(lock.try_lock().await);
+    assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
+    assert!(failures.iter().all(|failure| matches!(failure.error, Error::NotAdmitted)));
+    let mut admitted = client.rejoin().await.unwrap();
+    admitted.sort();
+    assert_eq!(admitted, quorum.labels(0b011));
+    lock.lock().await.unwrap().release().await.unwrap();
+    // A majority of the others goes while it waits.
+    let mut quorum = Quorum::start(3).await;
+    let client = quorum.client(guarded()).await;
+    client.rejoin().await.unwrap();
+    forget(&mut quorum, 0b001, Loss::Flush).await;
+    let rejoining = begin(&quorum, 0b001, &client).await;
+    forget(&mut quorum, 0b010, Loss::Flush).await;
+    let outcome = soon("told", rejoining).await.unwrap();
+    assert!(matches!(outcome, Err(Error::NotAdmitted)), "{outcome:?}");
+    no_quorum(client.mutex("few").unwrap().try_lock().await);
+}
+
+/// Begins to let nodes in, up to where it waits.
+async fn begin(
+    quorum: &Quorum,
+    set: u32,
+    client: &Locks,
+) -> tokio::task::JoinHandle<Result<Vec<String>, Error>> {
+    let client = client.clone();
+    let rejoining = tokio::spawn(async move { client.rejoin().await });
+    let begun = || async {
+        let tickets: Vec<u32> = quorum.run(set, &["HEXISTS", NODE, "ticket"]).await;
+        tickets.iter().all(|there| *there == 1)
+    };
+    eventually("begun", begun).await;
+    rejoining
+}

@@ -1,0 +1,208 @@
+//! Leases, waiters and releases while some nodes fail.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Options};
+use tokio::time::sleep;
+
+use super::{CLEANED, KINDS, Quorum, TIMEOUT, options};
+use crate::support::{eventually, soon};
+
+fn short(millis: u64) -> Options {
+    options().ttl(Duration::from_millis(millis))
+}
+
+/// Two of five hang: whoever waits is served as if they were not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_serves_waiters_while_a_minority_hangs() {
+    let quorum = Quorum::start(5).await;
+    let options = Options::new().poll_cap(Duration::from_secs(10)).node_timeout(Duration::from_secs(2));
+    for kind in KINDS {
+        let holder = quorum.lock(kind.rival(), kind.name(), options.clone()).await;
+        let lock = quorum.lock(kind, kind.name(), options.clone()).await;
+        let guard = quorum.take(&holder).await;
+        quorum.hang(0b00110);
+        let waiting = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.lock().await }
+        });
+        quorum.queued(0b11001, &holder, 1).await;
+        let start = Instant::now();
+        assert!(lock.for_another().try_lock().await.unwrap().is_none());
+        assert!(start.elapsed() < Duration::from_secs(1), "told that it is busy in {:?}", start.elapsed());
+        let start = Instant::now();
+        guard.release().await.unwrap();
+        let guard = soon("handed over", waiting).await.unwrap().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(1), "{kind:?}: {:?}", start.elapsed());
+        // And who waits for as long as he wants to.
+        let limit = Duration::from_millis(400);
+        let start = Instant::now();
+        let outcome = holder.lock_timeout(limit).await;
+        assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
+        assert!(start.elapsed() < limit + Duration::from_millis(500), "{:?}", start.elapsed());
+        guard.release().await.unwrap();
+        quorum.resume(0b00110);
+        // What the two were asked meanwhile is undone.
+        let start = Instant::now();
+        eventually("free everywhere", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
+        assert!(start.elapsed() < CLEANED, "{:?}", start.elapsed());
+    }
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_renews_while_a_minority_hangs_or_is_dead() {
+    let mut quorum = Quorum::start(5).await;
+    let client = quorum.client(short(1_200)).await;
+    let locks = KINDS.map(|kind| kind.lock(&client, kind.name()));
+    for hangs in [true, false] {
+        let mut guards = Vec::new();
+        for lock in &locks {
+            guards.push(lock.lock().await.unwrap());
+        }
+        if hangs {
+            quorum.hang(0b01010)
+        } else {
+            quorum.kill(0b01010)
+        }
+        sleep(Duration::from_millis(3 * 1_200)).await;
+        for (lock, guard) in locks.iter().zip(guards) {
+            assert!(!guard.lease().is_lost(), "{lock:?}, hanging: {hangs}");
+            assert_eq!(quorum.having(0b10101, lock.key()).await, 0b10101);
+            let start = Instant::now();
+            guard.release().await.unwrap();
+            assert!(start.elapsed() < TIMEOUT * 3 / 2, "{:?}", start.elapsed());
+        }
+        if hangs { quorum.resume(0b01010) } else { quorum.restart(0b01010).await }
+    }
+    drop((locks, client));
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_tells_of_a_loss_on_a_majority() {
+    let mut quorum = Quorum::start(5).await;
+    let client = quorum.client(short(3_000)).await;
+    for kind in KINDS {
+        let lock = kind.lock(&client, &format!("lost-{}", kind.name()));
+        let guard = lock.lock().await.unwrap();
+        // Two are not enough.
+        quorum.run::<u64>(0b00011, &["DEL", lock.key()]).await;
+        eventually("renewed", || async { quorum.having(0b11111, lock.key()).await == 0b11111 }).await;
+        assert!(!guard.lease().is_lost());
+        quorum.run::<u64>(0b00111, &["DEL", lock.key()]).await;
+        let start = Instant::now();
+        soon("told", guard.lease().lost()).await;
+        assert!(start.elapsed() < Duration::from_millis(1_500), "by a renewal: {:?}", start.elapsed());
+        assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+        eventually("the others give it up", || async { quorum.having(0b11111, lock.key()).await == 0 }).await;
+        assert!(start.elapsed() < Duration::from_millis(2_500), "long before its ttl: {:?}", start.elapsed());
+    }
+    // Nobody answers for it any more: it is over by its deadline.
+    let mut guards = Vec::new();
+    for kind in KINDS {
+        guards.push(kind.lock(&client, &format!("dead-{}", kind.name())).lock().await.unwrap());
+    }
+    let start = Instant::now();
+    quorum.kill(0b11100);
+    for guard in guards {
+        soon("told", guard.lease().lost()).await;
+        assert!(start.elapsed() < Duration::from_millis(3_050), "{:?}", start.elapsed());
+        assert!(start.elapsed() > Duration::from_millis(1_500), "{:?}", start.elapsed());
+    }
+    quorum.restart(0b11100).await;
+    drop(client);
+    quorum.finish().await;
+}
+
+/// Nodes that were away when it was granted have it by the next renewal, and then others may go.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_gives_a_lock_to_nodes_that_come_back() {
+    let mut quorum = Quorum::start(5).await;
+    let client = quorum.client(short(1_500)).await;
+    let locks = KINDS.map(|kind| kind.lock(&client, &format!("mended-{}", kind.name())));
+    quorum.kill(0b00011);
+    let mut guards = Vec::new();
+    for lock in &locks {
+        guards.push(lock.lock().await.unwrap());
+    }
+    quorum.restart(0b00011).await;
+    // Those that have just come, then two that had it and lost it, and again.
+    for (gone, wiped) in [(0b01100, true), (0b10001, true), (0b00110, false), (0b11000, false)] {
+        let start = Instant::now();
+        for (lock, guard) in locks.iter().zip(&guards) {
+            eventually("all have it", || async { quorum.having(0b11111, lock.key()).await == 0b11111 }).await;
+            let fence = format!("{{{}}}:fence", lock.key());
+            let tokens: Vec<u64> = quorum.run(0b11111, &["GET", &fence]).await;
+            assert_eq!(tokens, [guard.token(); 5]);
+        }
+        // A third of the ttl, and the time that it takes to connect again.
+        assert!(start.elapsed() < Duration::from_millis(1_500), "mended after {:?}", start.elapsed());
+        if wiped {
+            quorum.kill(gone);
+        } else {
+            quorum.run::<String>(gone, &["FLUSHALL"]).await;
+        }
+        sleep(Duration::from_millis(2_000)).await;
+        assert!(guards.iter().all(|guard| !guard.lease().is_lost()), "with {gone:b} gone");
+        if wiped {
+            quorum.restart(gone).await;
+        }
+    }
+    for (lock, guard) in locks.iter().zip(guards) {
+        guard.release().await.unwrap();
+        eventually("free", || async { quorum.having(0b11111, lock.key()).await == 0 }).await;
+    }
+    drop((locks, client));
+    quorum.finish().await;
+}
+
+/// A lock that a minority has lost is not taken there from somebody else, nor after its release.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_mends_nothing_that_is_released() {
+    let quorum = Quorum::start(3).await;
+    for kind in KINDS {
+        let lock = quorum.lock(kind, kind.name(), short(300)).await;
+        for round in 0..10 {
+            let guard = lock.lock().await.unwrap();
+            let lost = round % 3;
+            quorum.run::<u64>(1 << lost, &["DEL", lock.key()]).await;
+            // Somewhere about the renewal that mends it.
+            sleep(Duration::from_millis(90 + 4 * round)).await;
+            guard.release().await.unwrap();
+            eventually("free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+            let next = lock.for_rival().try_lock().await.unwrap().expect("free");
+            next.release().await.unwrap();
+            eventually("free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        }
+    }
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_releases_on_a_node_that_hung_meanwhile() {
+    let quorum = Quorum::start(5).await;
+    for kind in KINDS {
+        let lock = quorum.lock(kind, kind.name(), options()).await;
+        for dropped in [false, true] {
+            let guard = lock.lock().await.unwrap();
+            eventually("all have it", || async { quorum.having(0b11111, lock.key()).await == 0b11111 }).await;
+            quorum.hang(0b10001);
+            let start = Instant::now();
+            if dropped {
+                drop(guard);
+            } else {
+                guard.release().await.unwrap();
+                assert!(start.elapsed() < TIMEOUT, "nobody waited for them: {:?}", start.elapsed());
+            }
+            eventually("free", || async { quorum.having(0b01110, lock.key()).await == 0 }).await;
+            // Long enough for the first release to be given up, so that it is a later one that arrives.
+            sleep(TIMEOUT * 2).await;
+            quorum.resume(0b10001);
+            let start = Instant::now();
+            eventually("free there too", || async { quorum.having(0b11111, lock.key()).await == 0 }).await;
+            assert!(start.elapsed() < CLEANED, "{:?}, and its ttl is 30 s", start.elapsed());
+        }
+    }
+    quorum.finish().await;
+}

@@ -1,0 +1,241 @@
+//! What may be a node of a quorum, and what is said of what may not.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{ConfigError, Error, Locks, NodeProblem, RestartGuard};
+
+use super::{KINDS, Quorum, TIMEOUT, named, no_quorum, options};
+use crate::support::{Kind, Server, eventually, soon};
+
+/// What was found wrong with which node.
+fn problem(outcome: Result<Locks, Error>) -> (String, NodeProblem) {
+    match outcome {
+        Err(Error::Config(ConfigError::Node { node, problem })) => (node, problem),
+        other => panic!("no node was found wrong: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_refuses_a_server_that_is_there_twice() {
+    let quorum = Quorum::start(3).await;
+    let urls = quorum.urls();
+    let label = |place: usize, host: &str| format!("{host}:{}", quorum.servers[place].port());
+    let hosts = ["127.0.0.1", "localhost"];
+    for host in hosts {
+        let again = format!("redis://{}/", label(0, host));
+        let (node, found) = problem(Locks::quorum([&urls[0], &urls[1], &again]).await);
+        // Whichever of the two was connected to last.
+        let NodeProblem::SameServer { other } = &found else { panic!("{found:?}") };
+        let mut pair = [node.clone(), other.clone()];
+        pair.sort();
+        let mut both = [label(0, "127.0.0.1"), label(0, host)];
+        both.sort();
+        assert_eq!(pair, both);
+        let error = Locks::quorum([&urls[0], &urls[1], &again]).await.unwrap_err().to_string();
+        assert!(error.contains("is the same server as"), "{error}");
+    }
+    // Another database of the same server is the same server; and two of more than there must be are too many.
+    let other = format!("{}1", urls[1]);
+    let outcome = Locks::quorum([&urls[0], &urls[1], &urls[2], &other]).await;
+    assert!(matches!(problem(outcome).1, NodeProblem::SameServer { .. }));
+    let client = Locks::quorum(&urls).await.unwrap();
+    drop(client.mutex("fine").unwrap().lock().await.unwrap());
+    client.settled().await;
+    drop(client);
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_refuses_replicas() {
+    let quorum = Quorum::start(3).await;
+    let replica = Server::start().await;
+    let port = quorum.servers[0].port().to_string();
+    replica.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
+    eventually("it follows", || replica.follows()).await;
+    let mut urls = quorum.urls();
+    urls[2] = replica.url();
+    let (node, found) = problem(Locks::quorum(&urls).await);
+    assert_eq!((node, found), (format!("127.0.0.1:{}", replica.port()), NodeProblem::Replica));
+    let text = Locks::quorum(&urls).await.unwrap_err().to_string();
+    assert!(text.contains("it is a replica") && text.contains(&replica.port().to_string()), "{text}");
+    // Nor with a majority of others.
+    urls.push(quorum.servers[2].url());
+    assert_eq!(problem(Locks::quorum(&urls).await).1, NodeProblem::Replica);
+    replica.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    Locks::quorum(&urls).await.unwrap();
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_takes_the_vote_from_a_node_that_becomes_a_replica() {
+    let mut quorum = Quorum::start(3).await;
+    let master = Server::start().await;
+    let client = quorum.client(options()).await;
+    let locks = KINDS.map(|kind| kind.lock(&client, kind.name()));
+    for lock in &locks {
+        lock.lock().await.unwrap().release().await.unwrap();
+    }
+    quorum.servers[0].run::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    eventually("it follows", || quorum.servers[0].follows()).await;
+    // Even where it would take what is written.
+    for read_only in ["yes", "no"] {
+        quorum.servers[0].run::<()>(&["CONFIG", "SET", "replica-read-only", read_only]).await;
+        quorum.servers[0].kill_connections().await;
+        for lock in &locks {
+            // Two others are enough.
+            lock.lock().await.unwrap().release().await.unwrap();
+        }
+        quorum.kill(0b010);
+        for lock in &locks {
+            // The first request may say no more than that its connection broke.
+            eventually("told that it is a replica", || async {
+                let (answered, failures) = no_quorum(lock.try_lock().await);
+                assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
+                failures.iter().any(|failure| failure.to_string().contains("it is a replica"))
+            })
+            .await;
+        }
+        quorum.restart(0b010).await;
+    }
+    quorum.servers[0].run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    quorum.kill(0b010);
+    for lock in &locks {
+        let guard = soon("it has its vote again", lock.lock()).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    quorum.restart(0b010).await;
+    client.settled().await;
+    drop((locks, client));
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_says_that_half_is_no_majority() {
+    let mut quorum = Quorum::start(4).await;
+    let client = quorum.client(options()).await;
+    let even = "half of an even number is no majority";
+    for hangs in [false, true] {
+        if hangs {
+            quorum.hang(0b0110)
+        } else {
+            quorum.kill(0b0110)
+        }
+        for kind in KINDS {
+            let lock = kind.lock(&client, kind.name());
+            let error = lock.try_lock().await.unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(even) && text.contains("2 of 4") && text.contains("takes 3"), "{text}");
+            assert!(quorum.labels(0b0110).iter().all(|label| text.contains(label)), "{text}");
+        }
+        let text = Locks::quorum_with(quorum.urls(), options()).await.unwrap_err().to_string();
+        assert!(text.contains(even) && text.contains("connect"), "{text}");
+        if hangs { quorum.resume(0b0110) } else { quorum.restart(0b0110).await }
+    }
+    // One more is less than half, and nothing is said of even numbers.
+    quorum.kill(0b0111);
+    let text = client.mutex("less").unwrap().try_lock().await.unwrap_err().to_string();
+    assert!(text.contains("1 of 4") && !text.contains(even), "{text}");
+    quorum.restart(0b0111).await;
+    drop(client);
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_takes_from_1_to_31_nodes() {
+    for count in [0, 32, 100] {
+        let urls = (0..count).map(|number| format!("redis://127.0.0.1:{}/", 1 + number));
+        let start = Instant::now();
+        let outcome = Locks::quorum(urls).await;
+        let Err(Error::Config(ConfigError::Nodes { count: said, most: 31 })) = &outcome else {
+            panic!("{outcome:?}")
+        };
+        assert_eq!(*said, count);
+        assert!(start.elapsed() < Duration::from_millis(200), "found before anything is sent");
+        assert!(outcome.unwrap_err().to_string().contains("from 1 to 31"));
+    }
+    let quorum = Quorum::start(1).await;
+    let client = quorum.client(options()).await;
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        let first = lock.lock().await.unwrap();
+        let token = first.token();
+        first.release().await.unwrap();
+        let next = lock.for_rival().lock().await.unwrap();
+        assert!(next.token() > token || kind == Kind::Read);
+        next.release().await.unwrap();
+    }
+    drop(client);
+    quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes long: scripts/test --full"]
+async fn quorum_works_with_31_nodes() {
+    let quorum = Quorum::start(31).await;
+    let client = quorum.client(options().node_timeout(Duration::from_secs(2))).await;
+    quorum.hang(0x7fff);
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        let guard = lock.lock().await.unwrap();
+        assert!(lock.for_rival().try_lock().await.unwrap().is_none());
+        guard.release().await.unwrap();
+    }
+    quorum.resume(0x7fff);
+    client.settled().await;
+    drop(client);
+    quorum.finish().await;
+}
+
+/// Without the right to ask, nobody knows who a node is: it votes all the same, unless the guard is on.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_works_without_the_right_to_info() {
+    let quorum = Quorum::start(3).await;
+    let rights = ["ACL", "SETUSER", "shy", "on", ">secret", "~*", "&*", "+@all", "-info"];
+    quorum.run::<()>(0b111, &rights).await;
+    let urls: Vec<String> =
+        quorum.urls().iter().map(|url| url.replace("redis://", "redis://shy:secret@")).collect();
+    let client = Locks::quorum_with(&urls, options()).await.unwrap();
+    quorum.hang(0b001);
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        let guard = lock.lock().await.unwrap();
+        assert!(lock.for_rival().try_lock().await.unwrap().is_none());
+        let token = guard.token();
+        guard.release().await.unwrap();
+        assert!(lock.for_rival().lock().await.unwrap().token() > token);
+    }
+    quorum.resume(0b001);
+    let refused = Locks::quorum_with(&urls, options().restart_guard(RestartGuard::On)).await;
+    let (answered, failures) = no_quorum(refused);
+    assert_eq!((answered, named(&failures)), (0, quorum.labels(0b111)));
+    let text = failures[0].to_string().to_lowercase();
+    assert!(text.contains("noperm") || text.contains("no permissions"), "{text}");
+    client.settled().await;
+    drop(client);
+    quorum.finish().await;
+}
+
+/// Opening asks all at a time: it takes as long as the slowest, and fails only for want of a majority.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_opens_with_a_majority() {
+    let quorum = Quorum::start(5).await;
+    for set in [0b00000, 0b00001, 0b10010, 0b00111, 0b11110, 0b11111_u32] {
+        quorum.hang(set);
+        let start = Instant::now();
+        let outcome = Locks::quorum_with(quorum.urls(), options()).await;
+        assert!(start.elapsed() < TIMEOUT * 3 / 2, "{:?}", start.elapsed());
+        if set.count_ones() < 3 {
+            let client = outcome.unwrap();
+            let guard = client.mutex("opened").unwrap().lock().await.unwrap();
+            guard.release().await.unwrap();
+            quorum.resume(set);
+            client.settled().await;
+        } else {
+            let (answered, failures) = no_quorum(outcome);
+            let down = usize::try_from(set.count_ones()).unwrap();
+            assert_eq!((answered, named(&failures)), (5 - down, quorum.labels(set)));
+            quorum.resume(set);
+        }
+    }
+    quorum.finish().await;
+}

@@ -1,0 +1,193 @@
+//! Every subset of the nodes fails, in every way.
+
+use std::time::{Duration, Instant};
+
+use redlatch::Error;
+
+use super::{CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options, places};
+use crate::support::{AnyLock, Proxy, eventually, idles};
+
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    /// It stands still; its connections stay.
+    Hangs,
+    Killed,
+    /// Nothing passes, and nobody is told.
+    HalfOpen,
+}
+
+/// A quorum whose nodes fail in one way.
+struct Failing {
+    quorum: Quorum,
+    fault: Fault,
+    proxies: Vec<Proxy>,
+}
+
+impl Failing {
+    async fn start(nodes: usize, fault: Fault) -> Failing {
+        let quorum = Quorum::start(nodes).await;
+        let proxies = if fault == Fault::HalfOpen { quorum.proxies().await } else { Vec::new() };
+        Failing { quorum, fault, proxies }
+    }
+
+    async fn locks(&self) -> redlatch::Locks {
+        match self.fault {
+            Fault::HalfOpen => self.quorum.client_behind(&self.proxies, options()).await,
+            _ => self.quorum.client(options()).await,
+        }
+    }
+
+    fn labels(&self, set: u32) -> Vec<String> {
+        let labels = self.quorum.labels(set);
+        if self.fault != Fault::HalfOpen {
+            return labels;
+        }
+        labels.iter().map(|label| label.replace("127.0.0.1", "127.0.0.2")).collect()
+    }
+
+    fn fail(&mut self, set: u32) {
+        match self.fault {
+            Fault::Hangs => self.quorum.hang(set),
+            Fault::Killed => self.quorum.kill(set),
+            Fault::HalfOpen => self.pass(set, false),
+        }
+    }
+
+    async fn heal(&mut self, set: u32) {
+        match self.fault {
+            Fault::Hangs => self.quorum.resume(set),
+            Fault::Killed => self.quorum.restart(set).await,
+            Fault::HalfOpen => self.pass(set, true),
+        }
+    }
+
+    fn pass(&self, set: u32, passes: bool) {
+        for place in places(set) {
+            self.proxies[place].be_deaf(!passes);
+            self.proxies[place].hold_requests(!passes);
+        }
+    }
+}
+
+/// Of all kinds at a time, while this subset fails.
+async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
+    let quorum = &failing.quorum;
+    let granted = quorum.count() - set.count_ones() as usize >= quorum.majority();
+    let tasks = locks.iter().cloned().map(|lock| {
+        let (labels, count) = (failing.labels(set), quorum.count());
+        tokio::spawn(async move {
+            let start = Instant::now();
+            let outcome = lock.try_lock().await;
+            let took = start.elapsed();
+            if granted {
+                let guard = outcome.unwrap().expect("nobody else wants it");
+                assert!(took < TIMEOUT * 3 / 2, "{took:?} with {labels:?} failing");
+                assert!(!guard.lease().is_lost());
+                let start = Instant::now();
+                guard.release().await.unwrap();
+                assert!(start.elapsed() < TIMEOUT * 3 / 2, "released in {:?}", start.elapsed());
+                return;
+            }
+            assert!(took < TIMEOUT * 2, "{took:?} with {labels:?} failing");
+            let (answered, failures) = no_quorum(outcome);
+            assert_eq!((answered, named(&failures)), (count - labels.len(), labels.clone()));
+            assert!(failures.iter().all(|failure| matches!(failure.error, Error::Redis { .. })));
+            // Who waits is told as well, before his time is over. Not every time, since that is what takes long.
+            if !set.is_multiple_of(3) {
+                return;
+            }
+            let limit = TIMEOUT * 5;
+            let start = Instant::now();
+            let (answered, failures) = no_quorum(lock.lock_timeout(limit).await);
+            assert_eq!((answered, named(&failures)), (count - labels.len(), labels));
+            assert!(start.elapsed() < limit, "{:?}", start.elapsed());
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+}
+
+async fn subsets(nodes: usize, fault: Fault, sets: impl IntoIterator<Item = u32>) {
+    let mut failing = Failing::start(nodes, fault).await;
+    let client = failing.locks().await;
+    let locks = KINDS.map(|kind| kind.lock(&client, &format!("subset-{}", kind.name())));
+    let mut slowest = Duration::ZERO;
+    for set in sets {
+        failing.fail(set);
+        tries(&failing, &locks, set).await;
+        failing.heal(set).await;
+        // What they were asked meanwhile arrives now.
+        let start = Instant::now();
+        idles(&client).await;
+        for lock in &locks {
+            let quorum = &failing.quorum;
+            eventually("no orphan", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
+        }
+        slowest = slowest.max(start.elapsed());
+        assert!(slowest < CLEANED, "subset {set:b}: {slowest:?}, and a ttl is 30 s");
+    }
+    println!("{nodes} nodes: clean after {slowest:?} at most");
+    for lock in &locks {
+        assert_eq!(failing.quorum.having(failing.quorum.all(), lock.key()).await, 0, "nothing came late");
+    }
+    drop((client, locks));
+    for proxy in failing.proxies {
+        proxy.outlive_clients().await;
+    }
+    failing.quorum.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_3_grants_when_a_majority_does_not_hang() {
+    subsets(3, Fault::Hangs, 0..8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_4_grants_when_a_majority_does_not_hang() {
+    subsets(4, Fault::Hangs, 0..16).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_5_grants_when_a_majority_does_not_hang() {
+    subsets(5, Fault::Hangs, 0..32).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_3_grants_when_a_majority_lives() {
+    subsets(3, Fault::Killed, 0..8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_4_grants_when_a_majority_lives() {
+    subsets(4, Fault::Killed, [0b1000, 0b0011, 0b1010, 0b0111]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_5_grants_when_a_majority_lives() {
+    subsets(5, Fault::Killed, [0b10000, 0b00011, 0b10100, 0b00111, 0b11010, 0b11101]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes long: scripts/test --full"]
+async fn quorum_grants_when_a_majority_lives_in_all_subsets() {
+    subsets(4, Fault::Killed, 0..16).await;
+    subsets(5, Fault::Killed, 0..32).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_3_grants_when_a_majority_is_reached() {
+    subsets(3, Fault::HalfOpen, 0..8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_of_5_grants_when_a_majority_is_reached() {
+    subsets(5, Fault::HalfOpen, [0b00001, 0b01010, 0b11000, 0b10011, 0b01101, 0b11111]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes long: scripts/test --full"]
+async fn quorum_grants_when_a_majority_is_reached_in_all_subsets() {
+    subsets(4, Fault::HalfOpen, 0..16).await;
+    subsets(5, Fault::HalfOpen, 0..32).await;
+}

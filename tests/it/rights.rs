@@ -1,0 +1,78 @@
+//! The rights that the README names are enough, in every topology.
+
+use std::time::Duration;
+
+use redlatch::{Locks, Options, RestartGuard};
+
+use crate::support::{Deployment, Kind, Topology, eventually, soon};
+
+const TTL: Duration = Duration::from_millis(600);
+const README: &str = include_str!("../../README.md");
+
+/// The user of the README, with what else a topology needs, on all servers that have data.
+async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>) {
+    let deployment = Deployment::start(topology).await;
+    let rights = README.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    for right in more {
+        assert!(README.contains(&format!("`{right}`")), "{right} is documented");
+    }
+    for server in deployment.masters().iter().chain(deployment.replicas()) {
+        let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
+        words.extend(rights.split_whitespace().chain(more.iter().copied()));
+        server.run::<()>(&words).await;
+    }
+    let urls = deployment.entrances().iter().map(|server| server.url());
+    let urls = urls.map(|url| url.replace("redis://", "redis://locks:secret@")).collect();
+    (deployment, urls)
+}
+
+/// Every verb of every kind.
+async fn is_usable(locks: &Locks) {
+    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+        let name = format!("limited-{}", kind.name());
+        let (lock, rival) = (kind.lock(locks, &name), kind.rival().lock(locks, &name));
+        let guard = lock.lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let rival = rival.clone();
+            async move { rival.lock().await }
+        });
+        eventually("it queues", || async { lock.waiters().await == 1 }).await;
+        let until = guard.lease().valid_until() + TTL / 6;
+        eventually("renewed", || async { guard.lease().valid_until() > until }).await;
+        guard.release().await.unwrap();
+        soon("handed over", waiting).await.unwrap().unwrap().release().await.unwrap();
+        let guard = lock.lock().await.unwrap();
+        assert!(lock.force_release().await.unwrap());
+        drop(guard);
+    }
+    soon("settled", locks.settled()).await;
+}
+
+fn options() -> Options {
+    Options::new().ttl(TTL)
+}
+
+#[cfg(feature = "cluster")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_suffice_for_a_cluster() {
+    let (_deployment, urls) = limited(Topology::Cluster, &["+cluster|slots"]).await;
+    is_usable(&Locks::cluster_with(urls, options()).await.unwrap()).await;
+}
+
+#[cfg(feature = "sentinel")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_suffice_for_a_sentinel_group() {
+    let (deployment, _) = limited(Topology::Sentinel, &["+role", "+wait"]).await;
+    let sentinels = deployment.sentinels().iter().map(|sentinel| sentinel.url());
+    let master = "redis://locks:secret@mymaster/";
+    let locks = Locks::sentinel_with(sentinels, master, options().replicas(1, Duration::from_millis(900)));
+    is_usable(&locks.await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_suffice_for_a_quorum() {
+    let (_deployment, urls) = limited(Topology::Quorum3, &["+info"]).await;
+    let locks = Locks::quorum_with(urls, options().restart_guard(RestartGuard::On)).await.unwrap();
+    assert_eq!(locks.rejoin().await.unwrap().len(), 3);
+    is_usable(&locks).await;
+}

@@ -1,0 +1,101 @@
+//! Which behaviours there are, and how a test is made of each.
+
+/// What holds for every lock. The first attributes are for the core, the others for the rest.
+macro_rules! all {
+    ($core:tt $rest:tt) => {
+        crate::suite::cells::tests! { $core holds:
+            says_busy_at_once renews_for_ten_ttls refuses_what_it_does_not_own
+        }
+        crate::suite::cells::tests! { $rest holds:
+            inspects leaks_on_request ends_with_its_ttl_if_never_renewed ends_after_its_longest_hold
+        }
+        crate::suite::cells::tests! { $core waits:
+            hands_over_at_once trusts_no_grant_that_was_long_under_way
+        }
+        crate::suite::cells::tests! { $rest waits:
+            gives_up_in_time takes_over_after_expiry misses_no_release_between_try_and_wait
+        }
+        crate::suite::cells::tests! { $core ends:
+            releases_on_drop is_taken_away_by_force tells_of_a_loss
+        }
+        crate::suite::cells::tests! { $rest ends:
+            forgets_a_thousand_dropped_futures settles survives_its_release_being_dropped
+        }
+        crate::suite::cells::tests! { $core doubts: takes_no_doubtful_release_for_a_success }
+        crate::suite::cells::tests! { $rest doubts:
+            leaks_although_a_renewal_is_under_way loses_patience_together
+            hears_after_the_runtime_of_the_first_waiter_is_gone renews_past_a_silent_connection
+            gives_back_what_it_lost_late releases_what_was_dropped_during_an_outage
+            hears_again_after_its_subscription_broke gives_back_what_was_granted_as_the_line_went_dead
+        }
+        crate::suite::cells::tests! { $core faults:
+            counts_once_when_a_reply_is_lost survives_a_restart refuses_what_arrives_after_its_client_gave_up
+        }
+        crate::suite::cells::tests! { $rest faults:
+            survives_a_stopped_server survives_a_cut_connection survives_script_flush
+            survives_killed_subscribers reports_a_dead_server_in_time takes_no_late_answer_for_a_success
+            renews_and_releases_without_memory
+        }
+    };
+}
+
+/// What holds for those of whom there is one at a time.
+macro_rules! alone {
+    ($core:tt $rest:tt Read) => {};
+    ($core:tt $rest:tt $kind:ident) => {
+        crate::suite::cells::tests! { $core holds: excludes_and_fences }
+        crate::suite::cells::tests! { $rest holds: keeps_tokens_growing_over_a_loss fences_or_not }
+        crate::suite::cells::tests! { $rest waits:
+            hands_over_in_order wakes_tasks_of_one_client_in_order takes_turns_with_those_who_look
+        }
+        crate::suite::cells::tests! { $rest doubts: tokens_grow_over_an_old_snapshot }
+        crate::suite::cells::tests! { $rest faults: survives_reset_connections }
+    };
+}
+
+macro_rules! tests {
+    ($attributes:tt $module:ident: $($behaviour:ident)+) => {
+        $(crate::suite::cells::test! { $attributes $module $behaviour })+
+    };
+}
+
+macro_rules! test {
+    ([$($attribute:tt)*] $module:ident $behaviour:ident) => {
+        #[test]
+        $($attribute)*
+        fn $behaviour() {
+            crate::suite::run(CELL, |setup| Box::pin(crate::suite::$module::$behaviour(setup)));
+        }
+    };
+}
+
+/// `always`: all of it whenever there are tests. `core`: of that, the core. `full`: only with all tests.
+macro_rules! matrix {
+    (always; $($cells:tt)+) => { crate::suite::cells::matrix! { [] [] $($cells)+ } };
+    (core; $($cells:tt)+) => {
+        crate::suite::cells::matrix! { [] [#[ignore = "takes long: scripts/test --full"]] $($cells)+ }
+    };
+    (full; $($cells:tt)+) => {
+        crate::suite::cells::matrix! {
+            [#[ignore = "takes long: scripts/test --full"]] [#[ignore = "takes long: scripts/test --full"]]
+            $($cells)+
+        }
+    };
+    ($core:tt $rest:tt $($cell:ident = $topology:ident($kind:ident, $wake:ident, $protocol:ident);)+) => {
+        $(mod $cell {
+            use crate::support::{Cell, Kind, Protocol, Topology, Wake};
+
+            const CELL: Cell = Cell {
+                topology: Topology::$topology,
+                kind: Kind::$kind,
+                wake: Wake::$wake,
+                protocol: Protocol::$protocol,
+            };
+
+            crate::suite::cells::all! { $core $rest }
+            crate::suite::cells::alone! { $core $rest $kind }
+        })+
+    };
+}
+
+pub(crate) use {all, alone, matrix, test, tests};

@@ -1,0 +1,192 @@
+//! A cluster: how it is formed, who owns a slot, and how a slot moves.
+
+use super::deployment::{PROMPT, servers};
+use super::{Server, eventually};
+
+const MASTERS: usize = 3;
+const SLOTS: usize = 16_384;
+
+/// Milliseconds after which a server that does not answer is taken for dead: never.
+const PATIENT: &str = "60000";
+
+/// Three masters, and a replica for each.
+pub async fn form() -> (Vec<Server>, Vec<Server>) {
+    let arguments =
+        ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip"];
+    let patient = ["127.0.0.1", "--cluster-node-timeout", PATIENT];
+    let mut masters = servers(2 * MASTERS, &[&arguments[..], &patient, &PROMPT].concat()).await;
+    // News travels twice within that time.
+    set_timeout(masters.iter(), "500").await;
+    // While they know nobody: afterwards they would first have to agree on it.
+    for (place, server) in masters.iter().enumerate() {
+        let epoch = (place + 1).to_string();
+        server.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
+        if place < MASTERS {
+            let slots: Vec<String> = (0..SLOTS)
+                .filter(|slot| slot * MASTERS / SLOTS == place)
+                .map(|slot| slot.to_string())
+                .collect();
+            // One by one: Redis 6.2 knows no ranges.
+            let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+            server.run::<()>(&words.collect::<Vec<_>>()).await;
+        }
+    }
+    // Each to each, since gossip takes its time.
+    for (place, server) in masters.iter().enumerate() {
+        for other in &masters[..place] {
+            server.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]).await;
+        }
+    }
+    let replicas = masters.split_off(MASTERS);
+    for (replica, master) in replicas.iter().zip(&masters) {
+        let id = id(master).await;
+        eventually("the replica knows its master", || async {
+            replica.try_run::<()>(&["CLUSTER", "REPLICATE", &id]).await.is_ok()
+        })
+        .await;
+    }
+    is_ok(masters.iter().chain(&replicas)).await;
+    for (replica, master) in replicas.iter().zip(&masters) {
+        eventually("the replica follows", || async {
+            master.replicas_online().await == 1 && replica.follows().await
+        })
+        .await;
+        let (id, master) = (id(replica).await, id(master).await);
+        for server in masters.iter().chain(&replicas) {
+            eventually("all know whom it follows", || async {
+                node(server, &id).await.is_some_and(|node| node.follows == master)
+            })
+            .await;
+        }
+    }
+    set_timeout(masters.iter().chain(&replicas), PATIENT).await;
+    (masters, replicas)
+}
+
+async fn set_timeout(servers: impl Iterator<Item = &Server>, millis: &str) {
+    for server in servers {
+        server.run::<()>(&["CONFIG", "SET", "cluster-node-timeout", millis]).await;
+    }
+}
+
+/// Waits until all of them say that every slot is served.
+pub async fn is_ok(servers: impl Iterator<Item = &Server>) {
+    for server in servers {
+        eventually("the cluster is ok", || async {
+            let info: String = server.run(&["CLUSTER", "INFO"]).await;
+            let known = format!("cluster_known_nodes:{}\r", 2 * MASTERS);
+            info.contains("cluster_state:ok") && info.contains(&known)
+        })
+        .await;
+    }
+}
+
+/// From now on, a master that does not answer for a second is replaced.
+pub async fn allow_failover(servers: impl Iterator<Item = &Server>) {
+    set_timeout(servers, "1000").await;
+}
+
+/// Asks a replica to take over from its master.
+pub async fn fail_over(replica: &Server) {
+    eventually("it may take over", || async {
+        replica.try_run::<()>(&["CLUSTER", "FAILOVER"]).await.is_ok()
+    })
+    .await;
+}
+
+/// Waits until a replica has taken over, as the others see it and as it does itself.
+pub async fn leads<'a>(heir: &'a Server, others: impl Iterator<Item = &'a Server>) {
+    let id = id(heir).await;
+    for server in others.chain([heir]) {
+        eventually("the heir leads", || async {
+            node(server, &id).await.is_some_and(|node| node.is_master && !node.slots.is_empty())
+        })
+        .await;
+    }
+}
+
+async fn id(server: &Server) -> String {
+    server.run(&["CLUSTER", "MYID"]).await
+}
+
+/// What a server says about one of the cluster.
+struct Node {
+    is_master: bool,
+    /// The id of its master, if it is a replica.
+    follows: String,
+    slots: Vec<(u16, u16)>,
+}
+
+async fn node(asked: &Server, id: &str) -> Option<Node> {
+    let nodes: String = asked.try_run(&["CLUSTER", "NODES"]).await.ok()?;
+    // id, address, flags, master, ping, pong, epoch, link; then slots, as 5, 5-7 or [5->-to].
+    let line: Vec<&str> = nodes.lines().find(|line| line.starts_with(id))?.split(' ').collect();
+    let range = |words: &&str| {
+        let (first, last) = words.split_once('-').unwrap_or((words, words));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    };
+    let slots = line[8..].iter().filter(|words| !words.starts_with('[')).filter_map(range).collect();
+    Some(Node { is_master: line[2].contains("master"), follows: line[3].to_owned(), slots })
+}
+
+async fn slot(server: &Server, key: &str) -> u16 {
+    server.run(&["CLUSTER", "KEYSLOT", key]).await
+}
+
+/// Whether a server says that another one has this slot.
+async fn has(asked: &Server, id: &str, slot: u16) -> bool {
+    let node = node(asked, id).await;
+    node.is_some_and(|node| node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)))
+}
+
+/// Which of the masters has the slot of a key, in its own view.
+pub async fn owner(masters: &[Server], key: &str) -> usize {
+    let slot = slot(&masters[0], key).await;
+    for (place, master) in masters.iter().enumerate() {
+        if has(master, &id(master).await, slot).await {
+            return place;
+        }
+    }
+    panic!("nobody has slot {slot} of {key}")
+}
+
+pub async fn begin_move(key: &str, from: &Server, to: &Server) {
+    let slot = slot(from, key).await.to_string();
+    to.run::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from).await]).await;
+    from.run::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to).await]).await;
+}
+
+pub async fn move_keys(key: &str, from: &Server, to: &Server) {
+    let slot = slot(from, key).await.to_string();
+    loop {
+        let keys: Vec<String> = from.run(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).await;
+        if keys.is_empty() {
+            return;
+        }
+        let port = to.port().to_string();
+        let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+        words.extend(keys.iter().map(String::as_str));
+        from.run::<String>(&words).await;
+    }
+}
+
+/// Tells all masters, the new owner first and the old one after it, and waits until they agree.
+pub async fn end_move(key: &str, masters: &[Server], to: usize) {
+    let slot = slot(&masters[to], key).await;
+    let (from, new) = (owner(masters, key).await, id(&masters[to]).await);
+    let rest = (0..masters.len()).filter(|place| *place != to && *place != from);
+    for place in [to, from].into_iter().chain(rest) {
+        let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &new];
+        // The last keys go, until none came meanwhile.
+        eventually("the slot changes hands", || async {
+            if place == from {
+                move_keys(key, &masters[from], &masters[to]).await;
+            }
+            masters[place].try_run::<()>(&words).await.is_ok()
+        })
+        .await;
+    }
+    for master in masters {
+        eventually("all agree on the owner", || has(master, &new, slot)).await;
+    }
+}

@@ -1,0 +1,67 @@
+//! How a client of each topology is opened: the one place that says so.
+
+use redlatch::deadpool_redis::{Config, Runtime};
+use redlatch::{Error, Locks, Options};
+
+use super::{Deployment, Protocol, Topology, Wake};
+
+/// A client that comes in by this address of the machine: the servers' or the proxies'.
+pub async fn open(
+    deployment: &Deployment,
+    host: &str,
+    protocol: Protocol,
+    wake: Wake,
+    options: Options,
+) -> Result<Locks, Error> {
+    let protocol = match protocol {
+        Protocol::Resp2 => "resp2",
+        Protocol::Resp3 => "resp3",
+    };
+    let ports = deployment.entrances().iter().map(|server| server.port());
+    let urls: Vec<String> = ports.map(|port| format!("redis://{host}:{port}/?protocol={protocol}")).collect();
+    match deployment.topology() {
+        Topology::Standalone => match wake {
+            Wake::Push => Locks::open_with(&urls[0], options).await,
+            Wake::Poll => {
+                let pool = Config::from_url(&urls[0]).create_pool(Some(Runtime::Tokio1)).unwrap();
+                Locks::from_pool_with(pool, options).await
+            }
+        },
+        Topology::Cluster => match wake {
+            Wake::Push => Locks::cluster_with(urls, options).await,
+            Wake::Poll => {
+                use redlatch::deadpool_redis::cluster::Config;
+                let pool = Config::from_urls(urls).create_pool(Some(Runtime::Tokio1)).unwrap();
+                Locks::from_cluster_pool_with(pool, options).await
+            }
+        },
+        Topology::Sentinel => {
+            let ports = deployment.entrances().iter().map(|server| server.port());
+            let urls = ports.map(|port| format!("redis://{host}:{port}/"));
+            // What the master is to be shown; sentinels need not speak as it does.
+            let master = format!("redis://{}/?protocol={protocol}", super::sentinel::MASTER);
+            Locks::sentinel_with(urls, &master, options.wakeups(wakeups(wake))).await
+        }
+        Topology::Quorum3 | Topology::Quorum5 => {
+            Locks::quorum_with(urls, options.wakeups(wakeups(wake))).await
+        }
+    }
+}
+
+fn wakeups(wake: Wake) -> redlatch::Wakeups {
+    match wake {
+        Wake::Push => redlatch::Wakeups::Push,
+        Wake::Poll => redlatch::Wakeups::Poll,
+    }
+}
+
+impl Topology {
+    /// Whether it failed because of the servers: of one of them, or of too many in a quorum.
+    pub fn failed<T>(self, outcome: &Result<T, Error>) -> bool {
+        match (self, outcome) {
+            (_, Ok(_)) => false,
+            (Topology::Quorum3 | Topology::Quorum5, Err(error)) => matches!(error, Error::NoQuorum { .. }),
+            (_, Err(error)) => matches!(error, Error::Redis { .. }),
+        }
+    }
+}
