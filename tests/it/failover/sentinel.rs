@@ -6,7 +6,7 @@ use redis::{FromRedisValue, RedisResult};
 use redlatch::{Error, Locks, Options};
 use tokio::time::{Instant, sleep};
 
-use super::{Contended, KINDS, NODE_TIMEOUT, SLACK, cut_off, fail, told, urls};
+use super::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail, told, urls};
 use crate::support::{AnyLock, Deployment, Kind, Server, Topology, eventually, soon};
 
 const MASTER: &str = "mymaster";
@@ -148,6 +148,7 @@ async fn sentinel_a_hung_master_is_replaced() {
     let options = told().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind("", &locks, &others).await;
+    caught_up(&deployment.masters()[0], deployment.replicas().len()).await;
     let start = Instant::now();
     deployment.masters()[0].pause();
     let took = fail(KINDS.map(|kind| kind.lock(&locks, &format!("hung-{}", kind.name())))).await;
