@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, Locks, Options};
 use tokio::time::{Instant, sleep};
 
-use super::{Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, cut_off, fail, stat, told, urls};
+use super::{Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail, stat, told, urls};
 use crate::support::{Deployment, Kind, Proxy, Topology, eventually, soon, ttl};
 
 /// A client that knows all masters.
@@ -158,6 +158,7 @@ async fn cluster_a_hung_master_is_replaced() {
     let options = told().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&here, &locks, &others).await;
+    caught_up(&deployment.masters()[0], 1).await;
     let start = Instant::now();
     deployment.masters()[0].pause();
     deployment.has_failed_over(0).await;
