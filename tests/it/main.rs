@@ -16,6 +16,7 @@ mod rights;
 mod rwlock;
 mod scripts;
 mod suite;
+#[allow(dead_code, reason = "the fault checker uses it as well")]
 mod support;
 mod tokens;
 mod worker;

@@ -10,11 +10,10 @@ const SLOTS: usize = 16_384;
 const PATIENT: &str = "60000";
 
 /// Three masters, and a replica for each.
-pub async fn form() -> (Vec<Server>, Vec<Server>) {
-    let arguments =
-        ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip"];
+pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
+    let member = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip"];
     let patient = ["127.0.0.1", "--cluster-node-timeout", PATIENT];
-    let mut masters = servers(2 * MASTERS, &[&arguments[..], &patient, &PROMPT].concat()).await;
+    let mut masters = servers(2 * MASTERS, &[&member[..], &patient, &PROMPT, arguments].concat()).await;
     // News travels twice within that time.
     set_timeout(masters.iter(), "500").await;
     // While they know nobody: afterwards they would first have to agree on it.

@@ -53,20 +53,25 @@ pub struct Deployment {
 
 impl Deployment {
     pub async fn start(topology: Topology) -> Deployment {
+        Deployment::start_with(topology, &[]).await
+    }
+
+    /// With these arguments for each server that has data.
+    pub async fn start_with(topology: Topology, arguments: &[&str]) -> Deployment {
         let turn = match topology {
             Topology::Standalone => None,
             _ => Some(TURNS.acquire().await.unwrap()),
         };
         let (masters, replicas, sentinels) = match topology {
-            Topology::Standalone => (vec![Server::start().await], Vec::new(), Vec::new()),
+            Topology::Standalone => (vec![Server::start_with(arguments).await], Vec::new(), Vec::new()),
             Topology::Quorum3 | Topology::Quorum5 => {
-                (servers(topology.nodes(), &[]).await, Vec::new(), Vec::new())
+                (servers(topology.nodes(), arguments).await, Vec::new(), Vec::new())
             }
             Topology::Cluster => {
-                let (masters, replicas) = cluster::form().await;
+                let (masters, replicas) = cluster::form(arguments).await;
                 (masters, replicas, Vec::new())
             }
-            Topology::Sentinel => sentinel::form().await,
+            Topology::Sentinel => sentinel::form(arguments).await,
         };
         Deployment { topology, masters, replicas, sentinels, _turn: turn }
     }

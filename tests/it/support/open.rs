@@ -3,7 +3,7 @@
 use redlatch::deadpool_redis::{Config, Runtime};
 use redlatch::{Error, Locks, Options};
 
-use super::{Deployment, Protocol, Topology, Wake};
+use super::{Deployment, Protocol, Server, Topology, Wake};
 
 /// A client that comes in by this address of the machine: the servers' or the proxies'.
 pub async fn open(
@@ -13,13 +13,26 @@ pub async fn open(
     wake: Wake,
     options: Options,
 ) -> Result<Locks, Error> {
+    let ports: Vec<u16> = deployment.entrances().iter().map(Server::port).collect();
+    open_at(deployment.topology(), host, &ports, protocol, wake, options).await
+}
+
+/// The same where there is nothing but the ports to come in by.
+pub async fn open_at(
+    topology: Topology,
+    host: &str,
+    ports: &[u16],
+    protocol: Protocol,
+    wake: Wake,
+    options: Options,
+) -> Result<Locks, Error> {
     let protocol = match protocol {
         Protocol::Resp2 => "resp2",
         Protocol::Resp3 => "resp3",
     };
-    let ports = deployment.entrances().iter().map(|server| server.port());
-    let urls: Vec<String> = ports.map(|port| format!("redis://{host}:{port}/?protocol={protocol}")).collect();
-    match deployment.topology() {
+    let urls: Vec<String> =
+        ports.iter().map(|port| format!("redis://{host}:{port}/?protocol={protocol}")).collect();
+    match topology {
         Topology::Standalone => match wake {
             Wake::Push => Locks::open_with(&urls[0], options).await,
             Wake::Poll => {
@@ -36,8 +49,7 @@ pub async fn open(
             }
         },
         Topology::Sentinel => {
-            let ports = deployment.entrances().iter().map(|server| server.port());
-            let urls = ports.map(|port| format!("redis://{host}:{port}/"));
+            let urls = ports.iter().map(|port| format!("redis://{host}:{port}/"));
             // What the master is to be shown; sentinels need not speak as it does.
             let master = format!("redis://{}/?protocol={protocol}", super::sentinel::MASTER);
             Locks::sentinel_with(urls, &master, options.wakeups(wakeups(wake))).await

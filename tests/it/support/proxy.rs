@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -18,6 +19,7 @@ pub const PROXIED: &str = "127.0.0.2";
 
 /// Stands between clients and all servers of a deployment.
 pub struct Proxy {
+    host: String,
     ports: Vec<u16>,
     faults: Arc<Faults>,
     tasks: Vec<JoinHandle<()>>,
@@ -36,6 +38,8 @@ struct Faults {
     hold_requests: watch::Sender<usize>,
     /// New connections are accepted and then ignored.
     deaf: AtomicBool,
+    /// What passes waits so long, piece by piece.
+    slow: Mutex<Option<Duration>>,
     cut: Notify,
     connections: AtomicUsize,
     closed: AtomicUsize,
@@ -49,6 +53,12 @@ impl Proxy {
     }
 
     pub async fn before(ports: Vec<u16>) -> Proxy {
+        Proxy::at(PROXIED, ports).await
+    }
+
+    /// At an address of its own, as long as the others: clients that come in there fail without others.
+    pub async fn at(host: &str, ports: Vec<u16>) -> Proxy {
+        assert_eq!(host.len(), DIRECT.len());
         let faults = Arc::new(Faults {
             lose_any: AtomicUsize::new(0),
             lose_each: AtomicUsize::new(0),
@@ -56,6 +66,7 @@ impl Proxy {
             hold_replies: watch::Sender::new(false),
             hold_requests: watch::Sender::new(0),
             deaf: AtomicBool::new(false),
+            slow: Mutex::new(None),
             cut: Notify::new(),
             connections: AtomicUsize::new(0),
             closed: AtomicUsize::new(0),
@@ -63,20 +74,20 @@ impl Proxy {
         });
         let mut tasks = Vec::new();
         for &port in &ports {
-            let listener = TcpListener::bind((PROXIED, port)).await.unwrap();
-            tasks.push(tokio::spawn(accept(listener, port, Arc::clone(&faults))));
+            let listener = TcpListener::bind((host, port)).await.unwrap();
+            tasks.push(tokio::spawn(accept(listener, host.to_owned(), port, Arc::clone(&faults))));
         }
-        Proxy { ports, faults, tasks }
+        Proxy { host: host.to_owned(), ports, faults, tasks }
     }
 
     /// The way to the first server.
     pub fn url(&self) -> String {
-        format!("redis://{PROXIED}:{}/", self.ports[0])
+        format!("redis://{}:{}/", self.host, self.ports[0])
     }
 
     /// The next reply to a script is dropped after the server has sent it, and its connection is reset.
     pub fn lose_next_reply(&self) {
-        self.faults.lose_any.store(1, Ordering::SeqCst);
+        self.lose_replies(1);
     }
 
     /// The same for the next reply of each server.
@@ -108,6 +119,16 @@ impl Proxy {
     /// New connections are accepted and never answered, or are served again.
     pub fn be_deaf(&self, deaf: bool) {
         self.faults.deaf.store(deaf, Ordering::SeqCst);
+    }
+
+    /// What passes is held up for so long, 512 bytes at a time.
+    pub fn slow_down(&self, by: Option<Duration>) {
+        *self.faults.slow.lock().unwrap() = by;
+    }
+
+    /// The next so many replies to scripts are dropped after a server has sent them, and their connections are cut.
+    pub fn lose_replies(&self, number: usize) {
+        self.faults.lose_any.store(number, Ordering::SeqCst);
     }
 
     /// Resets all connections.
@@ -174,22 +195,41 @@ impl Faults {
     }
 }
 
-async fn accept(listener: TcpListener, port: u16, faults: Arc<Faults>) {
+impl Faults {
+    async fn write(&self, to: &mut OwnedWriteHalf, bytes: &[u8]) -> std::io::Result<()> {
+        let slow = *self.slow.lock().unwrap();
+        let Some(by) = slow else { return to.write_all(bytes).await };
+        for piece in bytes.chunks(512) {
+            tokio::time::sleep(by).await;
+            to.write_all(piece).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn accept(listener: TcpListener, host: String, port: u16, faults: Arc<Faults>) {
     let lost = Arc::new(AtomicUsize::new(faults.lose_each.load(Ordering::SeqCst)));
     while let Ok((client, _)) = listener.accept().await {
         let number = faults.connections.fetch_add(1, Ordering::SeqCst) + 1;
-        let (faults, lost) = (Arc::clone(&faults), Arc::clone(&lost));
+        let (faults, lost, host) = (Arc::clone(&faults), Arc::clone(&lost), host.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = faults.cut.notified() => {}
-                () = relay(client, port, number, &faults, &lost) => {}
+                () = relay(client, &host, port, number, &faults, &lost) => {}
             }
             faults.closed.fetch_add(1, Ordering::SeqCst);
         });
     }
 }
 
-async fn relay(mut client: TcpStream, port: u16, number: usize, faults: &Faults, lost: &AtomicUsize) {
+async fn relay(
+    mut client: TcpStream,
+    host: &str,
+    port: u16,
+    number: usize,
+    faults: &Faults,
+    lost: &AtomicUsize,
+) {
     if faults.deaf.load(Ordering::SeqCst) {
         let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
         return;
@@ -202,7 +242,7 @@ async fn relay(mut client: TcpStream, port: u16, number: usize, faults: &Faults,
     let asked = AtomicBool::new(false);
     tokio::select! {
         () = requests(from_client, to_server, number, faults, &asked) => {}
-        () = replies(from_server, to_client, faults, lost, &asked) => {}
+        () = replies(from_server, to_client, host, faults, lost, &asked) => {}
     }
 }
 
@@ -226,7 +266,7 @@ async fn requests(
         }
         let (passed, is_cut) = faults.passes(count);
         asked.fetch_or(buffer[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
-        if to.write_all(&buffer[..passed]).await.is_err() || is_cut {
+        if faults.write(&mut to, &buffer[..passed]).await.is_err() || is_cut {
             return;
         }
     }
@@ -235,13 +275,14 @@ async fn requests(
 async fn replies(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
+    host: &str,
     faults: &Faults,
     lost: &AtomicUsize,
     asked: &AtomicBool,
 ) {
     let mut buffer = vec![0; 1 << 16];
     let mut held = faults.hold_replies.subscribe();
-    let mut moved = Moved::default();
+    let mut moved = Moved::to(host);
     loop {
         let count = match from.read(&mut buffer).await {
             Ok(0) | Err(_) => return,
@@ -254,28 +295,33 @@ async fn replies(
         if asked.swap(false, Ordering::SeqCst) && faults.loses(lost) {
             return;
         }
-        if to.write_all(&moved.pass(&buffer[..count])).await.is_err() {
+        if faults.write(&mut to, &moved.pass(&buffer[..count])).await.is_err() {
             return;
         }
     }
 }
 
 /// Replaces the servers' address by the proxies', in pieces of any length.
-#[derive(Default)]
 struct Moved {
+    /// Where the proxies are.
+    host: Vec<u8>,
     /// What was held back, since it may be the beginning of the address. No reply ends like that.
     kept: Vec<u8>,
 }
 
 impl Moved {
+    fn to(host: &str) -> Moved {
+        Moved { host: host.as_bytes().to_vec(), kept: Vec::new() }
+    }
+
     fn pass(&mut self, piece: &[u8]) -> Vec<u8> {
-        let (direct, proxied) = (DIRECT.as_bytes(), PROXIED.as_bytes());
+        let direct = DIRECT.as_bytes();
         let mut bytes = std::mem::take(&mut self.kept);
         bytes.extend_from_slice(piece);
         let mut start = 0;
         while start + direct.len() <= bytes.len() {
             if bytes[start..].starts_with(direct) {
-                bytes[start..start + direct.len()].copy_from_slice(proxied);
+                bytes[start..start + direct.len()].copy_from_slice(&self.host);
             }
             start += 1;
         }
@@ -291,7 +337,7 @@ fn proxy_replaces_addresses_in_pieces() {
     let said = b"+MOVED 7 127.0.0.1:7000 1\r\n127.0.127.0.0.1112";
     let heard = b"+MOVED 7 127.0.0.2:7000 1\r\n127.0.127.0.0.2112";
     for length in 1..said.len() {
-        let mut moved = Moved::default();
+        let mut moved = Moved::to(PROXIED);
         let mut passed: Vec<u8> = said.chunks(length).flat_map(|piece| moved.pass(piece)).collect();
         passed.append(&mut moved.kept);
         assert_eq!(passed, heard, "in pieces of {length}");

@@ -12,8 +12,8 @@ pub const MASTER: &str = "mymaster";
 const SENTINELS: usize = 3;
 
 /// A master, two replicas and three sentinels.
-pub async fn form() -> (Vec<Server>, Vec<Server>, Vec<Server>) {
-    let mut masters = servers(3, &PROMPT).await;
+pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>, Vec<Server>) {
+    let mut masters = servers(3, &[&PROMPT[..], arguments].concat()).await;
     let replicas = masters.split_off(1);
     let master = masters[0].port().to_string();
     for replica in &replicas {

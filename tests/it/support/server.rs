@@ -18,8 +18,15 @@ pub struct Server {
     child: Child,
     port: u16,
     arguments: Vec<String>,
-    _directory: tempfile::TempDir,
+    environment: Environment,
+    directory: tempfile::TempDir,
 }
+
+/// What a server's process is told beside its arguments.
+pub type Environment = Vec<(String, String)>;
+
+/// What keeps all that a server answers.
+pub const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
 /// How often another port is tried for one that was taken between finding and using it.
 pub const TRIES: usize = 20;
@@ -58,6 +65,10 @@ impl Server {
     }
 
     pub async fn start_with(arguments: &[&str]) -> Server {
+        Server::start_in(arguments, &Environment::new()).await
+    }
+
+    pub async fn start_in(arguments: &[&str], environment: &Environment) -> Server {
         for _ in 0..TRIES {
             let directory = tempfile::tempdir().unwrap();
             let port = free_port();
@@ -70,7 +81,7 @@ impl Server {
             let without_data = ["--save", "", "--appendonly", "no"];
             let words = itself.iter().chain(&without_data).chain(arguments).map(ToString::to_string);
             let words = words.collect();
-            if let Some(server) = Server::launch(port, words, directory).await {
+            if let Some(server) = Server::launch(port, words, environment.clone(), directory).await {
                 return server;
             }
         }
@@ -83,12 +94,18 @@ impl Server {
         let file = directory.path().join("sentinel.conf");
         let place = format!("port {port}\nbind 127.0.0.1\ndir {}\n", directory.path().display());
         std::fs::write(&file, place + configuration).unwrap();
-        Server::launch(port, vec![file.display().to_string(), "--sentinel".to_owned()], directory).await
+        let words = vec![file.display().to_string(), "--sentinel".to_owned()];
+        Server::launch(port, words, Environment::new(), directory).await
     }
 
-    async fn launch(port: u16, arguments: Vec<String>, directory: tempfile::TempDir) -> Option<Server> {
-        let child = spawn(&binary(), &arguments);
-        let mut server = Server { child, port, arguments, _directory: directory };
+    async fn launch(
+        port: u16,
+        arguments: Vec<String>,
+        environment: Environment,
+        directory: tempfile::TempDir,
+    ) -> Option<Server> {
+        let child = spawn(&binary(), &arguments, &environment);
+        let mut server = Server { child, port, arguments, environment, directory };
         server.is_up().await.then_some(server)
     }
 
@@ -184,7 +201,35 @@ impl Server {
 
     /// Starts it again, and leaves waiting for it to [`is_back`](Server::is_back).
     pub fn restart_unseen(&mut self) {
-        self.child = spawn(&binary(), &self.arguments);
+        self.child = spawn(&binary(), &self.arguments, &self.environment);
+    }
+
+    /// The files with its data, as they are now.
+    pub fn data(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let mut files = Vec::new();
+        let mut directories = vec![self.directory.path().to_owned()];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                let is_data = path.extension().is_none_or(|extension| extension != "conf");
+                if path.is_dir() {
+                    directories.push(path);
+                } else if let (true, Ok(bytes)) = (is_data, std::fs::read(&path)) {
+                    files.push((path, bytes)); // one that has gone meanwhile was replaced by another
+                }
+            }
+        }
+        files
+    }
+
+    /// Replaces the files with its data, while it is down.
+    pub fn put_back(&self, data: &[(PathBuf, Vec<u8>)]) {
+        for (path, _) in self.data() {
+            std::fs::remove_file(path).unwrap();
+        }
+        for (path, bytes) in data {
+            std::fs::write(path, bytes).unwrap();
+        }
     }
 
     pub async fn is_back(&mut self) {
@@ -234,9 +279,10 @@ impl Server {
     }
 }
 
-fn spawn(binary: &Path, arguments: &[String]) -> Child {
+fn spawn(binary: &Path, arguments: &[String], environment: &Environment) -> Child {
     Command::new(binary)
         .args(arguments)
+        .envs(environment.iter().cloned())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::inherit())
