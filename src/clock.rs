@@ -27,9 +27,11 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The same point on the clock of the standard library, as far as it can express it.
+    /// The same point on the clock of the standard library, as far as it can express it. Never later: whoever is
+    /// interrupted between the two clocks finds that less is left.
     pub(crate) fn to_instant(self) -> Instant {
-        let (now, instant) = (Moment::now(), Instant::now());
+        let instant = Instant::now();
+        let now = Moment::now();
         if self >= now {
             instant.checked_add(self.since(now)).unwrap_or(instant)
         } else {
