@@ -62,8 +62,16 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
     (masters, replicas)
 }
 
+/// From now on, nobody is taken for dead, by those who live.
+pub async fn forbid_failover(servers: impl Iterator<Item = &Server>) {
+    set_timeout(servers, PATIENT).await;
+}
+
 async fn set_timeout(servers: impl Iterator<Item = &Server>, millis: &str) {
     for server in servers {
+        if !server.is_alive() {
+            continue;
+        }
         server.run::<()>(&["CONFIG", "SET", "cluster-node-timeout", millis]).await;
     }
 }

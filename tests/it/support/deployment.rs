@@ -76,8 +76,26 @@ impl Deployment {
         Deployment { topology, masters, replicas, sentinels, _turn: turn }
     }
 
+    /// One server, started by somebody else.
+    pub fn of(server: Server) -> Deployment {
+        Deployment {
+            topology: Topology::Standalone,
+            masters: vec![server],
+            replicas: Vec::new(),
+            sentinels: Vec::new(),
+            _turn: None,
+        }
+    }
+
     pub fn topology(&self) -> Topology {
         self.topology
+    }
+
+    /// A client that comes in past all proxies.
+    pub async fn client(&self, options: redlatch::Options) -> redlatch::Locks {
+        super::open::open(self, super::proxy::DIRECT, super::Protocol::Resp3, super::Wake::Push, options)
+            .await
+            .unwrap()
     }
 
     /// The masters, or all nodes of a quorum.
@@ -107,7 +125,7 @@ impl Deployment {
     }
 
     /// Where data is.
-    fn data(&self) -> impl Iterator<Item = &Server> {
+    pub fn data(&self) -> impl Iterator<Item = &Server> {
         self.masters.iter().chain(&self.replicas)
     }
 
@@ -208,6 +226,11 @@ impl Deployment {
         for master in &mut self.masters {
             master.is_back().await;
         }
+        self.is_whole().await;
+    }
+
+    /// Waits until all servers of a cluster agree that it serves.
+    pub async fn is_whole(&self) {
         if self.topology == Topology::Cluster {
             cluster::is_ok(self.data()).await;
         }
@@ -249,6 +272,14 @@ impl Deployment {
             Topology::Cluster => cluster::allow_failover(self.data()).await,
             Topology::Sentinel => sentinel::allow_failover(&self.sentinels).await,
             _ => panic!("{:?} has no replicas", self.topology),
+        }
+    }
+
+    /// From now on, nobody is replaced unless it [may](Deployment::allow_failover) again.
+    pub async fn forbid_failover(&self) {
+        match self.topology {
+            Topology::Cluster => cluster::forbid_failover(self.data()).await,
+            _ => sentinel::forbid_failover(&self.sentinels).await,
         }
     }
 

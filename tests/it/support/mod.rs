@@ -13,9 +13,13 @@ mod setup;
 
 pub use deployment::{Deployment, Topology, servers};
 pub use locks::{AnyGuard, AnyLock, Kind};
+#[allow(unused_imports, reason = "the fault checker has another door")]
+pub use open::open_at;
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
+#[allow(unused_imports, reason = "the fault checker keeps what it answers")]
+pub use server::{DURABLE, Environment, binary};
 pub use server::{Server, free_port};
 pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 

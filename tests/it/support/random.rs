@@ -14,6 +14,13 @@ impl Random {
         Random(seed | 1)
     }
 
+    /// The same numbers for the same seed; others for its neighbour.
+    pub fn seeded(seed: u64) -> Random {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        random.below(1);
+        random
+    }
+
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

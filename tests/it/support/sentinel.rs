@@ -11,6 +11,9 @@ pub const MASTER: &str = "mymaster";
 
 const SENTINELS: usize = 3;
 
+/// Milliseconds after which a master that does not answer is taken for dead: never.
+const PATIENT: &str = "60000";
+
 /// A master, two replicas and three sentinels.
 pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>, Vec<Server>) {
     let mut masters = servers(3, &[&PROMPT[..], arguments].concat()).await;
@@ -47,7 +50,7 @@ async fn watch(master: &Server, replicas: &[Server]) -> Vec<Server> {
             // Nobody is taken for dead, until failover is allowed.
             let mut configuration = format!(
                 "sentinel myid {}\nsentinel monitor {MASTER} 127.0.0.1 {} 2\n\
-                 sentinel down-after-milliseconds {MASTER} 60000\n\
+                 sentinel down-after-milliseconds {MASTER} {PATIENT}\n\
                  sentinel failover-timeout {MASTER} 3000\nsentinel parallel-syncs {MASTER} 2\n",
                 id(place),
                 master.port(),
@@ -84,6 +87,13 @@ pub async fn allow_failover(sentinels: &[Server]) {
         })
         .await;
         sentinel.run::<()>(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", "700"]).await;
+    }
+}
+
+/// From now on, nobody is taken for dead.
+pub async fn forbid_failover(sentinels: &[Server]) {
+    for sentinel in sentinels {
+        sentinel.run::<()>(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", PATIENT]).await;
     }
 }
 

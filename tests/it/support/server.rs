@@ -187,6 +187,12 @@ impl Server {
         let _: i64 = self.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     }
 
+    /// Whether its process is there, as far as this test has not killed it.
+    pub fn is_alive(&self) -> bool {
+        let pid = Pid::from_child(&self.child);
+        rustix::process::test_kill_process(pid).is_ok()
+    }
+
     /// Kills it without a word.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();

@@ -1,0 +1,112 @@
+//! What one run consists of: servers, proxies before them, workers, and somebody who looks.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::crew::{Crew, Terms, WORKERS, host};
+use crate::faults::{Scene, connections, servers, workers};
+use crate::history::Time;
+use crate::observer::{Observation, observe};
+use crate::plan::{Fault, Lane, Plan, TTL};
+use crate::resource::Resource;
+use crate::support::{DURABLE, Deployment, Proxy, Random, Server, Topology};
+use crate::visit::LOCKS;
+
+/// From when a fault was done until it was undone.
+#[derive(Clone, Debug)]
+pub struct Window {
+    pub fault: Fault,
+    /// The worker that was hit; `None`: servers.
+    pub place: Option<usize>,
+    pub start: Time,
+    pub end: Time,
+    /// What shows that it had an effect.
+    pub effect: Option<String>,
+}
+
+/// All that a run left to be judged, beside the histories of the workers.
+pub struct Record {
+    pub windows: Vec<Window>,
+    pub observations: Vec<Observation>,
+    /// The numbers that were added to, at the end.
+    pub numbers: Vec<(&'static str, u64)>,
+    /// From when no fault was done, and nobody wanted a lock.
+    pub end: Time,
+    /// What was wrong at the end.
+    pub left: Vec<String>,
+}
+
+/// Nothing happens for so long after a run has begun, so that there is something to compare with.
+const CALM: Duration = Duration::from_secs(3);
+
+/// How long the workers may take for what they are about.
+const LAST_ORDERS: Duration = Duration::from_secs(30);
+
+pub async fn run(plan: &Plan, directory: &Path) -> Record {
+    let arguments = [&DURABLE[..], &servers::debuggable()].concat();
+    let (environment, clock) = crate::clock::shim(plan, directory);
+    let mut deployment = match plan.topology {
+        Topology::Standalone => Deployment::of(Server::start_in(&arguments, &environment).await),
+        topology => Deployment::start_with(topology, &arguments).await,
+    };
+    let ports: Vec<u16> = deployment.all().map(Server::port).collect();
+    let mut proxies = Vec::new();
+    for place in 0..WORKERS {
+        proxies.push(Proxy::at(&host(place), ports.clone()).await);
+    }
+    if plan.topology.nodes() > 1 {
+        servers::admit(&deployment).await;
+    }
+    let kept = Server::start().await;
+    let resource = Resource::open(&kept.url()).await;
+    let mut crew = Crew::start(Terms {
+        seed: plan.seed,
+        topology: plan.topology,
+        ports: deployment.entrances().iter().map(Server::port).collect(),
+        resource: kept.url(),
+        directory: directory.to_owned(),
+    });
+
+    let (stop, stopped) = watch::channel(false);
+    let data: Vec<(u16, String)> = deployment.data().map(|server| (server.port(), server.url())).collect();
+    let observing = tokio::spawn(observe(data, stopped));
+    let windows = Mutex::new(Vec::new());
+    let end = Instant::now() + Duration::from_secs(plan.seconds);
+    sleep(CALM).await;
+    let lane = |lane: Lane| {
+        let random = Random::seeded(plan.seed ^ (lane as u64 + 1) << 32);
+        Scene { faults: plan.lane(lane), random, end, windows: &windows }
+    };
+    tokio::join!(
+        workers::disturb(lane(Lane::Workers), &mut crew),
+        connections::disturb(lane(Lane::Connections), &proxies),
+        servers::disturb(lane(Lane::Servers), &mut deployment, &clock),
+    );
+    sleep_until(end).await;
+
+    let ended = Time::now();
+    let mut left = crew.end(LAST_ORDERS).await;
+    sleep(TTL).await;
+    let proxies: Vec<Arc<Proxy>> = proxies.into_iter().map(Arc::new).collect();
+    drop(proxies);
+    left.extend(nothing_left(deployment).await);
+    stop.send_replace(true);
+    let mut numbers = Vec::new();
+    for (lock, _) in LOCKS {
+        numbers.push((lock, resource.number(lock).await));
+    }
+    let windows = windows.into_inner().unwrap();
+    Record { windows, observations: observing.await.unwrap(), numbers, end: ended, left }
+}
+
+/// What every test of the suite ends with as well.
+async fn nothing_left(deployment: Deployment) -> Option<String> {
+    let looked = tokio::spawn(async move { deployment.assert_nothing_left().await }).await;
+    let panic = looked.err()?.into_panic();
+    let text = panic.downcast_ref::<String>().cloned();
+    Some(text.unwrap_or_else(|| "something is left".to_owned()))
+}

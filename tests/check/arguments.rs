@@ -1,0 +1,77 @@
+//! What `scripts/check` is told.
+
+use crate::plan::{Fault, topology_named};
+use crate::support::Topology;
+
+pub const HELP: &str = "\
+scripts/check [--seconds N] [--seed S] [--seeds K] [--topology T] [--fault F]...
+
+  --seconds N    how long each run lasts (60)
+  --seed S       what is done when: the same again, as far as a machine allows (1)
+  --seeds K      so many runs, with the seeds S, S + 1, ... (1)
+  --topology T   standalone, cluster, sentinel, quorum3 or quorum5; unless given, the seed's turn
+  --fault F      only this class of faults; may be given several times
+  --list         the classes of faults, and where they are done
+  --table        at the end, a table of what was done and seen, as in docs/testing.md
+  --keep DIR     where the histories are written, and stay
+
+The last line says how it went; the exit code is 0 if nothing was violated and the runs were valid.";
+
+#[derive(Clone, Debug)]
+pub struct Arguments {
+    pub seconds: u64,
+    pub seed: u64,
+    pub seeds: u64,
+    pub topology: Option<Topology>,
+    pub faults: Vec<Fault>,
+    pub list: bool,
+    pub table: bool,
+    pub keep: Option<std::path::PathBuf>,
+}
+
+pub fn read(words: &[String]) -> Result<Arguments, String> {
+    let mut arguments = Arguments {
+        seconds: 60,
+        seed: 1,
+        seeds: 1,
+        topology: None,
+        faults: Vec::new(),
+        list: false,
+        table: false,
+        keep: None,
+    };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        let number =
+            |text: &String| text.parse::<u64>().map_err(|_| format!("{word}: {text} is not a number"));
+        match word.as_str() {
+            "--seconds" => arguments.seconds = number(value()?)?,
+            "--seed" => arguments.seed = number(value()?)?,
+            "--seeds" => arguments.seeds = number(value()?)?,
+            "--topology" => {
+                let name = value()?;
+                let found = topology_named(name).ok_or_else(|| format!("no topology is called {name}"))?;
+                arguments.topology = Some(found);
+            }
+            "--fault" => {
+                let name = value()?;
+                let found = Fault::ALL.iter().find(|fault| fault.name() == name);
+                arguments
+                    .faults
+                    .push(*found.ok_or_else(|| format!("no fault is called {name}: see --list"))?);
+            }
+            "--list" => arguments.list = true,
+            "--table" => arguments.table = true,
+            "--keep" => arguments.keep = Some(value()?.into()),
+            _ => return Err(format!("unknown: {word}")),
+        }
+    }
+    if arguments.seconds < 10 {
+        return Err("--seconds: at least 10".to_owned());
+    }
+    if arguments.seeds == 0 {
+        return Err("--seeds: at least 1".to_owned());
+    }
+    Ok(arguments)
+}

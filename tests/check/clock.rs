@@ -1,0 +1,69 @@
+//! A server whose clock steps: a few functions of the system's library, replaced in its process.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::faults::Scene;
+use crate::plan::Plan;
+use crate::support::{Deployment, Environment};
+
+const SOURCE: &str = include_str!("clock.c");
+
+/// By how much a clock steps, in microseconds: by more than any lease lasts.
+const STEP: i64 = 10_000_000;
+
+/// The file that says how far the server's clock is ahead.
+pub struct Shim(PathBuf);
+
+/// What the server is to be started with, if its clock is to step and that can be done here.
+pub fn shim(plan: &Plan, directory: &Path) -> (Environment, Option<Shim>) {
+    if !plan.faults.iter().any(|fault| fault.sets_clock()) {
+        return (Environment::new(), None);
+    }
+    let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
+    std::fs::write(&source, SOURCE).unwrap();
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .args([&library, &source])
+        .arg("-ldl")
+        .status();
+    if !built.is_ok_and(|status| status.success()) {
+        println!("skipped: clock-forward, clock-back (no C compiler that makes a library to preload)");
+        return (Environment::new(), None);
+    }
+    let offset = directory.join("clock");
+    std::fs::write(&offset, 0_i64.to_ne_bytes()).unwrap();
+    let words = [("LD_PRELOAD", &library), ("REDLATCH_CLOCK", &offset)];
+    let environment = words.map(|(name, path)| (name.to_owned(), path.display().to_string()));
+    (environment.to_vec(), Some(Shim(offset)))
+}
+
+impl Shim {
+    /// Steps the clock of the server, and back.
+    pub async fn step(
+        &self,
+        scene: &mut Scene<'_>,
+        deployment: &Deployment,
+        forward: bool,
+    ) -> Option<String> {
+        let server = &deployment.masters()[0];
+        let before: (i64, i64) = server.run(&["TIME"]).await;
+        self.set(if forward { STEP } else { -STEP });
+        let after: (i64, i64) = server.run(&["TIME"]).await;
+        sleep(scene.millis(200, 1_500)).await;
+        self.set(0);
+        sleep(Duration::from_millis(20)).await;
+        let stepped = after.0 - before.0;
+        (stepped.abs() > 5).then(|| format!("by {stepped} s"))
+    }
+
+    fn set(&self, ahead: i64) {
+        use std::io::Write;
+        // In place: the server has it mapped.
+        let mut file = std::fs::OpenOptions::new().write(true).open(&self.0).unwrap();
+        file.write_all(&ahead.to_ne_bytes()).unwrap();
+    }
+}

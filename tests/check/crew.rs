@@ -1,0 +1,140 @@
+//! The worker processes of one run, as the one who started them sees them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::plan::{Duty, topology_name};
+use crate::support::Topology;
+
+/// How many processes there are at a time.
+pub const WORKERS: usize = 4;
+
+/// What all workers of a run are told alike.
+pub struct Terms {
+    pub seed: u64,
+    pub topology: Topology,
+    pub ports: Vec<u16>,
+    pub resource: String,
+    pub directory: PathBuf,
+}
+
+pub struct Crew {
+    terms: Terms,
+    /// One place for each; whoever is killed is followed by another at the same place.
+    places: Vec<Process>,
+    started: u32,
+}
+
+struct Process {
+    child: Child,
+    stdin: ChildStdin,
+}
+
+/// Where the worker at a place comes in.
+pub fn host(place: usize) -> String {
+    format!("127.0.0.{}", place + 2)
+}
+
+impl Crew {
+    pub fn start(terms: Terms) -> Crew {
+        let mut crew = Crew { terms, places: Vec::new(), started: 0 };
+        for place in 0..WORKERS {
+            let process = crew.launch(place);
+            crew.places.push(process);
+        }
+        crew
+    }
+
+    /// The workers are numbered as they are started: this one was, or will be, at place `number % WORKERS`.
+    fn launch(&mut self, place: usize) -> Process {
+        self.started += 1;
+        let duty = Duty {
+            number: self.started,
+            seed: self.terms.seed,
+            topology: topology_name(self.terms.topology).to_owned(),
+            host: host(place),
+            ports: self.terms.ports.clone(),
+            resource: self.terms.resource.clone(),
+            history: history(&self.terms.directory, place, self.started),
+            pushed: !self.started.is_multiple_of(3),
+        };
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["worker", &serde_json::to_string(&duty).unwrap()])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        Process { child, stdin }
+    }
+
+    pub fn signal(&self, place: usize, signal: Signal) {
+        kill_process(Pid::from_child(&self.places[place].child), signal).unwrap();
+    }
+
+    /// Kills one without a word.
+    pub fn kill(&mut self, place: usize) {
+        self.places[place].child.kill().unwrap();
+        self.places[place].child.wait().unwrap();
+    }
+
+    /// Starts another one in the place of one that was killed.
+    pub fn replace(&mut self, place: usize) {
+        self.places[place] = self.launch(place);
+    }
+
+    /// Has the only thread of a worker do nothing else for a while.
+    pub fn block(&mut self, place: usize, span: Duration) {
+        writeln!(self.places[place].stdin, "block {}", span.as_millis()).unwrap();
+    }
+
+    /// Has all finish what they are about. Says who did not.
+    pub async fn end(&mut self, within: Duration) -> Vec<String> {
+        for process in &mut self.places {
+            // One that has failed has closed it, and is found out below.
+            let _ = writeln!(process.stdin, "end");
+        }
+        let start = Instant::now();
+        let mut failed = Vec::new();
+        for (place, process) in self.places.iter_mut().enumerate() {
+            let status = loop {
+                if let Some(status) = process.child.try_wait().unwrap() {
+                    break Some(status);
+                }
+                if start.elapsed() > within {
+                    break None;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            };
+            match status {
+                Some(status) if status.success() => {}
+                Some(status) => failed.push(format!("the worker at place {place} failed: {status}")),
+                None => failed.push(format!("the worker at place {place} does not come to an end")),
+            }
+        }
+        failed
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for process in &mut self.places {
+            // It has ended, if all is well.
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+    }
+}
+
+/// Named for the place and the number, which are known again when it is read.
+fn history(directory: &Path, place: usize, number: u32) -> PathBuf {
+    directory.join(format!("worker-{place}-{number}.jsonl"))
+}
+
+/// The place of the worker with this history.
+pub fn place(history: &Path) -> Option<usize> {
+    history.file_stem()?.to_str()?.strip_prefix("worker-")?.split('-').next()?.parse().ok()
+}

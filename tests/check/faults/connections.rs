@@ -1,0 +1,83 @@
+//! The way of one worker to all servers: cut, half open, one way, slow, or late.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Scene;
+use crate::history::Time;
+use crate::plan::{Fault, TTL};
+use crate::support::Proxy;
+
+pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
+    let mut left = Vec::new();
+    while let Some(fault) = scene.next(&mut left).await {
+        let place = scene.place(proxies.len());
+        let proxy = &proxies[place];
+        let span =
+            if scene.random.below(3) == 0 { TTL + scene.millis(100, 600) } else { scene.millis(100, 700) };
+        let start = Time::now();
+        let (made, lost) = (proxy.connections(), proxy.lost());
+        match fault {
+            Fault::Reset => {
+                for _ in 0..=scene.random.below(4) {
+                    proxy.cut();
+                    sleep(scene.millis(10, 60)).await;
+                }
+            }
+            Fault::HalfOpen => {
+                proxy.be_deaf(true);
+                proxy.hold_requests(true);
+                proxy.hold_replies(true);
+                sleep(span).await;
+                proxy.cut();
+                proxy.be_deaf(false);
+                proxy.hold_replies(false);
+                proxy.hold_requests(false);
+            }
+            // What arrives is answered, but the answers are lost with the connections.
+            Fault::OneWay => {
+                proxy.hold_replies(true);
+                sleep(span).await;
+                proxy.cut();
+                proxy.hold_replies(false);
+            }
+            Fault::Slow => {
+                proxy.slow_down(Some(scene.millis(5, 60)));
+                sleep(span).await;
+                proxy.slow_down(None);
+            }
+            Fault::Cut => {
+                for _ in 0..=scene.random.below(4) {
+                    proxy.cut_after(usize::try_from(scene.random.below(400)).unwrap());
+                    sleep(scene.millis(40, 160)).await;
+                }
+            }
+            // Late, on connections that go on.
+            Fault::RepliesHeld => {
+                proxy.hold_replies(true);
+                sleep(span).await;
+                proxy.hold_replies(false);
+            }
+            // Late as well, and perhaps their sender has given them up.
+            Fault::RequestsHeld => {
+                proxy.hold_requests(true);
+                sleep(span).await;
+                proxy.hold_requests(false);
+            }
+            _ => {
+                let number = usize::try_from(1 + scene.random.below(5)).unwrap();
+                proxy.lose_replies(number);
+                sleep(Duration::from_millis(200)).await;
+                proxy.lose_replies(0);
+            }
+        }
+        let (made, lost) = (proxy.connections() - made, proxy.lost() - lost);
+        let effect = match fault {
+            Fault::Cut | Fault::RepliesDropped => (lost > 0).then(|| format!("{lost} were cut off")),
+            Fault::Reset => (made > 0).then(|| format!("{made} were made again")),
+            _ => Some(format!("for {span:?}, {made} were made again")),
+        };
+        scene.done(fault, Some(place), start, effect);
+    }
+}

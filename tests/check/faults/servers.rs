@@ -1,0 +1,67 @@
+//! Servers that stand still, die, forget, run out of memory or time, or are replaced.
+
+mod commands;
+mod moves;
+mod processes;
+
+use crate::clock::Shim;
+use crate::history::Time;
+use crate::plan::{Fault, Lane};
+use crate::support::{Deployment, Topology, binary};
+
+use super::Scene;
+
+/// What became of one fault: what shows its effect, or nothing.
+type Effect = Option<String>;
+
+pub async fn disturb(mut scene: Scene<'_>, deployment: &mut Deployment, clock: &Option<Shim>) {
+    debug_assert!(scene.faults.iter().all(|fault| fault.lane() == Lane::Servers));
+    let mut left = Vec::new();
+    while let Some(fault) = scene.next(&mut left).await {
+        let start = Time::now();
+        let effect = match fault {
+            Fault::ServerStopped | Fault::Minority | Fault::Majority => {
+                processes::stop(&mut scene, deployment, fault).await
+            }
+            Fault::ServerRestarted => processes::restart(&mut scene, deployment).await,
+            Fault::ServerEmptied | Fault::NodeEmptied => {
+                processes::forget(&mut scene, deployment, false).await
+            }
+            Fault::ServerSetBack | Fault::NodeSetBack => {
+                processes::forget(&mut scene, deployment, true).await
+            }
+            Fault::Failover => moves::fail_over(&mut scene, deployment).await,
+            Fault::SlotMoved => moves::move_slot(&mut scene, deployment).await,
+            Fault::ClockForward | Fault::ClockBack => match clock {
+                Some(shim) => shim.step(&mut scene, deployment, fault == Fault::ClockForward).await,
+                None => None,
+            },
+            _ => commands::run(&mut scene, deployment, fault).await,
+        };
+        if deployment.topology().nodes() > 1 {
+            admit(deployment).await;
+        }
+        scene.done(fault, None, start, effect);
+    }
+}
+
+/// What a server must be told so that it may be told to sleep: since Redis 7.
+pub fn debuggable() -> Vec<&'static str> {
+    let version = std::process::Command::new(binary()).arg("--version").output().unwrap();
+    let version = String::from_utf8(version.stdout).unwrap();
+    if version.contains(" v=6.") { Vec::new() } else { vec!["--enable-debug-command", "yes"] }
+}
+
+/// Lets nodes that were started again vote again.
+pub async fn admit(deployment: &Deployment) {
+    debug_assert_ne!(deployment.topology(), Topology::Standalone);
+    let locks = deployment.client(crate::worker::options(true)).await;
+    loop {
+        match locks.rejoin().await {
+            Ok(left) if left.is_empty() => return,
+            Ok(_) => {}
+            Err(error) => eprintln!("not admitted yet: {error}"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}

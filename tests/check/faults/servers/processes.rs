@@ -1,0 +1,79 @@
+//! Servers that stand still, die, and come back with all, some or nothing of what they had.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Effect;
+use crate::faults::Scene;
+use crate::plan::{Fault, TTL};
+use crate::support::{Deployment, Server, Topology};
+
+/// One of the masters, or as many nodes of a quorum as the fault says.
+pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Effect {
+    let masters = deployment.masters();
+    let number = match fault {
+        Fault::Minority => masters.len() - deployment.topology().majority(),
+        Fault::Majority => deployment.topology().majority(),
+        _ => 1,
+    };
+    let first = scene.place(masters.len());
+    let stopped: Vec<&Server> = masters.iter().cycle().skip(first).take(number).collect();
+    stopped.iter().for_each(|server| server.pause());
+    let span =
+        if scene.random.below(3) == 0 { TTL + scene.millis(100, 700) } else { scene.millis(100, 1_000) };
+    sleep(span).await;
+    stopped.iter().for_each(|server| server.resume());
+    for server in &stopped {
+        answers(server).await;
+    }
+    Some(format!("{number} stood still for {span:?}"))
+}
+
+/// Killed, and back with all that it has answered.
+pub async fn restart(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Effect {
+    let place = scene.place(deployment.masters().len());
+    let down = scene.millis(10, 400);
+    let master = &mut deployment.masters_mut()[place];
+    master.kill();
+    sleep(down).await;
+    master.restart().await;
+    whole(deployment).await;
+    Some(format!("was away for {down:?}"))
+}
+
+/// Killed, and back with nothing, or with what it had some time before.
+pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: bool) -> Effect {
+    let place = scene.place(deployment.masters().len());
+    let (before, down) = (scene.millis(300, 1_500), scene.millis(10, 300));
+    let master = &mut deployment.masters_mut()[place];
+    let kept = if old { master.data() } else { Vec::new() };
+    if old {
+        sleep(before).await;
+    }
+    let had: u64 = master.run(&["DBSIZE"]).await;
+    master.kill();
+    master.put_back(&kept);
+    sleep(down).await;
+    master.restart().await;
+    (had > 0).then(|| format!("{had} keys were there before"))
+}
+
+/// Waits until a server answers again.
+pub async fn answers(server: &Server) {
+    while server.try_run::<String>(&["PING"]).await.is_err() {
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until replicas follow, and all slots are served.
+pub async fn whole(deployment: &Deployment) {
+    if deployment.topology() == Topology::Cluster {
+        deployment.is_whole().await;
+    }
+    for replica in deployment.replicas() {
+        while !replica.follows().await {
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Nobody trusts a hold while somebody whom it excludes trusts his, and while the servers do not have it.
+
+use std::time::Duration;
+
+use super::{Case, Hold, LostWindow, NOTICE, Verdict};
+use crate::history::{Mode, Time, Verb};
+use crate::observer::Observation;
+
+pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
+    let mut windows: Vec<(&Hold, Time, Time)> = Vec::new();
+    for holds in case.by_lock().values() {
+        overlaps(case, holds, &mut windows, verdict);
+    }
+    unbacked(case, &mut windows, verdict);
+    // Several may have shown the loss of one hold: the first counts.
+    windows.sort_by_key(|(hold, from, _)| (hold.number, *from));
+    windows.dedup_by_key(|(hold, ..)| hold.number);
+    for (hold, from, to) in windows {
+        let granted = hold.granted.map_or(hold.wants, |grant| grant.at);
+        let Some(fault) = case.lost_by(granted, from) else { continue };
+        let span = to.since(from);
+        verdict.lost_windows.push(LostWindow { fault, span });
+        let notice = if hold.is_renewed_in_time(from) { NOTICE } else { crate::plan::TTL };
+        if span > notice {
+            let text =
+                format!("{} was trusted for {span:?} after {} had it lost", case.say(hold), fault.name());
+            verdict.violates("bounded loss", text);
+        }
+    }
+}
+
+impl Hold {
+    /// Whether it is trusted for so long that a renewal must have been due. Those that are not renewed end by themselves.
+    fn is_renewed_in_time(&self, lost: Time) -> bool {
+        self.trusts.iter().any(|(_, until)| *until > lost + crate::plan::TTL)
+    }
+}
+
+/// When somebody began to trust it: what a write hold became was never free.
+fn since(hold: &Hold) -> Option<Time> {
+    if hold.verb == Verb::Downgrade { Some(hold.wants) } else { hold.granted.map(|grant| grant.at) }
+}
+
+fn overlaps<'a>(
+    case: &Case<'_>,
+    holds: &[&'a Hold],
+    windows: &mut Vec<(&'a Hold, Time, Time)>,
+    verdict: &mut Verdict,
+) {
+    let mut spans: Vec<(Time, Time, &Hold)> =
+        holds.iter().filter_map(|hold| Some((since(hold)?, hold.trusted_until()?, *hold))).collect();
+    spans.sort_by_key(|(from, to, _)| (*from, *to));
+    let mut trusted: Vec<(Time, &Hold)> = Vec::new();
+    for (from, to, hold) in spans {
+        trusted.retain(|(to, _)| *to >= from);
+        for (their_end, other) in trusted.iter().filter(|(_, other)| other.excludes(hold)) {
+            let granted = other.granted.map_or(other.wants, |grant| grant.at);
+            if case.lost_by(granted, from).is_some() {
+                windows.push((other, from, (*their_end).min(to)));
+            } else {
+                let text = format!("{} and {}", case.say(other), case.say(hold));
+                verdict.violates("exclusion", text);
+            }
+        }
+        if to > from {
+            trusted.push((to, hold));
+        }
+    }
+}
+
+/// A look that began and ended while a hold was trusted, and did not find it.
+fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, verdict: &mut Verdict) {
+    // In a quorum no single node tells; there, who is granted what tells.
+    if case.plan.topology.nodes() > 1 {
+        return;
+    }
+    let locks = case.by_lock();
+    for (lock, holds) in &locks {
+        let mut looks: Vec<&Observation> =
+            case.record.observations.iter().filter(|look| look.lock == *lock).collect();
+        looks.sort_by_key(|look| look.from);
+        for hold in holds.iter().filter(|hold| hold.mode == Mode::Exclusive) {
+            let (Some(grant), Some(until)) = (hold.granted, hold.trusted_until()) else { continue };
+            let first = looks.partition_point(|look| look.from <= grant.at);
+            let during =
+                looks[first..].iter().take_while(|look| look.from < until).filter(|look| look.to < until);
+            let missing = during.filter(|look| look.held_with != Some(grant.token));
+            // While a master is replaced, two may answer, and a slot that moves has two places.
+            let missing = missing.filter(|look| !found_elsewhere(&looks, look, grant.token)).next();
+            let Some(look) = missing else { continue };
+            if case.lost_by(grant.at, look.to).is_some() {
+                windows.push((hold, look.from, until));
+            } else {
+                let text = format!(
+                    "{}: at {:.3} the server on port {} had {:?}",
+                    case.say(hold),
+                    case.when(look.from),
+                    look.port,
+                    look.held_with
+                );
+                verdict.violates("backing", text);
+            }
+        }
+    }
+}
+
+/// Whether another server had it at about that time.
+fn found_elsewhere(looks: &[&Observation], look: &Observation, token: u64) -> bool {
+    let near = Duration::from_millis(200);
+    let first = looks.partition_point(|other| other.from + near < look.from);
+    looks[first..]
+        .iter()
+        .take_while(|other| other.from < look.to + near)
+        .any(|other| other.port != look.port && other.held_with == Some(token))
+}

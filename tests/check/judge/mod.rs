@@ -1,0 +1,174 @@
+//! Judges what a run left: what must never have happened, whatever was done to it.
+
+mod exclusion;
+mod holds;
+mod losses;
+mod resources;
+mod tokens;
+mod waiting;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::arena::{Record, Window};
+use crate::history::{Time, Verb, Why};
+use crate::plan::{Fault, NODE_TIMEOUT, Plan, SLACK, TTL};
+pub use holds::Hold;
+
+/// Something that must not happen.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    pub rule: &'static str,
+    pub text: String,
+}
+
+/// A hold that was trusted after the server had lost it: for how long.
+#[derive(Clone, Debug)]
+pub struct LostWindow {
+    pub fault: Fault,
+    pub span: Duration,
+}
+
+/// All that is known of one run.
+pub struct Case<'a> {
+    pub plan: &'a Plan,
+    pub record: &'a Record,
+    pub holds: Vec<Hold>,
+    /// The beginning, for people who read times.
+    pub start: Time,
+}
+
+#[derive(Default)]
+pub struct Verdict {
+    pub acquisitions: usize,
+    pub windows: BTreeMap<Fault, Vec<bool>>,
+    pub violations: Vec<Violation>,
+    pub lost_windows: Vec<LostWindow>,
+    /// Why nothing can be concluded from the run.
+    pub invalid: Vec<String>,
+    pub rejected_writes: usize,
+    pub lost_additions: u64,
+    pub told_losses: usize,
+    pub failures: BTreeMap<String, usize>,
+}
+
+/// How long a hold may be trusted after the server has lost it: until its next renewal is answered.
+pub const NOTICE: Duration = Duration::from_millis(
+    TTL.as_millis() as u64 / 3 + NODE_TIMEOUT.as_millis() as u64 + SLACK.as_millis() as u64,
+);
+
+/// Fewer grants a second without a fault mean that the machine was busy with something else.
+const LEAST_RATE: u64 = 5;
+
+pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
+    let holds = holds::read(directory);
+    let start = holds.iter().map(|hold| hold.wants).min().unwrap_or(record.end);
+    let case = Case { plan, record, holds, start };
+    let mut verdict = Verdict::default();
+    verdict.acquisitions = case.holds.iter().filter(|hold| hold.granted.is_some()).count();
+    for window in &record.windows {
+        verdict.windows.entry(window.fault).or_default().push(window.effect.is_some());
+    }
+    for hold in &case.holds {
+        if let Some((_, Why::Failed(error))) = &hold.not_granted {
+            let kind = error.split_once(": ").map_or(error.as_str(), |(_, cause)| cause);
+            *verdict.failures.entry(kind.chars().take(80).collect()).or_default() += 1;
+        }
+    }
+    exclusion::judge(&case, &mut verdict);
+    tokens::judge(&case, &mut verdict);
+    losses::judge(&case, &mut verdict);
+    resources::judge(&case, &mut verdict);
+    waiting::judge(&case, &mut verdict);
+    for text in &record.left {
+        verdict.violations.push(Violation { rule: "left behind", text: text.clone() });
+    }
+    validate(&case, &mut verdict);
+    verdict
+}
+
+/// A run in which nothing happened proves nothing.
+fn validate(case: &Case<'_>, verdict: &mut Verdict) {
+    for fault in &case.plan.faults {
+        let windows = verdict.windows.get(fault);
+        // A short run does not get to all of them, and one time proves little.
+        if windows.is_some_and(|windows| windows.len() > 2 && !windows.contains(&true)) && !fault.sets_clock()
+        {
+            verdict.invalid.push(format!("{} had no effect", fault.name()));
+        }
+    }
+    if verdict.windows.is_empty() && !case.plan.faults.is_empty() {
+        verdict.invalid.push("no fault was done".to_owned());
+    }
+    let calm: Vec<&Hold> = case
+        .holds
+        .iter()
+        .filter(|hold| {
+            let end = hold.asked_until().unwrap_or(hold.wants);
+            hold.verb != Verb::Downgrade && case.windows_during(hold.wants - TTL, end).next().is_none()
+        })
+        .collect();
+    let answered = calm.iter().filter(|hold| !matches!(&hold.not_granted, Some((_, Why::Failed(_))))).count();
+    if answered * 2 < calm.len() {
+        verdict.invalid.push(format!("{answered} of {} requests without a fault were answered", calm.len()));
+    }
+    if (verdict.acquisitions as u64) < case.plan.seconds * LEAST_RATE {
+        verdict.invalid.push(format!("{} acquisitions are too few", verdict.acquisitions));
+    }
+    let overslept = verdict.windows.get(&Fault::WorkerStopped).is_some_and(|windows| windows.len() > 5);
+    if overslept && verdict.rejected_writes == 0 {
+        verdict.invalid.push("workers were stopped, and no write was refused".to_owned());
+    }
+}
+
+impl Case<'_> {
+    pub fn windows_during(&self, from: Time, to: Time) -> impl Iterator<Item = &Window> {
+        self.record.windows.iter().filter(move |window| window.start <= to && from <= window.end)
+    }
+
+    /// The fault that had the servers lose what was granted at `granted`, if it is lost at `seen`.
+    pub fn lost_by(&self, granted: Time, seen: Time) -> Option<Fault> {
+        let lost =
+            |window: &&Window| !window.fault.keeps_state() && granted <= window.end && window.start <= seen;
+        self.record.windows.iter().filter(lost).map(|window| window.fault).next_back()
+    }
+
+    /// Seconds since the beginning.
+    pub fn when(&self, time: Time) -> f64 {
+        time.since(self.start).as_secs_f64()
+    }
+
+    pub fn say(&self, hold: &Hold) -> String {
+        let number = hold.number;
+        format!(
+            "hold {}-{} of {} by {:.8} (wanted {:.3}, granted {:.3}, trusted until {:.3}, token {})",
+            number >> 32,
+            number & 0xffff_ffff,
+            hold.lock,
+            hold.owner,
+            self.when(hold.wants),
+            hold.granted.map_or(0.0, |grant| self.when(grant.at)),
+            hold.trusted_until().map_or(0.0, |until| self.when(until)),
+            hold.granted.map_or(0, |grant| grant.token),
+        )
+    }
+
+    /// The holds of each lock that were granted, in the order of their grants.
+    pub fn by_lock(&self) -> HashMap<&str, Vec<&Hold>> {
+        let mut locks: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        for hold in self.holds.iter().filter(|hold| hold.granted.is_some()) {
+            locks.entry(&hold.lock).or_default().push(hold);
+        }
+        for holds in locks.values_mut() {
+            holds.sort_by_key(|hold| hold.granted.map(|grant| grant.at));
+        }
+        locks
+    }
+}
+
+impl Verdict {
+    pub fn violates(&mut self, rule: &'static str, text: String) {
+        self.violations.push(Violation { rule, text });
+    }
+}

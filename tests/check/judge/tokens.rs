@@ -1,0 +1,76 @@
+//! Fencing tokens grow with every grant, and are given once. What is nested shares the outer one's.
+
+use std::collections::HashMap;
+
+use super::{Case, Hold, Verdict};
+use crate::history::{Mode, Verb};
+
+pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
+    let numbered: HashMap<u64, &Hold> = case.holds.iter().map(|hold| (hold.number, hold)).collect();
+    for holds in case.by_lock().values() {
+        order(case, holds, verdict);
+    }
+    for hold in &case.holds {
+        let (Some(grant), Some(outer)) = (hold.granted, hold.inside.and_then(|inside| numbered.get(&inside)))
+        else {
+            continue;
+        };
+        let Some(around) = outer.granted else { continue };
+        let upgraded = hold.mode == Mode::Exclusive && outer.mode == Mode::Shared;
+        // Once the outer hold is over, it is not nested.
+        let nested =
+            outer.trusted_until().is_some_and(|until| until >= grant.at) || hold.verb == Verb::Downgrade;
+        // Readers of a quorum have tokens of their own.
+        let own = hold.mode == Mode::Shared && case.plan.topology.nodes() > 1 && hold.verb != Verb::Downgrade;
+        let right = match (upgraded, own) {
+            (true, _) => grant.token > around.token,
+            (_, true) => grant.token >= around.token,
+            _ => grant.token == around.token,
+        };
+        if nested && !right {
+            let text = format!("{} inside {}", case.say(hold), case.say(outer));
+            verdict.violates("nested token", text);
+        }
+        for (expected, seen) in hold.counts.iter().filter(|(expected, seen)| expected != seen) {
+            let text = format!("{}: counted {seen}, not {expected}", case.say(hold));
+            verdict.violates("count", text);
+        }
+    }
+}
+
+/// What was asked for after a grant was known has a larger token, or the same to read.
+fn order(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
+    let first: Vec<&Hold> = holds.iter().copied().filter(|hold| hold.inside.is_none()).collect();
+    let mut asked = first.clone();
+    asked.sort_by_key(|hold| hold.wants);
+    let mut known = first.iter().filter_map(|hold| Some((hold.granted?, *hold))).peekable();
+    let mut largest: Option<(u64, &Hold)> = None;
+    let mut largest_exclusive: Option<(u64, &Hold)> = None;
+    for hold in asked {
+        while let Some((grant, earlier)) = known.next_if(|(grant, _)| grant.at < hold.wants) {
+            if largest.is_none_or(|(token, _)| token < grant.token) {
+                largest = Some((grant.token, earlier));
+            }
+            if earlier.mode == Mode::Exclusive
+                && largest_exclusive.is_none_or(|(token, _)| token < grant.token)
+            {
+                largest_exclusive = Some((grant.token, earlier));
+            }
+        }
+        let Some(grant) = hold.granted else { continue };
+        let bound = if hold.mode == Mode::Exclusive { largest } else { largest_exclusive };
+        let Some((token, earlier)) = bound else { continue };
+        let grows = if hold.mode == Mode::Exclusive { grant.token > token } else { grant.token >= token };
+        if !grows {
+            let text = format!("{} after {}", case.say(hold), case.say(earlier));
+            verdict.violates("token order", text);
+        }
+    }
+    let mut given: HashMap<u64, &Hold> = HashMap::new();
+    for hold in first.iter().filter(|hold| hold.mode == Mode::Exclusive) {
+        let Some(grant) = hold.granted else { continue };
+        if let Some(other) = given.insert(grant.token, hold) {
+            verdict.violates("token unique", format!("{} and {}", case.say(other), case.say(hold)));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A lock does not stand idle for long while somebody waits for it, and a dead holder ends at his own time.
+
+use std::time::Duration;
+
+use super::{Case, Hold, Verdict};
+use crate::history::{End, Time, Verb};
+use crate::plan::{Fault, Lane, POLL_CAP, SLACK, TTL};
+
+/// After a fault: what was held by those it hit ends, and whoever waits looks again.
+const AFTER_FAULTS: Duration = TTL.saturating_add(POLL_CAP).saturating_add(SLACK);
+
+/// Where nothing was done to anybody.
+const IN_PEACE: Duration = POLL_CAP.saturating_add(Duration::from_millis(1_400));
+
+pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
+    let mut locks: Vec<&str> = case.holds.iter().map(|hold| hold.lock.as_str()).collect();
+    locks.sort_unstable();
+    locks.dedup();
+    for lock in locks {
+        let holds: Vec<&Hold> = case.holds.iter().filter(|hold| hold.lock == lock).collect();
+        // The server's queue may give it to anybody, who then may have what others wait for.
+        let busy: Vec<(Time, Time, &Hold)> =
+            holds.iter().filter_map(|hold| Some((hold.wants, busy_until(case, hold)?, *hold))).collect();
+        let mut worst: Option<(Duration, &Hold, Time, bool)> = None;
+        for waiter in holds.iter().filter(|hold| matches!(hold.verb, Verb::Lock | Verb::Timeout)) {
+            for (idle, from, in_peace) in idle(case, waiter, &busy) {
+                let bound = if in_peace { IN_PEACE } else { AFTER_FAULTS };
+                if idle > bound && worst.is_none_or(|(longest, ..)| idle > longest) {
+                    worst = Some((idle, waiter, from, in_peace));
+                }
+            }
+        }
+        if let Some((idle, waiter, from, in_peace)) = worst {
+            let text = format!(
+                "{}: {idle:?} idle from {:.3}{}",
+                case.say(waiter),
+                case.when(from),
+                if in_peace { ", without a fault" } else { "" }
+            );
+            verdict.violates("waiting", text);
+        }
+    }
+}
+
+/// How long the servers may keep others out for it. `None`: never granted, as far as anybody knows.
+fn busy_until(case: &Case<'_>, hold: &Hold) -> Option<Time> {
+    let hit = |from: Time, to: Time| {
+        case.windows_during(from, to).any(|window| window.place.is_none_or(|place| place == hold.place))
+    };
+    let Some(grant) = hold.granted else {
+        let end = hold.not_granted.as_ref().map_or(hold.worker_ended, |(at, _)| *at);
+        return hit(hold.wants, end + TTL).then_some(end + TTL);
+    };
+    let last = hold.trusts.last().map_or(grant.at, |(at, _)| *at);
+    match (hold.ends, &hold.released) {
+        (Some((_, End::Release)), Some((at, Ok(())))) => Some(*at),
+        (Some((at, End::Drop | End::Release)), _) if !hit(last, at + TTL) => Some(at),
+        (Some((at, _)), _) => Some(at + TTL),
+        // Its worker died, or hangs.
+        (None, _) => Some(hold.worker_ended.max(hold.lost.map_or(last, |(at, _)| at)) + TTL),
+    }
+}
+
+/// While it waited, and nobody had the lock, and nothing was done to anybody whom that concerns: how long, since when,
+/// and whether nothing was done shortly before either.
+fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Duration, Time, bool)> {
+    let Some(end) = waiter.asked_until() else { return Vec::new() };
+    let mut covers: Vec<(Time, Time)> = Vec::new();
+    for (from, to, hold) in busy {
+        if hold.number != waiter.number && hold.excludes(waiter) && *from < end && *to > waiter.wants {
+            // Queued, it may have been granted at any time before that was known.
+            let granted = hold.granted.map_or(*from, |grant| grant.at);
+            covers.push((
+                if hold.granted.is_some() { granted - Duration::from_millis(50) } else { *from },
+                *to,
+            ));
+        }
+    }
+    for window in case.windows_during(waiter.wants, end) {
+        let concerns = window.fault.lane() == Lane::Servers || window.place == Some(waiter.place);
+        // Who was stopped while it was granted the lock does not know that it has it.
+        let stopped =
+            matches!(window.fault, Fault::WorkerStopped | Fault::WorkerBlocked | Fault::WorkerKilled);
+        if concerns || stopped || window.fault.lane() == Lane::Connections {
+            covers.push((window.start, window.end));
+        }
+    }
+    covers.sort();
+    let mut gaps = Vec::new();
+    let mut at = waiter.wants;
+    for (from, to) in covers {
+        if from > at {
+            gaps.push((at, from.min(end)));
+        }
+        at = at.max(to);
+        if at >= end {
+            break;
+        }
+    }
+    if at < end {
+        gaps.push((at, end));
+    }
+    let peace = |from: Time, to: Time| case.windows_during(from - 2 * TTL, to).next().is_none();
+    gaps.into_iter().map(|(from, to)| (to.since(from), from, peace(from, to))).collect()
+}

@@ -1,0 +1,41 @@
+#![allow(unreachable_pub, reason = "a test binary has no outside")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a check fails")]
+//! The fault checker: real servers, worker processes that use the public API, faults, and a judge.
+//!
+//! `scripts/check` runs it; docs/testing.md says what it found and how it judges.
+
+mod arena;
+mod arguments;
+mod clock;
+mod crew;
+mod faults;
+mod history;
+mod judge;
+mod observer;
+mod plan;
+mod report;
+mod resource;
+#[path = "../it/support/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the suite uses the rest")]
+mod support;
+mod visit;
+mod worker;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.as_slice() {
+        [role, duty] if role == "worker" => {
+            worker::main(duty);
+            ExitCode::SUCCESS
+        }
+        words => match arguments::read(words) {
+            Ok(arguments) => report::run(&arguments),
+            Err(error) => {
+                eprintln!("{error}\n\n{}", arguments::HELP);
+                ExitCode::from(2)
+            }
+        },
+    }
+}

@@ -1,0 +1,155 @@
+//! Runs what was asked for, and says how it went.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::arena;
+use crate::arguments::Arguments;
+use crate::judge::{LostWindow, Verdict, judge};
+use crate::plan::{Fault, Plan, TOPOLOGIES, topology_name};
+
+/// So many violations of a run are shown.
+const SHOWN: usize = 10;
+
+/// What all runs together came to.
+#[derive(Default)]
+struct Sum {
+    acquisitions: usize,
+    violations: usize,
+    invalid: usize,
+    windows: BTreeMap<Fault, usize>,
+    lost: Vec<LostWindow>,
+}
+
+pub fn run(arguments: &Arguments) -> ExitCode {
+    if arguments.list {
+        list();
+        return ExitCode::SUCCESS;
+    }
+    let scratch = match &arguments.keep {
+        Some(directory) => directory.clone(),
+        None => std::env::temp_dir().join(format!("redlatch-check-{}", std::process::id())),
+    };
+    let mut sum = Sum::default();
+    for seed in arguments.seed..arguments.seed + arguments.seeds {
+        let plan = Plan::new(arguments.seconds, seed, arguments.topology, &arguments.faults);
+        if plan.faults.is_empty() {
+            eprintln!("none of these faults is done to {}", topology_name(plan.topology));
+            return ExitCode::from(2);
+        }
+        let directory = scratch.join(format!("seed-{seed}"));
+        std::fs::create_dir_all(&directory).unwrap();
+        let verdict = check(&plan, &directory);
+        let good = verdict.violations.is_empty() && verdict.invalid.is_empty();
+        show(&plan, &verdict);
+        if !good {
+            println!("  replay: {}", plan.replay(&arguments.faults));
+            println!("  histories: {}", directory.display());
+        } else if arguments.keep.is_none() {
+            // Left over, it is in nobody's way.
+            let _ = std::fs::remove_dir_all(&directory);
+        }
+        sum.add(&verdict);
+    }
+    if arguments.table {
+        sum.table();
+    }
+    let last = arguments.seed + arguments.seeds - 1;
+    let seeds = if arguments.seeds == 1 {
+        format!("seed {}", arguments.seed)
+    } else {
+        format!("seeds {}-{last}", arguments.seed)
+    };
+    let windows: usize = sum.windows.values().sum();
+    println!(
+        "checked {} acquisitions, {windows} fault windows, {} violations, {seeds}",
+        sum.acquisitions, sum.violations
+    );
+    if sum.violations == 0 && sum.invalid == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn check(plan: &Plan, directory: &PathBuf) -> Verdict {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let record = runtime.block_on(arena::run(plan, directory));
+    write_windows(&record.windows, directory);
+    judge(plan, &record, directory)
+}
+
+/// For people who read the histories of a run that failed.
+fn write_windows(windows: &[arena::Window], directory: &Path) {
+    let lines: String = windows.iter().map(|window| format!("{window:?}\n")).collect();
+    std::fs::write(directory.join("windows.txt"), lines).unwrap();
+}
+
+fn show(plan: &Plan, verdict: &Verdict) {
+    let done: usize = verdict.windows.values().map(Vec::len).sum();
+    println!(
+        "seed {}, {}, {} s: {} acquisitions, {done} faults of {} classes, {} losses told, {} writes refused, {} additions lost, {} violations",
+        plan.seed,
+        topology_name(plan.topology),
+        plan.seconds,
+        verdict.acquisitions,
+        verdict.windows.len(),
+        verdict.told_losses,
+        verdict.rejected_writes,
+        verdict.lost_additions,
+        verdict.violations.len(),
+    );
+    for violation in verdict.violations.iter().take(SHOWN) {
+        println!("  violated: {}: {}", violation.rule, violation.text);
+    }
+    if verdict.violations.len() > SHOWN {
+        println!("  ... and {} more", verdict.violations.len() - SHOWN);
+    }
+    for reason in &verdict.invalid {
+        println!("  invalid: {reason}");
+    }
+    for (failure, number) in &verdict.failures {
+        println!("  {number} requests failed: {failure}");
+    }
+}
+
+fn list() {
+    for fault in Fault::ALL {
+        let topologies: Vec<&str> =
+            TOPOLOGIES.iter().filter(|(topology, _)| fault.is_of(*topology)).map(|(_, name)| *name).collect();
+        let state = if fault.keeps_state() { "keeps state" } else { "loses state" };
+        println!("{:18} {state}  {}", fault.name(), topologies.join(", "));
+    }
+}
+
+impl Sum {
+    fn add(&mut self, verdict: &Verdict) {
+        self.acquisitions += verdict.acquisitions;
+        self.violations += verdict.violations.len();
+        self.invalid += usize::from(!verdict.invalid.is_empty());
+        for (fault, windows) in &verdict.windows {
+            let effective = windows.iter().filter(|effective| **effective).count();
+            *self.windows.entry(*fault).or_default() += effective;
+        }
+        self.lost.extend(verdict.lost_windows.iter().cloned());
+    }
+
+    /// A row for each class of faults: how often it was done, and how long a hold was trusted that was lost.
+    fn table(&self) {
+        println!("| fault | windows | holds lost with state | longest trusted after | half of them |");
+        println!("|---|---|---|---|---|");
+        for (fault, windows) in &self.windows {
+            let mut spans: Vec<Duration> =
+                self.lost.iter().filter(|lost| lost.fault == *fault).map(|lost| lost.span).collect();
+            spans.sort();
+            let millis = |span: Option<&Duration>| {
+                span.map_or("0".to_owned(), |span| format!("{} ms", span.as_millis()))
+            };
+            println!(
+                "| {} | {windows} | {} | {} | {} |",
+                fault.name(),
+                spans.len(),
+                millis(spans.last()),
+                millis(spans.get(spans.len() / 2)),
+            );
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! One visit of one task: from wanting a lock to having given it back.
+
+use std::time::{Duration, Instant};
+
+use redlatch::Error;
+use tokio::time::{sleep, timeout};
+
+use crate::history::{End, Mode, Time, Verb, What, Why};
+use crate::plan::TTL;
+use crate::support::{AnyGuard, AnyLock, Kind, Random};
+use crate::worker::Worker;
+
+/// The names of all locks, and their kinds.
+pub const LOCKS: [(&str, Kind); 10] = [
+    ("mutex-1", Kind::Mutex),
+    ("mutex-2", Kind::Mutex),
+    ("mutex-3", Kind::Mutex),
+    ("reentrant-1", Kind::Reentrant),
+    ("reentrant-2", Kind::Reentrant),
+    ("reentrant-3", Kind::Reentrant),
+    ("rwlock-1", Kind::Write),
+    ("rwlock-2", Kind::Write),
+    ("rwlock-3", Kind::Write),
+    ("rwlock-4", Kind::Write),
+];
+
+/// How often a holder looks at its lease.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// How long a hold that was told of its loss stays, so that others see whether it was lost.
+const AFTERMATH: Duration = Duration::from_millis(150);
+
+/// A hold that was granted.
+struct Hold<'a> {
+    worker: &'a Worker,
+    number: u64,
+    lock: &'static str,
+    guard: AnyGuard,
+    until: Time,
+}
+
+fn millis(random: &mut Random, from: u64, to: u64) -> Duration {
+    Duration::from_micros(from * 1_000 + random.below((to - from) * 1_000))
+}
+
+fn mode(lock: &AnyLock) -> Mode {
+    if matches!(lock, AnyLock::Read(..)) { Mode::Shared } else { Mode::Exclusive }
+}
+
+pub async fn visit(worker: &Worker, random: &mut Random) {
+    let (name, kind) = LOCKS[usize::try_from(random.below(LOCKS.len() as u64)).unwrap()];
+    let kind = if kind == Kind::Write && random.below(3) > 0 { Kind::Read } else { kind };
+    // Some stay until their lease ends: that is how an end comes to light that was told too late.
+    let overstays = random.below(200) == 0;
+    let lock = kind.lock(if overstays { &worker.unrenewed } else { &worker.locks }, name);
+    let Some(mut hold) = enter(worker, random, name, &lock, None, true).await else {
+        return sleep(millis(random, 0, 10)).await;
+    };
+    let stay = match random.below(200) {
+        _ if overstays => 2 * TTL,
+        0 => TTL + millis(random, 0, 1_500),
+        1..=30 => millis(random, 5, 40),
+        _ => millis(random, 0, 5),
+    };
+    let mut stands = hold.work(random, stay).await;
+    if stands && matches!(kind, Kind::Reentrant | Kind::Read) && random.below(5) == 0 {
+        nest(worker, random, name, &lock, kind, &mut hold).await;
+        stands = hold.glance();
+    }
+    if stands && kind == Kind::Write && random.below(4) == 0 {
+        let Some(reading) = hold.downgrade().await else { return };
+        hold = reading;
+        let stay = millis(random, 0, 20);
+        hold.work(random, stay).await;
+    }
+    hold.leave(random).await;
+}
+
+fn failed(error: &Error) -> Why {
+    Why::Failed(text(error))
+}
+
+/// An error and what caused it.
+fn text(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Asks for a lock, in one of the ways there are.
+async fn enter<'a>(
+    worker: &'a Worker,
+    random: &mut Random,
+    name: &'static str,
+    lock: &AnyLock,
+    inside: Option<u64>,
+    may_cancel: bool,
+) -> Option<Hold<'a>> {
+    let (number, note) = (worker.next_hold(), &worker.recorder);
+    let owner = match lock {
+        AnyLock::Reentrant(_, owner) | AnyLock::Read(_, owner) => owner.to_string(),
+        AnyLock::Mutex(_) | AnyLock::Write(_) => number.to_string(),
+    };
+    let (way, limit) = (random.below(20), millis(random, 5, 1_500));
+    let verb = match way {
+        0..=2 => Verb::Try,
+        3..=6 => Verb::Timeout,
+        _ => Verb::Lock,
+    };
+    note.note(number, What::Wants { lock: name.to_owned(), mode: mode(lock), owner, verb, inside });
+    let outcome = match verb {
+        Verb::Try => lock.try_lock().await.transpose(),
+        Verb::Timeout => Some(lock.lock_timeout(limit).await),
+        // Dropped at any await, soon after it began or while it waits.
+        _ if may_cancel && way < 10 => {
+            match timeout(limit / if way == 7 { 100 } else { 4 }, lock.lock()).await {
+                Ok(outcome) => Some(outcome),
+                Err(_) => {
+                    note.note(number, What::NotGranted(Why::Cancelled));
+                    return None;
+                }
+            }
+        }
+        _ => Some(lock.lock().await),
+    };
+    let why = match outcome {
+        Some(Ok(guard)) => return Some(Hold::granted(worker, number, name, guard)),
+        None => Why::Busy,
+        Some(Err(Error::TimedOut { .. })) => Why::TimedOut,
+        Some(Err(Error::WouldDeadlock { .. })) => Why::WouldDeadlock,
+        Some(Err(error)) => failed(&error),
+    };
+    note.note(number, What::NotGranted(why));
+    None
+}
+
+/// Enters again what is held already; a reader perhaps to write.
+async fn nest(
+    worker: &Worker,
+    random: &mut Random,
+    name: &'static str,
+    lock: &AnyLock,
+    kind: Kind,
+    outer: &mut Hold<'_>,
+) {
+    let inner_lock = match lock {
+        AnyLock::Read(lock, owner) if random.below(2) == 0 => {
+            let number = worker.next_hold();
+            let wants = What::Wants {
+                lock: name.to_owned(),
+                mode: Mode::Exclusive,
+                owner: owner.to_string(),
+                verb: Verb::Timeout,
+                inside: Some(outer.number),
+            };
+            worker.recorder.note(number, wants);
+            let why = match lock.write_as_timeout(owner, millis(random, 1, 300)).await {
+                Ok(guard) => {
+                    let mut hold = Hold::granted(worker, number, name, AnyGuard::Write(guard));
+                    let stay = millis(random, 0, 20);
+                    hold.work(random, stay).await;
+                    return hold.leave(random).await;
+                }
+                Err(Error::TimedOut { .. }) => Why::TimedOut,
+                Err(Error::WouldDeadlock { .. }) => Why::WouldDeadlock,
+                Err(error) => failed(&error),
+            };
+            return worker.recorder.note(number, What::NotGranted(why));
+        }
+        _ => lock,
+    };
+    let Some(mut inner) = enter(worker, random, name, inner_lock, Some(outer.number), false).await else {
+        return;
+    };
+    let stay = millis(random, 0, 20);
+    if inner.work(random, stay).await && kind == Kind::Reentrant {
+        inner.count(inner_lock, 2).await;
+    }
+    inner.leave(random).await;
+}
+
+impl<'a> Hold<'a> {
+    fn granted(worker: &'a Worker, number: u64, lock: &'static str, guard: AnyGuard) -> Hold<'a> {
+        let until = Time::of(guard.lease().valid_until());
+        worker.recorder.note(number, What::Granted { token: guard.token(), until });
+        Hold { worker, number, lock, guard, until }
+    }
+
+    fn note(&self, what: What) {
+        self.worker.recorder.note(self.number, what);
+    }
+
+    /// Whether the lease is to be trusted, as it says itself.
+    fn glance(&mut self) -> bool {
+        let lease = self.guard.lease();
+        let (until, now) = (lease.valid_until(), Instant::now());
+        if lease.is_lost() {
+            return false;
+        }
+        if now > until && lease.valid_until() == until {
+            self.note(What::TrustsTooLong { until: Time::of(until) });
+        }
+        self.until = Time::of(until);
+        self.note(What::Trusts { until: self.until });
+        true
+    }
+
+    /// Uses what the lock protects for a while, or until the lease is lost. Whether it still stands.
+    async fn work(&mut self, random: &mut Random, stay: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            if !self.glance() {
+                break;
+            }
+            if !matches!(self.guard, AnyGuard::Read(_)) {
+                let since = Time::now();
+                self.worker.resource.add(self.lock, millis(random, 0, 3)).await;
+                self.note(What::Added { since });
+            }
+            self.write().await;
+            let left = stay.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return self.glance();
+            }
+            tokio::select! {
+                () = self.guard.lease().lost() => break,
+                () = sleep(left.min(GLANCE)) => {}
+            }
+        }
+        self.note(What::Lost { until: self.until });
+        sleep(AFTERMATH).await;
+        // As somebody does who has not looked: the token is what stops him.
+        self.write().await;
+        false
+    }
+
+    async fn write(&self) {
+        let since = Time::now();
+        let accepted = self.worker.resource.write(self.lock, self.guard.token(), self.number).await;
+        self.note(What::Wrote { since, accepted });
+    }
+
+    /// What the server counts, if the lease stands before and after.
+    async fn count(&mut self, lock: &AnyLock, expected: u64) {
+        let AnyGuard::Reentrant(guard) = &self.guard else { return };
+        let owner = guard.owner().to_string();
+        let Ok(seen) = lock.inspect().await else { return };
+        let seen = seen.holders.iter().find(|holder| holder.owner == owner).map_or(0, |holder| holder.count);
+        if self.glance() {
+            self.note(What::Counted { expected, seen });
+        }
+    }
+
+    /// The hold to read that it becomes.
+    async fn downgrade(self) -> Option<Hold<'a>> {
+        let AnyGuard::Write(guard) = self.guard else { return None };
+        let (worker, number) = (self.worker, self.worker.next_hold());
+        worker.recorder.note(self.number, What::Ends(End::Downgrade));
+        let wants = What::Wants {
+            lock: self.lock.to_owned(),
+            mode: Mode::Shared,
+            owner: self.number.to_string(),
+            verb: Verb::Downgrade,
+            inside: Some(self.number),
+        };
+        worker.recorder.note(number, wants);
+        match guard.downgrade().await {
+            Ok(guard) => Some(Hold::granted(worker, number, self.lock, AnyGuard::Read(guard))),
+            Err(error) => {
+                worker.recorder.note(number, What::NotGranted(failed(&error)));
+                None
+            }
+        }
+    }
+
+    async fn leave(self, random: &mut Random) {
+        let end = match random.below(100) {
+            0 => End::Leak,
+            1..30 => End::Drop,
+            _ => End::Release,
+        };
+        self.note(What::Ends(end));
+        match end {
+            End::Leak => self.guard.leak(),
+            End::Release => {
+                let (worker, number) = (self.worker, self.number);
+                let outcome = self.guard.release().await.map_err(|error| text(&error));
+                worker.recorder.note(number, What::Released(outcome));
+            }
+            End::Drop | End::Downgrade => drop(self.guard),
+        }
+    }
+}
