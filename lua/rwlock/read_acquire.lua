@@ -54,7 +54,7 @@ end
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
 if keys == 0 and not proposed then
   local token = floor == '' and 0 or tonumber(redis.call('GET', KEYS[2]))
-  if token then
+  if token and token >= (tonumber(floor) or 0) then
     redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
     redis.call('PEXPIRE', KEYS[1], ttl_ms)
     return token
@@ -77,6 +77,12 @@ local function next_token()
   return token
 end
 
+-- What readers get: that of the last writer, unless it is below the floor, since others may have had larger ones then.
+local function readers_token(known)
+  local token = tonumber(known or redis.call('GET', KEYS[2]) or '')
+  return token and token >= (tonumber(floor) or 0) and token or next_token()
+end
+
 -- The largest token that this node has accepted, or that it was told of when it was admitted.
 local function largest()
   return math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
@@ -94,7 +100,7 @@ end
 -- and, once a majority knows it, smaller than those of all after.
 local function current_token()
   if floor == '' then return 0 end
-  if not proposed then return tonumber(redis.call('GET', KEYS[2]) or '') or next_token() end
+  if not proposed then return readers_token() end
   return accept(math.max(proposed, largest()))
 end
 
@@ -122,7 +128,11 @@ if pttl == -1 then return -3 end
 local function known_token(writes)
   if floor == '' then return 0 end
   local nested = writes and string.byte(floor) ~= 62 -- ">"
-  return tonumber((nested or not proposed) and state[5] or current_token())
+  if nested and state[5] then return tonumber(state[5]) end
+  if proposed or not state[5] then return current_token() end
+  local token = readers_token(state[5])
+  if token ~= tonumber(state[5]) then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
+  return token
 end
 
 -- One reader more, and nobody writes or waits.
@@ -216,9 +226,7 @@ local function let_in()
     passes = passes + 1
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 128)
     if passes > 3 or not waiting[1] then return false end
-    local known, token = pcall(function()
-      return tonumber(fence or redis.call('GET', KEYS[2]) or '') or next_token()
-    end)
+    local known, token = pcall(readers_token, fence)
     if not known then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     local told = {}

@@ -67,6 +67,12 @@ local function next_token()
   return token
 end
 
+-- What readers get: that of the last writer, unless it is below the floor, since others may have had larger ones then.
+local function readers_token(known)
+  local token = tonumber(known or redis.call('GET', KEYS[2]) or '')
+  return token and token >= (tonumber(floor) or 0) and token or next_token()
+end
+
 -- The common case: nobody is there. On one server, the token is the next one.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
 if keys == 0 and not proposed then
@@ -196,9 +202,7 @@ local function let_in()
     passes = passes + 1
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 128)
     if passes > 3 or not waiting[1] then return false end
-    local known, token = pcall(function()
-      return tonumber(fence or redis.call('GET', KEYS[2]) or '') or next_token()
-    end)
+    local known, token = pcall(readers_token, fence)
     if not known then return false end
     redis.call('ZREM', KEYS[3], unpack(waiting))
     local told = {}
