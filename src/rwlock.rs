@@ -58,7 +58,7 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// **What it promises**: a lease to write and a lease of anybody else are never both [valid](Lease::is_lost).
 /// Nobody starves: a writer who waits keeps new readers out, and when a writer leaves, all readers who waited
 /// by then go before the next writer. A lease to write has a new [fencing token](Lease::fencing_token), one to
-/// read has that of the last writer: what is read under it is at least as new.
+/// read has that of the last writer, or a larger one: what is read under it is at least as new.
 ///
 /// **Holds of one owner** (`read_as`, `write_as`) nest, past everybody who waits:
 ///

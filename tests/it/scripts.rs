@@ -122,7 +122,15 @@ fn scripts_need_the_rights_that_are_documented() {
 fn scripts_share_their_fragments_to_the_letter() {
     let common =
         ["next_token()", "hand_over()", "once(", "live(", "has(", "count(", "without(", "keep_until("];
-    let of_two_sides = ["end_write()", "writer_waits()", "let_in()", "other_reader()", "unfold()", "tidy()"];
+    let of_two_sides = [
+        "readers_token(",
+        "end_write()",
+        "writer_waits()",
+        "let_in()",
+        "other_reader()",
+        "unfold()",
+        "tidy()",
+    ];
     let of_quorums = ["largest()", "accept(", "obstacle(", "own_token()"];
     for opening in common.into_iter().chain(of_two_sides).chain(of_quorums).chain(["is_foreign()"]) {
         let opening = &format!("local function {opening}");

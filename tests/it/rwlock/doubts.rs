@@ -161,6 +161,49 @@ async fn rwlock_standalone_mixes_up_no_tokens() {
     server.assert_nothing_left().await;
 }
 
+/// The server goes on from an old snapshot: what is read from then on is not older than what was written before.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_readers_have_no_token_from_before_a_writer() {
+    let server = Server::start().await;
+    let lock = client(&server, told()).await;
+    let write = async || {
+        let guard = lock.write().await.unwrap();
+        let token = guard.lease().fencing_token();
+        guard.release().await.unwrap();
+        token
+    };
+    let goes_back = async || server.run::<()>(&["SET", "{lock:rw}:fence", "5", "PX", "60000"]).await;
+    // Alone, beside a reader whose hold is older, and let in when a writer leaves.
+    let written = write().await;
+    goes_back().await;
+    let alone = lock.read().await.unwrap();
+    assert!(alone.lease().fencing_token() >= written, "{alone:?} after {written:?}");
+    goes_back().await;
+    let beside = lock.read().await.unwrap();
+    assert!(beside.lease().fencing_token() >= written, "{beside:?} after {written:?}");
+    for guard in [alone, beside] {
+        guard.release().await.unwrap();
+    }
+    let written = write().await;
+    let writing = lock.write().await.unwrap();
+    let waiting = queued(&lock, {
+        let lock = lock.clone();
+        async move { lock.read().await.unwrap() }
+    })
+    .await;
+    server.run::<i64>(&["HSET", "lock:rw", "fence", "5"]).await;
+    writing.release().await.unwrap();
+    let told = soon("let in", waiting).await.unwrap();
+    assert!(told.lease().fencing_token() >= written, "{told:?} after {written:?}");
+    let later = lock.read().await.unwrap();
+    assert!(later.lease().fencing_token() >= written, "{later:?} after {written:?}");
+    for guard in [told, later] {
+        guard.release().await.unwrap();
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
 /// The counter holds something else: an error, and no hold that nobody answers for.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_leaves_no_hold_behind_an_error() {
