@@ -48,14 +48,10 @@ pub(super) enum Asked {
 pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
     let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
     let nodes = &client.nodes;
-    let mut proposal = nodes.proposal().map(|token| Proposal { token, for_nested: false });
-    let mut tries_left = PROPOSALS;
-    // A majority has told the largest token that it knows.
-    let mut informed = false;
+    let mut bidding = Bidding::new(nodes.proposal(), attempt.options.fencing);
     loop {
-        let call = attempt.acquire(waiter, proposal);
-        // Without fencing there is nothing to agree on.
-        let proposed = proposal.map(|it| it.token).filter(|_| attempt.options.fencing == Fencing::On);
+        let proposed = bidding.proposed();
+        let call = attempt.acquire(waiter, bidding.proposal);
         armed.sends(waiter);
         let sent = Moment::now();
         let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.doubt, Until::Decided(0)).await;
@@ -65,11 +61,61 @@ pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
             count = Count::new(nodes, &votes);
         }
         armed.learns(&votes, count.granted.len() >= nodes.majority());
-        tries_left -= 1;
-        let for_nested = proposal.is_some_and(|it| it.for_nested);
-        let known = count.known_elsewhere(proposed).filter(|_| !informed);
+        match bidding.hears(&count) {
+            Heard::Again => {}
+            Heard::NotGranted => return not_granted(armed, sent, count, votes),
+            Heard::Granted(token) => {
+                let until = sent + attempt.trusted(attempt.options.ttl);
+                if Moment::now() >= until {
+                    armed.give_back();
+                    return Asked::TooLate;
+                }
+                if proposed == Some(token) {
+                    nodes.accepted(token);
+                }
+                let unanimous = count.granted.len() == nodes.count();
+                let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
+                return Asked::Granted(armed.granted(lease, unanimous));
+            }
+        }
+    }
+}
+
+/// What is proposed, answer after answer.
+struct Bidding {
+    proposal: Option<Proposal>,
+    fencing: Fencing,
+    tries_left: u32,
+    /// A majority has told the largest token that it knows.
+    informed: bool,
+}
+
+/// What the nodes' answers to a proposal amount to.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    /// There is another proposal that may do.
+    Again,
+    Granted(u64),
+    NotGranted,
+}
+
+impl Bidding {
+    fn new(token: Option<u64>, fencing: Fencing) -> Bidding {
+        let proposal = token.map(|token| Proposal { token, for_nested: false });
+        Bidding { proposal, fencing, tries_left: PROPOSALS, informed: false }
+    }
+
+    /// The token that the nodes are to agree on. Without fencing there is none.
+    fn proposed(&self) -> Option<u64> {
+        self.proposal.map(|it| it.token).filter(|_| self.fencing == Fencing::On)
+    }
+
+    fn hears(&mut self, count: &Count) -> Heard {
+        self.tries_left -= 1;
+        let proposed = self.proposed();
+        let for_nested = self.proposal.is_some_and(|it| it.for_nested);
+        let known = count.known_elsewhere(proposed).filter(|_| !self.informed);
         let next = if let Some(token) = known {
-            informed = tries_left > 0;
             Some(Proposal { token, for_nested })
         } else if count.is_mixed(proposed) {
             count.outbid(proposed).map(|token| Proposal { token, for_nested: true })
@@ -78,26 +124,14 @@ pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
         } else {
             None
         };
-        if let Some(next) = next.filter(|_| tries_left > 0) {
-            proposal = Some(next);
-            continue;
+        if let Some(next) = next.filter(|_| self.tries_left > 0) {
+            self.proposal = Some(next);
+            self.informed |= known.is_some();
+            return Heard::Again;
         }
         // A token that is smaller than one that a node knows of is nobody's, however often that was tried.
-        if count.granted.len() >= nodes.majority() && !count.is_mixed(proposed) && known.is_none() {
-            let until = sent + attempt.trusted(attempt.options.ttl);
-            if Moment::now() >= until {
-                armed.give_back();
-                return Asked::TooLate;
-            }
-            let token = count.token(proposed);
-            if proposed == Some(token) {
-                nodes.accepted(token);
-            }
-            let unanimous = count.granted.len() == nodes.count();
-            let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
-            return Asked::Granted(armed.granted(lease, unanimous));
-        }
-        return not_granted(armed, sent, count, votes);
+        let granted = count.granted.len() >= count.majority && !count.is_mixed(proposed) && known.is_none();
+        if granted { Heard::Granted(count.token(proposed)) } else { Heard::NotGranted }
     }
 }
 
@@ -240,4 +274,66 @@ fn is_known(refusal: i64) -> bool {
 fn not_understood(armed: Armed, failure: Failure) -> Asked {
     armed.give_back();
     Asked::Refused(failure.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What so many of three nodes grant, and for how large a token others refuse.
+    fn count(granted: &[u64], too_low: &[u64]) -> Count {
+        Count {
+            granted: granted.iter().copied().enumerate().collect(),
+            busy: Vec::new(),
+            too_low: (too_low.iter().copied().max().unwrap_or(0), too_low.len()),
+            refused: Vec::new(),
+            odd: Vec::new(),
+            answered: granted.len() + too_low.len(),
+            majority: 2,
+        }
+    }
+
+    fn proposing(token: u64) -> Bidding {
+        Bidding::new(Some(token), Fencing::On)
+    }
+
+    #[test]
+    fn a_token_that_one_node_knows_is_told_to_a_majority() {
+        let mut bidding = proposing(10);
+        assert_eq!(bidding.hears(&count(&[10, 70, 40], &[])), Heard::Again);
+        assert_eq!(bidding.proposed(), Some(70));
+        // Others have read with larger ones meanwhile; what was written before is not larger than this one.
+        assert_eq!(bidding.hears(&count(&[70, 90], &[])), Heard::Granted(70));
+    }
+
+    #[test]
+    fn a_token_that_one_node_knows_is_not_gone_below_when_no_try_is_left() {
+        let mut bidding = proposing(10);
+        for highest in [20, 3_000, 50_000] {
+            assert_eq!(bidding.hears(&count(&[10], &[highest])), Heard::Again);
+            assert!(bidding.proposed() > Some(highest));
+        }
+        let proposed = bidding.proposed().unwrap();
+        assert_eq!(bidding.hears(&count(&[proposed, proposed + 1], &[])), Heard::NotGranted);
+        // The same, with nothing larger known.
+        let mut bidding = Bidding { tries_left: 1, ..proposing(proposed) };
+        assert_eq!(bidding.hears(&count(&[proposed, proposed], &[])), Heard::Granted(proposed));
+    }
+
+    #[test]
+    fn proposals_end_although_others_always_propose_more() {
+        let mut bidding = proposing(10);
+        let again = |bidding: &mut Bidding| bidding.hears(&count(&[], &[bidding.proposed().unwrap(); 3]));
+        for _ in 1..PROPOSALS {
+            assert_eq!(again(&mut bidding), Heard::Again);
+        }
+        assert_eq!(again(&mut bidding), Heard::NotGranted);
+    }
+
+    #[test]
+    fn without_fencing_there_is_nothing_to_agree_on() {
+        let mut bidding = Bidding::new(Some(10), Fencing::Off);
+        assert_eq!(bidding.hears(&count(&[0, 70], &[])), Heard::Granted(70));
+        assert_eq!(bidding.hears(&count(&[0], &[])), Heard::NotGranted);
+    }
 }
