@@ -266,3 +266,56 @@ impl Nodes {
 fn says_yes(vote: &Result<Reply, Failure>, least: i64) -> bool {
     vote.as_ref().is_ok_and(|reply| reply.is_number_from(least))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Dial;
+    use super::*;
+
+    const DAY: u64 = 86_400_000_000;
+    const NOW: u64 = 20_000 * DAY;
+
+    /// Nodes of which nobody is asked anything: as if their clocks had been seen to be at these times.
+    fn with_clocks(clocks: &[Option<u64>]) -> Nodes {
+        let node = |clock: &Option<u64>| {
+            let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
+            let node = Node::new(Dial::Server(client), Duration::from_secs(1), None);
+            if let Some(clock) = clock {
+                node.observe(*clock);
+            }
+            (node, String::new())
+        };
+        Nodes::new(clocks.iter().map(node).collect())
+    }
+
+    #[tokio::test]
+    async fn a_proposal_believes_no_minority_of_the_clocks() {
+        let (now, ahead, behind, unknown) = (Some(NOW), Some(NOW + 2 * DAY), Some(NOW - 2 * DAY), None);
+        for clocks in [
+            &[now, now, now][..],
+            &[ahead, now, now],
+            &[now, ahead, now],
+            &[behind, now, now],
+            &[behind, now, ahead],
+            &[unknown, now, ahead],
+            &[ahead, now, now, now],
+            &[unknown, ahead, now, now],
+            &[ahead, now, now, ahead, now],
+            &[behind, now, behind, now, now],
+            &[ahead, unknown, now, now, unknown],
+        ] {
+            let proposal = with_clocks(clocks).proposal().unwrap();
+            let near = NOW..NOW + DAY / 24; // the clocks go on meanwhile
+            assert!(near.contains(&proposal), "{proposal} of {clocks:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_proposal_is_larger_than_what_was_accepted() {
+        let nodes = with_clocks(&[Some(NOW); 3]);
+        nodes.accepted(NOW + DAY);
+        nodes.accepted(NOW);
+        assert_eq!(nodes.proposal(), Some(NOW + DAY + 1));
+        assert_eq!(with_clocks(&[Some(NOW)]).proposal(), None, "one server makes its tokens itself");
+    }
+}
