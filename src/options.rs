@@ -228,7 +228,7 @@ impl Options {
     }
 
     /// What the keys of all locks begin with; `lock:` unless set. At most 128 bytes. With the empty
-    /// prefix a lock lives at its bare name.
+    /// prefix a lock lives at its bare name. White space in it is `_` in the name of the channel for wake-ups.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Options {
         self.prefix = prefix.into();
         self

@@ -1,10 +1,10 @@
 //! Names and options that try to break something.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::{ConfigError, Error, Locks, NameProblem, Options, Owner};
 
-use crate::support::{Server, soon};
+use crate::support::{Kind, Server, eventually, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
@@ -38,8 +38,7 @@ async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
             let mutex = mutex.clone();
             async move { mutex.lock().await }
         });
-        crate::support::eventually("it queues", || async { mutex.inspect().await.unwrap().waiters == 1 })
-            .await;
+        eventually("it queues", || async { mutex.inspect().await.unwrap().waiters == 1 }).await;
         guard.release().await.unwrap();
         soon(name, waiting).await.unwrap().unwrap().release().await.unwrap();
         let guard = locks.reentrant(name).unwrap().lock(&Owner::new()).await.unwrap();
@@ -59,6 +58,33 @@ async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
         assert_eq!(locks.reentrant(name).unwrap_err().problem(), &problem);
     }
     drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// A waiter is written as words with blanks between, and its channel begins with the prefix.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_with_blanks_in_the_prefix_are_handed_over() {
+    let server = Server::start().await;
+    let poll_cap = Duration::from_secs(10);
+    for prefix in ["my locks: ", " ", "tab\tline\nbreak\u{b}\r", "wide\u{3000}\u{a0}", "none:"] {
+        let options = Options::new().prefix(prefix).poll_cap(poll_cap);
+        let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
+        for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+            let (rival, lock) = (kind.rival().lock(&others, kind.name()), kind.lock(&locks, kind.name()));
+            assert_eq!(lock.key(), format!("{prefix}{}", kind.name()), "as it was given");
+            let guard = rival.lock().await.unwrap();
+            let waiting = tokio::spawn({
+                let lock = lock.clone();
+                async move { lock.lock().await }
+            });
+            eventually("it queues", || async { waiting.is_finished() || lock.waiters().await == 1 }).await;
+            let start = Instant::now();
+            guard.release().await.unwrap();
+            let guard = soon(prefix, waiting).await.unwrap().unwrap();
+            assert!(start.elapsed() < poll_cap / 2, "{prefix:?} {kind:?}: told, not found");
+            guard.release().await.unwrap();
+        }
+    }
     server.assert_nothing_left().await;
 }
 
