@@ -363,6 +363,7 @@ async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
 #[tokio::test]
 async fn scripts_refuse_what_is_not_an_argument() {
     let server = Server::start().await;
+    let (clock, _): (u64, u64) = server.run(&["TIME"]).await;
     for kind in ["mutex", "reentrant", "write", "read"] {
         let acquire = if kind == "read" { "rwlock/read_acquire".to_owned() } else { path(kind, "acquire") };
         let has_owner = kind != "mutex";
@@ -373,13 +374,19 @@ async fn scripts_refuse_what_is_not_an_argument() {
         for owner in ["", "web 7", "a\tb", " o", "o "].into_iter().filter(|_| has_owner) {
             wrong.push(vec![owner, "a", "1000", "7", "9", ""]);
         }
+        // Of a quorum, a token is proposed, a day ahead at most.
+        let proposal = |hours: u64| format!("={}000000", clock + hours * 3_600);
+        let (near, far) = (proposal(23), proposal(25));
+        for floor in ["=", "=x", "=-7", ">1.5", "~", "?7", &far] {
+            wrong.push(vec!["o", "a", "1000", floor, "9", ""]);
+        }
         for arguments in wrong {
             let answer = request(&acquire, &arguments).send(&server, "a").await;
             assert_eq!(answer, Final(-5), "{acquire} {arguments:?}");
             assert_eq!(server.run::<u64>(&["DBSIZE"]).await, 0, "{acquire} {arguments:?}");
         }
         assert!(matches!(
-            request(&acquire, &["o1", "a1", "1500", "7", "9", ""]).send(&server, "a1").await,
+            request(&acquire, &["o1", "a1", "1500", &near, "9", ""]).send(&server, "a1").await,
             Final(1..)
         ));
         let before = state(&server).await;

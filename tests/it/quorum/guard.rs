@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Locks, Options, RestartGuard};
+use redlatch::{Error, Locks, Options, Renewal, RestartGuard};
 
 use super::{KINDS, Quorum, named, no_quorum, options};
 use crate::support::{eventually, soon};
@@ -172,6 +172,37 @@ async fn quorum_rejoin_waits_for_the_longest_ttl() {
         assert!(start.elapsed() >= Duration::from_millis(1_300), "{:?}", start.elapsed());
         assert!(start.elapsed() < Duration::from_millis(2_300), "{:?}", start.elapsed());
     }
+}
+
+/// One writes on nodes 0 and 1, since 2 is out of his reach, and goes on to read there for far longer than he could write.
+/// Node 0 forgets it, and is let in by one who knows of short leases only: not before the reader's is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_rejoin_waits_for_who_reads_longer_than_he_wrote() {
+    const READ: Duration = Duration::from_millis(2_500);
+    let mut quorum = Quorum::start(3).await;
+    let short = quorum.client(guarded().ttl(Duration::from_millis(200))).await;
+    short.rejoin().await.unwrap();
+    let proxies = quorum.proxies().await;
+    let long = guarded().write_ttl(Duration::from_millis(500)).read_ttl(READ).renewal(Renewal::Never);
+    let long = quorum.client_behind(&proxies, long).await;
+    proxies[2].be_deaf(true);
+    proxies[2].cut();
+    let writing = soon("granted by two", long.rwlock("longer").unwrap().write()).await.unwrap();
+    let reading = writing.downgrade().await.unwrap();
+    assert_eq!(quorum.having(0b111, "lock:longer").await, 0b011, "not by the third");
+    forget(&mut quorum, 0b001, Loss::Restart).await;
+    let rival = short.rwlock("longer").unwrap();
+    let trying = async {
+        while !reading.lease().is_lost() {
+            let granted = matches!(rival.try_write().await, Ok(Some(_)));
+            assert!(!granted || reading.lease().is_lost(), "one reads, another writes");
+        }
+    };
+    let start = Instant::now();
+    let (admitted, ()) = tokio::join!(short.rejoin(), trying);
+    assert_eq!(admitted.unwrap(), quorum.labels(0b001));
+    assert!(start.elapsed() >= READ, "{:?}", start.elapsed());
+    soon("nobody reads any more", rival.write()).await.unwrap().release().await.unwrap();
 }
 
 /// More than one must be known to have forgotten nothing.

@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use redlatch::{Locks, Owner};
+use redlatch::{Error, Fencing, Locks, Owner};
 
 use super::{ALONE, KINDS, Quorum, options};
 use crate::support::{AnyLock, Kind, Random, soon};
@@ -300,4 +300,58 @@ async fn quorum_tokens_grow_past_a_stale_hold_of_the_same_owner() {
         third.release().await.unwrap();
         quorum.restart(0b00110).await;
     }
+}
+
+/// Within a hold without a token, one with a token gets a new one: no node goes back behind what it has accepted, however
+/// low the first proposal of a client is that knows nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_tokens_grow_past_those_nested_in_a_hold_without_one() {
+    let quorum = Quorum::start(3).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
+    let far = u64::try_from(now).unwrap() + 600_000_000;
+    quorum.run::<String>(0b111, &["SET", "{lock:within}:fence", &far.to_string(), "PX", "86400000"]).await;
+    let owner = Owner::new();
+    let mut last = far;
+    for round in 0..3 {
+        let without = quorum.client(options().fencing(Fencing::Off)).await.rwlock("within").unwrap();
+        let outer = soon("outer", without.write_as(&owner)).await.unwrap();
+        assert_eq!(outer.lease().fencing_token(), None);
+        let lock = quorum.client(options()).await.rwlock("within").unwrap();
+        let inner = soon("inner", lock.write_as(&owner)).await.unwrap();
+        let token = inner.lease().fencing_token().unwrap().get();
+        assert!(token > last, "within: {token} after {last}, round {round}");
+        inner.release().await.unwrap();
+        outer.release().await.unwrap();
+        let next = quorum.lock(Kind::Write, "within", options()).await;
+        let next = soon("free", next.lock()).await.unwrap();
+        assert!(next.token() > token, "after it: {} after {token}, round {round}", next.token());
+        last = next.token();
+        next.release().await.unwrap();
+    }
+    quorum.finish().await;
+}
+
+/// What is more than a day ahead of a node's clock is a mistake, which it does not take over. One node that has made it
+/// is outvoted; if it takes more than that node, the caller is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_refuses_tokens_of_another_day() {
+    let quorum = Quorum::start(3).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
+    let far = (now + 2 * 86_400_000_000).to_string();
+    let client = quorum.client(options()).await;
+    for kind in KINDS {
+        let (lock, fence) = (kind.lock(&client, kind.name()), format!("{{lock:{}}}:fence", kind.name()));
+        let mistakes = if kind == Kind::Read { 0b000 } else { 0b001 };
+        quorum.run::<String>(mistakes, &["SET", &fence, &far, "PX", "86400000"]).await;
+        let guard = soon("granted by two", lock.lock()).await.unwrap();
+        assert!(u128::from(guard.token()) < now + 86_400_000_000, "{kind:?}: {}", guard.token());
+        guard.release().await.unwrap();
+        quorum.run::<String>(0b011, &["SET", &fence, &far, "PX", "86400000"]).await;
+        for outcome in [lock.try_lock().await.map(drop), soon("told", lock.lock()).await.map(drop)] {
+            let Err(Error::Reply { reply, .. }) = &outcome else { panic!("{kind:?}: {outcome:?}") };
+            assert!(reply.contains("-5"), "{kind:?}: {reply}");
+        }
+    }
+    drop(client);
+    quorum.finish().await;
 }

@@ -204,6 +204,35 @@ async fn rwlock_standalone_readers_have_no_token_from_before_a_writer() {
     server.assert_nothing_left().await;
 }
 
+/// Within a hold without a token, one with a token gets a new one, and the next writer a larger one still.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_tokens_grow_past_those_nested_in_a_hold_without_one() {
+    let server = Server::start().await;
+    let far = server.run::<(u64, u64)>(&["TIME"]).await.0 * 1_000_000 + 600_000_000;
+    let _: () = server.run(&["SET", "{lock:rw}:fence", &far.to_string(), "PX", "86400000"]).await;
+    let without = client(&server, Options::new().fencing(Fencing::Off)).await;
+    let owner = Owner::new();
+    let mut last = far;
+    for round in 0..3 {
+        let outer = without.write_as(&owner).await.unwrap();
+        assert_eq!(outer.lease().fencing_token(), None);
+        let lock = client(&server, Options::new()).await;
+        for guard in [lock.write_as(&owner).await.unwrap(), lock.write_as(&owner).await.unwrap()] {
+            let token = guard.lease().fencing_token().unwrap().get();
+            assert_eq!(token, last + 1, "one for both, round {round}");
+            guard.release().await.unwrap();
+        }
+        outer.release().await.unwrap();
+        let next = lock.write().await.unwrap();
+        let token = next.lease().fencing_token().unwrap().get();
+        assert!(token > last + 1, "after it: {token} after {last}, round {round}");
+        last = token;
+        next.release().await.unwrap();
+    }
+    drop(without);
+    server.assert_nothing_left().await;
+}
+
 /// The counter holds something else: an error, and no hold that nobody answers for.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_leaves_no_hold_behind_an_error() {
