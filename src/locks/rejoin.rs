@@ -9,7 +9,7 @@ use super::Locks;
 use crate::error::{Error, NodeError};
 use crate::name::node_key;
 use crate::options::RestartGuard;
-use crate::wire::{Answer, Call, NodeSet, Script, Until};
+use crate::wire::{Answer, Call, NodeSet, Script, Until, middle};
 
 static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
 static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
@@ -25,9 +25,17 @@ struct Survey {
     highest: u64,
     /// The longest lease that one of them has granted, in milliseconds.
     longest_ttl: u64,
-    /// The latest of their clocks.
-    time: u64,
+    clocks: Vec<u64>,
     failed: Vec<NodeError>,
+}
+
+/// A node accepts no token that is further ahead of its clock, in microseconds.
+const DAY: u64 = 86_400_000_000;
+
+/// The latest of the nodes' clocks, but for those so far ahead that no majority would accept what comes after them.
+fn latest(clocks: &[u64], majority: usize) -> u64 {
+    let middle = middle(clocks.to_vec(), majority).unwrap_or_default();
+    clocks.iter().copied().filter(|clock| *clock <= middle + DAY).max().unwrap_or(middle)
 }
 
 impl Locks {
@@ -38,7 +46,8 @@ impl Locks {
     /// of the [options](Locks::options): after that, nothing of what the node has forgotten is valid. Then it tells
     /// the node the largest fencing token of a majority of the others. Both are needed, and it changes nothing
     /// unless a majority of the *other* nodes may vote. If fewer may, nobody can get a lock: then it founds the quorum
-    /// anew, once all nodes answer, with tokens above all that is known and all their clocks.
+    /// anew, once all nodes answer, with tokens above all that is known and all their clocks, but for one that is more
+    /// than a day ahead of most.
     ///
     /// The addresses of the nodes that were admitted, none if there was nothing to do. Nodes that do not answer are passed
     /// over: once they are back, call it again. It may be called by several at a time, and begun anew.
@@ -90,7 +99,7 @@ impl Locks {
             return Err(Error::NotAdmitted);
         }
         // Of a new quorum, so many may have forgotten that their clocks must vouch for the rest.
-        let floor = after.highest.max(if founding { after.time } else { 0 });
+        let floor = after.highest.max(if founding { latest(&after.clocks, nodes.majority()) } else { 0 });
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         let mut admitted = Vec::new();
         for ((place, run), ticket) in before.strangers.into_iter().zip(tickets) {
@@ -151,7 +160,7 @@ impl Locks {
             }
             survey.highest = survey.highest.max(*highest);
             survey.longest_ttl = survey.longest_ttl.max(*ttl);
-            survey.time = survey.time.max(*time);
+            survey.clocks.push(*time);
         }
         // In one order for all: of two who admit nodes at a time, one fails at the first.
         survey.strangers.sort_unstable();
@@ -184,6 +193,30 @@ impl Locks {
             Answer::Final(1) => Ok(None),
             Answer::Final(0) => Err(Error::NotAdmitted),
             _ => Err(reply.unexpected().into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::latest;
+
+    const HOUR: u64 = 3_600_000_000;
+    const NOW: u64 = 20_000 * 24 * HOUR;
+
+    #[test]
+    fn a_new_quorum_begins_after_all_clocks_that_nodes_accept() {
+        for (clocks, expected) in [
+            (&[NOW, NOW + 1, NOW - 1][..], NOW + 1),
+            (&[NOW + 20 * HOUR, NOW, NOW], NOW + 20 * HOUR),
+            (&[NOW - 48 * HOUR, NOW, NOW + 2], NOW + 2),
+            (&[NOW, NOW + 48 * HOUR, NOW], NOW),
+            (&[NOW + 48 * HOUR, NOW + 7, NOW, NOW], NOW + 7),
+            (&[NOW + 48 * HOUR, NOW, NOW + 480 * HOUR, NOW + 9, NOW - 48 * HOUR], NOW + 9),
+            (&[NOW + 48 * HOUR, NOW, NOW + 480 * HOUR, NOW + 9, NOW], NOW + 9),
+        ] {
+            let clocks = clocks.to_vec();
+            assert_eq!(latest(&clocks, clocks.len() / 2 + 1), expected, "of {clocks:?}");
         }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) use dial::{Dial, client};
 pub(crate) use ear::Ear;
 pub(crate) use failure::Failure;
 pub(crate) use node::Node;
-pub(crate) use nodes::{Nodes, Until};
+pub(crate) use nodes::{Nodes, Until, middle};
 pub(crate) use reply::{Answer, Reply};
 pub(crate) use roster::Roster;
 pub(crate) use script::{Call, Script};

@@ -95,10 +95,9 @@ impl Nodes {
         if self.single().is_some() {
             return None;
         }
-        // Not the largest: one clock that is far ahead must not be believed.
-        let mut clocks: Vec<u64> = self.all.iter().map(|node| node.clock()).collect();
-        clocks.sort_unstable();
-        clocks.get(self.majority() - 1).map(|clock| (*clock).max(self.accepted.load(Ordering::Relaxed) + 1))
+        let clocks = self.all.iter().map(|node| node.clock()).collect();
+        let now = middle(clocks, self.majority())?;
+        Some(now.max(self.accepted.load(Ordering::Relaxed) + 1))
     }
 
     /// Takes note of a number that was accepted.
@@ -261,6 +260,12 @@ impl Nodes {
         let labels = if self.count() == 1 { Vec::new() } else { self.labels.clone() };
         Votes { script, labels, of: self.count(), cast, rest: None }
     }
+}
+
+/// Of the nodes' clocks, not the latest: one that is far ahead must not be believed.
+pub(crate) fn middle(mut clocks: Vec<u64>, majority: usize) -> Option<u64> {
+    clocks.sort_unstable();
+    clocks.get(majority - 1).copied()
 }
 
 fn says_yes(vote: &Result<Reply, Failure>, least: i64) -> bool {
