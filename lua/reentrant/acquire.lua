@@ -27,7 +27,8 @@
 --          -9             refused: this node of a guarded quorum was not admitted since it started or lost its data
 --
 -- A further hold of the same owner keeps the token, and the ttl becomes max(remaining, ttl_ms).
--- Delivered twice, it grants once, and the second answer carries the same token.
+-- Delivered twice, it grants once, and the second answer carries the same token. It writes each time, so that WAIT on
+-- the same connection waits for the grant.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
 if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(owner, '^[^%s:]%S*$')) then
   return -5
@@ -125,7 +126,7 @@ if holds[1] then
     holds[3] = accept(proposed)
     redis.call('HSET', KEYS[1], ':fence', string.format('%.0f', proposed))
   end
-  if pttl < ttl_ms then redis.call('PEXPIRE', KEYS[1], ttl_ms) end
+  if holds[2] or pttl < ttl_ms then redis.call('PEXPIRE', KEYS[1], math.max(pttl, ttl_ms)) end
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
   return tonumber(holds[3] or 0)
 end

@@ -161,6 +161,12 @@ async fn state(server: &Server) -> Vec<(String, Vec<u8>)> {
     state
 }
 
+/// How often something was written, whether it changed anything or not.
+async fn writes(server: &Server) -> u64 {
+    let info: String = server.run(&["INFO", "persistence"]).await;
+    info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")?.parse().ok()).unwrap()
+}
+
 /// One request to a script, as a program in any language would send it.
 struct Request<'a> {
     script: &'a str,
@@ -192,11 +198,15 @@ impl Request<'_> {
         }
     }
 
-    /// Sends it twice: the same answer, and nothing changes the second time.
+    /// Sends it twice: the same answer, and nothing changes the second time. But each grant writes, for `WAIT`.
     async fn twice(&self, server: &Server, attempt: &str) -> Answer {
         let first = self.send(server, attempt).await;
         let after_first = state(server).await;
+        let written = writes(server).await;
         let second = self.send(server, attempt).await;
+        if self.script.ends_with("acquire") && matches!(second, Final(0..)) {
+            assert!(writes(server).await > written, "{} {:?}", self.script, self.arguments);
+        }
         if !self.script.ends_with("renew") {
             assert_eq!(first, second, "{} {:?}", self.script, self.arguments);
         }
@@ -273,6 +283,9 @@ async fn scripts_reentrant_standalone_may_arrive_twice() {
         assert!(matches!(take.send(&server, attempt).await, Final(1..)), "{attempt}");
         assert_eq!(server.run::<u64>(&["HGET", "k", "o"]).await, count, "{attempt}");
     }
+    let nested = request("reentrant/acquire", &["o", "d", "1000", "7", "9"]);
+    assert!(matches!(nested.twice(&server, "d").await, Final(1..)));
+    assert_eq!(request("reentrant/release", &["o", "d", "0", "7"]).send(&server, "d").await, Final(4));
     for (attempt, answer) in [("b", 3), ("b", 3), ("a", 2), ("b", 3), ("c", 1), ("a", 2)] {
         let give = request("reentrant/release", &["o", attempt, "60000", "7"]);
         assert_eq!(give.send(&server, attempt).await, Final(answer), "{attempt}");
