@@ -249,12 +249,20 @@ impl Options {
     }
 
     /// How many replicas must have a grant before it counts, and for how long to wait for them, up to the
-    /// [node timeout](Options::node_timeout); none unless set. Renewals and releases do not wait.
+    /// [node timeout](Options::node_timeout); none unless set. A server may take 100 ms more to tell that it was in vain.
     ///
     /// Fewer within that time is [`Error::TooFewReplicas`](crate::Error::TooFewReplicas), and what was granted is given
-    /// back. It makes a failover that loses a lock rarer, not impossible: a replica that has it may not be the one that
-    /// takes over ([`WAIT`](https://redis.io/docs/latest/commands/wait/)). Those who wait for replicas wait one behind
-    /// the other. Not for a cluster.
+    /// back. **What it promises**: when a lock is granted, so many replicas of the server that granted it have the
+    /// grant, and all that was written there before, such as the hold that it is nested in. So it is for every way to
+    /// get one: at once, from the queue, nested and counted in Redis, or by a request that was sent twice.
+    ///
+    /// **What it does not**: make a failover that loses a lock impossible. A replica that has it may not be the one that
+    /// takes over ([`WAIT`](https://redis.io/docs/latest/commands/wait/)). Renewals, releases and downgrades do not wait. A hold
+    /// of [`Nesting::Local`] is as well confirmed as the one that it shares.
+    ///
+    /// It takes a second connection, made and replaced together with the first: at the start if these are the options
+    /// of the constructor, else when it is first needed. Those who wait for replicas wait one behind the other; where many
+    /// do, and replicas are missing, some hear of a timeout instead. Not for a cluster.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Options {
         (self.replicas, self.replica_timeout) = (count, timeout);
         self

@@ -24,7 +24,7 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to one deployment, and starts the keeper on the runtime that this is called from.
     pub(crate) async fn start(dial: Dial, ear: Option<Ear>, options: &Options) -> Result<Arc<Client>, Error> {
-        let node = Node::new(dial, options.node_timeout, None);
+        let node = Node::new(dial, options.node_timeout, options.wants_replicas().is_some(), None);
         let nodes = Nodes::new(vec![(node, String::new())]);
         for outcome in nodes.connect().await {
             outcome.map_err(|source| Error::Redis { script: "connect", source })?;
@@ -44,7 +44,8 @@ impl Client {
         let ears = servers.iter().map(|(server, _)| Ear::Server(server.clone())).collect();
         let nodes = servers.into_iter().enumerate().map(|(place, (server, label))| {
             let place = Some((place, Arc::clone(&roster)));
-            (Node::new(Dial::Server(server), options.node_timeout, place), label)
+            let confirms = options.wants_replicas().is_some();
+            (Node::new(Dial::Server(server), options.node_timeout, confirms, place), label)
         });
         let nodes = Nodes::new(nodes.collect());
         let mut failed = Vec::new();

@@ -23,10 +23,10 @@ impl Connection {
     /// Dropped, the request may run all the same.
     pub(super) async fn send(&self, request: &Cmd, limit: Duration) -> Result<Value, RedisError> {
         match self {
-            // It has this limit already.
             Connection::Server(connection) => {
-                let _ = limit;
-                request.query_async(&mut connection.clone()).await
+                let mut connection = connection.clone();
+                connection.set_response_timeout(limit);
+                request.query_async(&mut connection).await
             }
             #[cfg(feature = "cluster")]
             Connection::Cluster(connection) => {

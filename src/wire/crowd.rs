@@ -68,6 +68,11 @@ impl Crowd {
         }
     }
 
+    /// The same alone, and no longer than `limit`: for a request that is meant to take its time.
+    pub(super) async fn send_within(&self, request: Cmd, limit: Duration) -> Result<Value, RedisError> {
+        self.connection.send(&request, limit).await
+    }
+
     /// Sends requests together, with an answer for each, whatever happens to the whole.
     pub(super) async fn send_all(
         &self,

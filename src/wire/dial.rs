@@ -56,6 +56,26 @@ impl Dial {
         timeout(limit, dialled).await.map_err(|_| too_slow())?
     }
 
+    /// One connection, or a second one as well: to the same server, whoever must be asked where that is.
+    pub(super) async fn connect_pair(
+        self,
+        limit: Duration,
+        twice: bool,
+    ) -> Result<(Connection, Option<Connection>), RedisError> {
+        if !twice {
+            return Ok((self.connect(limit).await?, None));
+        }
+        let server = match self {
+            #[cfg(feature = "sentinel")]
+            Dial::Sentinel(watched) => {
+                Dial::Server(timeout(limit, watched.master()).await.map_err(|_| too_slow())??)
+            }
+            server => server,
+        };
+        let (one, second) = tokio::try_join!(server.clone().connect(limit), server.connect(limit))?;
+        Ok((one, Some(second)))
+    }
+
     /// Whether one connection goes to many servers, and sends a request again on its own account.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {

@@ -3,7 +3,7 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::Script;
-use super::link::is_read_only;
+use super::link::is_demoted;
 use crate::error::{Error, NodeError};
 
 /// Why there is no answer.
@@ -130,7 +130,7 @@ fn passes(source: &RedisError) -> bool {
                 | Kind::Ask
         )
     ) || source.code() == Some("BUSY")
-        || is_read_only(source)
+        || is_demoted(source)
 }
 
 impl From<Failure> for Error {

@@ -1,4 +1,4 @@
-//! A connection that is shared, and replaced when it breaks.
+//! A connection that is shared, with another one beside it if need be, and replaced when it breaks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,14 +13,19 @@ use super::crowd::Crowd;
 use super::dial::Dial;
 
 /// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
+///
+/// To wait for replicas, there is a second one: whoever comes behind on the same connection would wait as well. Both are
+/// made together and dropped together, so that a grant is never on another server than its renewals.
 #[derive(Debug)]
 pub(super) struct Link {
     dial: Dial,
     limit: Duration,
     runtime: Handle,
-    current: Arc<RwLock<Option<Connected>>>,
+    current: Arc<RwLock<Option<Pair>>>,
     /// Held by the one that connects, while the others wait for what comes of it.
     connecting: tokio::sync::Mutex<()>,
+    /// Somebody waits for replicas.
+    confirms: AtomicBool,
     tries: Arc<AtomicU64>,
     last_failure: Mutex<Option<(u64, RedisError)>>,
     /// A connection to a cluster is being replaced.
@@ -36,28 +41,41 @@ pub(super) struct Connected {
     pub(super) run: Option<Arc<str>>,
 }
 
+/// What was connected together, under one generation.
+#[derive(Debug)]
+struct Pair {
+    shared: Connected,
+    /// For requests that wait for replicas, if there are any.
+    second: Option<Connected>,
+}
+
 impl Link {
-    /// To be called on the runtime that the client lives on.
-    pub(super) fn new(dial: Dial, limit: Duration) -> Link {
+    /// To be called on the runtime that the client lives on. If it `confirms`, replicas are waited for from the start.
+    pub(super) fn new(dial: Dial, limit: Duration, confirms: bool) -> Link {
         Link {
             dial,
             limit,
             runtime: Handle::current(),
             current: Arc::default(),
             connecting: tokio::sync::Mutex::new(()),
+            confirms: AtomicBool::new(confirms),
             tries: Arc::default(),
             last_failure: Mutex::new(None),
             replacing: Arc::default(),
         }
     }
 
-    /// The connection that is there. Poisoning does not matter: nothing in here panics half-way.
-    pub(super) fn current(&self) -> Option<Connected> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The connection that is there, for requests that wait for replicas or for others. Poisoning does not matter:
+    /// nothing in here panics half-way.
+    pub(super) fn current(&self, confirming: bool) -> Option<Connected> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let pair = current.as_ref()?;
+        if confirming { pair.second.clone() } else { Some(pair.shared.clone()) }
     }
 
     pub(super) fn generation(&self) -> u64 {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, |link| link.generation)
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().map_or(0, |pair| pair.shared.generation)
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -68,16 +86,16 @@ impl Link {
     ///
     /// Takes at most twice the limit: for a try that is under way, and for one of its own. A crowd that
     /// waits for one try shares its failure, so a dead server costs the last of them no more.
-    pub(super) async fn get<F>(&self, greet: F) -> Result<Connected, RedisError>
+    pub(super) async fn get<F>(&self, confirming: bool, greet: F) -> Result<Connected, RedisError>
     where
         F: AsyncFnOnce(&Connection) -> Result<Option<Arc<str>>, RedisError>,
     {
-        if let Some(link) = self.current() {
+        if let Some(link) = self.current(confirming) {
             return Ok(link);
         }
         let seen = self.tries.load(Ordering::SeqCst);
         let _turn = self.connecting.lock().await;
-        if let Some(link) = self.current() {
+        if let Some(link) = self.current(confirming) {
             return Ok(link);
         }
         let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -87,18 +105,25 @@ impl Link {
             return Err(error);
         }
         let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
+        let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
         let connected = async {
-            // On the client's runtime, where what drives the connection outlives the caller.
-            let dialled = self.runtime.spawn(self.dial.clone().connect(self.limit)).await;
-            let connection = dialled.map_err(|error| RedisError::from(std::io::Error::other(error)))??;
+            // On the client's runtime, where what drives the connections outlives the caller.
+            let dialled = self.runtime.spawn(self.dial.clone().connect_pair(self.limit, twice)).await;
+            let (connection, second) =
+                dialled.map_err(|error| RedisError::from(std::io::Error::other(error)))??;
+            // Of both: no connection outlives the run of the server that it was made to.
             let run = greet(&connection).await?;
-            Ok((connection, run))
+            Ok((connection, second, run))
         };
         match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
-            Ok((connection, run)) => {
-                let crowd = Crowd::new(connection, self.limit, &self.runtime);
-                let link = Connected { crowd, generation, run };
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
+            Ok((connection, second, run)) => {
+                let made = |connection| {
+                    let crowd = Crowd::new(connection, self.limit, &self.runtime);
+                    Connected { crowd, generation, run: run.clone() }
+                };
+                let pair = Pair { shared: made(connection), second: second.map(made) };
+                let link = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
                 Ok(link)
             }
             Err(error) => {
@@ -116,7 +141,7 @@ impl Link {
     pub(super) fn drop_generation(&self, generation: u64) {
         if !self.is_cluster() {
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-            if current.as_ref().is_some_and(|link| link.generation == generation) {
+            if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
                 *current = None;
             }
         } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
@@ -130,8 +155,9 @@ impl Link {
                 {
                     let generation = tries.fetch_add(1, Ordering::SeqCst) + 1;
                     let crowd = Crowd::new(connection, limit, &runtime);
+                    let shared = Connected { crowd, generation, run: None };
                     *current.write().unwrap_or_else(PoisonError::into_inner) =
-                        Some(Connected { crowd, generation, run: None });
+                        Some(Pair { shared, second: None });
                 }
                 sleep(limit).await;
                 replacing.store(false, Ordering::SeqCst);
@@ -143,11 +169,15 @@ impl Link {
 /// Whether a connection that failed like this is of no more use: broken, silent, or to a server that has
 /// been demoted. The client library replaces a connection only in the first case.
 pub(super) fn is_spent(error: &RedisError) -> bool {
-    error.is_timeout() || error.is_unrecoverable_error() || is_read_only(error)
+    error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
 }
 
-/// The answer of a server that is a replica. Redis 6 wraps it into the error of the script.
-pub(super) fn is_read_only(error: &RedisError) -> bool {
+/// The answer of a server that is a replica: to a script, which Redis 6 wraps into the error of that, and to `WAIT`, before
+/// and while it waits.
+pub(super) fn is_demoted(error: &RedisError) -> bool {
+    let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-        || error.detail().is_some_and(|detail| detail.contains("READONLY You can't write"))
+        || error.code() == Some("UNBLOCKED")
+        || says("READONLY You can't write")
+        || says("WAIT cannot be used with replica")
 }

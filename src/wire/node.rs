@@ -17,12 +17,13 @@ use super::script::Filled;
 use super::{Call, Dial, Failure, Reply};
 use crate::clock::Moment;
 
-/// One deployment, reached through one shared connection.
+/// How late a server may find that the time of who waits is over, as it is set up unless told otherwise.
+const TICK: Duration = Duration::from_millis(100);
+
+/// One deployment, reached through one shared connection, and one beside it to wait for replicas.
 #[derive(Debug)]
 pub(crate) struct Node {
     link: Link,
-    /// Where to wait for replicas: whoever comes behind on the same connection waits as well.
-    confirmed: Link,
     limit: Duration,
     floor: Floor,
     outage: Mutex<Option<(Moment, Failure)>>,
@@ -33,10 +34,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(dial: Dial, limit: Duration, place: Option<(usize, Arc<Roster>)>) -> Node {
+    /// If it `confirms`, replicas are waited for from the start.
+    pub(crate) fn new(
+        dial: Dial,
+        limit: Duration,
+        confirms: bool,
+        place: Option<(usize, Arc<Roster>)>,
+    ) -> Node {
         Node {
-            link: Link::new(dial.clone(), limit),
-            confirmed: Link::new(dial, limit),
+            link: Link::new(dial, limit, confirms),
             limit,
             floor: Floor::default(),
             outage: Mutex::new(None),
@@ -78,19 +84,19 @@ impl Node {
 
     /// Connects, if there is no connection: an error within the limit says that the server is down.
     pub(crate) async fn connect(&self) -> Result<(), RedisError> {
-        self.linked(&self.link).await.map(drop)
+        self.linked(false).await.map(drop)
     }
 
     /// Which run of which server it is.
     pub(super) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
-        Ok(self.linked(&self.link).await?.run)
+        Ok(self.linked(false).await?.run)
     }
 
-    async fn linked(&self, link: &Link) -> Result<Connected, RedisError> {
-        if let Some(link) = link.current() {
+    async fn linked(&self, confirming: bool) -> Result<Connected, RedisError> {
+        if let Some(link) = self.link.current(confirming) {
             return Ok(link);
         }
-        link.get(async |connection: &Connection| self.greet(connection).await).await
+        self.link.get(confirming, async |connection: &Connection| self.greet(connection).await).await
     }
 
     async fn greet(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
@@ -127,9 +133,10 @@ impl Node {
     }
 
     /// [`call`](Node::call) for a quorum, which waits for connecting and sending together no longer than it takes to find
-    /// out that a connection is silent.
+    /// out that a connection is silent, and for replicas after that.
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
-        let outcome = match timeout(self.limit * 5 / 4, self.try_call(call)).await {
+        let patience = call.replicas().map_or(Duration::ZERO, |(_, patience)| patience);
+        let outcome = match timeout(self.limit * 5 / 4 + patience, self.try_call(call)).await {
             Ok(Ok(reply)) if reply.is_number(NOT_ADMITTED) => Err(Failure::not_admitted(call.script())),
             Ok(outcome) => outcome,
             Err(_) => Err(Failure::unknown(call.script(), too_slow())),
@@ -140,11 +147,10 @@ impl Node {
 
     async fn try_call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let script = call.script();
-        let link = if call.replicas().is_some() { &self.confirmed } else { &self.link };
         let mut resent = None;
         loop {
             // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
-            let connected = match self.linked(link).await {
+            let connected = match self.linked(call.replicas().is_some()).await {
                 Ok(connected) => connected,
                 Err(source) => return Err(resent.unwrap_or_else(|| Failure::unsent(script, source))),
             };
@@ -152,12 +158,12 @@ impl Node {
             let error = match run(&connected.crowd, &self.fill(call, &connected)).await {
                 Ok(value) => {
                     let reply = Reply { script, value, generation, resent };
-                    return self.confirm(call, &connected.crowd, reply).await;
+                    return self.confirm(call, &connected, reply).await;
                 }
                 Err(error) => error,
             };
             if is_spent(&error) {
-                link.drop_generation(generation);
+                self.link.drop_generation(generation);
             }
             let broken = error.is_connection_dropped();
             let failure = Failure::sent(script, error, self.is_cluster());
@@ -168,24 +174,30 @@ impl Node {
         }
     }
 
-    /// Waits until enough replicas have what a request wrote, if it did, on the connection that it went through.
-    async fn confirm(&self, call: &Call<'_>, crowd: &Crowd, reply: Reply) -> Result<Reply, Failure> {
+    /// Waits until enough replicas have what a request wrote, on the connection that it went through, and so all that
+    /// was written before. A server only knows what to wait for if the request did write: every grant does.
+    async fn confirm(&self, call: &Call<'_>, on: &Connected, reply: Reply) -> Result<Reply, Failure> {
         let Some((replicas, patience)) = call.replicas().filter(|_| reply.is_number_from(0)) else {
             return Ok(reply);
         };
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas).arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1));
-        match crowd.send(wait).await {
+        match on.crowd.send_within(wait, patience + self.limit.max(TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(count)) => Err(Failure::unreplicated(call.script(), count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
-            Err(error) => Err(Failure::unknown(call.script(), error)),
+            Err(error) => {
+                if is_spent(&error) {
+                    self.link.drop_generation(on.generation);
+                }
+                Err(Failure::unknown(call.script(), error))
+            }
         }
     }
 
     /// Runs many scripts in one pipeline, with an answer for each, waiting no longer than `limit` for them.
     pub(crate) async fn call_all(&self, calls: &[&Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
-        let connected = match self.linked(&self.link).await {
+        let connected = match self.linked(false).await {
             Ok(connected) => connected,
             Err(source) => {
                 let unsent = |call: &&Call<'_>| Err(Failure::unsent(call.script(), source.clone()));

@@ -1,6 +1,7 @@
 //! Servers that fail, move what they have, or are replaced, while clients hold locks and wait for them.
 
 mod cluster;
+mod confirm;
 mod nodes;
 mod replicas;
 mod sentinel;

@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep};
 use super::{KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, told};
 use crate::support::{AnyLock, Deployment, Kind, Server, Topology, eventually, soon, ttl};
 
-const PATIENCE: Duration = Duration::from_millis(200);
+pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A master with so many replicas that follow it.
-async fn group(count: usize) -> (Server, Vec<Server>) {
+pub(super) async fn group(count: usize) -> (Server, Vec<Server>) {
     let master = Server::start_with(&["--repl-diskless-sync-delay", "0"]).await;
     let mut replicas = Vec::new();
     for _ in 0..count {
@@ -23,7 +23,7 @@ async fn group(count: usize) -> (Server, Vec<Server>) {
     (master, replicas)
 }
 
-async fn waits(master: &Server) -> u64 {
+pub(super) async fn waits(master: &Server) -> u64 {
     stat(master, "wait", "calls").await
 }
 
