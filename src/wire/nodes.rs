@@ -284,7 +284,7 @@ mod tests {
     fn with_clocks(clocks: &[Option<u64>]) -> Nodes {
         let node = |clock: &Option<u64>| {
             let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
-            let node = Node::new(Dial::Server(client), Duration::from_secs(1), None);
+            let node = Node::new(Dial::Server(client), Duration::from_secs(1), false, None);
             if let Some(clock) = clock {
                 node.observe(*clock);
             }
