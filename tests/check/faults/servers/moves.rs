@@ -19,11 +19,11 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ef
         Topology::Cluster => &deployment.replicas()[place..=place],
         _ => deployment.replicas(),
     };
+    deployment.allow_failover().await;
     cut_off.iter().for_each(|replica| replica.pause());
     // Else, what is on its way would be found once they go on.
     let _: u64 = deployment.masters()[place].run(&["CLIENT", "KILL", "TYPE", "replica"]).await;
     sleep(lag).await;
-    deployment.allow_failover().await;
     deployment.masters_mut()[place].kill();
     deployment.replicas().iter().for_each(|replica| replica.resume());
     deployment.has_failed_over(place).await;
