@@ -229,6 +229,7 @@ pub(crate) async fn settle(client: &Client, attempt: &Attempt, call: &Call<'_>) 
             _ => {}
         }
     }
+    let some_did = !yes.is_empty();
     let decided = if yes.len() >= votes.majority() {
         yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
     } else if no.len() > votes.of() - votes.majority() {
@@ -241,6 +242,8 @@ pub(crate) async fn settle(client: &Client, attempt: &Attempt, call: &Call<'_>) 
             Ok(reply) => Ok(Settled { answer, reply, votes }),
             Err(failure) => Err(failure),
         },
+        // Where it was done, a second delivery may find nothing to do.
+        None if some_did => Err(votes.failure().with_effect()),
         None => Err(votes.failure()),
     }
 }

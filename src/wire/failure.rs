@@ -90,6 +90,12 @@ impl Failure {
         self
     }
 
+    /// The same, of a request that had an effect on some of the nodes.
+    pub(crate) fn with_effect(mut self) -> Failure {
+        self.unknown = true;
+        self
+    }
+
     /// Whether the request may have had, or may yet have, an effect.
     pub(crate) fn is_unknown(&self) -> bool {
         self.unknown

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Options};
+use redlatch::{Error, Options, Renewal};
 use tokio::time::sleep;
 
-use super::{CLEANED, KINDS, Quorum, TIMEOUT, options};
-use crate::support::{eventually, soon};
+use super::{CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options};
+use crate::support::{AnyGuard, Kind, eventually, soon};
 
 fn short(millis: u64) -> Options {
     options().ttl(Duration::from_millis(millis))
@@ -205,4 +205,46 @@ async fn quorum_releases_on_a_node_that_hung_meanwhile() {
         }
     }
     quorum.finish().await;
+}
+
+/// Who has lost it and who is silent are together more than half, but nobody knows whether more than half have lost it.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_takes_no_silence_for_a_loss() {
+    for (nodes, lost, dead) in [(3, 0b001, 0b010), (4, 0b0001, 0b0010), (5, 0b00011, 0b00100)] {
+        let mut quorum = Quorum::start(nodes).await;
+        let client = quorum.client(options().renewal(Renewal::Never)).await;
+        // More than half that have lost it say enough, whatever the others would.
+        for (number, lost) in [lost, quorum.all() & !dead].into_iter().enumerate() {
+            let mut guards = Vec::new();
+            for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write, Kind::Write] {
+                let lock = kind.lock(&client, &format!("silent-{number}-{}", guards.len()));
+                guards.push((quorum.take(&lock).await, lock));
+            }
+            for (_, lock) in &guards {
+                quorum.run::<u64>(lost, &["DEL", lock.key()]).await;
+            }
+            quorum.kill(dead);
+            let downgraded = guards.pop().map(|(guard, _)| guard);
+            if let Some(AnyGuard::Write(guard)) = downgraded {
+                let outcome = guard.downgrade().await;
+                if number == 0 {
+                    assert_eq!(named(&no_quorum(outcome).1), quorum.labels(dead));
+                } else {
+                    assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
+                }
+            }
+            for (guard, lock) in guards {
+                let outcome = guard.release().await;
+                if number == 0 {
+                    assert_eq!(named(&no_quorum(outcome).1), quorum.labels(dead), "{lock:?}");
+                } else {
+                    assert!(matches!(outcome, Err(Error::NotHeld { .. })), "{lock:?}: {outcome:?}");
+                }
+            }
+            quorum.restart(dead).await;
+        }
+        client.settled().await;
+        drop(client);
+        quorum.finish().await;
+    }
 }
