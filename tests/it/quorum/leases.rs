@@ -248,3 +248,55 @@ async fn quorum_takes_no_silence_for_a_loss() {
         quorum.finish().await;
     }
 }
+
+/// A node that missed a downgrade, since it was dead or cut off, learns of it: it would keep out readers for as long as
+/// the lease is renewed.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_downgrades_on_nodes_that_come_back() {
+    let mut quorum = Quorum::durable(3).await;
+    let proxies = quorum.proxies().await;
+    let client = quorum.client_behind(&proxies, short(3_000)).await;
+    for dies in [true, false] {
+        let lock = Kind::Write.lock(&client, &format!("downgraded-{dies}"));
+        let AnyGuard::Write(writing) = quorum.take(&lock).await else { unreachable!("it writes") };
+        if dies {
+            quorum.kill(0b100);
+        } else {
+            proxies[2].be_deaf(true);
+            proxies[2].hold_requests(true);
+        }
+        let start = Instant::now();
+        let reading = writing.downgrade().await.unwrap();
+        assert!(start.elapsed() < TIMEOUT, "nobody waited for it: {:?}", start.elapsed());
+        // Long enough for the first request to be given up, so that it is a later one that arrives.
+        sleep(TIMEOUT * 2).await;
+        if dies {
+            quorum.restart(0b100).await;
+        } else {
+            proxies[2].cut();
+            proxies[2].be_deaf(false);
+            proxies[2].hold_requests(false);
+        }
+        let start = Instant::now();
+        // It takes this node to let others read.
+        quorum.hang(0b001);
+        let other = quorum.client(options()).await;
+        let reads = Kind::Read.lock(&other, &format!("downgraded-{dies}"));
+        eventually("others may read", || async {
+            let guard = reads.try_lock().await.unwrap();
+            guard.is_some()
+        })
+        .await;
+        assert!(start.elapsed() < CLEANED, "{:?}", start.elapsed());
+        assert!(reads.for_rival().try_lock().await.unwrap().is_none(), "it reads still");
+        assert!(!reading.lease().is_lost());
+        quorum.resume(0b001);
+        reading.release().await.unwrap();
+        other.settled().await;
+    }
+    drop(client);
+    for proxy in proxies {
+        proxy.outlive_clients().await;
+    }
+    quorum.finish().await;
+}
