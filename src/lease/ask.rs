@@ -245,23 +245,34 @@ impl Count {
         Some((self.too_low.0 + AHEAD).max(proposal? + 1))
     }
 
-    /// Neither has a majority accepted the token that was proposed, nor is the lock nested for a majority in a hold with an
-    /// earlier one: some node remembers a hold that is over elsewhere.
+    /// Neither has a majority accepted the token that was proposed, nor is the lock nested for a majority in a hold with one
+    /// earlier one: some node remembers a hold that is over elsewhere, or has chosen a number for a hold that it handed over.
     fn is_mixed(&self, proposal: Option<u64>) -> bool {
         let Some(proposed) = proposal.filter(|_| self.granted.len() >= self.majority) else { return false };
-        let count =
-            |is: fn(&u64, &u64) -> bool| self.granted.iter().filter(|(_, it)| is(it, &proposed)).count();
-        let nested = count(|token, proposed| (1..*proposed).contains(token));
-        count(u64::ge).max(nested) < self.majority
+        !self.has_accepted(proposed) && self.nested(proposed).is_none()
+    }
+
+    fn has_accepted(&self, proposed: u64) -> bool {
+        self.granted.iter().filter(|(_, token)| *token >= proposed).count() >= self.majority
+    }
+
+    /// The token of the hold that this one is nested in: the same for a majority, so that whoever comes later has a larger
+    /// one.
+    fn nested(&self, proposed: u64) -> Option<u64> {
+        let earlier =
+            self.granted.iter().map(|(_, token)| *token).filter(|token| (1..proposed).contains(token));
+        let told = |token: &u64| self.granted.iter().filter(|(_, it)| it == token).count();
+        earlier.filter(|token| told(token) >= self.majority).max()
     }
 
     /// The token of what a majority has granted: the one proposed, unless it is nested in a hold with an earlier one.
     fn token(&self, proposal: Option<u64>) -> u64 {
-        let largest =
-            |least: u64| self.granted.iter().map(|(_, token)| *token).filter(|token| *token < least).max();
-        let Some(proposed) = proposal else { return largest(u64::MAX).unwrap_or(0) };
-        let accepted = self.granted.iter().filter(|(_, token)| *token >= proposed).count();
-        if accepted >= self.majority { proposed } else { largest(proposed).unwrap_or(0) }
+        match proposal {
+            Some(proposed) if self.has_accepted(proposed) => proposed,
+            Some(proposed) => self.nested(proposed).unwrap_or(0),
+            // The only node has chosen it.
+            None => self.granted.iter().map(|(_, token)| *token).max().unwrap_or(0),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod guard;
 mod late;
 mod leases;
+mod nested;
 mod nodes;
 mod queue;
 mod races;
