@@ -88,6 +88,9 @@ impl Mutex {
 
     /// Takes the mutex if it is free and nobody waits for it; `None` otherwise.
     ///
+    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// granted it to several at a time.
+    ///
     /// # Errors
     /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
     ///

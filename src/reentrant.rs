@@ -112,6 +112,9 @@ impl ReentrantLock {
 
     /// Takes the lock if its owner has it already, or if it is free and nobody waits; `None` otherwise.
     ///
+    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// granted it to several at a time.
+    ///
     /// # Errors
     /// [`Error::TooDeep`] if the owner has as many holds as [`max_depth`](crate::Options::max_depth)
     /// allows, [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.

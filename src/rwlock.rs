@@ -181,6 +181,9 @@ impl RwLock {
 
     /// Reads if nobody writes or waits to write; `None` otherwise.
     ///
+    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// granted it to several at a time.
+    ///
     /// # Errors
     /// Those of [`read`](RwLock::read), but a server that fails is not waited for.
     ///
@@ -191,6 +194,9 @@ impl RwLock {
     }
 
     /// Writes if nobody writes or reads, or waits; `None` otherwise.
+    ///
+    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// granted it to several at a time.
     ///
     /// # Errors
     /// Those of [`write`](RwLock::write), but a server that fails is not waited for.

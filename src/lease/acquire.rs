@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::ask::{Asked, ask};
 use super::held::{Armed, Held};
@@ -24,6 +24,9 @@ const LONGEST_LOOK: Duration = Duration::from_secs(8);
 
 /// The longest pause after nodes have granted a lock to several at a time; it doubles a few times.
 const SPLIT_PAUSE: Duration = Duration::from_millis(5);
+
+/// How often to try again for a lock that nobody waits for, after nodes have granted it to several at a time.
+const MORE_TRIES: u32 = 2;
 
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -66,18 +69,26 @@ impl Target {
     }
 }
 
-/// One try. `None`: somebody else has it.
+/// One try, and a few more while others who try have so many nodes each that nobody has enough. `None`: somebody else has
+/// it.
 pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
-    match ask(target.arm(), "").await {
-        Asked::Granted(held) => Ok(Some(held)),
-        Asked::Busy { .. } => Ok(None),
-        Asked::Split { armed, .. } => {
-            armed.give_back();
-            Ok(None)
+    let (mut armed, mut split) = (target.arm(), Split::default());
+    loop {
+        match ask(armed, "").await {
+            Asked::Granted(held) => return Ok(Some(held)),
+            Asked::Busy { .. } => return Ok(None),
+            Asked::Split { armed: parted, by, .. } => {
+                armed = parted;
+                if split.pauses == MORE_TRIES || !armed.let_go(by).await {
+                    armed.give_back();
+                    return Ok(None);
+                }
+                sleep(split.pause()).await;
+            }
+            Asked::TooLate => return Err(target.lost()),
+            Asked::Failed(_, failure) => return Err(failure.into()),
+            Asked::Refused(error) => return Err(error),
         }
-        Asked::TooLate => Err(target.lost()),
-        Asked::Failed(_, failure) => Err(failure.into()),
-        Asked::Refused(error) => Err(error),
     }
 }
 

@@ -77,9 +77,14 @@ impl Armed {
 
     /// Gives back what some nodes have granted, and goes on waiting on the others. False if that may happen later: then
     /// it might take away what this attempt is granted until then, and the attempt must not go on.
-    pub(super) async fn let_go(&self, by: NodeSet) -> bool {
+    ///
+    /// # Cancel safety
+    /// Dropped, they are still answered for.
+    pub(super) async fn let_go(&mut self, by: NodeSet) -> bool {
+        self.in_flight = true;
         let (call, doubt) = (self.attempt.release(false, ""), Arc::default());
         self.client.nodes.ask(&call, by, &doubt, Until::Answered).await;
+        self.in_flight = false;
         !doubt.is_open()
     }
 

@@ -1,11 +1,11 @@
 //! What was given up arrives late, when something else has come of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::Locks;
 use tokio::time::sleep;
 
-use super::{KINDS, Quorum, options};
+use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, options};
 use crate::support::{Random, eventually, soon};
 
 /// One who has a part of a lock lets it go, so that others may have it, and is not heard in time. What he is granted after
@@ -47,6 +47,49 @@ async fn quorum_keeps_what_was_let_go_before() {
     quorum.resume(0b100);
     client.settled().await;
     drop((client, lone));
+    for proxy in proxies {
+        proxy.outlive_clients().await;
+    }
+    quorum.finish().await;
+}
+
+/// Who tries lets go of a part, to try again, and is dropped meanwhile: what he did not get rid of is given back all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_gives_back_what_a_dropped_try_was_letting_go() {
+    let quorum = Quorum::start(3).await;
+    let proxies = quorum.proxies().await;
+    let pair =
+        Locks::quorum_with([quorum.servers[0].url(), quorum.servers[1].url()], options()).await.unwrap();
+    let client = quorum.client_behind(&proxies, options()).await;
+    for kind in ALONE {
+        let name = format!("dropped-{}", kind.name());
+        // From here on, all nodes know the scripts.
+        quorum.take(&kind.lock(&client, &name)).await.release().await.unwrap();
+        let other = kind.lock(&pair, &name).lock().await.unwrap();
+        let lock = kind.lock(&client, &name);
+        proxies[2].hold_replies(true);
+        let trying = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.try_lock().await }
+        });
+        eventually("it has one", || async { quorum.having(0b100, lock.key()).await == 0b100 }).await;
+        // It is told so, and what it asks next gets lost.
+        proxies[2].be_deaf(true);
+        proxies[2].hold_requests(true);
+        proxies[2].hold_replies(false);
+        sleep(TIMEOUT / 3).await;
+        trying.abort();
+        sleep(TIMEOUT * 2).await;
+        proxies[2].cut();
+        proxies[2].be_deaf(false);
+        proxies[2].hold_requests(false);
+        let start = Instant::now();
+        eventually("free", || async { quorum.having(0b100, lock.key()).await == 0 }).await;
+        assert!(start.elapsed() < CLEANED, "{:?}, and its ttl is 30 s", start.elapsed());
+        other.release().await.unwrap();
+    }
+    client.settled().await;
+    drop((client, pair));
     for proxy in proxies {
         proxy.outlive_clients().await;
     }

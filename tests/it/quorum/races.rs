@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::Options;
+use redlatch::{Locks, Options, Renewal};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::{ALONE, KINDS, Quorum, options};
-use crate::support::{AnyLock, Kind, soon};
+use crate::support::{AnyLock, Kind, eventually, soon};
 
 /// What two who race share. They begin each try together, and end it together.
 struct Race {
@@ -93,6 +93,87 @@ async fn quorum_decides_races_of_two_while_one_is_dead() {
     let decided = race(&quorum, 200).await;
     assert!(decided >= 180, "{decided} of 200 within 3 tries");
     quorum.restart(0b00100).await;
+    quorum.finish().await;
+}
+
+/// Four who try at the same instant, each through a client of its own: how many rounds nobody won, and the longest try.
+async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (usize, Duration) {
+    let (mut lost, mut longest) = (0, Duration::ZERO);
+    let mut locks = Vec::new();
+    for number in 0..4 {
+        // Each asks another node first.
+        let mut urls = quorum.urls();
+        urls.rotate_left(number % quorum.count());
+        let client = Locks::quorum(urls).await.unwrap();
+        locks.push(kind.lock(&client, kind.name()));
+    }
+    for _ in 0..rounds {
+        let gate = Arc::new(Barrier::new(locks.len()));
+        let mut tasks = JoinSet::new();
+        for lock in locks.clone() {
+            let gate = Arc::clone(&gate);
+            tasks.spawn(async move {
+                gate.wait().await;
+                let start = Instant::now();
+                let guard = soon("an answer", lock.try_lock()).await.unwrap();
+                (guard, start.elapsed())
+            });
+        }
+        let mut winners = Vec::new();
+        while let Some(outcome) = tasks.join_next().await {
+            let (guard, took) = outcome.unwrap();
+            winners.extend(guard);
+            longest = longest.max(took);
+        }
+        assert!(winners.len() < 2, "{kind:?}: {} have it", winners.len());
+        lost += usize::from(winners.is_empty());
+        for guard in winners {
+            guard.release().await.unwrap();
+        }
+        eventually("free", || async { quorum.having(alive, locks[0].key()).await == 0 }).await;
+    }
+    (lost, longest)
+}
+
+/// Of those who try for a free lock, one gets it, however their requests arrive.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_tries_for_a_free_lock_are_won() {
+    for (nodes, dead, kinds) in [(3, 0, &ALONE[..]), (5, 0b00100, &ALONE[..1])] {
+        let mut quorum = Quorum::start(nodes).await;
+        quorum.kill(dead);
+        for kind in kinds {
+            let rounds = if *kind == Kind::Mutex { 200 } else { 100 };
+            let (lost, longest) = scrambles(&quorum, quorum.all() & !dead, *kind, rounds).await;
+            println!(
+                "FIG {kind:?} on {nodes}, {dead:b} dead: {lost} of {rounds} without a winner, at most {longest:?}"
+            );
+            assert!(lost * 100 <= rounds, "{kind:?} on {nodes}: {lost} of {rounds}");
+        }
+        quorum.restart(dead).await;
+        quorum.finish().await;
+    }
+}
+
+/// Somebody has it, though not on all nodes: that is not taken for others who try, or not for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_tries_for_a_lock_that_a_minority_has_lost_end_soon() {
+    let quorum = Quorum::start(3).await;
+    for kind in ALONE {
+        let lock = quorum.lock(kind, kind.name(), options().renewal(Renewal::Never)).await;
+        let guard = quorum.take(&lock).await;
+        quorum.run::<u64>(0b100, &["DEL", lock.key()]).await;
+        let mut times = Vec::new();
+        for _ in 0..20 {
+            let start = Instant::now();
+            assert!(lock.for_another().try_lock().await.unwrap().is_none());
+            times.push(start.elapsed());
+        }
+        times.sort();
+        println!("FIG {kind:?}: half within {:?}, at most {:?}", times[10], times[19]);
+        assert!(times[10] < Duration::from_millis(100), "{times:?}");
+        eventually("nothing left", || async { quorum.having(0b111, lock.key()).await == 0b011 }).await;
+        guard.release().await.unwrap();
+    }
     quorum.finish().await;
 }
 
