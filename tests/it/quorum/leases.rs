@@ -277,10 +277,10 @@ async fn quorum_downgrades_on_nodes_that_come_back() {
             proxies[2].be_deaf(false);
             proxies[2].hold_requests(false);
         }
+        let other = quorum.client(Options::new()).await;
         let start = Instant::now();
         // It takes this node to let others read.
         quorum.hang(0b001);
-        let other = quorum.client(options()).await;
         let reads = Kind::Read.lock(&other, &format!("downgraded-{dies}"));
         eventually("others may read", || async {
             let guard = reads.try_lock().await.unwrap();
