@@ -8,8 +8,8 @@ use crate::name::{Name, NameError};
 ///
 /// That somebody else holds the lock is not among them: it is the answer `None` of a `try_` call.
 ///
-/// The text says what failed, the [source](std::error::Error::source) why: print the whole chain, as
-/// `{:#}` of `anyhow` does.
+/// The text says what failed and why, to the end: there is no [source](std::error::Error::source) that would say it
+/// again. What the client library said is in the field `cause`.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -67,12 +67,12 @@ pub enum Error {
         found: &'static str,
     },
     /// The server could not be reached, did not answer in time, or refused the request.
-    #[error("redis failed during {script}")]
+    #[error("redis failed during {script}: {cause}")]
     Redis {
         /// What was asked of it.
         script: &'static str,
         /// What the client library says.
-        source: redis::RedisError,
+        cause: redis::RedisError,
     },
     /// The server answered a script with something that the script never answers.
     #[error("{script} was answered with {reply}, which is not in its contract")]
@@ -125,7 +125,8 @@ fn texts(nodes: &[NodeError]) -> String {
 
 /// What went wrong on one node of a quorum.
 #[non_exhaustive]
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{node}: {error}")]
 pub struct NodeError {
     /// Its address.
     pub node: String,
@@ -137,20 +138,10 @@ impl NodeError {
     /// The same once more, as far as it can be told.
     pub(crate) fn again(&self) -> NodeError {
         let error = match &self.error {
-            Error::Redis { script, source } => Error::Redis { script, source: source.clone() },
+            Error::Redis { script, cause } => Error::Redis { script, cause: cause.clone() },
             _ => Error::NotAdmitted,
         };
         NodeError { node: self.node.clone(), error }
-    }
-}
-
-impl std::fmt::Display for NodeError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.node, self.error)?;
-        match std::error::Error::source(&self.error) {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
-        }
     }
 }
 
@@ -231,9 +222,9 @@ pub enum ConfigError {
         problem: NodeProblem,
     },
     /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not shown: it may hold a password.
-    #[error("the URL of the server cannot be used")]
+    #[error("the URL of the server cannot be used: {cause}")]
     Url {
         /// What the client library says.
-        source: redis::RedisError,
+        cause: redis::RedisError,
     },
 }

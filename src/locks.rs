@@ -205,5 +205,5 @@ impl fmt::Debug for Locks {
 }
 
 fn client(url: &str, options: &Options) -> Result<redis::Client, ConfigError> {
-    wire::client(url, options.node_timeout).map_err(|source| ConfigError::Url { source })
+    wire::client(url, options.node_timeout).map_err(|cause| ConfigError::Url { cause })
 }

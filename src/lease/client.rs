@@ -27,7 +27,7 @@ impl Client {
         let node = Node::new(dial, options.node_timeout, options.wants_replicas().is_some(), None);
         let nodes = Nodes::new(vec![(node, String::new())]);
         for outcome in nodes.connect().await {
-            outcome.map_err(|source| Error::Redis { script: "connect", source })?;
+            outcome.map_err(|cause| Error::Redis { script: "connect", cause })?;
         }
         Ok(Client::with(nodes, ear.map(|ear| vec![ear]), options))
     }
@@ -53,8 +53,8 @@ impl Client {
             if let Some(problem) = roster.problem(place) {
                 return Err(ConfigError::Node { node: labels[place].clone(), problem }.into());
             }
-            if let Err(source) = outcome {
-                let error = Error::Redis { script: "connect", source };
+            if let Err(cause) = outcome {
+                let error = Error::Redis { script: "connect", cause };
                 failed.push(NodeError { node: labels[place].clone(), error });
             }
         }

@@ -156,7 +156,7 @@ impl Locks {
             match nodes.run_id(place).await {
                 Ok(Some(run)) if *run == **admitted => survey.admitted.push(place),
                 Ok(run) => survey.strangers.push((place, run.as_deref().unwrap_or_default().to_owned())),
-                Err(source) => survey.failed.push(failed(Error::Redis { script: "connect", source })),
+                Err(cause) => survey.failed.push(failed(Error::Redis { script: "connect", cause })),
             }
             survey.highest = survey.highest.max(*highest);
             survey.longest_ttl = survey.longest_ttl.max(*ttl);

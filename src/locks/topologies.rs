@@ -53,7 +53,7 @@ impl Locks {
     ) -> Result<Locks, Error> {
         options.check()?;
         let built = wire::cluster(urls, options.node_timeout);
-        let (client, seeds) = built.map_err(|source| ConfigError::Url { source })?;
+        let (client, seeds) = built.map_err(|cause| ConfigError::Url { cause })?;
         let ear = Ear::Cluster(std::sync::Arc::new(seeds));
         Locks::start(Dial::Cluster(std::sync::Arc::new(client)), Some(ear), options).await
     }
@@ -145,7 +145,7 @@ impl Locks {
     ) -> Result<Locks, Error> {
         options.check()?;
         let watched = wire::Watched::new(urls, master_name, options.node_timeout);
-        let watched = std::sync::Arc::new(watched.map_err(|source| ConfigError::Url { source })?);
+        let watched = std::sync::Arc::new(watched.map_err(|cause| ConfigError::Url { cause })?);
         let ear = Ear::Sentinel(std::sync::Arc::clone(&watched));
         Locks::start(Dial::Sentinel(watched), Some(ear), options).await
     }

@@ -143,7 +143,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
         let script = failure.script;
         match failure.cause {
-            Cause::Unsent(source) | Cause::Sent(source) => Error::Redis { script, source },
+            Cause::Unsent(cause) | Cause::Sent(cause) => Error::Redis { script, cause },
             Cause::Reply(reply) => Error::Reply { script, reply },
             Cause::Unreplicated { have, want } => {
                 Error::TooFewReplicas { have: u64::try_from(have).unwrap_or(0), want }

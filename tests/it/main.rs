@@ -4,6 +4,7 @@
 
 mod clients;
 mod deployments;
+mod errors;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 mod failover;
 mod house;
