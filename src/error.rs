@@ -199,6 +199,9 @@ pub enum ConfigError {
     /// To wait for replicas, a request must know its server, which a cluster's client does not tell.
     #[error("replicas cannot be waited for in a cluster")]
     ReplicasOfCluster,
+    /// Only other nodes can admit one: who is alone cannot have a [`RestartGuard`](crate::RestartGuard).
+    #[error("restart_guard is for the nodes of a quorum, which must be more than one")]
+    GuardOfOneNode,
     /// The prefix is too long.
     #[error("the prefix has {bytes} bytes; it must have at most 128")]
     LongPrefix {

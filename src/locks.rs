@@ -11,7 +11,7 @@ use crate::lease::Client;
 use crate::lock::Lock;
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
-use crate::options::{Options, RestartGuard};
+use crate::options::Options;
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
 use crate::wire::{self, Dial, Ear};
@@ -96,8 +96,8 @@ impl Locks {
         Locks::start(Dial::Pool(pool), None, options).await
     }
 
-    async fn start(dial: Dial, ear: Option<Ear>, mut options: Options) -> Result<Locks, Error> {
-        options.restart_guard = RestartGuard::Off; // who is alone has nobody to be admitted by
+    async fn start(dial: Dial, ear: Option<Ear>, options: Options) -> Result<Locks, Error> {
+        options.check_for_one_node()?;
         if dial.is_cluster() {
             options.check_for_cluster()?;
         }
@@ -134,6 +134,9 @@ impl Locks {
         options.check()?;
         if self.client.nodes.resend() {
             options.check_for_cluster()?;
+        }
+        if self.client.nodes.single().is_some() {
+            options.check_for_one_node()?;
         }
         options.restart_guard = self.options.restart_guard;
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })

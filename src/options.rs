@@ -242,7 +242,9 @@ impl Options {
     }
 
     /// Whether nodes of a quorum that restart must be admitted again; [`RestartGuard::Off`] unless set. All clients
-    /// of a quorum must agree. It belongs to the connections, as [`node_timeout`](Options::node_timeout) does.
+    /// of a quorum must agree. It belongs to the connections, as [`node_timeout`](Options::node_timeout) does. Not for
+    /// anything else than a quorum, nor for one of a single node: that is
+    /// [`ConfigError::GuardOfOneNode`](crate::ConfigError::GuardOfOneNode).
     pub fn restart_guard(mut self, guard: RestartGuard) -> Options {
         self.restart_guard = guard;
         self
@@ -275,6 +277,13 @@ impl Options {
 
     pub(crate) fn check_for_cluster(&self) -> Result<(), ConfigError> {
         if self.replicas > 0 { Err(ConfigError::ReplicasOfCluster) } else { Ok(()) }
+    }
+
+    pub(crate) fn check_for_one_node(&self) -> Result<(), ConfigError> {
+        match self.restart_guard {
+            RestartGuard::On => Err(ConfigError::GuardOfOneNode),
+            RestartGuard::Off => Ok(()),
+        }
     }
 
     pub(crate) fn wants_replicas(&self) -> Option<(u32, Duration)> {

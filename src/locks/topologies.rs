@@ -5,7 +5,7 @@ use super::Locks;
 use crate::error::ConfigError;
 use crate::error::Error;
 use crate::lease::Client;
-use crate::options::{Options, RestartGuard};
+use crate::options::Options;
 use crate::wire::NodeSet;
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
 use crate::wire::{self, Dial, Ear};
@@ -194,7 +194,7 @@ impl Locks {
     /// Dropped, nothing remains.
     pub async fn quorum_with(
         urls: impl IntoIterator<Item = impl AsRef<str>>,
-        mut options: Options,
+        options: Options,
     ) -> Result<Locks, Error> {
         options.check()?;
         let mut servers = Vec::new();
@@ -208,7 +208,7 @@ impl Locks {
             return Err(crate::error::ConfigError::Nodes { count, most }.into());
         }
         if servers.len() == 1 {
-            options.restart_guard = RestartGuard::Off; // who is alone has nobody to be admitted by
+            options.check_for_one_node()?;
         }
         let client = Client::start_quorum(servers, &options).await?;
         Ok(Locks { client, options: std::sync::Arc::new(options) })

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{ConfigError, Error, Locks, NameProblem, Options, Owner};
+use redlatch::{ConfigError, Error, Locks, NameProblem, Options, Owner, RestartGuard};
 
 use crate::support::{Kind, Server, eventually, soon};
 
@@ -151,4 +151,32 @@ async fn secrets_are_not_shown() {
     guard.release().await.unwrap();
     let wrong = Locks::open(&url.replace("s3cret", "wr0ng")).await.unwrap_err();
     assert!(matches!(wrong, Error::Redis { .. }) && !format!("{wrong:?}").contains("wr0ng"), "{wrong:?}");
+}
+
+/// Nobody could admit a node that is alone: what is not there must not be believed to be.
+#[tokio::test(flavor = "multi_thread")]
+async fn options_refuse_a_restart_guard_outside_a_quorum() {
+    use redlatch::deadpool_redis::{Config, Runtime};
+    // Nobody listens here: an attempt to connect would be another error.
+    let url = "redis://127.0.0.1:1/";
+    let guarded = || Options::new().restart_guard(RestartGuard::On);
+    let refused = |outcome: Result<Locks, Error>| {
+        assert!(matches!(outcome, Err(Error::Config(ConfigError::GuardOfOneNode))), "{outcome:?}");
+    };
+    let pool = Config::from_url(url).create_pool(Some(Runtime::Tokio1)).unwrap();
+    refused(Locks::open_with(url, guarded()).await);
+    refused(Locks::from_pool_with(pool, guarded()).await);
+    refused(Locks::quorum_with([url], guarded()).await);
+    #[cfg(feature = "sentinel")]
+    refused(Locks::sentinel_with([url], "mymaster", guarded()).await);
+    #[cfg(feature = "cluster")]
+    {
+        use redlatch::deadpool_redis::cluster;
+        let pool =
+            cluster::Config::from_urls(vec![url.to_owned()]).create_pool(Some(Runtime::Tokio1)).unwrap();
+        refused(Locks::cluster_with([url], guarded()).await);
+        refused(Locks::from_cluster_pool_with(pool, guarded()).await);
+    }
+    let server = Server::start().await;
+    refused(server.locks().await.with_options(guarded()).map_err(Error::from));
 }
