@@ -11,6 +11,8 @@ use tokio::time::sleep;
 use super::book::{Abandoned, Book, May, Round};
 use super::{Attempt, LONGEST_SLEEP, Lease};
 use crate::clock::Moment;
+#[cfg(feature = "tracing")]
+use crate::error::Error;
 use crate::event::event;
 use crate::options::Renewal;
 use crate::wire::{Answer, Call, NodeSet, Nodes, Reply, Vote};
@@ -34,6 +36,12 @@ pub(super) struct Keeper {
     bell: Notify,
     /// Rung when everything that was dropped has been given back.
     settled: Notify,
+}
+
+/// Which nodes have a lease: so many have it, and these have it not.
+struct Tally {
+    held: usize,
+    without: NodeSet,
 }
 
 /// What the nodes say of a lease.
@@ -171,11 +179,12 @@ impl Keeper {
         let released: Vec<_> = answers.collect();
         let (mut gone, mut torn) = (Vec::new(), Vec::new());
         for ((lease, ttl), votes) in round.renewals.into_iter().zip(renewed) {
-            let (standing, without) = self.count(&votes);
-            if self.conclude_renewal(&lease, ttl, sent, &standing, &votes) {
+            let tally = self.count(&votes);
+            let is_torn = self.standing(&tally) == Standing::Held && !tally.without.is_empty();
+            if self.conclude_renewal(&lease, ttl, sent, &tally, &votes) {
                 gone.push(lease);
-            } else if let Some(ttl) = ttl.filter(|_| standing == Standing::Held && !without.is_empty()) {
-                torn.push((lease, ttl, without));
+            } else if let Some(ttl) = ttl.filter(|_| is_torn) {
+                torn.push((lease, ttl, tally.without));
             }
         }
         for (it, votes) in round.releases.into_iter().zip(released) {
@@ -186,8 +195,7 @@ impl Keeper {
         self.mend(torn, limit).await;
     }
 
-    /// Which nodes have a lease, and which have it not.
-    fn count(&self, votes: &[Vote]) -> (Standing, NodeSet) {
+    fn count(&self, votes: &[Vote]) -> Tally {
         let mut held = 0;
         let mut without = NodeSet::of([]);
         for (node, outcome) in votes {
@@ -200,14 +208,17 @@ impl Keeper {
                 _ => {}
             }
         }
-        let standing = if held >= self.nodes.majority() {
+        Tally { held, without }
+    }
+
+    fn standing(&self, tally: &Tally) -> Standing {
+        if tally.held >= self.nodes.majority() {
             Standing::Held
-        } else if without.len() > self.nodes.count() - self.nodes.majority() {
+        } else if tally.without.len() > self.nodes.count() - self.nodes.majority() {
             Standing::Lost
         } else {
             Standing::Unknown
-        };
-        (standing, without)
+        }
     }
 
     /// Takes a lock that a majority keeps for a lease once more where a node has lost it: a node that was away is
@@ -241,14 +252,14 @@ impl Keeper {
         lease: &Lease,
         ttl: Option<Duration>,
         sent: Moment,
-        standing: &Standing,
+        tally: &Tally,
         _votes: &[Vote],
     ) -> bool {
         let mut book = self.book();
         if lease.0.entry.over.load(Ordering::Relaxed) {
             return false; // given back meanwhile: whatever the answer, it is nobody's business any more
         }
-        match standing {
+        match self.standing(tally) {
             Standing::Held => {
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => book.insert(lease, sent + ttl / 3, &self.bell),
@@ -273,7 +284,16 @@ impl Keeper {
                 false
             }
             Standing::Unknown => {
-                event!(warn, lock = %lease.name(), votes = ?_votes, "cannot renew a lease: trying again");
+                event!(
+                    warn,
+                    lock = %lease.name(),
+                    held = tally.held,
+                    lost = tally.without.len(),
+                    unknown = self.nodes.count() - tally.held - tally.without.len(),
+                    nodes = self.nodes.count(),
+                    error = first_failure(_votes).map(::tracing::field::display),
+                    "cannot renew a lease on enough nodes: trying again"
+                );
                 let pause = (lease.options().ttl / 30).clamp(PAUSES.0, PAUSES.1);
                 book.insert(lease, Moment::now() + pause, &self.bell);
                 false
@@ -309,7 +329,7 @@ impl Keeper {
                 it.for_good |= failure.is_unknown();
                 left = left.with(*node);
             } else {
-                event!(error, lock = %it.attempt.name, ?failure, "cannot give a lock back: its ttl will");
+                event!(error, lock = %it.attempt.name, error = %Error::from(failure), "cannot give a lock back: its ttl will");
             }
         }
         let returned = it.counts && left.len() < self.nodes.majority();
@@ -340,6 +360,13 @@ impl Keeper {
         let book = self.book();
         book.due.len() + book.abandoned.len() + book.leftovers.len()
     }
+}
+
+/// Why a node did not answer.
+#[cfg(feature = "tracing")]
+fn first_failure(votes: &[Vote]) -> Option<Error> {
+    let failures = votes.iter().filter_map(|(_, outcome)| outcome.as_ref().err());
+    failures.cloned().map(Error::from).next()
 }
 
 /// A request for a lease is under way, until it is known that it was answered.

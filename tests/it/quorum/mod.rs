@@ -1,5 +1,7 @@
 //! Independent servers, of which more than half decide: what each of them may do, and what it costs.
 
+#[cfg(feature = "tracing")]
+mod events;
 mod guard;
 mod late;
 mod leases;

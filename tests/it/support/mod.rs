@@ -2,6 +2,8 @@
 
 mod cluster;
 mod deployment;
+#[cfg(feature = "tracing")]
+pub mod events;
 mod locks;
 mod open;
 mod process;

@@ -1,0 +1,62 @@
+//! What the crate says to `tracing`, for one test among many that run at the same time.
+
+use std::fmt::{Debug, Write};
+use std::sync::{Mutex, Once};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// All of them, of all tests: `LEVEL message field=value field=value`.
+static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Begins to listen, for all tests.
+pub fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Listener).unwrap());
+}
+
+/// Those that name something which no other test has: a port, or the name of a lock.
+pub fn heard_of(word: &str) -> Vec<String> {
+    HEARD.lock().unwrap().iter().filter(|event| event.contains(word)).cloned().collect()
+}
+
+struct Listener;
+
+impl Subscriber for Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "redlatch"
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line { level: event.metadata().level().to_string(), ..Line::default() };
+        event.record(&mut line);
+        HEARD.lock().unwrap().push(format!("{} {}{}", line.level, line.message, line.fields));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[derive(Default)]
+struct Line {
+    level: String,
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.message = format!("{value:?}");
+        } else {
+            write!(self.fields, " {field}={value:?}").unwrap();
+        }
+    }
+}
