@@ -1,6 +1,7 @@
 //! A cluster: its client, with limits on what the library leaves open, and the nodes to listen to.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ pub(crate) fn cluster(
         .min_retry_wait(PAUSES.0)
         .max_retry_wait(PAUSES.1)
         .build()?;
-    Ok((client, Seeds { known: Mutex::new(seeds) }))
+    Ok((client, Seeds::new(seeds)))
 }
 
 /// Whether all masters answer, of which one of them knows.
@@ -69,36 +70,52 @@ pub(super) async fn masters_answer(mut connection: ClusterConnection) -> bool {
 /// Servers of a cluster, any of which hears what is published on any.
 #[derive(Debug)]
 pub(crate) struct Seeds {
-    known: Mutex<Vec<ConnectionInfo>>,
+    named: Vec<ConnectionInfo>,
+    /// The others that the cluster had when it was asked last.
+    others: Mutex<Vec<ConnectionInfo>>,
+    turn: AtomicUsize,
 }
 
 impl Seeds {
+    /// There must be one.
+    fn new(named: Vec<ConnectionInfo>) -> Seeds {
+        Seeds { named, others: Mutex::default(), turn: AtomicUsize::new(0) }
+    }
+
     /// Each call names another one.
     pub(super) fn next(&self) -> Result<Client, RedisError> {
-        let mut known = self.known();
-        known.rotate_left(1);
-        // There is one: a cluster has a first node, and none is ever removed.
-        Client::open(known[known.len() - 1].clone())
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let others = self.others();
+        let place = turn % (self.named.len() + others.len());
+        Client::open(self.named.iter().chain(&*others).nth(place).unwrap_or(&self.named[0]).clone())
     }
 
     /// Asks a server for the others: those that were named at first may be gone some day.
     pub(super) async fn learn(&self, connection: &mut MultiplexedConnection, from: &Client) {
         let slots = redis::cmd("CLUSTER").arg("SLOTS").query_async::<Vec<Vec<Value>>>(connection).await;
-        let Ok(slots) = slots else { return };
-        let from = from.get_connection_info();
-        let mut known = self.known();
+        if let Ok(slots) = slots {
+            self.replace_others(&slots, from.get_connection_info());
+        }
+    }
+
+    fn replace_others(&self, slots: &[Vec<Value>], from: &ConnectionInfo) {
+        let mut others: Vec<ConnectionInfo> = Vec::new();
         for node in slots.iter().flat_map(|range| range.iter().skip(2)) {
             if let Some(info) = beside(from, node)
-                && !known.iter().any(|old| old.addr() == info.addr())
+                && !self.named.iter().chain(&others).any(|known| known.addr() == info.addr())
             {
-                known.push(info);
+                others.push(info);
             }
+        }
+        // A server that was put out of its cluster knows of no slots: what it said is no news of the others.
+        if !slots.is_empty() {
+            *self.others() = others;
         }
     }
 
     /// Poisoning does not matter: nothing under this lock panics.
-    fn known(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn others(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -120,4 +137,51 @@ fn beside(from: &ConnectionInfo, node: &Value) -> Option<ConnectionInfo> {
         _ => ConnectionAddr::Tcp(host, port),
     };
     Some(from.clone().set_addr(addr))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+    use super::*;
+
+    fn info(port: u16) -> ConnectionInfo {
+        super::info(&format!("redis://10.0.0.1:{port}/"), Duration::from_secs(1)).unwrap()
+    }
+
+    /// An answer to `CLUSTER SLOTS`: one range, served by all of these.
+    fn topology(ports: &[u16]) -> Vec<Vec<Value>> {
+        let node = |port: &u16| {
+            let host = Value::BulkString(b"10.0.0.1".to_vec());
+            Value::Array(vec![host, Value::Int((*port).into()), Value::BulkString(b"id".to_vec())])
+        };
+        vec![[Value::Int(0), Value::Int(16_383)].into_iter().chain(ports.iter().map(node)).collect()]
+    }
+
+    /// Whom it names in one round, and the one after it.
+    fn named(seeds: &Seeds, count: usize) -> Vec<u16> {
+        let port = |_| match seeds.next().unwrap().get_connection_info().addr() {
+            ConnectionAddr::Tcp(_, port) => *port,
+            other => unreachable!("{other:?}"),
+        };
+        let mut rounds: Vec<u16> = (0..2 * count).map(port).collect();
+        rounds.sort_unstable();
+        rounds.dedup();
+        rounds
+    }
+
+    #[test]
+    fn seeds_are_those_named_and_those_of_the_last_topology() {
+        let seeds = Seeds::new(vec![info(1), info(2)]);
+        assert_eq!(named(&seeds, 2), [1, 2]);
+        seeds.replace_others(&topology(&[1, 3, 4]), &info(1));
+        assert_eq!(named(&seeds, 4), [1, 2, 3, 4]);
+        for port in 5..1_000 {
+            seeds.replace_others(&topology(&[1, 4, port]), &info(1));
+            assert_eq!(named(&seeds, 4), [1, 2, 4, port], "who has left is forgotten");
+        }
+        seeds.replace_others(&[], &info(1));
+        assert_eq!(named(&seeds, 4), [1, 2, 4, 999], "who knows nothing says nothing of others");
+        seeds.replace_others(&topology(&[7]), &info(1));
+        assert_eq!(named(&seeds, 3), [1, 2, 7], "those that were named stay");
+    }
 }
