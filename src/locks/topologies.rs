@@ -58,12 +58,17 @@ impl Locks {
         Locks::start(Dial::Cluster(std::sync::Arc::new(client)), Some(ear), options).await
     }
 
-    /// Connects to a Redis Cluster as an application's pool does: with its addresses and credentials.
+    /// Connects to a Redis Cluster as an application's pool does: with its addresses, credentials and protocol.
     ///
-    /// The connection is made beside the pool and takes no place in it. A pool's settings have no timeouts, and its
-    /// connections none of the better socket settings: requests are given up in time all the same, but
-    /// [`cluster`](Locks::cluster) finds out sooner that a server is gone. A pool cannot subscribe: without
+    /// The connection is made beside the pool and takes no place in it. A pool cannot subscribe: without
     /// [`with_subscriber`](Locks::with_subscriber), whoever waits looks every 100 ms instead of being told.
+    ///
+    /// **Timeouts**: the [node timeout](Options::node_timeout) covers every request, with all that the client library does
+    /// for it, and every connection to the cluster as a whole. What it consists of is the pool's, which is to say the
+    /// library's defaults, since a pool takes no others: a second to connect to each server, no limit for the answer of
+    /// one server, pauses of its own between retries, plain sockets. A server that hangs while a connection is made is
+    /// waited for twice: to open beside one, or to replace a connection, takes a node timeout of 3 s. [`cluster`](Locks::cluster) divides the node timeout among them, and
+    /// finds out sooner that a server is gone.
     ///
     /// # Errors
     /// [`Error::Redis`] if no node answers within the [node timeout](Options::node_timeout).

@@ -208,3 +208,32 @@ async fn cluster_an_exhausted_pool_starves_no_lease() {
     drop(locks);
     deployment.assert_nothing_left().await;
 }
+
+/// Connections with a pool's settings have the library's timeouts, within the node timeout.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_a_pool_takes_longer_to_open_beside_a_server_that_hangs() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
+    let config = Config::from_urls(urls("127.0.0.1", deployment.masters()));
+    let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
+    deployment.masters()[1].pause();
+    let start = Instant::now();
+    let outcome = Locks::from_cluster_pool(pool.clone()).await;
+    println!("{:?} after {:?}", outcome.as_ref().map(drop), start.elapsed());
+    assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+    assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
+    let (start, limit) = (Instant::now(), 3 * NODE_TIMEOUT);
+    let locks = Locks::from_cluster_pool_with(pool, Options::new().node_timeout(limit)).await.unwrap();
+    println!("opened after {:?}", start.elapsed());
+    for kind in KINDS {
+        let lock = kind.lock(&locks, &format!("{here}{}", kind.name()));
+        lock.lock().await.unwrap().release().await.unwrap();
+    }
+    let start = Instant::now();
+    let outcome = locks.mutex(format!("{there}mutex")).unwrap().try_lock().await.map(drop);
+    println!("{outcome:?} after {:?}", start.elapsed());
+    assert!(outcome.is_err() && start.elapsed() < limit + SLACK, "{outcome:?} {:?}", start.elapsed());
+    deployment.masters()[1].resume();
+    drop(locks);
+    deployment.assert_nothing_left().await;
+}
