@@ -39,7 +39,10 @@ impl Dial {
                 #[cfg(feature = "sentinel")]
                 Dial::Sentinel(watched) => {
                     let master = watched.master().await?;
-                    master.get_multiplexed_async_connection_with_config(&config(limit)).await?
+                    let connection =
+                        master.get_multiplexed_async_connection_with_config(&config(limit)).await?;
+                    watched.leads_to(&master);
+                    connection
                 }
                 #[cfg(feature = "cluster")]
                 Dial::Cluster(client) => {

@@ -44,6 +44,18 @@ impl Ear {
         }
     }
 
+    /// Returns once a request has found that another server is the one to listen to.
+    pub(super) async fn moves_from(&self, client: &Client) {
+        match self {
+            #[cfg(feature = "sentinel")]
+            Ear::Sentinel(watched) => watched.moves_from(client).await,
+            _ => {
+                let _ = client;
+                std::future::pending().await
+            }
+        }
+    }
+
     /// Whether a server that answers may be the wrong one all the same: a master that was demoted.
     pub(super) async fn has_moved_from(&self, client: &Client) -> bool {
         match self {

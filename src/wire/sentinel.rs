@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, TlsMode};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -16,6 +17,8 @@ pub(crate) struct Watched {
     name: String,
     node: SentinelNodeConnectionInfo,
     limit: Duration,
+    /// Where requests go.
+    place: watch::Sender<Option<ConnectionAddr>>,
 }
 
 impl Watched {
@@ -53,7 +56,7 @@ impl Watched {
             name = host;
         }
         let node = node.set_tcp_settings(settings);
-        Ok(Watched { sentinels, name, node, limit })
+        Ok(Watched { sentinels, name, node, limit, place: watch::Sender::new(None) })
     }
 
     /// Where the master is now: as the first sentinel says whose answer the server itself confirms. They are asked in
@@ -78,6 +81,28 @@ impl Watched {
                 Ok(Some(Ok(Err(error)))) if rank(&error) >= rank(&failure) => failure = error,
                 // The next one: there are fewer of those who are left each time, or of those who were asked.
                 _ => {}
+            }
+        }
+    }
+
+    /// Takes note that requests go there from now on.
+    pub(super) fn leads_to(&self, master: &Client) {
+        let new = Some(master.get_connection_info().addr().clone());
+        self.place.send_if_modified(|place| {
+            let moves = *place != new;
+            *place = new;
+            moves
+        });
+    }
+
+    /// Returns once requests go elsewhere than before, and not to this server. Only news count: of two sentinels that
+    /// disagree, nobody is sent to and fro.
+    pub(super) async fn moves_from(&self, client: &Client) {
+        let mut place = self.place.subscribe();
+        let here = client.get_connection_info().addr();
+        while place.changed().await.is_ok() {
+            if place.borrow().as_ref() != Some(here) {
+                return;
             }
         }
     }

@@ -315,9 +315,12 @@ async fn stands(
     limit: Duration,
     gone: &Notify,
 ) {
+    let moves = ear.moves_from(client);
+    tokio::pin!(moves);
     loop {
         tokio::select! {
             () = gone.notified() => return,
+            () = &mut moves => return,
             () = sleep(HEARTBEAT) => {
                 if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err()
                     || timeout(limit, ear.has_moved_from(client)).await.unwrap_or(false)
