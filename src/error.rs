@@ -158,6 +158,9 @@ pub enum NodeProblem {
     /// It repeats what another server says.
     #[error("it is a replica")]
     Replica,
+    /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices that it has started again.
+    #[error("it does not say who it is: its INFO has no run_id")]
+    Unidentified,
 }
 
 /// A client cannot be set up like this. Found before anything is sent, but for [`ConfigError::Node`].

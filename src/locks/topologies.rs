@@ -180,8 +180,8 @@ impl Locks {
     ///
     /// # Errors
     /// [`ConfigError::Nodes`](crate::ConfigError::Nodes) for none or more than 31, [`ConfigError::Url`](crate::ConfigError::Url) for URLs that cannot be read;
-    /// [`ConfigError::Node`](crate::ConfigError::Node) if two of them are one server, or one is a replica, which takes the right to `INFO` to
-    /// find out; [`Error::NoQuorum`] if no more than half of them answer within the
+    /// [`ConfigError::Node`](crate::ConfigError::Node) if two of them are one server, or one is a replica, as far as they tell: it
+    /// takes the right to `INFO` and the `run_id` in its answer, without which a server is taken for another one; [`Error::NoQuorum`] if no more than half of them answer within the
     /// [node timeout](Options::node_timeout).
     ///
     /// # Cancel safety

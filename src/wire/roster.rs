@@ -15,7 +15,7 @@ pub(crate) struct Roster {
     runs: Mutex<Vec<Option<Arc<str>>>>,
     labels: Vec<String>,
     problems: Mutex<Vec<Option<NodeProblem>>>,
-    /// Without the right to ask, a node has no vote.
+    /// A node that does not say who it is has no vote.
     strict: bool,
 }
 
@@ -42,18 +42,21 @@ impl Roster {
             Err(_) => return Err(too_slow()),
         };
         let info = match info {
-            Err(error) if !self.strict && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
-                event!(warn, node = %self.labels[node], "not allowed to ask a node who it is");
-                return Ok(None);
-            }
+            Err(error) if !self.strict && is_denied(&error) => String::new(),
             info => text(info?),
         };
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let run: Arc<str> = field("run_id").unwrap_or_default().trim().into();
-        let problem = self.enlist(node, &run, field("role").map(str::trim));
+        let field = |name: &str| {
+            let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            value.map(str::trim).filter(|value| !value.is_empty())
+        };
+        let run: Option<Arc<str>> = field("run_id").map(Arc::from);
+        if run.is_none() {
+            event!(warn, node = %self.labels[node], "a node does not say who it is");
+        }
+        let problem = self.enlist(node, run.as_ref(), field("role"));
         self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);
         match problem {
-            None => Ok(Some(run)),
+            None => Ok(run),
             Some(problem) => {
                 let text = "the node may not be part of the quorum";
                 Err(RedisError::from((ErrorKind::InvalidClientConfig, text, problem.to_string())))
@@ -61,18 +64,25 @@ impl Roster {
         }
     }
 
-    fn enlist(&self, node: usize, run: &Arc<str>, role: Option<&str>) -> Option<NodeProblem> {
+    /// Who does not say who it is cannot be told from others, and is taken for another one.
+    fn enlist(&self, node: usize, run: Option<&Arc<str>>, role: Option<&str>) -> Option<NodeProblem> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        let same =
-            runs.iter().enumerate().find(|(other, known)| *other != node && known.as_ref() == Some(run));
+        let mut others = runs.iter().enumerate().filter(|(other, _)| *other != node);
+        let same = others.find(|(_, known)| run.is_some() && known.as_ref() == run);
         let problem = match same {
             Some((other, _)) => Some(NodeProblem::SameServer { other: self.labels[other].clone() }),
             None if role == Some("slave") => Some(NodeProblem::Replica),
+            None if self.strict && run.is_none() => Some(NodeProblem::Unidentified),
             None => None,
         };
-        runs[node] = problem.is_none().then(|| Arc::clone(run));
+        runs[node] = if problem.is_none() { run.cloned() } else { None };
         problem
     }
+}
+
+/// Whether a server does not answer that to anybody, or not to us.
+fn is_denied(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoPerm | ServerErrorKind::ResponseError))
 }
 
 fn text(info: Value) -> String {

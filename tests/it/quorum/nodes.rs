@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::{ConfigError, Error, Locks, NodeProblem, RestartGuard};
 
 use super::{KINDS, Quorum, TIMEOUT, named, no_quorum, options};
-use crate::support::{Kind, Server, eventually, soon};
+use crate::support::{Kind, Proxy, Server, eventually, soon};
 
 /// What was found wrong with which node.
 fn problem(outcome: Result<Locks, Error>) -> (String, NodeProblem) {
@@ -186,15 +186,9 @@ async fn quorum_works_with_31_nodes() {
     quorum.finish().await;
 }
 
-/// Without the right to ask, nobody knows who a node is: it votes all the same, unless the guard is on.
-#[tokio::test(flavor = "multi_thread")]
-async fn quorum_works_without_the_right_to_info() {
-    let quorum = Quorum::start(3).await;
-    let rights = ["ACL", "SETUSER", "shy", "on", ">secret", "~*", "&*", "+@all", "-info"];
-    quorum.run::<()>(0b111, &rights).await;
-    let urls: Vec<String> =
-        quorum.urls().iter().map(|url| url.replace("redis://", "redis://shy:secret@")).collect();
-    let client = Locks::quorum_with(&urls, options()).await.unwrap();
+/// Nobody knows who a node is that does not say so: it votes all the same, unless the guard is on.
+async fn works_without_knowing_who_votes(urls: &[String], quorum: &Quorum) -> Error {
+    let client = Locks::quorum_with(urls, options()).await.unwrap();
     quorum.hang(0b001);
     for kind in KINDS {
         let lock = kind.lock(&client, kind.name());
@@ -205,13 +199,62 @@ async fn quorum_works_without_the_right_to_info() {
         assert!(lock.for_rival().lock().await.unwrap().token() > token);
     }
     quorum.resume(0b001);
-    let refused = Locks::quorum_with(&urls, options().restart_guard(RestartGuard::On)).await;
-    let (answered, failures) = no_quorum(refused);
+    client.settled().await;
+    Locks::quorum_with(urls, options().restart_guard(RestartGuard::On)).await.unwrap_err()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_works_without_the_right_to_info() {
+    let quorum = Quorum::start(3).await;
+    let rights = ["ACL", "SETUSER", "shy", "on", ">secret", "~*", "&*", "+@all", "-info"];
+    quorum.run::<()>(0b111, &rights).await;
+    let shy = |url: &String| url.replace("redis://", "redis://shy:secret@");
+    let urls: Vec<String> = quorum.urls().iter().map(shy).collect();
+    let refused = works_without_knowing_who_votes(&urls, &quorum).await;
+    let (answered, failures) = no_quorum::<()>(Err(refused));
     assert_eq!((answered, named(&failures)), (0, quorum.labels(0b111)));
     let text = failures[0].to_string().to_lowercase();
     assert!(text.contains("noperm") || text.contains("no permissions"), "{text}");
-    client.settled().await;
-    drop(client);
+    quorum.finish().await;
+}
+
+/// As others do that stand before a server, and some who rent them out.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_works_where_info_is_unknown() {
+    let quorum = Quorum::start(3).await;
+    let proxies = quorum.proxies().await;
+    proxies.iter().for_each(Proxy::have_no_info);
+    let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+    let refused = works_without_knowing_who_votes(&urls, &quorum).await;
+    let (answered, failures) = no_quorum::<()>(Err(refused));
+    assert_eq!((answered, failures.len()), (0, 3));
+    assert!(failures[0].to_string().contains("unknown command"), "{}", failures[0]);
+    for proxy in proxies {
+        proxy.outlive_clients().await;
+    }
+    quorum.finish().await;
+}
+
+/// As a proxy may do that leaves the rest of `INFO` as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_works_where_info_has_no_run_id() {
+    let quorum = Quorum::start(3).await;
+    let proxies = quorum.proxies().await;
+    proxies.iter().for_each(Proxy::hide_runs);
+    let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+    let refused = works_without_knowing_who_votes(&urls, &quorum).await;
+    let (node, found) = problem(Err(refused));
+    assert_eq!(found, NodeProblem::Unidentified);
+    assert!(urls.iter().any(|url| url.contains(&node)), "{node}");
+    // What is left of it is heeded.
+    let master = Server::start().await;
+    quorum.servers[2].run::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    eventually("it follows", || quorum.servers[2].follows()).await;
+    assert_eq!(problem(Locks::quorum(&urls).await).1, NodeProblem::Replica);
+    quorum.servers[2].run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    for proxy in proxies {
+        proxy.outlive_clients().await;
+    }
     quorum.finish().await;
 }
 

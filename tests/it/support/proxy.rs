@@ -40,6 +40,10 @@ struct Faults {
     deaf: AtomicBool,
     /// What passes waits so long, piece by piece.
     slow: Mutex<Option<Duration>>,
+    /// On new connections, servers do not say who they are.
+    hides: AtomicBool,
+    /// Servers have no `INFO`.
+    no_info: AtomicBool,
     cut: Notify,
     connections: AtomicUsize,
     closed: AtomicUsize,
@@ -67,6 +71,8 @@ impl Proxy {
             hold_requests: watch::Sender::new(0),
             deaf: AtomicBool::new(false),
             slow: Mutex::new(None),
+            hides: AtomicBool::new(false),
+            no_info: AtomicBool::new(false),
             cut: Notify::new(),
             connections: AtomicUsize::new(0),
             closed: AtomicUsize::new(0),
@@ -129,6 +135,16 @@ impl Proxy {
     /// The next so many replies to scripts are dropped after a server has sent them, and their connections are cut.
     pub fn lose_replies(&self, number: usize) {
         self.faults.lose_any.store(number, Ordering::SeqCst);
+    }
+
+    /// On new connections, answers to `INFO` have no `run_id`.
+    pub fn hide_runs(&self) {
+        self.faults.hides.store(true, Ordering::SeqCst);
+    }
+
+    /// `INFO` is an unknown command.
+    pub fn have_no_info(&self) {
+        self.faults.no_info.store(true, Ordering::SeqCst);
     }
 
     /// Resets all connections.
@@ -264,6 +280,11 @@ async fn requests(
         if held.wait_for(|held| *held < number).await.is_err() {
             return;
         }
+        let info = b"$4\r\nINFO";
+        let found = buffer[..count].windows(info.len()).position(|words| words == info);
+        if let Some(place) = found.filter(|_| faults.no_info.load(Ordering::SeqCst)) {
+            buffer[place..place + info.len()].copy_from_slice(b"$4\r\nNONE");
+        }
         let (passed, is_cut) = faults.passes(count);
         asked.fetch_or(buffer[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
         if faults.write(&mut to, &buffer[..passed]).await.is_err() || is_cut {
@@ -282,7 +303,7 @@ async fn replies(
 ) {
     let mut buffer = vec![0; 1 << 16];
     let mut held = faults.hold_replies.subscribe();
-    let mut moved = Moved::to(host);
+    let mut moved = Moved::to(host, faults.hides.load(Ordering::SeqCst));
     loop {
         let count = match from.read(&mut buffer).await {
             Ok(0) | Err(_) => return,
@@ -301,32 +322,36 @@ async fn replies(
     }
 }
 
-/// Replaces the servers' address by the proxies', in pieces of any length.
+/// Replaces what is said, in pieces of any length: the servers' address by the proxies', and perhaps who a server is
+/// by nothing of use.
 struct Moved {
-    /// Where the proxies are.
-    host: Vec<u8>,
-    /// What was held back, since it may be the beginning of the address. No reply ends like that.
+    replaced: Vec<(&'static [u8], Vec<u8>)>,
+    /// What was held back, since it may be the beginning of what is replaced. No reply ends like that.
     kept: Vec<u8>,
 }
 
 impl Moved {
-    fn to(host: &str) -> Moved {
-        Moved { host: host.as_bytes().to_vec(), kept: Vec::new() }
+    fn to(host: &str, hides: bool) -> Moved {
+        let replaced = [(DIRECT, host), ("run_id:", "hidden:")];
+        let words = replaced.into_iter().take(if hides { 2 } else { 1 });
+        Moved { replaced: words.map(|(from, to)| (from.as_bytes(), to.into())).collect(), kept: Vec::new() }
     }
 
     fn pass(&mut self, piece: &[u8]) -> Vec<u8> {
-        let direct = DIRECT.as_bytes();
         let mut bytes = std::mem::take(&mut self.kept);
         bytes.extend_from_slice(piece);
-        let mut start = 0;
-        while start + direct.len() <= bytes.len() {
-            if bytes[start..].starts_with(direct) {
-                bytes[start..start + direct.len()].copy_from_slice(&self.host);
+        let mut kept = 0;
+        for (from, to) in &self.replaced {
+            let mut start = 0;
+            while start + from.len() <= bytes.len() {
+                if bytes[start..].starts_with(from) {
+                    bytes[start..start + from.len()].copy_from_slice(to);
+                }
+                start += 1;
             }
-            start += 1;
+            let ends = |&length: &usize| bytes.ends_with(&from[..length]);
+            kept = (1..from.len().min(bytes.len() + 1)).rev().find(ends).unwrap_or(0).max(kept);
         }
-        let ends = |&length: &usize| bytes.ends_with(&direct[..length]);
-        let kept = (1..direct.len().min(bytes.len() + 1)).rev().find(ends).unwrap_or(0);
         self.kept = bytes.split_off(bytes.len() - kept);
         bytes
     }
@@ -334,10 +359,10 @@ impl Moved {
 
 #[test]
 fn proxy_replaces_addresses_in_pieces() {
-    let said = b"+MOVED 7 127.0.0.1:7000 1\r\n127.0.127.0.0.1112";
-    let heard = b"+MOVED 7 127.0.0.2:7000 1\r\n127.0.127.0.0.2112";
+    let said = b"+MOVED 7 127.0.0.1:7000 1\r\n127.0.127.0.0.1112\r\nrun_run_id:7\r\n";
+    let heard = b"+MOVED 7 127.0.0.2:7000 1\r\n127.0.127.0.0.2112\r\nrun_hidden:7\r\n";
     for length in 1..said.len() {
-        let mut moved = Moved::to(PROXIED);
+        let mut moved = Moved::to(PROXIED, true);
         let mut passed: Vec<u8> = said.chunks(length).flat_map(|piece| moved.pass(piece)).collect();
         passed.append(&mut moved.kept);
         assert_eq!(passed, heard, "in pieces of {length}");
