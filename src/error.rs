@@ -134,17 +134,6 @@ pub struct NodeError {
     pub error: Error,
 }
 
-impl NodeError {
-    /// The same once more, as far as it can be told.
-    pub(crate) fn again(&self) -> NodeError {
-        let error = match &self.error {
-            Error::Redis { script, cause } => Error::Redis { script, cause: cause.clone() },
-            _ => Error::NotAdmitted,
-        };
-        NodeError { node: self.node.clone(), error }
-    }
-}
-
 /// Why a server may not be a node of a quorum.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

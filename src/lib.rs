@@ -28,7 +28,7 @@ pub use error::{ConfigError, Error, NodeError, NodeProblem};
 pub use fencing::FencingToken;
 pub use inspection::{Holder, Inspection, Mode, RwInspection};
 pub use lease::Lease;
-pub use locks::Locks;
+pub use locks::{Locks, NodeState, NodeStatus};
 pub use mutex::{Mutex, MutexGuard};
 pub use name::{Name, NameError, NameProblem};
 pub use options::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};

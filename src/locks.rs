@@ -1,5 +1,6 @@
 //! [`Locks`]: where locks come from.
 
+mod nodes;
 mod rejoin;
 mod topologies;
 
@@ -15,6 +16,8 @@ use crate::options::Options;
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
 use crate::wire::{self, Dial, Ear};
+
+pub use nodes::{NodeState, NodeStatus};
 
 /// A client of one Redis server, cluster, Sentinel group or quorum, and the source of locks on it. Cheap to clone; clones
 /// share everything.

@@ -24,8 +24,9 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to one deployment, and starts the keeper on the runtime that this is called from.
     pub(crate) async fn start(dial: Dial, ear: Option<Ear>, options: &Options) -> Result<Arc<Client>, Error> {
+        let label = dial.label();
         let node = Node::new(dial, options.node_timeout, options.wants_replicas().is_some(), None);
-        let nodes = Nodes::new(vec![(node, String::new())]);
+        let nodes = Nodes::new(vec![(node, label)]);
         for outcome in nodes.connect().await {
             outcome.map_err(|cause| Error::Redis { script: "connect", cause })?;
         }

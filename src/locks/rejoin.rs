@@ -6,28 +6,13 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Locks;
+use super::nodes::{NodeState, NodeStatus, Survey};
 use crate::error::{Error, NodeError};
 use crate::name::node_key;
 use crate::options::RestartGuard;
 use crate::wire::{Answer, Call, NodeSet, Script, Until, middle};
 
 static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
-static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
-
-/// What the nodes remember of themselves.
-#[derive(Default)]
-struct Survey {
-    /// May vote.
-    admitted: Vec<usize>,
-    /// May not: with the run of the server.
-    strangers: Vec<(usize, String)>,
-    /// The largest token that one of them knows.
-    highest: u64,
-    /// The longest lease that one of them has granted, in milliseconds.
-    longest_ttl: u64,
-    clocks: Vec<u64>,
-    failed: Vec<NodeError>,
-}
 
 /// A node accepts no token that is further ahead of its clock, in microseconds.
 const DAY: u64 = 86_400_000_000;
@@ -49,13 +34,14 @@ impl Locks {
     /// anew, once all nodes answer, with tokens above all that is known and all their clocks, but for one that is more
     /// than a day ahead of most.
     ///
-    /// The addresses of the nodes that were admitted, none if there was nothing to do. Nodes that do not answer are passed
-    /// over: once they are back, call it again. It may be called by several at a time, and begun anew.
+    /// It answers with all nodes that had no vote, and how they stand now: [`NodeState::Voter`] if it has admitted them.
+    /// Those that do not answer are passed over, and say why: once they are back, call it again. It may be called by
+    /// several at a time, and begun anew.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
     /// for node in locks.rejoin().await? {
-    ///     println!("{node} votes again");
+    ///     println!("{node}"); // 10.0.0.1:6379: votes
     /// }
     /// # Ok(()) }
     /// ```
@@ -66,28 +52,30 @@ impl Locks {
     ///
     /// # Cancel safety
     /// Dropped, nodes stay as they are: begin anew.
-    pub async fn rejoin(&self) -> Result<Vec<String>, Error> {
+    pub async fn rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
         let nodes = &self.client.nodes;
         if nodes.single().is_some() || self.options.restart_guard == RestartGuard::Off {
             return Ok(Vec::new()); // all vote
         }
-        let before = self.survey().await?;
-        if before.strangers.is_empty() {
-            return Ok(Vec::new());
+        let before = self.survey().await;
+        let voted = NodeSet::of(before.voters());
+        if before.strangers().next().is_none() {
+            return Ok(self.without_vote(voted, before));
         }
-        let founding = self.is_new(&before)?;
+        let Some(founding) = self.is_new(&before) else { return Err(self.too_few(before)) };
         let ticket = Uuid::new_v4().to_string();
         let mut tickets = Vec::new();
-        for (place, run) in &before.strangers {
+        // In one order for all: of two who admit nodes at a time, one fails at the first.
+        for (place, run) in before.strangers() {
             // Of two who admit a node, each waits for long enough, and either may end it.
-            tickets.push(self.admit(*place, run, &ticket, None).await?.unwrap_or_else(|| ticket.clone()));
+            tickets.push(self.admit(place, run, &ticket, None).await?.unwrap_or_else(|| ticket.clone()));
         }
         let known = |survey: &Survey| Duration::from_millis(survey.longest_ttl);
         let mut longest = self.options.longest_ttl().max(known(&before));
         let mut waited = Duration::ZERO;
         let after = loop {
             tokio::time::sleep((longest - waited).mul_f64(1.0 + self.options.drift)).await;
-            let after = self.survey().await?;
+            let after = self.survey().await;
             if known(&after) <= longest {
                 break after;
             }
@@ -95,76 +83,53 @@ impl Locks {
             (waited, longest) = (longest, known(&after));
         };
         // What was to be told by others must not be founded anew without another look.
-        if self.is_new(&after)? && !founding {
-            return Err(Error::NotAdmitted);
+        match self.is_new(&after) {
+            Some(new) if new && !founding => return Err(Error::NotAdmitted),
+            Some(_) => {}
+            None => return Err(self.too_few(after)),
         }
         // Of a new quorum, so many may have forgotten that their clocks must vouch for the rest.
         let floor = after.highest.max(if founding { latest(&after.clocks, nodes.majority()) } else { 0 });
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
-        let mut admitted = Vec::new();
-        for ((place, run), ticket) in before.strangers.into_iter().zip(tickets) {
-            self.admit(place, &run, &ticket, Some((floor, ttl))).await?;
-            admitted.push(nodes.label(place).to_owned());
+        for ((place, run), ticket) in before.strangers().zip(tickets) {
+            self.admit(place, run, &ticket, Some((floor, ttl))).await?;
         }
         // One that has restarted again meanwhile has another run than the one that was admitted.
-        let left = self.survey().await?.strangers;
-        if left.iter().any(|(place, _)| admitted.iter().any(|label| label == nodes.label(*place))) {
+        let admitted = NodeSet::of(before.strangers().map(|(place, _)| place));
+        let now = self.survey().await;
+        if now.strangers().any(|(place, _)| admitted.contains(place)) {
             return Err(Error::NotAdmitted);
         }
-        Ok(admitted)
+        Ok(self.without_vote(voted, now))
     }
 
-    /// Whether there is no majority of others to ask, but all nodes are there to begin anew.
-    fn is_new(&self, survey: &Survey) -> Result<bool, Error> {
+    /// Whether there is no majority of others to ask, but all nodes are there to begin anew. `None`: neither.
+    fn is_new(&self, survey: &Survey) -> Option<bool> {
         let nodes = &self.client.nodes;
-        let of = nodes.count();
-        if survey.admitted.len() >= nodes.majority() {
-            return Ok(false);
+        let (voters, strangers) = (survey.voters().count(), survey.strangers().count());
+        if voters >= nodes.majority() {
+            Some(false)
+        } else {
+            (voters + strangers == nodes.count()).then_some(true)
         }
-        if survey.admitted.len() + survey.strangers.len() == of {
-            return Ok(true);
-        }
-        let stranger = |(place, _): &(usize, String)| NodeError {
-            node: nodes.label(*place).to_owned(),
-            error: Error::NotAdmitted,
+    }
+
+    fn too_few(&self, survey: Survey) -> Error {
+        let (of, answered) = (self.client.nodes.count(), survey.voters().count());
+        let failure = |(_, NodeStatus { node, state }): (usize, NodeStatus)| match state {
+            NodeState::Voter => None,
+            NodeState::NotAdmitted => Some(NodeError { node, error: Error::NotAdmitted }),
+            NodeState::Failed(error) => Some(NodeError { node, error }),
         };
-        let failed = survey.failed.iter().map(NodeError::again);
-        let causes = survey.strangers.iter().map(stranger).chain(failed).collect();
-        Err(Error::NoQuorum { script: ADMIT.name(), of, answered: survey.admitted.len(), nodes: causes })
+        let nodes = self.statuses(survey).filter_map(failure).collect();
+        Error::NoQuorum { script: ADMIT.name(), of, answered, nodes }
     }
 
-    async fn survey(&self) -> Result<Survey, Error> {
-        let nodes = &self.client.nodes;
-        let key = node_key(&self.options.prefix);
-        let call = Call::new(&INSPECT, &[&key]);
-        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
-        let mut survey = Survey::default();
-        for (place, outcome) in votes.cast {
-            let failed = |error: Error| NodeError { node: nodes.label(place).to_owned(), error };
-            let reply = match outcome {
-                Ok(reply) => reply,
-                Err(failure) => {
-                    survey.failed.push(failed(failure.into()));
-                    continue;
-                }
-            };
-            let texts = reply.texts()?;
-            let numbers: Option<Vec<u64>> = texts.iter().skip(1).map(|text| text.parse().ok()).collect();
-            let (Some(admitted), Some([highest, ttl, time])) = (texts.first(), numbers.as_deref()) else {
-                return Err(reply.unexpected().into());
-            };
-            match nodes.run_id(place).await {
-                Ok(Some(run)) if *run == **admitted => survey.admitted.push(place),
-                Ok(run) => survey.strangers.push((place, run.as_deref().unwrap_or_default().to_owned())),
-                Err(cause) => survey.failed.push(failed(Error::Redis { script: "connect", cause })),
-            }
-            survey.highest = survey.highest.max(*highest);
-            survey.longest_ttl = survey.longest_ttl.max(*ttl);
-            survey.clocks.push(*time);
-        }
-        // In one order for all: of two who admit nodes at a time, one fails at the first.
-        survey.strangers.sort_unstable();
-        Ok(survey)
+    /// Those who had no vote before, or have none now.
+    fn without_vote(&self, before: NodeSet, now: Survey) -> Vec<NodeStatus> {
+        let statuses = self.statuses(now);
+        let without = statuses.filter(|(place, status)| !before.contains(*place) || !status.is_voter());
+        without.map(|(_, status)| status).collect()
     }
 
     /// The first step, which gives the ticket for the second one; none if there is nothing left to do.

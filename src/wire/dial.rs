@@ -79,6 +79,21 @@ impl Dial {
         Ok((one, Some(second)))
     }
 
+    /// For people: the address, as far as one is known that stays.
+    pub(crate) fn label(&self) -> String {
+        match self {
+            Dial::Server(client) => client.get_connection_info().addr().to_string(),
+            #[cfg(feature = "pool")]
+            Dial::Pool(_) => "pool".to_owned(),
+            #[cfg(feature = "sentinel")]
+            Dial::Sentinel(watched) => watched.name().to_owned(),
+            #[cfg(feature = "cluster")]
+            Dial::Cluster(_) => "cluster".to_owned(),
+            #[cfg(all(feature = "cluster", feature = "pool"))]
+            Dial::ClusterPool(_) => "cluster".to_owned(),
+        }
+    }
+
     /// Whether one connection goes to many servers, and sends a request again on its own account.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {

@@ -137,12 +137,20 @@ impl Node {
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let patience = call.replicas().map_or(Duration::ZERO, |(_, patience)| patience);
         let outcome = match timeout(self.limit * 5 / 4 + patience, self.try_call(call)).await {
-            Ok(Ok(reply)) if reply.is_number(NOT_ADMITTED) => Err(Failure::not_admitted(call.script())),
+            Ok(Ok(reply)) if self.refuses(call, &reply) => Err(Failure::not_admitted(call.script())),
             Ok(outcome) => outcome,
             Err(_) => Err(Failure::unknown(call.script(), too_slow())),
         };
         self.note(outcome.as_ref().err());
         outcome
+    }
+
+    /// Whether it has no vote.
+    fn refuses(&self, call: &Call<'_>, reply: &Reply) -> bool {
+        let Some((place, roster)) = self.place.as_ref().filter(|_| call.is_guarded()) else { return false };
+        let refuses = reply.is_number(NOT_ADMITTED);
+        roster.note(*place, refuses);
+        refuses
     }
 
     async fn try_call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
@@ -213,7 +221,11 @@ impl Node {
             }
             let script = call.script();
             match answer {
-                Ok(value) => Ok(Reply { script, value, generation, resent: None }),
+                Ok(value) => {
+                    let reply = Reply { script, value, generation, resent: None };
+                    self.refuses(call, &reply);
+                    Ok(reply)
+                }
                 Err(source) => Err(Failure::sent(script, source, self.is_cluster())),
             }
         };

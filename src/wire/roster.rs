@@ -1,5 +1,6 @@
 //! The nodes of a quorum, told apart: one server must not vote twice, nor a copy of another one.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
@@ -15,6 +16,8 @@ pub(crate) struct Roster {
     runs: Mutex<Vec<Option<Arc<str>>>>,
     labels: Vec<String>,
     problems: Mutex<Vec<Option<NodeProblem>>>,
+    /// Which have answered that they have no vote.
+    refuse: Vec<AtomicBool>,
     /// A node that does not say who it is has no vote.
     strict: bool,
 }
@@ -22,7 +25,16 @@ pub(crate) struct Roster {
 impl Roster {
     pub(crate) fn new(labels: Vec<String>, strict: bool) -> Roster {
         let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
-        Roster { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), strict }
+        let refuse = labels.iter().map(|_| AtomicBool::new(false)).collect();
+        Roster { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, strict }
+    }
+
+    /// Says that a node has no vote: once, until it has one again.
+    pub(super) fn note(&self, node: usize, refuses: bool) {
+        if self.refuse[node].swap(refuses, Ordering::Relaxed) != refuses && refuses {
+            let _node = &self.labels[node];
+            event!(warn, node = %_node, "a node has no vote since it started or lost its data: call Locks::rejoin");
+        }
     }
 
     /// Why a node may not be part of the quorum, as it was found when it was connected to last.

@@ -79,6 +79,11 @@ impl<'a> Call<'a> {
         self.arg(Arg::Run)
     }
 
+    /// Whether only a node that was admitted grants it.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.args.iter().any(|arg| matches!(arg, Arg::Run))
+    }
+
     fn arg(mut self, arg: Arg<'a>) -> Call<'a> {
         self.args.push(arg);
         self

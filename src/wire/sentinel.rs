@@ -59,6 +59,11 @@ impl Watched {
         Ok(Watched { sentinels, name, node, limit, place: watch::Sender::new(None) })
     }
 
+    /// What the master is called.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Where the master is now: as the first sentinel says whose answer the server itself confirms. They are asked in
     /// turn, but whoever hangs keeps the next one from being asked for no more than his share of half the limit.
     pub(super) async fn master(&self) -> Result<Client, RedisError> {

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use redlatch::deadpool_redis::{Config, Runtime};
-use redlatch::{Error, Locks, Mutex, MutexGuard, Options, Owner, ReentrantGuard, ReentrantLock};
+use redlatch::{
+    Error, Locks, Mutex, MutexGuard, NodeState, NodeStatus, Options, Owner, ReentrantGuard, ReentrantLock,
+};
 use tokio::time::Instant;
 
 use crate::support::{Kind, Server, eventually, soon, ttl};
@@ -92,6 +94,24 @@ async fn pool_a_client_of_one_is_told_once_it_has_a_subscriber() {
     server.assert_nothing_left().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_of_one_server_are_one() {
+    let mut server = Server::start().await;
+    let pool = Config::from_url(server.url()).create_pool(Some(Runtime::Tokio1)).unwrap();
+    let (locks, pooled) = (server.locks().await, Locks::from_pool(pool).await.unwrap());
+    let address = format!("127.0.0.1:{}", server.port());
+    for (locks, name) in [(&locks, address.as_str()), (&pooled, "pool")] {
+        assert_eq!(locks.nodes().await[0].to_string(), format!("{name}: votes"));
+        assert_eq!(locks.nodes().await.len(), 1);
+        assert!(locks.rejoin().await.unwrap().is_empty());
+    }
+    server.kill();
+    for locks in [locks, pooled] {
+        let [node] = locks.nodes().await.try_into().unwrap();
+        assert!(matches!(node.state, NodeState::Failed(Error::Redis { .. })), "{node}");
+    }
+}
+
 /// The rights that the README documents, and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn acl_the_documented_rights_are_enough() {
@@ -150,4 +170,5 @@ fn public_types_may_cross_threads() {
     send_sync::<ReentrantGuard>();
     send_sync::<Owner>();
     send_sync::<Error>();
+    send_sync::<NodeStatus>();
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Locks, Options, RestartGuard};
+use redlatch::{Locks, NodeStatus, Options, RestartGuard};
 
 use crate::support::{Deployment, Kind, Topology, eventually, soon};
 
@@ -26,8 +26,12 @@ async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>)
     (deployment, urls)
 }
 
-/// Every verb of every kind.
-async fn is_usable(locks: &Locks) {
+/// Every verb of every kind, by these nodes.
+async fn is_usable(locks: &Locks, nodes: &[&str]) {
+    let statuses = locks.nodes().await;
+    let votes = |status: &NodeStatus| (status.node.clone(), status.is_voter());
+    let expected: Vec<_> = nodes.iter().map(|node| ((*node).to_owned(), true)).collect();
+    assert_eq!(statuses.iter().map(votes).collect::<Vec<_>>(), expected, "{statuses:?}");
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
         let name = format!("limited-{}", kind.name());
         let (lock, rival) = (kind.lock(locks, &name), kind.rival().lock(locks, &name));
@@ -56,7 +60,7 @@ fn options() -> Options {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_suffice_for_a_cluster() {
     let (_deployment, urls) = limited(Topology::Cluster, &["+cluster|slots"]).await;
-    is_usable(&Locks::cluster_with(urls, options()).await.unwrap()).await;
+    is_usable(&Locks::cluster_with(urls, options()).await.unwrap(), &["cluster"]).await;
 }
 
 #[cfg(feature = "sentinel")]
@@ -66,13 +70,15 @@ async fn rights_suffice_for_a_sentinel_group() {
     let sentinels = deployment.sentinels().iter().map(|sentinel| sentinel.url());
     let master = "redis://locks:secret@mymaster/";
     let locks = Locks::sentinel_with(sentinels, master, options().replicas(1, Duration::from_millis(900)));
-    is_usable(&locks.await.unwrap()).await;
+    is_usable(&locks.await.unwrap(), &["mymaster"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_suffice_for_a_quorum() {
-    let (_deployment, urls) = limited(Topology::Quorum3, &["+info"]).await;
+    let (deployment, urls) = limited(Topology::Quorum3, &["+info"]).await;
     let locks = Locks::quorum_with(urls, options().restart_guard(RestartGuard::On)).await.unwrap();
     assert_eq!(locks.rejoin().await.unwrap().len(), 3);
-    is_usable(&locks).await;
+    let nodes: Vec<_> =
+        deployment.masters().iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    is_usable(&locks, &nodes.iter().map(String::as_str).collect::<Vec<_>>()).await;
 }

@@ -58,7 +58,7 @@ pub async fn admit(deployment: &Deployment) {
     let locks = deployment.client(crate::worker::options(true)).await;
     loop {
         match locks.rejoin().await {
-            Ok(left) if left.is_empty() => return,
+            Ok(rejoined) if rejoined.iter().all(redlatch::NodeStatus::is_voter) => return,
             Ok(_) => {}
             Err(error) => eprintln!("not admitted yet: {error}"),
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use redlatch::RestartGuard;
+
 use super::{KINDS, Quorum, options};
 use crate::support::events::{heard_of, listen};
 use crate::support::eventually;
@@ -29,5 +31,35 @@ async fn quorum_events_count_the_nodes_of_a_renewal_that_fails() {
         }
         drop(client);
         quorum.finish().await;
+    }
+}
+
+/// Once for each node and loss, not for each request that it refuses.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_events_tell_once_that_a_node_has_no_vote() {
+    listen();
+    let quorum = Quorum::start(3).await;
+    let options = options().ttl(Duration::from_millis(300)).restart_guard(RestartGuard::On);
+    let client = quorum.client(options).await;
+    let said = |place: u32| {
+        let events = heard_of(&quorum.labels(1 << place)[0]);
+        events.iter().filter(|event| event.starts_with("WARN a node has no vote")).count()
+    };
+    for round in 1..=2 {
+        for kind in KINDS {
+            for name in ["one", "other"] {
+                assert!(kind.lock(&client, name).try_lock().await.is_err());
+            }
+        }
+        for place in 0..3 {
+            assert_eq!(said(place), round, "{:?}", heard_of(&quorum.labels(1 << place)[0]));
+        }
+        client.rejoin().await.unwrap();
+        for kind in KINDS {
+            let guard = quorum.take(&kind.lock(&client, kind.name())).await;
+            guard.release().await.unwrap();
+        }
+        assert_eq!([said(0), said(1), said(2)], [round; 3]);
+        quorum.run::<String>(0b111, &["FLUSHALL"]).await;
     }
 }

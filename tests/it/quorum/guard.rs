@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Locks, Options, Renewal, RestartGuard};
+use redlatch::{Error, Locks, NodeStatus, Options, Renewal, RestartGuard};
 
-use super::{KINDS, Quorum, named, no_quorum, options};
+use super::{KINDS, Quorum, admitted, named, no_quorum, options};
 use crate::support::{eventually, soon};
 
 const TTL: Duration = Duration::from_millis(800);
@@ -81,7 +81,7 @@ async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
         second.settled().await;
         drop(first);
         if guard == RestartGuard::On {
-            assert_eq!(second.rejoin().await.unwrap(), quorum.labels(0b010), "the others vouch for it");
+            assert_eq!(admitted(second.rejoin().await), quorum.labels(0b010), "the others vouch for it");
             let lock = KINDS[0].lock(&second, "again");
             quorum.hang(0b001);
             lock.lock().await.unwrap().release().await.unwrap();
@@ -129,8 +129,7 @@ async fn quorum_guard_founds_once() {
         assert!(start.elapsed() < Duration::from_millis(500), "told at once: {:?}", start.elapsed());
     }
     let start = Instant::now();
-    let mut founded = client.rejoin().await.unwrap();
-    founded.sort();
+    let founded = admitted(client.rejoin().await);
     assert_eq!(founded, quorum.labels(0b111));
     assert!(start.elapsed() >= TTL, "{:?}", start.elapsed());
     for client in [client, quorum.client(guarded()).await] {
@@ -168,7 +167,7 @@ async fn quorum_rejoin_waits_for_the_longest_ttl() {
         let gone = 1 << (kind as u32 % 3);
         forget(&mut quorum, gone, Loss::Restart).await;
         let start = Instant::now();
-        assert_eq!(short.rejoin().await.unwrap(), quorum.labels(gone));
+        assert_eq!(admitted(short.rejoin().await), quorum.labels(gone));
         assert!(start.elapsed() >= Duration::from_millis(1_300), "{:?}", start.elapsed());
         assert!(start.elapsed() < Duration::from_millis(2_300), "{:?}", start.elapsed());
     }
@@ -199,8 +198,8 @@ async fn quorum_rejoin_waits_for_who_reads_longer_than_he_wrote() {
         }
     };
     let start = Instant::now();
-    let (admitted, ()) = tokio::join!(short.rejoin(), trying);
-    assert_eq!(admitted.unwrap(), quorum.labels(0b001));
+    let (rejoined, ()) = tokio::join!(short.rejoin(), trying);
+    assert_eq!(admitted(rejoined), quorum.labels(0b001));
     assert!(start.elapsed() >= READ, "{:?}", start.elapsed());
     soon("nobody reads any more", rival.write()).await.unwrap().release().await.unwrap();
 }
@@ -224,8 +223,7 @@ async fn quorum_rejoin_refuses_where_too_few_may_vote() {
     let (answered, failures) = no_quorum(lock.try_lock().await);
     assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
     assert!(failures.iter().all(|failure| matches!(failure.error, Error::NotAdmitted)));
-    let mut admitted = client.rejoin().await.unwrap();
-    admitted.sort();
+    let admitted = admitted(client.rejoin().await);
     assert_eq!(admitted, quorum.labels(0b011));
     lock.lock().await.unwrap().release().await.unwrap();
     // A majority of the others goes while it waits.
@@ -245,7 +243,7 @@ async fn begin(
     quorum: &Quorum,
     set: u32,
     client: &Locks,
-) -> tokio::task::JoinHandle<Result<Vec<String>, Error>> {
+) -> tokio::task::JoinHandle<Result<Vec<NodeStatus>, Error>> {
     let client = client.clone();
     let rejoining = tokio::spawn(async move { client.rejoin().await });
     let begun = || async {

@@ -10,12 +10,13 @@ mod nodes;
 mod queue;
 mod races;
 mod rejoin;
+mod status;
 mod subsets;
 mod tokens;
 
 use std::time::Duration;
 
-use redlatch::{Error, Locks, NodeError, Options};
+use redlatch::{Error, Locks, NodeError, NodeStatus, Options};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, eventually, servers};
@@ -171,6 +172,14 @@ impl Quorum {
             server.assert_nothing_left().await;
         }
     }
+}
+
+/// Of those who had no vote: who has one now.
+fn admitted(rejoined: Result<Vec<NodeStatus>, Error>) -> Vec<String> {
+    let statuses = rejoined.unwrap().into_iter();
+    let mut admitted: Vec<_> = statuses.filter(NodeStatus::is_voter).map(|status| status.node).collect();
+    admitted.sort();
+    admitted
 }
 
 /// Of an error: how many answered, and the failures of the others.

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlatch::{Error, Options, RestartGuard};
+use redlatch::{Error, NodeStatus, Options, RestartGuard};
 
-use super::{KINDS, Quorum, options};
+use super::{KINDS, Quorum, admitted, options};
 use crate::support::{Kind, eventually, soon};
 
 const TTL: Duration = Duration::from_millis(500);
@@ -67,11 +67,11 @@ async fn quorum_rejoin_keeps_tokens_growing() {
         drop(lock);
         quorum.restart(0b100).await;
         let client = quorum.client(guarded()).await;
-        assert_eq!(client.rejoin().await.unwrap(), quorum.labels(0b100));
+        assert_eq!(admitted(client.rejoin().await), quorum.labels(0b100));
         // Now node 1 forgets it, and 0, which knows it, is away: what is left was told of it.
         quorum.kill(0b010);
         quorum.restart(0b010).await;
-        assert_eq!(client.rejoin().await.unwrap(), quorum.labels(0b010));
+        assert_eq!(admitted(client.rejoin().await), quorum.labels(0b010));
         drop(client);
         let fences: Vec<u32> = quorum.run(0b110, &["EXISTS", &fence]).await;
         assert_eq!(fences, [0, 0], "its counters are lost");
@@ -101,7 +101,7 @@ async fn quorum_rejoin_is_done_by_one_of_two() {
         let mut done = 0;
         for task in tasks {
             match soon("an end", task).await.unwrap() {
-                Ok(admitted) => done += usize::from(admitted == quorum.labels(gone)),
+                Ok(rejoined) => done += usize::from(admitted(Ok(rejoined)) == quorum.labels(gone)),
                 Err(Error::NotAdmitted) => {}
                 other => panic!("{other:?}"),
             }
@@ -130,7 +130,7 @@ async fn quorum_is_founded_by_two_at_a_time() {
     }
 }
 
-async fn rejoin(client: redlatch::Locks) -> Result<Vec<String>, Error> {
+async fn rejoin(client: redlatch::Locks) -> Result<Vec<NodeStatus>, Error> {
     client.rejoin().await
 }
 
@@ -164,8 +164,7 @@ async fn quorum_founding_goes_on_where_it_was_left() {
         let outcome = soon("told", rejoining).await.unwrap();
         assert!(matches!(outcome, Err(Error::NotAdmitted)), "{outcome:?}");
         assert_eq!(quorum.run::<u32>(0b111, &["HEXISTS", NODE, "run"]).await, [1, 0, 0]);
-        let mut admitted = client.rejoin().await.unwrap();
-        admitted.sort();
+        let admitted = admitted(client.rejoin().await);
         // Those behind the first that was refused had to wait as well.
         assert_eq!(admitted, quorum.labels(0b110));
         assert!(may_vote(&quorum, 0b011).await && may_vote(&quorum, 0b110).await);
@@ -201,7 +200,7 @@ async fn forgets(keeps: bool) {
         let why = format!("keeps: {keeps}, flushes: {flushes}: {outcome:?}");
         assert!(matches!(outcome, Err(Error::NotAdmitted)), "{why}");
         assert!(!may_vote(&quorum, 0b011).await, "{why}");
-        assert_eq!(client.rejoin().await.unwrap(), quorum.labels(0b010));
+        assert_eq!(admitted(client.rejoin().await), quorum.labels(0b010));
         assert!(may_vote(&quorum, 0b011).await);
     }
 }
@@ -225,15 +224,14 @@ async fn quorum_rejoin_can_be_begun_anew() {
         assert!(half.is_err());
     }
     assert!(!may_vote(&quorum, 0b101).await);
-    assert_eq!(client.rejoin().await.unwrap(), quorum.labels(0b100));
+    assert_eq!(admitted(client.rejoin().await), quorum.labels(0b100));
     assert!(may_vote(&quorum, 0b101).await);
     // Two at a time are too many of three; of five they are let in together.
     let mut quorum = founded(5, &[]).await;
     quorum.kill(0b10010);
     quorum.restart(0b10010).await;
     let client = quorum.client(guarded()).await;
-    let mut admitted = client.rejoin().await.unwrap();
-    admitted.sort();
+    let admitted = admitted(client.rejoin().await);
     assert_eq!(admitted, quorum.labels(0b10010));
     quorum.hang(0b01100);
     let lock = Kind::Mutex.lock(&client, "five");

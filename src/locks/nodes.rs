@@ -1,0 +1,160 @@
+//! Which nodes vote, and why the others do not.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::Locks;
+use crate::error::Error;
+use crate::name::node_key;
+use crate::options::RestartGuard;
+use crate::wire::{Call, Failure, Reply, Script, Until};
+
+static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
+
+/// How a node stands, as it said when it was asked. For people, logs and dashboards.
+#[non_exhaustive]
+#[derive(Debug)]
+pub struct NodeStatus {
+    /// Its address. Of a Sentinel group it is the name of the master, of a cluster `cluster`, and of a pool, which does
+    /// not tell its address, `pool`.
+    pub node: String,
+    /// Whether it votes.
+    pub state: NodeState,
+}
+
+/// Whether a node votes.
+#[non_exhaustive]
+#[derive(Debug)]
+pub enum NodeState {
+    /// It answers, and votes.
+    Voter,
+    /// It answers, but has no vote: it has started, or lost its data, since it was admitted to its
+    /// [guarded](RestartGuard) quorum. See [`Locks::rejoin`].
+    NotAdmitted,
+    /// It does not answer, or is none that may vote.
+    Failed(Error),
+}
+
+impl NodeStatus {
+    /// Whether it votes.
+    pub fn is_voter(&self) -> bool {
+        matches!(self.state, NodeState::Voter)
+    }
+}
+
+/// In one line: `10.0.0.1:6379: votes`, or why not.
+impl fmt::Display for NodeStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NodeStatus { node, state } = self;
+        match state {
+            NodeState::Voter => write!(f, "{node}: votes"),
+            NodeState::NotAdmitted => write!(f, "{node}: {}", Error::NotAdmitted),
+            NodeState::Failed(error) => write!(f, "{node}: {error}"),
+        }
+    }
+}
+
+/// What the nodes remember of themselves.
+#[derive(Default)]
+pub(super) struct Survey {
+    /// By their places.
+    pub(super) nodes: BTreeMap<usize, Seen>,
+    /// The largest token that one of them knows.
+    pub(super) highest: u64,
+    /// The longest lease that one of them has granted, in milliseconds.
+    pub(super) longest_ttl: u64,
+    pub(super) clocks: Vec<u64>,
+}
+
+pub(super) enum Seen {
+    Voter,
+    /// May not vote; with the run of the server.
+    Stranger(String),
+    Failed(Error),
+}
+
+impl Survey {
+    pub(super) fn voters(&self) -> impl Iterator<Item = usize> {
+        self.nodes.iter().filter(|(_, seen)| matches!(seen, Seen::Voter)).map(|(place, _)| *place)
+    }
+
+    pub(super) fn strangers(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.nodes.iter().filter_map(|(place, seen)| match seen {
+            Seen::Stranger(run) => Some((*place, run.as_str())),
+            _ => None,
+        })
+    }
+}
+
+impl Locks {
+    /// Asks all nodes whether they vote: those of a quorum, in the order in which they were named. Of everything else there
+    /// is one, a voter if it answers; of a cluster, one of its masters is asked.
+    ///
+    /// A quorum grants locks as long as more than half are [voters](NodeState::Voter).
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) {
+    /// for node in locks.nodes().await {
+    ///     println!("{node}"); // 10.0.0.1:6379: votes
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// It changes nothing.
+    pub async fn nodes(&self) -> Vec<NodeStatus> {
+        let survey = self.survey().await;
+        self.statuses(survey).map(|(_, status)| status).collect()
+    }
+
+    /// What was seen, for people.
+    pub(super) fn statuses(&self, survey: Survey) -> impl Iterator<Item = (usize, NodeStatus)> {
+        survey.nodes.into_iter().map(|(place, seen)| {
+            let state = match seen {
+                Seen::Voter => NodeState::Voter,
+                Seen::Stranger(_) => NodeState::NotAdmitted,
+                Seen::Failed(error) => NodeState::Failed(error),
+            };
+            (place, NodeStatus { node: self.client.nodes.label(place).to_owned(), state })
+        })
+    }
+
+    pub(super) async fn survey(&self) -> Survey {
+        let nodes = &self.client.nodes;
+        let key = node_key(&self.options.prefix);
+        let call = Call::new(&INSPECT, &[&key]);
+        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
+        let mut survey = Survey::default();
+        for (place, outcome) in votes.cast {
+            let seen = self.look(place, outcome, &mut survey).await.unwrap_or_else(Seen::Failed);
+            survey.nodes.insert(place, seen);
+        }
+        survey
+    }
+
+    async fn look(
+        &self,
+        place: usize,
+        outcome: Result<Reply, Failure>,
+        survey: &mut Survey,
+    ) -> Result<Seen, Error> {
+        let reply = outcome?;
+        let texts = reply.texts()?;
+        let numbers: Option<Vec<u64>> = texts.iter().skip(1).map(|text| text.parse().ok()).collect();
+        let (Some(admitted), Some([highest, ttl, time])) = (texts.first(), numbers.as_deref()) else {
+            return Err(reply.unexpected().into());
+        };
+        survey.highest = survey.highest.max(*highest);
+        survey.longest_ttl = survey.longest_ttl.max(*ttl);
+        survey.clocks.push(*time);
+        if self.options.restart_guard == RestartGuard::Off {
+            return Ok(Seen::Voter);
+        }
+        match self.client.nodes.run_id(place).await {
+            Ok(Some(run)) if *run == **admitted => Ok(Seen::Voter),
+            Ok(run) => Ok(Seen::Stranger(run.as_deref().unwrap_or_default().to_owned())),
+            Err(cause) => Err(Error::Redis { script: "connect", cause }),
+        }
+    }
+}

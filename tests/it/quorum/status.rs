@@ -1,0 +1,73 @@
+//! Which nodes vote, as they say when they are asked.
+
+use std::time::Instant;
+
+use redlatch::{Error, Locks, NodeState, NodeStatus, Options, RestartGuard};
+
+use super::{Quorum, TIMEOUT, options, places};
+
+const TTL: std::time::Duration = std::time::Duration::from_millis(400);
+
+fn guarded() -> Options {
+    options().ttl(TTL).restart_guard(RestartGuard::On)
+}
+
+/// What was said of the nodes of a set, in their order: that they vote, are not admitted, or have failed.
+fn states(quorum: &Quorum, set: u32, told: &[NodeStatus]) -> String {
+    let label = |place: usize| format!("127.0.0.1:{}", quorum.servers[place].port());
+    assert_eq!(
+        told.iter().map(|status| status.node.clone()).collect::<Vec<_>>(),
+        places(set).filter(|place| *place < quorum.count()).map(label).collect::<Vec<_>>(),
+    );
+    let state = |status: &NodeStatus| match &status.state {
+        NodeState::Voter => {
+            assert!(status.is_voter() && status.to_string() == format!("{}: votes", status.node));
+            'v'
+        }
+        NodeState::NotAdmitted => {
+            assert!(status.to_string().contains("call Locks::rejoin"), "{status}");
+            'n'
+        }
+        NodeState::Failed(error) => {
+            assert!(matches!(error, Error::Redis { .. }), "{status}");
+            assert_eq!(status.to_string(), format!("{}: {error}", status.node));
+            'f'
+        }
+        other => panic!("{other:?}"),
+    };
+    told.iter().map(state).collect()
+}
+
+async fn all(quorum: &Quorum, client: &Locks) -> String {
+    let start = Instant::now();
+    let told = client.nodes().await;
+    assert!(start.elapsed() < TIMEOUT * 4, "{:?}", start.elapsed());
+    states(quorum, quorum.all(), &told)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_nodes_say_whether_they_vote() {
+    let mut quorum = Quorum::start(5).await;
+    let (client, unguarded) = (quorum.client(guarded()).await, quorum.client(options()).await);
+    assert_eq!(all(&quorum, &client).await, "nnnnn");
+    assert_eq!(all(&quorum, &unguarded).await, "vvvvv", "nobody asks whether they were admitted");
+    let founded = client.rejoin().await.unwrap();
+    assert_eq!(states(&quorum, quorum.all(), &founded), "vvvvv");
+    assert_eq!(all(&quorum, &client).await, "vvvvv");
+    quorum.kill(0b10010);
+    quorum.restart(0b00010).await;
+    assert_eq!(all(&quorum, &client).await, "vnvvf");
+    assert_eq!(all(&quorum, &unguarded).await, "vvvvf");
+    // The one that does not answer is passed over, and said to be.
+    let rejoined = client.rejoin().await.unwrap();
+    assert_eq!(states(&quorum, 0b10010, &rejoined), "vf");
+    let idle = client.rejoin().await.unwrap();
+    assert_eq!(states(&quorum, 0b10000, &idle), "f", "also where there is nothing to do");
+    quorum.restart(0b10000).await;
+    quorum.hang(0b00001);
+    assert_eq!(all(&quorum, &client).await, "fvvvn");
+    assert_eq!(states(&quorum, 0b10001, &client.rejoin().await.unwrap()), "fv");
+    quorum.resume(0b00001);
+    assert_eq!(all(&quorum, &client).await, "vvvvv");
+    assert!(client.rejoin().await.unwrap().is_empty());
+}
