@@ -38,10 +38,15 @@ pub struct Record {
     pub end: Time,
     /// What was wrong at the end.
     pub left: Vec<String>,
+    /// When the machine did something else: nobody can be in time then.
+    pub stalls: Vec<(Time, Time)>,
 }
 
 /// Nothing happens for so long after a run has begun, so that there is something to compare with.
 const CALM: Duration = Duration::from_secs(3);
+
+/// A machine that lets nobody run for so long is too slow for the time limits of requests.
+const STALL: Duration = Duration::from_millis(100);
 
 /// How long the workers may take for what they are about.
 const LAST_ORDERS: Duration = Duration::from_secs(30);
@@ -73,6 +78,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
 
     let (stop, stopped) = watch::channel(false);
     let data: Vec<(u16, String)> = deployment.data().map(|server| (server.port(), server.url())).collect();
+    let watching = watch_machine(stopped.clone());
     let observing = tokio::spawn(observe(data, stopped));
     let windows = Mutex::new(Vec::new());
     let end = Instant::now() + Duration::from_secs(plan.seconds);
@@ -100,7 +106,25 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
         numbers.push((lock, resource.number(lock).await));
     }
     let windows = windows.into_inner().unwrap();
-    Record { windows, observations: observing.await.unwrap(), numbers, end: ended, left }
+    let stalls = watching.join().unwrap();
+    Record { windows, observations: observing.await.unwrap(), numbers, end: ended, left, stalls }
+}
+
+/// Whoever sleeps longer than he wanted to was not let run.
+fn watch_machine(stopped: watch::Receiver<bool>) -> std::thread::JoinHandle<Vec<(Time, Time)>> {
+    let nap = Duration::from_millis(20);
+    std::thread::spawn(move || {
+        let mut stalls = Vec::new();
+        while !*stopped.borrow() {
+            let start = Time::now();
+            std::thread::sleep(nap);
+            let end = Time::now();
+            if end.since(start) > nap + STALL {
+                stalls.push((start, end));
+            }
+        }
+        stalls
+    })
 }
 
 /// What every test of the suite ends with as well.

@@ -116,6 +116,10 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
     if (verdict.acquisitions as u64) < case.plan.seconds * LEAST_RATE {
         verdict.invalid.push(format!("{} acquisitions are too few", verdict.acquisitions));
     }
+    let stalled: Duration = case.record.stalls.iter().map(|(from, to)| to.since(*from)).sum();
+    if stalled > Duration::from_secs(case.plan.seconds) / 10 {
+        verdict.invalid.push(format!("the machine was busy with something else for {stalled:?}"));
+    }
     let overslept = verdict.windows.get(&Fault::WorkerStopped).is_some_and(|windows| windows.len() > 5);
     if overslept && verdict.rejected_writes == 0 {
         verdict.invalid.push("workers were stopped, and no write was refused".to_owned());

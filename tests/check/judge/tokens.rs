@@ -20,8 +20,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         // Once the outer hold is over, it is not nested.
         let nested =
             outer.trusted_until().is_some_and(|until| until >= grant.at) || hold.verb == Verb::Downgrade;
-        // Readers of a quorum have tokens of their own.
-        let own = hold.mode == Mode::Shared && case.plan.topology.nodes() > 1 && hold.verb != Verb::Downgrade;
+        // A reader's is at least that of the last writer.
+        let own = hold.mode == Mode::Shared && hold.verb != Verb::Downgrade;
         let right = match (upgraded, own) {
             (true, _) => grant.token > around.token,
             (_, true) => grant.token >= around.token,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
 use crate::history::{End, Time, Verb};
-use crate::plan::{Fault, Lane, POLL_CAP, SLACK, TTL};
+use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
 
 /// After a fault: what was held by those it hit ends, and whoever waits looks again.
 const AFTER_FAULTS: Duration = TTL.saturating_add(POLL_CAP).saturating_add(SLACK);
@@ -85,6 +85,8 @@ fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Du
             covers.push((window.start, window.end));
         }
     }
+    // What timed out meanwhile is asked again.
+    covers.extend(case.record.stalls.iter().map(|(from, to)| (*from, *to + NODE_TIMEOUT)));
     covers.sort();
     let mut gaps = Vec::new();
     let mut at = waiter.wants;
