@@ -40,6 +40,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::from(2);
         }
         let directory = scratch.join(format!("seed-{seed}"));
+        // What an earlier run left there would be judged with this one.
+        let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
         let verdict = check(&plan, &directory);
         let good = verdict.violations.is_empty() && verdict.invalid.is_empty();

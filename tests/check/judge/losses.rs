@@ -19,7 +19,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
                 verdict.violates("deadline", text);
             }
         }
-        if hold.trusts.windows(2).any(|pair| pair[1].1 + Duration::from_millis(1) < pair[0].1) {
+        // Read while others run, a time may seem to be earlier than it is.
+        if hold.trusts.windows(2).any(|pair| pair[1].1 + Duration::from_millis(100) < pair[0].1) {
             verdict.violates("deadline", format!("{} went back", case.say(hold)));
         }
         if let Some((at, until)) = hold.trusted_too_long {

@@ -72,7 +72,8 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     }
     for hold in &case.holds {
         if let Some((_, Why::Failed(error))) = &hold.not_granted {
-            let kind = error.split_once(": ").map_or(error.as_str(), |(_, cause)| cause);
+            let (what, cause) = error.split_once(": ").unwrap_or((error, error));
+            let kind = if what.contains("nodes took part") { "too few nodes took part" } else { cause };
             *verdict.failures.entry(kind.chars().take(80).collect()).or_default() += 1;
         }
     }

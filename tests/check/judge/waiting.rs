@@ -67,7 +67,8 @@ fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Du
     let Some(end) = waiter.asked_until() else { return Vec::new() };
     let mut covers: Vec<(Time, Time)> = Vec::new();
     for (from, to, hold) in busy {
-        if hold.number != waiter.number && hold.excludes(waiter) && *from < end && *to > waiter.wants {
+        // Readers too are in the way of a reader, if a writer waits for them.
+        if hold.owner != waiter.owner && *from < end && *to > waiter.wants {
             // Queued, it may have been granted at any time before that was known.
             let granted = hold.granted.map_or(*from, |grant| grant.at);
             covers.push((
