@@ -55,7 +55,8 @@ pub fn debuggable() -> Vec<&'static str> {
 /// Lets nodes that were started again vote again.
 pub async fn admit(deployment: &Deployment) {
     debug_assert_ne!(deployment.topology(), Topology::Standalone);
-    let locks = deployment.client(crate::worker::options(true)).await;
+    let patient = crate::worker::options(true).node_timeout(std::time::Duration::from_secs(10));
+    let locks = deployment.client(patient).await;
     loop {
         match locks.rejoin().await {
             Ok(rejoined) if rejoined.iter().all(redlatch::NodeStatus::is_voter) => return,
