@@ -8,26 +8,27 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{Connection, too_slow};
+use super::connection::too_slow;
 use super::crowd::Crowd;
 use super::dial::Dial;
+use super::node::Greeting;
 
 /// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
 ///
 /// To wait for replicas, there is a second one: whoever comes behind on the same connection would wait as well. Both are
 /// made together and dropped together, so that a grant is never on another server than its renewals.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Link {
     dial: Dial,
     limit: Duration,
     runtime: Handle,
     current: Arc<RwLock<Option<Pair>>>,
     /// Held by the one that connects, while the others wait for what comes of it.
-    connecting: tokio::sync::Mutex<()>,
+    connecting: Arc<tokio::sync::Mutex<()>>,
     /// Somebody waits for replicas.
-    confirms: AtomicBool,
+    confirms: Arc<AtomicBool>,
     tries: Arc<AtomicU64>,
-    last_failure: Mutex<Option<(u64, RedisError)>>,
+    last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
     /// A connection to a cluster is being replaced.
     replacing: Arc<AtomicBool>,
 }
@@ -57,10 +58,10 @@ impl Link {
             limit,
             runtime: Handle::current(),
             current: Arc::default(),
-            connecting: tokio::sync::Mutex::new(()),
-            confirms: AtomicBool::new(confirms),
+            connecting: Arc::default(),
+            confirms: Arc::new(AtomicBool::new(confirms)),
             tries: Arc::default(),
-            last_failure: Mutex::new(None),
+            last_failure: Arc::default(),
             replacing: Arc::default(),
         }
     }
@@ -82,18 +83,27 @@ impl Link {
         self.dial.is_cluster()
     }
 
-    /// The connection, made if there is none. `greet` is run on a new one before anybody else gets it.
+    /// The connection, made if there is none; a new one is greeted before anybody gets it.
     ///
     /// Takes at most twice the limit: for a try that is under way, and for one of its own. A crowd that
     /// waits for one try shares its failure, so a dead server costs the last of them no more.
-    pub(super) async fn get<F>(&self, confirming: bool, greet: F) -> Result<Connected, RedisError>
-    where
-        F: AsyncFnOnce(&Connection) -> Result<Option<Arc<str>>, RedisError>,
-    {
+    pub(super) async fn get(&self, confirming: bool, greeting: Greeting) -> Result<Connected, RedisError> {
         if let Some(link) = self.current(confirming) {
             return Ok(link);
         }
         let seen = self.tries.load(Ordering::SeqCst);
+        // On the client's runtime, where what drives the connection outlives the caller. Nor must a caller have the turn
+        // who may not be polled for long: all others would wait for him, and the renewals.
+        let connecting = self.runtime.spawn(self.clone().take_turn(seen, confirming, greeting));
+        connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
+    }
+
+    async fn take_turn(
+        self,
+        seen: u64,
+        confirming: bool,
+        greeting: Greeting,
+    ) -> Result<Connected, RedisError> {
         let _turn = self.connecting.lock().await;
         if let Some(link) = self.current(confirming) {
             return Ok(link);
@@ -107,12 +117,9 @@ impl Link {
         let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
         let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
         let connected = async {
-            // On the client's runtime, where what drives the connections outlives the caller.
-            let dialled = self.runtime.spawn(self.dial.clone().connect_pair(self.limit, twice)).await;
-            let (connection, second) =
-                dialled.map_err(|error| RedisError::from(std::io::Error::other(error)))??;
+            let (connection, second) = self.dial.clone().connect_pair(self.limit, twice).await?;
             // Of both: no connection outlives the run of the server that it was made to.
-            let run = greet(&connection).await?;
+            let run = greeting.greet(&connection).await?;
             Ok((connection, second, run))
         };
         match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {

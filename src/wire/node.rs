@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub(crate) struct Node {
     link: Link,
     limit: Duration,
-    floor: Floor,
+    floor: Arc<Floor>,
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage, so that nobody locks to find that there is none.
     fails: AtomicBool,
@@ -44,7 +44,7 @@ impl Node {
         Node {
             link: Link::new(dial, limit, confirms),
             limit,
-            floor: Floor::default(),
+            floor: Arc::default(),
             outage: Mutex::new(None),
             fails: AtomicBool::new(false),
             place,
@@ -96,24 +96,8 @@ impl Node {
         if let Some(link) = self.link.current(confirming) {
             return Ok(link);
         }
-        self.link.get(confirming, async |connection: &Connection| self.greet(connection).await).await
-    }
-
-    async fn greet(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
-        let run = match &self.place {
-            Some((place, roster)) => roster.admit(*place, connection, self.limit).await?,
-            None => None,
-        };
-        match connection.send(&redis::cmd("TIME"), self.limit).await {
-            Ok(answer) => {
-                let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
-                self.floor.raise(seconds * 1_000_000 + micros);
-                Ok(run)
-            }
-            // Without this right the floor rises with the first answer that carries a time.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(run),
-            Err(error) => Err(error),
-        }
+        let (limit, floor, place) = (self.limit, Arc::clone(&self.floor), self.place.clone());
+        self.link.get(confirming, Greeting { limit, floor, place }).await
     }
 
     /// Since when the node has failed, and how, if it does.
@@ -253,6 +237,33 @@ impl Node {
     /// Poisoning does not matter: nothing under this lock panics.
     fn outage_lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is asked on a new connection.
+pub(super) struct Greeting {
+    limit: Duration,
+    floor: Arc<Floor>,
+    place: Option<(usize, Arc<Roster>)>,
+}
+
+impl Greeting {
+    /// Finds out what time it is there, and in a quorum which run of which server it is.
+    pub(super) async fn greet(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
+        let run = match &self.place {
+            Some((place, roster)) => roster.admit(*place, connection, self.limit).await?,
+            None => None,
+        };
+        match connection.send(&redis::cmd("TIME"), self.limit).await {
+            Ok(answer) => {
+                let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
+                self.floor.raise(seconds * 1_000_000 + micros);
+                Ok(run)
+            }
+            // Without this right the floor rises with the first answer that carries a time.
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(run),
+            Err(error) => Err(error),
+        }
     }
 }
 
