@@ -1,6 +1,10 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+// Tests share what they have with those outside, which see the crate from there.
+#[cfg(test)]
+extern crate self as redlatch;
+
 mod clock;
 mod error;
 mod event;

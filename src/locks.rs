@@ -1,5 +1,7 @@
 //! [`Locks`]: where locks come from.
 
+#[cfg(test)]
+mod cancellation;
 mod nodes;
 mod rejoin;
 mod topologies;

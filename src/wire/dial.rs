@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError};
 use tokio::time::timeout;
@@ -31,16 +32,13 @@ impl Dial {
     pub(super) async fn connect(self, limit: Duration) -> Result<Connection, RedisError> {
         let dialled = async {
             let mut connection = match &self {
-                Dial::Server(client) => {
-                    client.get_multiplexed_async_connection_with_config(&config(limit)).await?
-                }
+                Dial::Server(client) => connect(client, &config(limit)).await?,
                 #[cfg(feature = "pool")]
                 Dial::Pool(pool) => deadpool::managed::Manager::create(pool.manager()).await?,
                 #[cfg(feature = "sentinel")]
                 Dial::Sentinel(watched) => {
                     let master = watched.master().await?;
-                    let connection =
-                        master.get_multiplexed_async_connection_with_config(&config(limit)).await?;
+                    let connection = connect(&master, &config(limit)).await?;
                     watched.leads_to(&master);
                     connection
                 }
@@ -110,6 +108,18 @@ impl fmt::Debug for Dial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_cluster() { "Cluster" } else { "Server" })
     }
+}
+
+/// A connection to the server that a client is for.
+pub(super) async fn connect(
+    client: &Client,
+    config: &AsyncConnectionConfig,
+) -> Result<MultiplexedConnection, RedisError> {
+    #[cfg(test)]
+    if let Some(connection) = super::memory::connect(client, config).await {
+        return connection;
+    }
+    client.get_multiplexed_async_connection_with_config(config).await
 }
 
 pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {

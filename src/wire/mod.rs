@@ -12,6 +12,8 @@ mod ear;
 mod failure;
 mod floor;
 mod link;
+#[cfg(test)]
+pub(crate) mod memory;
 mod node;
 mod nodes;
 mod reply;

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use super::connection::too_slow;
-use super::dial::config;
+use super::dial::{config, connect};
 use super::{Ear, NodeSet};
 
 /// How often a silent subscription is asked whether it still stands.
@@ -301,7 +301,7 @@ async fn open(
         Ok(())
     };
     let config = config(limit).set_push_sender(on_push);
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let mut connection = connect(&client, &config).await?;
     ear.connected(&found, &mut connection).await;
     connection.subscribe(channel).await?;
     Ok((found, connection))

@@ -1,5 +1,6 @@
 //! Private servers in every topology, worker processes, and proxies that break connections.
 
+mod binary;
 mod cluster;
 mod deployment;
 #[cfg(feature = "tracing")]
@@ -13,6 +14,8 @@ mod sentinel;
 mod server;
 mod setup;
 
+#[allow(unused_imports, reason = "the fault checker chooses what a server is")]
+pub use binary::binary;
 pub use deployment::{Deployment, Topology, servers};
 pub use locks::{AnyGuard, AnyLock, Kind};
 #[allow(unused_imports, reason = "the fault checker has another door")]
@@ -21,7 +24,7 @@ pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
 #[allow(unused_imports, reason = "the fault checker keeps what it answers")]
-pub use server::{DURABLE, Environment, binary};
+pub use server::{DURABLE, Environment};
 pub use server::{Server, free_port};
 pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 

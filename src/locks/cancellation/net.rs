@@ -1,0 +1,184 @@
+//! The way between clients and real servers, in memory: what passes, passes when it is let.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::line::{CAPACITY, Line};
+use super::server::Server;
+use crate::wire::memory::{Dialled, dialled, stay_in_memory};
+
+/// With a paused clock, a sleep ends once nobody in the runtime has anything left to do.
+pub(super) const TICK: Duration = Duration::from_millis(1);
+
+/// How long anything may take here, while leases last for many times that.
+const SOON: Duration = Duration::from_secs(6);
+
+/// Whose connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Of the client whose futures are dropped.
+    Subject,
+    /// Of the one that is in its way, or finds what it has left.
+    Rival,
+}
+
+/// Which of several things that may pass goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// What has been sent arrives before anybody hears of an answer.
+    RequestsFirst,
+    AnswersFirst,
+    /// As the first, and of each connection one thing at a time: all answers are there at once.
+    Together,
+}
+
+pub(super) struct Net {
+    pub(super) servers: Vec<Server>,
+    lines: RefCell<Vec<Line>>,
+    dialled: RefCell<Vec<Dialled>>,
+    order: Order,
+}
+
+impl Whose {
+    fn word(self) -> &'static str {
+        match self {
+            Whose::Subject => "subject",
+            Whose::Rival => "rival",
+        }
+    }
+
+    fn has(self, address: &str) -> bool {
+        address.starts_with(self.word())
+    }
+}
+
+impl Net {
+    /// From now on, this thread connects to nobody else.
+    pub(super) fn before(servers: usize, order: Order) -> Net {
+        stay_in_memory();
+        let servers = (0..servers).map(|_| Server::start()).collect();
+        Net { servers, lines: RefCell::default(), dialled: RefCell::default(), order }
+    }
+
+    pub(super) fn urls(&self, whose: Whose) -> Vec<String> {
+        let url = |place: usize| format!("redis://{}-{place}/", whose.word());
+        (0..self.servers.len()).map(url).collect()
+    }
+
+    /// Lets one thing pass: a connection, a request or an answer. False if there is none.
+    pub(super) fn step(&self, whose: Whose) -> bool {
+        self.gather();
+        if self.pick_up(whose) {
+            return true;
+        }
+        let mut lines = self.lines.borrow_mut();
+        let mut passable: Vec<_> =
+            lines.iter_mut().filter(|line| whose.has(&line.address) && !line.hangs).collect();
+        let all = self.order == Order::Together;
+        let (mut delivered, mut answered) = (false, false);
+        if self.order == Order::AnswersFirst {
+            answered = pass(&mut passable, Line::answer, all);
+        }
+        if !answered {
+            delivered = pass(&mut passable, Line::deliver, all);
+        }
+        if !answered && !delivered {
+            answered = pass(&mut passable, Line::answer, all);
+        }
+        if delivered {
+            // Whoever was told something by that has it in his line from now on.
+            lines.iter_mut().for_each(Line::listen);
+        }
+        delivered || answered
+    }
+
+    fn gather(&self) {
+        self.dialled.borrow_mut().extend(dialled());
+        let mut lines = self.lines.borrow_mut();
+        lines.iter_mut().for_each(Line::gather);
+        lines.retain(|line| !line.is_over());
+    }
+
+    fn pick_up(&self, whose: Whose) -> bool {
+        let mut dialled = self.dialled.borrow_mut();
+        dialled.retain(|it| !it.pick_up.is_closed());
+        let Some(first) = dialled.iter().position(|it| whose.has(&it.address)) else { return false };
+        let Dialled { address, pick_up } = dialled.remove(first);
+        let place: usize = address.split(['-', ':']).nth(1).unwrap().parse().unwrap();
+        let (theirs, ours) = tokio::io::duplex(CAPACITY);
+        self.lines.borrow_mut().push(Line::new(address, ours, self.servers[place].connect()));
+        pick_up.send(theirs).ok();
+        true
+    }
+
+    /// Cuts what the subject has. Its requests are on their way, or lost.
+    pub(super) fn cut(&self, lost: bool) {
+        self.gather();
+        self.dialled.borrow_mut().retain(|it| !Whose::Subject.has(&it.address));
+        for line in self.lines.borrow_mut().iter_mut().filter(|line| Whose::Subject.has(&line.address)) {
+            line.cut();
+            if lost {
+                line.forget_requests();
+            }
+        }
+    }
+
+    /// From now on, nothing passes through the connections that the subject has.
+    pub(super) fn hang(&self, hangs: bool) {
+        self.gather();
+        for line in self.lines.borrow_mut().iter_mut().filter(|line| Whose::Subject.has(&line.address)) {
+            line.hangs = hangs;
+        }
+    }
+
+    /// Lets everything pass until `work` is done, which must be soon.
+    pub(super) async fn flow<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        self.let_pass(what, &[Whose::Rival, Whose::Subject], work).await
+    }
+
+    /// Lets everything pass but what the subject sends and hears.
+    pub(super) async fn flow_beside<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        self.let_pass(what, &[Whose::Rival], work).await
+    }
+
+    async fn let_pass<T>(&self, what: &str, whose: &[Whose], work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        let (start, mut pause) = (Instant::now(), TICK);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = sleep(pause) => {}
+            }
+            pause = (pause * 2).min(32 * TICK);
+            for whose in whose {
+                while self.step(*whose) {
+                    pause = TICK;
+                }
+            }
+            assert!(start.elapsed() < SOON, "not within {SOON:?}: {what}");
+        }
+    }
+
+    /// Lets everything pass until it is so.
+    pub(super) async fn eventually(&self, what: &str, is: impl Fn() -> bool) {
+        let becomes = async {
+            while !is() {
+                sleep(8 * TICK).await;
+            }
+        };
+        self.flow(what, becomes).await;
+    }
+}
+
+/// Lets one thing pass, or one of each line. False if there is none.
+fn pass(lines: &mut [&mut Line], passes: fn(&mut Line) -> bool, all: bool) -> bool {
+    if all {
+        lines.iter_mut().filter_map(|line| passes(line).then_some(())).count() > 0
+    } else {
+        lines.iter_mut().any(|line| passes(line))
+    }
+}

@@ -1,0 +1,97 @@
+//! To wait for what somebody else has.
+
+use std::time::Duration;
+
+use super::locks::Kind;
+use super::net::Order;
+use super::stage::{Case, Scene, Stage};
+use crate::error::Error;
+use crate::options::{Options, Wakeups};
+
+/// Somebody has the lock, and gives it back as soon as this waits for it.
+pub(super) async fn waited(stage: &Stage) -> Scene {
+    let before = stage.rival.lock().await.unwrap();
+    let lock = stage.lock.clone();
+    Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
+        .meanwhile(async move { before.release().await.unwrap() })
+}
+
+#[test]
+fn cancelled_waits_leave_nothing() {
+    Case::new("wait", 28).run(waited);
+    for order in [Order::AnswersFirst, Order::Together] {
+        Case::new("wait-ordered", 20).ordered(order).kinds(&[Kind::Mutex, Kind::Read]).run(waited);
+    }
+}
+
+#[test]
+fn cancelled_waits_leave_nothing_whenever_the_lock_is_free() {
+    Case::new("wait-whenever", 28).kinds(&[Kind::Mutex, Kind::Read]).early().run(waited);
+    let poll = |options: Options| options.wakeups(Wakeups::Poll);
+    Case::new("poll-whenever", 18).kinds(&[Kind::Mutex]).with(poll).early().run(waited);
+}
+
+#[test]
+fn cancelled_waits_of_subscribers_leave_nothing() {
+    Case::new("wait-subscribed", 15).run(async |stage| {
+        let before = stage.rival.lock().await.unwrap();
+        let tried = stage.lock.lock_timeout(Duration::from_millis(50)).await;
+        assert!(matches!(tried, Err(Error::TimedOut { .. })), "{tried:?}");
+        let lock = stage.lock.clone();
+        Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
+            .meanwhile(async move { before.release().await.unwrap() })
+    });
+}
+
+#[test]
+fn cancelled_waits_that_look_leave_nothing() {
+    Case::new("poll", 18).with(|options| options.wakeups(Wakeups::Poll)).run(waited);
+}
+
+#[test]
+fn cancelled_waits_in_vain_leave_nothing() {
+    Case::new("in-vain", 22).run(async |stage| {
+        let before = stage.rival.lock().await.unwrap();
+        let lock = stage.lock.clone();
+        Scene::of(async move {
+            let outcome = lock.lock_timeout(Duration::from_millis(1_500)).await;
+            assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
+        })
+        .afterwards(async move { before.release().await.unwrap() })
+    });
+}
+
+#[test]
+fn cancelled_waits_pass_on_what_they_are_granted() {
+    Case::new("pass-on", 29).run(async |stage| {
+        let before = stage.rival.lock().await.unwrap();
+        let (lock, next) = (stage.lock.clone(), stage.rival.for_another());
+        let next = async move { next.lock().await.unwrap().release().await.unwrap() };
+        let (comes, came) = tokio::sync::oneshot::channel();
+        Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
+            .meanwhile(async move {
+                comes.send(tokio::spawn(next)).unwrap();
+                tokio::time::sleep(Duration::from_millis(50)).await; // it queues
+            })
+            .meanwhile(async move { before.release().await.unwrap() })
+            .afterwards(async move { came.await.unwrap().await.unwrap() })
+    });
+}
+
+#[test]
+fn cancelled_waits_behind_others_leave_nothing() {
+    let kinds = &[Kind::Mutex, Kind::Reentrant, Kind::Write];
+    Case::new("behind", 15).kinds(kinds).run(async |stage| {
+        let before = stage.rival.lock().await.unwrap();
+        let first = stage.lock.for_another();
+        // Its connection may break as well: then it cannot be sure that it lasted.
+        let first = tokio::spawn(async move { drop(first.lock().await.unwrap().release().await) });
+        while stage.queued() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let lock = stage.lock.clone();
+        Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
+            .meanwhile(async move { before.release().await.unwrap() })
+            .afterwards(async move { first.await.unwrap() })
+    });
+}
