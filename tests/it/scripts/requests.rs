@@ -1,0 +1,280 @@
+//! Requests to the scripts, as a program in any language would send them.
+
+use super::{path, script};
+use crate::support::Server;
+
+/// What each delivery left in the server.
+async fn state(server: &Server) -> Vec<(String, Vec<u8>)> {
+    let mut state = Vec::new();
+    let mut keys: Vec<String> = server.run(&["KEYS", "*"]).await;
+    keys.sort();
+    for key in keys {
+        let dump: Vec<u8> = server.run(&["DUMP", &key]).await;
+        state.push((key, dump));
+    }
+    state
+}
+
+/// How often something was written, whether it changed anything or not.
+async fn writes(server: &Server) -> u64 {
+    let info: String = server.run(&["INFO", "persistence"]).await;
+    info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")?.parse().ok()).unwrap()
+}
+
+/// One request to a script, as a program in any language would send it.
+struct Request<'a> {
+    script: &'a str,
+    arguments: Vec<&'a str>,
+}
+
+/// One integer is final; two are a busy lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Final(i64),
+    Busy,
+}
+use Answer::{Busy, Final};
+
+impl Request<'_> {
+    async fn send(&self, server: &Server, attempt: &str) -> Answer {
+        let ended = format!("{{k}}:ended:{attempt}");
+        let keys = ["k", "{k}:fence", "{k}:waiters", &ended];
+        let keys = if self.script.ends_with("renew") { &keys[..1] } else { &keys };
+        let text = script(self.script);
+        let count = keys.len().to_string();
+        let mut words = vec!["EVAL", &text, &count];
+        words.extend(keys);
+        words.extend(&self.arguments);
+        match server.run(&words).await {
+            redis::Value::Int(answer) => Final(answer),
+            redis::Value::Array(items) if items.len() == 2 => Busy,
+            other => panic!("{} answers {other:?}", self.script),
+        }
+    }
+
+    /// Sends it twice: the same answer, and nothing changes the second time. But each grant writes, for `WAIT`.
+    async fn twice(&self, server: &Server, attempt: &str) -> Answer {
+        let first = self.send(server, attempt).await;
+        let after_first = state(server).await;
+        let written = writes(server).await;
+        let second = self.send(server, attempt).await;
+        if self.script.ends_with("acquire") && matches!(second, Final(0..)) {
+            assert!(writes(server).await > written, "{} {:?}", self.script, self.arguments);
+        }
+        if !self.script.ends_with("renew") {
+            assert_eq!(first, second, "{} {:?}", self.script, self.arguments);
+        }
+        assert_eq!(after_first, state(server).await, "{} {:?}", self.script, self.arguments);
+        second
+    }
+}
+
+fn request<'a>(script: &'a str, arguments: &[&'a str]) -> Request<'a> {
+    Request { script, arguments: arguments.to_vec() }
+}
+
+async fn every_script_may_arrive_twice(kind: &str) {
+    let server = Server::start().await;
+    let name = |verb: &str| format!("{kind}/{verb}");
+    let (acquire, renew, release, force) = (name("acquire"), name("renew"), name("release"), name("force"));
+    let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
+    let give = |owner, attempt, ended_ms, waiter| request(&release, &[owner, attempt, ended_ms, "7", waiter]);
+    let keep = |owner, attempt| request(&renew, &[owner, attempt, "60000"]);
+
+    let Final(token @ 1..) = take("o1", "a1", "").twice(&server, "a1").await else { panic!("it is free") };
+    assert_eq!(take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await, Busy);
+    assert_eq!(server.run::<u64>(&["ZCARD", "{k}:waiters"]).await, 1);
+    assert!(matches!(keep("o1", "a1").twice(&server, "a1").await, Final(1_000_000_000_000_000..)));
+    assert_eq!(keep("o2", "a2").twice(&server, "a2").await, Final(0), "a stranger");
+    assert_eq!(give("o2", "a3", "0", "").twice(&server, "a3").await, Final(0), "a stranger");
+
+    // Released to the waiter, who then finds it with a larger token; the second delivery of the release
+    // must not take it from him.
+    assert_eq!(give("o1", "a1", "60000", "").twice(&server, "a1").await, Final(1));
+    assert_eq!(take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await, Final(token + 1));
+    // What was ended stays ended.
+    assert_eq!(take("o1", "a1", "").twice(&server, "a1").await, Final(-1));
+
+    // Taken away once, however often it is asked for.
+    assert_eq!(request(&force, &["", "f1", "60000", "7"]).twice(&server, "f1").await, Final(1));
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
+    assert_eq!(take("o3", "a4", "").twice(&server, "a4").await, Final(token + 2));
+    assert_eq!(request(&force, &["", "f1", "60000", "7"]).twice(&server, "f1").await, Final(1));
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 1, "the late delivery took nothing");
+
+    // An attempt that is ended before it arrives is refused when it does, and leaves the queue.
+    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await, Busy);
+    assert_eq!(give("o5", "a5", "60000", "a5 3000 o5 ").twice(&server, "a5").await, Final(0));
+    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await, Final(-1));
+    assert_eq!(server.run::<u64>(&["EXISTS", "{k}:waiters"]).await, 0);
+
+    for (key, _) in state(&server).await {
+        assert!(server.run::<i64>(&["PTTL", &key]).await > 0, "{key} has a ttl");
+    }
+}
+
+#[tokio::test]
+async fn scripts_mutex_standalone_may_arrive_twice() {
+    every_script_may_arrive_twice("mutex").await;
+}
+
+#[tokio::test]
+async fn scripts_reentrant_standalone_may_arrive_twice() {
+    every_script_may_arrive_twice("reentrant").await;
+    // Counts as well, in any interleaving of two requests of one owner.
+    let server = Server::start().await;
+    for (attempt, count) in [("a", 1), ("b", 2), ("a", 2), ("b", 2), ("c", 3), ("a", 3)] {
+        let take = request("reentrant/acquire", &["o", attempt, "60000", "7", "9"]);
+        assert!(matches!(take.send(&server, attempt).await, Final(1..)), "{attempt}");
+        assert_eq!(server.run::<u64>(&["HGET", "k", "o"]).await, count, "{attempt}");
+    }
+    let nested = request("reentrant/acquire", &["o", "d", "1000", "7", "9"]);
+    assert!(matches!(nested.twice(&server, "d").await, Final(1..)));
+    assert_eq!(request("reentrant/release", &["o", "d", "0", "7"]).send(&server, "d").await, Final(4));
+    for (attempt, answer) in [("b", 3), ("b", 3), ("a", 2), ("b", 3), ("c", 1), ("a", 2)] {
+        let give = request("reentrant/release", &["o", attempt, "60000", "7"]);
+        assert_eq!(give.send(&server, attempt).await, Final(answer), "{attempt}");
+    }
+}
+
+/// What a dead client left in the queue costs nobody a turn, and junk in it is passed over.
+#[tokio::test]
+async fn scripts_pass_over_waiters_who_cannot_be_told() {
+    let server = Server::start().await;
+    for kind in ["mutex", "reentrant", "write"] {
+        let (acquire, release) = (path(kind, "acquire"), path(kind, "release"));
+        let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
+        assert!(matches!(take("o1", "a1", "").send(&server, "a1").await, Final(1..)));
+        let junk = ["dead 3000 o nobody-listens", "junk", "", "a 0 o c", "a 999999 o c", "x -5 o c"];
+        for (score, junk) in junk.iter().enumerate() {
+            let _: i64 = server.run(&["ZADD", "{k}:waiters", &score.to_string(), junk]).await;
+        }
+        let _: i64 = server.run(&["PEXPIRE", "{k}:waiters", "60000"]).await;
+        assert_eq!(take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await, Busy);
+        assert_eq!(request(&release, &["o1", "a1", "0", "7"]).send(&server, "a1").await, Final(1));
+        let found = take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await;
+        assert!(matches!(found, Final(1..)), "{kind}: handed to the living");
+        assert_eq!(request(&release, &["o2", "a2", "0", "7"]).send(&server, "a2").await, Final(1));
+        assert_eq!(server.run::<u64>(&["EXISTS", "k", "{k}:waiters"]).await, 0);
+    }
+}
+
+/// One who is granted the lock after more dead waiters than one look passes over is not queued any more.
+#[tokio::test]
+async fn scripts_leave_nobody_queued_who_was_granted() {
+    let server = Server::start().await;
+    for kind in ["mutex", "reentrant", "write"] {
+        let acquire = path(kind, "acquire");
+        let take = || request(&acquire, &["o1", "a1", "60000", "7", "9", "a1 3000 o1 somewhere"]);
+        for number in 0..100 {
+            let dead = format!("d{number} 3000 o nobody-listens");
+            let _: i64 = server.run(&["ZADD", "{k}:waiters", &number.to_string(), &dead]).await;
+        }
+        let _: i64 = server.run(&["ZADD", "{k}:waiters", "1000", "a1 3000 o1 somewhere"]).await;
+        let _: i64 = server.run(&["PEXPIRE", "{k}:waiters", "60000"]).await;
+        assert!(matches!(take().send(&server, "a1").await, Final(1..)));
+        let place: Option<f64> = server.run(&["ZSCORE", "{k}:waiters", "a1 3000 o1 somewhere"]).await;
+        assert_eq!(place, None, "{kind}: it holds the lock and queues for it");
+        server.run::<()>(&["FLUSHALL"]).await;
+    }
+}
+
+/// Companions that hold something else make a typed error or are passed over, and never half a change.
+#[tokio::test]
+async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
+    let server = Server::start().await;
+    let _: i64 = server.run(&["LPUSH", "{k}:fence", "x"]).await;
+    let locks = server.locks_with(redlatch::Options::new().prefix("")).await;
+    let mutex = locks.mutex("k").unwrap();
+    assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })));
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "no lock without its token");
+    // Nor a place in the queue.
+    for kind in ["mutex", "reentrant", "write"] {
+        let _: i64 = server.run(&["ZADD", "{k}:waiters", "1", "junk"]).await;
+        let text = script(&path(kind, "acquire"));
+        let mut refused = redis::cmd("EVAL");
+        refused.arg(text).arg(4).arg(&["k", "{k}:fence", "{k}:waiters", "{k}:ended:a"]);
+        refused.arg(&["o", "a", "1000", "7", "9", "a 3000 o c"]);
+        assert!(refused.query_async::<redis::Value>(&mut server.connection().await).await.is_err());
+        assert_eq!(
+            server.run::<Vec<String>>(&["ZRANGE", "{k}:waiters", "0", "-1"]).await,
+            ["junk"],
+            "{kind}"
+        );
+        let _: i64 = server.run(&["DEL", "{k}:waiters"]).await;
+    }
+    for poisoned in ["9223372036854775807", "9007199254740991", "many"] {
+        let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
+        server.run::<()>(&["SET", "{k}:fence", poisoned]).await;
+        assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })), "{poisoned}");
+        assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
+        assert_eq!(server.run::<String>(&["GET", "{k}:fence"]).await, poisoned, "left as it was");
+    }
+    let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
+    let guard = mutex.lock().await.unwrap();
+    server.run::<()>(&["SET", "{k}:waiters", "x"]).await;
+    guard.release().await.unwrap();
+    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "released all the same");
+}
+
+/// Arguments that are not what they must be are refused before anything is written, also by who finds it free.
+#[tokio::test]
+async fn scripts_refuse_what_is_not_an_argument() {
+    let server = Server::start().await;
+    let (clock, _): (u64, u64) = server.run(&["TIME"]).await;
+    for kind in ["mutex", "reentrant", "write", "read"] {
+        let acquire = if kind == "read" { "rwlock/read_acquire".to_owned() } else { path(kind, "acquire") };
+        let has_owner = kind != "mutex";
+        let mut wrong = Vec::new();
+        for ttl_ms in ["0", "-5", "250.5", "0.5", "1s", "", "1e20", "nan", "inf"] {
+            wrong.push(vec!["o", "a", ttl_ms, "7", "9", ""]);
+        }
+        for owner in ["", "web 7", "a\tb", " o", "o "].into_iter().filter(|_| has_owner) {
+            wrong.push(vec![owner, "a", "1000", "7", "9", ""]);
+        }
+        // Of a quorum, a token is proposed, a day ahead at most.
+        let proposal = |hours: u64| format!("={}000000", clock + hours * 3_600);
+        let (near, far) = (proposal(23), proposal(25));
+        for floor in ["=", "=x", "=-7", ">1.5", "~", "?7", &far] {
+            wrong.push(vec!["o", "a", "1000", floor, "9", ""]);
+        }
+        for arguments in wrong {
+            let answer = request(&acquire, &arguments).send(&server, "a").await;
+            assert_eq!(answer, Final(-5), "{acquire} {arguments:?}");
+            assert_eq!(server.run::<u64>(&["DBSIZE"]).await, 0, "{acquire} {arguments:?}");
+        }
+        assert!(matches!(
+            request(&acquire, &["o1", "a1", "1500", &near, "9", ""]).send(&server, "a1").await,
+            Final(1..)
+        ));
+        let before = state(&server).await;
+        for waiter in ["a 3000", "a 3000 o", "a 3000 o c x", "a 0 o c", "a 100000 o c", "a x o c"] {
+            let queueing = if kind == "read" {
+                // Beside a writer, or it is granted.
+                let _: i64 = server.run(&["DEL", "k"]).await;
+                let write = ["o1", "a1", "60000", "7", "9", ""];
+                assert!(matches!(
+                    request("rwlock/write_acquire", &write).send(&server, "a1").await,
+                    Final(1..)
+                ));
+                request(&acquire, &["o", "a", "1500", "7", "9", waiter])
+            } else {
+                request(&acquire, &["o", "a", "1500", "7", "9", waiter])
+            };
+            assert_eq!(queueing.send(&server, "a").await, Final(-5), "{acquire} {waiter:?}");
+            assert_eq!(server.run::<u64>(&["EXISTS", "{k}:waiters"]).await, 0, "{acquire} {waiter:?}");
+        }
+        if kind != "read" {
+            assert_eq!(state(&server).await, before, "{acquire}");
+        }
+        server.run::<()>(&["FLUSHALL"]).await;
+    }
+    // What may be left out is left out.
+    let take = |attempt| ["o", attempt, "1500", "7", "9"];
+    for attempt in ["a1", "a2", "a3"] {
+        let answer = request("rwlock/read_acquire", &take(attempt)).send(&server, attempt).await;
+        assert!(matches!(answer, Final(1..)), "{answer:?}");
+    }
+    let other = request("rwlock/write_acquire", &["p", "b", "1500", "7", "9"]).send(&server, "b").await;
+    assert_eq!(other, Busy);
+}
