@@ -74,9 +74,16 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 fn check(plan: &Plan, directory: &PathBuf) -> Verdict {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let record = runtime.block_on(arena::run(plan, directory));
-    write_windows(&record.windows, directory);
-    judge(plan, &record, directory)
+    let (own_plan, own_directory) = (plan.clone(), directory.clone());
+    let running = runtime.spawn(async move { arena::run(&own_plan, &own_directory).await });
+    match runtime.block_on(running) {
+        Ok(record) => {
+            write_windows(&record.windows, directory);
+            judge(plan, &record, directory)
+        }
+        // Servers that do not do as they are told prove nothing either way.
+        Err(error) => Verdict { invalid: vec![format!("the run broke off: {error}")], ..Verdict::default() },
+    }
 }
 
 /// For people who read the histories of a run that failed.

@@ -15,7 +15,7 @@ use crate::support::{Protocol, Random, Wake, open_at};
 use crate::visit::visit;
 
 /// How many tasks of a process want locks at a time.
-const TASKS: u64 = 6;
+const TASKS: u64 = 8;
 
 /// What the tasks of a worker share.
 pub struct Worker {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::Effect;
-use super::processes::answers;
+use super::processes::{answers, run as run_at};
 use crate::faults::Scene;
 use crate::plan::{Fault, TTL};
 use crate::support::{Deployment, Server};
@@ -24,7 +24,7 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
         Fault::ScriptFlush => {
             let before = errors(server, "NOSCRIPT").await;
             for _ in 0..10 {
-                server.run::<()>(&["SCRIPT", "FLUSH"]).await;
+                run_at::<()>(server, &["SCRIPT", "FLUSH"]).await;
                 sleep(scene.millis(5, 60)).await;
             }
             let missed = errors(server, "NOSCRIPT").await - before;
@@ -34,7 +34,7 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
             let mut killed: u64 = 0;
             for _ in 0..=scene.random.below(3) {
                 for kind in ["normal", "pubsub"] {
-                    killed += server.run::<u64>(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+                    killed += run_at::<u64>(server, &["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
                 }
                 sleep(scene.millis(10, 200)).await;
             }
@@ -42,7 +42,7 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
         }
         Fault::ClientPause => {
             let span = span(scene);
-            server.run::<()>(&["CLIENT", "PAUSE", &span.as_millis().to_string(), "WRITE"]).await;
+            run_at::<()>(server, &["CLIENT", "PAUSE", &span.as_millis().to_string(), "WRITE"]).await;
             sleep(span).await;
             Some(format!("no writes for {span:?}"))
         }
@@ -56,8 +56,8 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
         Fault::OutOfMemory => out_of_memory(scene, server).await,
         Fault::Eviction => evict(scene, server).await,
         _ => {
-            let had: u64 = server.run(&["DBSIZE"]).await;
-            server.run::<()>(&["FLUSHALL"]).await;
+            let had: u64 = run_at(server, &["DBSIZE"]).await;
+            run_at::<()>(server, &["FLUSHALL"]).await;
             (had > 0).then(|| format!("{had} keys"))
         }
     }
@@ -95,10 +95,17 @@ async fn busy(scene: &mut Scene<'_>, server: &Server) -> Effect {
 
 /// There is no room, and nothing may be thrown away.
 async fn out_of_memory(scene: &mut Scene<'_>, server: &Server) -> Effect {
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    let refused = server.try_run::<()>(&["SET", "ballast", "x", "PX", "60000"]).await;
+    run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "1"]).await;
+    let mut refused = Ok(());
+    for name in 0..50 {
+        // In a cluster, until the slot is one of this server's.
+        refused = server.try_run::<()>(&["SET", &format!("ballast-{name}"), "x", "PX", "60000"]).await;
+        if !refused.as_ref().is_err_and(|error| error.to_string().contains("MOVED")) {
+            break;
+        }
+    }
     sleep(scene.millis(100, 900)).await;
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "0"]).await;
     let refusal = refused.err()?.to_string();
     refusal.contains("OOM").then_some(refusal)
 }
@@ -106,27 +113,27 @@ async fn out_of_memory(scene: &mut Scene<'_>, server: &Server) -> Effect {
 /// There is no room, and what ends soonest is thrown away.
 async fn evict(scene: &mut Scene<'_>, server: &Server) -> Effect {
     let before = stat(server, "evicted_keys").await;
-    server.run::<()>(&["EVAL", BALLAST, "1", "ballast:", "200"]).await;
-    server.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).await;
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    run_at::<()>(server, &["EVAL", BALLAST, "1", "ballast:", "200"]).await;
+    run_at::<()>(server, &["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).await;
+    run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "1"]).await;
     // Only a command that needs room makes some.
     let _: Result<(), _> = server.try_run(&["SET", "ballast", "x", "PX", "60000"]).await;
     sleep(scene.millis(20, 200)).await;
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    server.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "0"]).await;
+    run_at::<()>(server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
     let evicted = stat(server, "evicted_keys").await - before;
     (evicted > 0).then(|| format!("{evicted} keys were evicted"))
 }
 
 async fn stat(server: &Server, name: &str) -> u64 {
-    let stats: String = server.run(&["INFO", "stats"]).await;
+    let stats: String = run_at(server, &["INFO", "stats"]).await;
     let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }
 
 /// How often it has answered with an error.
 async fn errors(server: &Server, code: &str) -> u64 {
-    let stats: String = server.run(&["INFO", "errorstats"]).await;
+    let stats: String = run_at(server, &["INFO", "errorstats"]).await;
     let line = stats.lines().find_map(|line| line.strip_prefix("errorstat_")?.strip_prefix(code));
     line.and_then(|rest| rest.strip_prefix(":count=")?.trim().parse().ok()).unwrap_or(0)
 }

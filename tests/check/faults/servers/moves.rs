@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::Effect;
-use super::processes::whole;
+use super::processes::{run, whole};
 use crate::faults::Scene;
 use crate::plan::Fault;
 use crate::support::{Deployment, Topology};
@@ -22,7 +22,7 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ef
     deployment.allow_failover().await;
     cut_off.iter().for_each(|replica| replica.pause());
     // Else, what is on its way would be found once they go on.
-    let _: u64 = deployment.masters()[place].run(&["CLIENT", "KILL", "TYPE", "replica"]).await;
+    let _: u64 = run(&deployment.masters()[place], &["CLIENT", "KILL", "TYPE", "replica"]).await;
     sleep(lag).await;
     deployment.masters_mut()[place].kill();
     deployment.replicas().iter().for_each(|replica| replica.resume());

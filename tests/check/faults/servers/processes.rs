@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redis::FromRedisValue;
 use tokio::time::sleep;
 
 use super::Effect;
@@ -51,12 +52,23 @@ pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: boo
     if old {
         sleep(before).await;
     }
-    let had: u64 = master.run(&["DBSIZE"]).await;
+    let had: u64 = run(master, &["DBSIZE"]).await;
     master.kill();
     master.put_back(&kept);
     sleep(down).await;
     master.restart().await;
     (had > 0).then(|| format!("{had} keys were there before"))
+}
+
+/// Runs a command, again if its connection is cut: sentinels do so with whomever they tell whom to follow.
+pub async fn run<T: FromRedisValue>(server: &Server, words: &[&str]) -> T {
+    loop {
+        match server.try_run(words).await {
+            Ok(answer) => return answer,
+            Err(error) if error.is_io_error() => sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{words:?}: {error}"),
+        }
+    }
 }
 
 /// Waits until a server answers again.
@@ -72,7 +84,7 @@ pub async fn whole(deployment: &Deployment) {
         deployment.is_whole().await;
     }
     for replica in deployment.replicas() {
-        while !replica.follows().await {
+        while !run::<String>(replica, &["INFO", "replication"]).await.contains("master_link_status:up") {
             sleep(Duration::from_millis(20)).await;
         }
     }
