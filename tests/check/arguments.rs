@@ -11,11 +11,22 @@ scripts/check [--seconds N] [--seed S] [--seeds K] [--topology T] [--fault F]...
   --seeds K      so many runs, with the seeds S, S + 1, ... (1)
   --topology T   standalone, cluster, sentinel, quorum3 or quorum5; unless given, the seed's turn
   --fault F      only this class of faults; may be given several times
+  --short        six classes of faults on each topology, in four minutes
   --list         the classes of faults, and where they are done
   --table        at the end, a table of what was done and seen, as in docs/testing.md
   --keep DIR     where the histories are written, and stay
 
 The last line says how it went; the exit code is 0 if nothing was violated and the runs were valid.";
+
+/// What is done everywhere, and stands for the rest: to each lane, with and without an end of leases.
+const SHORT: [Fault; 6] = [
+    Fault::WorkerKilled,
+    Fault::WorkerStopped,
+    Fault::HalfOpen,
+    Fault::RepliesDropped,
+    Fault::ServerRestarted,
+    Fault::ClientKill,
+];
 
 #[derive(Clone, Debug)]
 pub struct Arguments {
@@ -60,6 +71,10 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
                 arguments
                     .faults
                     .push(*found.ok_or_else(|| format!("no fault is called {name}: see --list"))?);
+            }
+            "--short" => {
+                (arguments.seeds, arguments.seconds, arguments.topology) = (5, 38, None);
+                arguments.faults = SHORT.to_vec();
             }
             "--list" => arguments.list = true,
             "--table" => arguments.table = true,
