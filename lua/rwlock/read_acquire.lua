@@ -129,8 +129,8 @@ local function known_token(writes)
   if floor == '' then return 0 end
   local nested = writes and string.byte(floor) ~= 62 -- ">"
   if nested and state[5] then return tonumber(state[5]) end
-  if proposed or not state[5] then return current_token() end
-  local token = readers_token(state[5])
+  if not state[5] or proposed and not writes then return current_token() end
+  local token = proposed and current_token() or readers_token(state[5])
   if token ~= tonumber(state[5]) then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
   return token
 end
