@@ -60,8 +60,9 @@ pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
             votes.wait().await;
             count = Count::new(nodes, &votes);
         }
-        armed.learns(&votes, count.granted.len() >= nodes.majority());
-        match bidding.hears(&count) {
+        let heard = bidding.hears(&count);
+        armed.learns(&votes, count.granted.len() >= nodes.majority() && heard != Heard::NotGranted);
+        match heard {
             Heard::Again => {}
             Heard::NotGranted => return not_granted(armed, sent, count, votes),
             Heard::Granted(token) => {

@@ -66,14 +66,18 @@ impl Dial {
         if !twice {
             return Ok((self.connect(limit).await?, None));
         }
-        let server = match self {
+        let server = match &self {
             #[cfg(feature = "sentinel")]
             Dial::Sentinel(watched) => {
                 Dial::Server(timeout(limit, watched.master()).await.map_err(|_| too_slow())??)
             }
-            server => server,
+            server => (*server).clone(),
         };
-        let (one, second) = tokio::try_join!(server.clone().connect(limit), server.connect(limit))?;
+        let (one, second) = tokio::try_join!(server.clone().connect(limit), server.clone().connect(limit))?;
+        #[cfg(feature = "sentinel")]
+        if let (Dial::Sentinel(watched), Dial::Server(master)) = (&self, &server) {
+            watched.leads_to(master);
+        }
         Ok((one, Some(second)))
     }
 
@@ -90,6 +94,15 @@ impl Dial {
             #[cfg(all(feature = "cluster", feature = "pool"))]
             Dial::ClusterPool(_) => "cluster".to_owned(),
         }
+    }
+
+    /// Whether all connections lead to one server. Behind sentinels, one may lead to a master, and another to the one before.
+    pub(crate) fn is_one_server(&self) -> bool {
+        #[cfg(feature = "sentinel")]
+        if matches!(self, Dial::Sentinel(_)) {
+            return false;
+        }
+        !self.is_cluster()
     }
 
     /// Whether one connection goes to many servers, and sends a request again on its own account.

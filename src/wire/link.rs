@@ -83,6 +83,10 @@ impl Link {
         self.dial.is_cluster()
     }
 
+    pub(super) fn is_one_server(&self) -> bool {
+        self.dial.is_one_server()
+    }
+
     /// The connection, made if there is none; a new one is greeted before anybody gets it.
     ///
     /// Takes at most twice the limit: for a try that is under way, and for one of its own. A crowd that

@@ -67,6 +67,10 @@ impl Node {
         self.link.is_cluster()
     }
 
+    pub(crate) fn is_one_server(&self) -> bool {
+        self.link.is_one_server()
+    }
+
     /// New fencing tokens must be larger than this, whatever the server has forgotten.
     fn floor(&self) -> u64 {
         if self.is_cluster() { self.floor.advanced() } else { self.floor.seen() }

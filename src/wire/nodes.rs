@@ -56,7 +56,7 @@ impl Nodes {
 
     /// The only server, if there is one: then its clock dates what it grants.
     pub(crate) fn server(&self) -> Option<&Node> {
-        self.single().filter(|node| !node.is_cluster())
+        self.single().filter(|node| node.is_one_server())
     }
 
     /// Whether a request may be sent again unseen.

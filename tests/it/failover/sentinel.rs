@@ -85,8 +85,18 @@ async fn sentinel_a_killed_master_is_replaced() {
 /// messages of the new one.
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinel_a_demoted_master_is_left() {
+    a_demoted_master_is_left(told()).await;
+}
+
+/// The same where replicas are waited for, on connections that are made in pairs.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_a_demoted_master_is_left_by_who_waits_for_replicas() {
+    a_demoted_master_is_left(told().replicas(1, Duration::from_millis(500))).await;
+}
+
+async fn a_demoted_master_is_left(options: Options) {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
-    let options = told().ttl(Duration::from_secs(6));
+    let options = options.ttl(Duration::from_secs(6));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let mut contended = Contended::of_each_kind("", &locks, &others).await;
     let told_later = contended.split_off(2);
@@ -124,6 +134,37 @@ async fn sentinel_a_demoted_master_is_left() {
     }
     drop((next, found, locks, others));
     deployment.assert_nothing_left().await;
+}
+
+/// Requests lead to the new master already, and the subscription still to the old one, which is cut off and goes on
+/// granting: what it says is not believed.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_messages_of_an_old_master_are_not_trusted() {
+    let deployment = Deployment::start(Topology::Sentinel).await;
+    // Connections in pairs take longest to be told of the new master; what is granted waits for no replica.
+    let pairs = open(&deployment, told().replicas(1, Duration::from_millis(500))).await;
+    let locks = pairs.with_options(told()).unwrap();
+    let [old, new, _] = [&deployment.masters()[0], &deployment.replicas()[0], &deployment.replicas()[1]];
+    let cut_off = old.locks().await;
+    let held = cut_off.mutex("a").unwrap().lock().await.unwrap();
+    let lock = locks.mutex("a").unwrap();
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    let queued = async |server: &Server| server.run::<u64>(&["ZCARD", "{lock:a}:waiters"]).await == 1;
+    eventually("it queues", || queued(old)).await;
+    new.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    new.run::<i64>(&["DEL", "lock:a", "{lock:a}:waiters"]).await;
+    let other = new.locks().await;
+    let theirs = other.mutex("a").unwrap().lock().await.unwrap();
+    let port = new.port().to_string();
+    for sentinel in deployment.sentinels() {
+        sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
+        sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
+    }
+    old.kill_connections().await; // but for the subscription
+    eventually("it queues at the new master", || queued(new)).await;
+    held.release().await.unwrap();
+    let granted = tokio::time::timeout(Duration::from_secs(1), waiting).await;
+    assert!(granted.is_err(), "{granted:?} beside {theirs:?}");
 }
 
 /// As an operator does it, without any connection being cut, as sentinels do.
