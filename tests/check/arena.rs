@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::crew::{Crew, Terms, WORKERS, host};
 use crate::faults::{Scene, connections, servers, workers};
 use crate::history::Time;
-use crate::observer::{Observation, observe};
+use crate::observer::{Observation, ReaderEnds, Seen, observe};
 use crate::plan::{Fault, Lane, Plan, TTL};
 use crate::resource::Resource;
 use crate::support::{DURABLE, Deployment, Proxy, Random, Server, Topology};
@@ -32,6 +32,7 @@ pub struct Window {
 pub struct Record {
     pub windows: Vec<Window>,
     pub observations: Vec<Observation>,
+    pub reader_ends: ReaderEnds,
     /// The numbers that were added to, at the end.
     pub numbers: Vec<(&'static str, u64)>,
     /// From when no fault was done, and nobody wanted a lock.
@@ -46,7 +47,7 @@ pub struct Record {
 const CALM: Duration = Duration::from_secs(3);
 
 /// A machine that lets nobody run for so long is too slow for the time limits of requests.
-const STALL: Duration = Duration::from_millis(100);
+pub const STALL: Duration = Duration::from_millis(100);
 
 /// How long the workers may take for what they are about.
 const LAST_ORDERS: Duration = Duration::from_secs(30);
@@ -74,6 +75,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
         ports: deployment.entrances().iter().map(Server::port).collect(),
         resource: kept.url(),
         directory: directory.to_owned(),
+        linger: plan.linger,
     });
 
     let (stop, stopped) = watch::channel(false);
@@ -107,7 +109,8 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     }
     let windows = windows.into_inner().unwrap();
     let stalls = watching.join().unwrap();
-    Record { windows, observations: observing.await.unwrap(), numbers, end: ended, left, stalls }
+    let Seen { observations, reader_ends } = observing.await.unwrap();
+    Record { windows, observations, reader_ends, numbers, end: ended, left, stalls }
 }
 
 /// Whoever sleeps longer than he wanted to was not let run.

@@ -1,10 +1,12 @@
 //! What `scripts/check` is told.
 
+use crate::mutants::{MUTANTS, Mutant};
 use crate::plan::{Fault, topology_named};
 use crate::support::Topology;
 
 pub const HELP: &str = "\
 scripts/check [--seconds N] [--seed S] [--seeds K] [--topology T] [--fault F]...
+scripts/check --mutants [--mutant NAME]...
 
   --seconds N    how long each run lasts (60)
   --seed S       what is done when: the same again, as far as a machine allows (1)
@@ -12,9 +14,12 @@ scripts/check [--seconds N] [--seed S] [--seeds K] [--topology T] [--fault F]...
   --topology T   standalone, cluster, sentinel, quorum3 or quorum5; unless given, the seed's turn
   --fault F      only this class of faults; may be given several times
   --short        six classes of faults on each topology, in four minutes
+  --linger N     one of N holds lasts longer than a lease, and another is not renewed (200)
   --list         the classes of faults, and where they are done
   --table        at the end, a table of what was done and seen, as in docs/testing.md
   --keep DIR     where the histories are written, and stay
+  --mutants      checks the checker: breaks a copy of the crate in one way after the other, and says which it finds
+  --mutant NAME  only this one; may be given several times
 
 The last line says how it went; the exit code is 0 if nothing was violated and the runs were valid.";
 
@@ -35,9 +40,13 @@ pub struct Arguments {
     pub seeds: u64,
     pub topology: Option<Topology>,
     pub faults: Vec<Fault>,
+    pub linger: u64,
     pub list: bool,
     pub table: bool,
     pub keep: Option<std::path::PathBuf>,
+    pub mutants: bool,
+    /// Only these.
+    pub chosen: Vec<&'static Mutant>,
 }
 
 pub fn read(words: &[String]) -> Result<Arguments, String> {
@@ -47,9 +56,12 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         seeds: 1,
         topology: None,
         faults: Vec::new(),
+        linger: 200,
         list: false,
         table: false,
         keep: None,
+        mutants: false,
+        chosen: Vec::new(),
     };
     let mut words = words.iter();
     while let Some(word) = words.next() {
@@ -76,7 +88,14 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
                 (arguments.seeds, arguments.seconds, arguments.topology) = (5, 38, None);
                 arguments.faults = SHORT.to_vec();
             }
+            "--linger" => arguments.linger = number(value()?)?,
             "--list" => arguments.list = true,
+            "--mutants" => arguments.mutants = true,
+            "--mutant" => {
+                let name = value()?;
+                let found = MUTANTS.iter().find(|mutant| mutant.name == name);
+                arguments.chosen.push(found.ok_or_else(|| format!("no mutant is called {name}"))?);
+            }
             "--table" => arguments.table = true,
             "--keep" => arguments.keep = Some(value()?.into()),
             _ => return Err(format!("unknown: {word}")),
@@ -84,6 +103,9 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
     }
     if arguments.seconds < 10 {
         return Err("--seconds: at least 10".to_owned());
+    }
+    if arguments.linger == 0 {
+        return Err("--linger: at least 1".to_owned());
     }
     if arguments.seeds == 0 {
         return Err("--seeds: at least 1".to_owned());

@@ -20,6 +20,7 @@ pub struct Terms {
     pub ports: Vec<u16>,
     pub resource: String,
     pub directory: PathBuf,
+    pub linger: u64,
 }
 
 pub struct Crew {
@@ -60,6 +61,7 @@ impl Crew {
             ports: self.terms.ports.clone(),
             resource: self.terms.resource.clone(),
             history: history(&self.terms.directory, place, self.started),
+            linger: self.terms.linger,
             pushed: !self.started.is_multiple_of(3),
         };
         let mut child = Command::new(std::env::current_exe().unwrap())

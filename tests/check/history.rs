@@ -21,11 +21,20 @@ impl Time {
 
     /// What `Instant` counts is this clock, which it does not show. Never later than it is.
     pub fn of(instant: Instant) -> Time {
-        let now = Time::now();
-        let here = Instant::now();
+        let (now, here) = Time::pair();
         match instant.checked_duration_since(here) {
             Some(left) => now + left,
             None => now - (here - instant),
+        }
+    }
+
+    /// The same instant on both clocks; again, if something else was done in between.
+    fn pair() -> (Time, Instant) {
+        loop {
+            let (now, here) = (Time::now(), Instant::now());
+            if Time::now().since(now) < Duration::from_micros(200) {
+                return (now, here);
+            }
         }
     }
 
@@ -145,6 +154,9 @@ pub enum End {
     Leak,
     Downgrade,
 }
+
+/// What came of a release that found nothing, though nobody had said that the lease was lost.
+pub const NOT_HELD: &str = "not held";
 
 /// Writes a file, a line for each event, before it returns.
 pub struct Recorder(Mutex<File>);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::arguments::Arguments;
 use crate::support::Topology;
 
 /// How long a lease lasts here: short, since many faults last longer.
@@ -134,11 +135,14 @@ pub struct Plan {
     pub seed: u64,
     pub topology: Topology,
     pub faults: Vec<Fault>,
+    /// One of so many holds lasts longer than a lease.
+    pub linger: u64,
 }
 
 impl Plan {
     /// The topology is the seed's turn, and the faults are all that there are for it, unless they are given.
-    pub fn new(seconds: u64, seed: u64, topology: Option<Topology>, faults: &[Fault]) -> Plan {
+    pub fn new(arguments: &Arguments, seed: u64) -> Plan {
+        let Arguments { seconds, topology, ref faults, linger, .. } = *arguments;
         let turn = usize::try_from(seed).unwrap_or(0) % TOPOLOGIES.len();
         let topology = topology.unwrap_or(TOPOLOGIES[turn].0);
         // A clock that steps back beside a counter that is lost may set tokens back, as the docs say: not both in one run.
@@ -147,7 +151,7 @@ impl Plan {
             let may = fault.keeps_state() || topology != Topology::Standalone || fault.sets_clock() == clocks;
             fault.is_of(topology) && if faults.is_empty() { may } else { faults.contains(fault) }
         };
-        Plan { seconds, seed, topology, faults: Fault::ALL.iter().filter(chosen).copied().collect() }
+        Plan { seconds, seed, topology, linger, faults: Fault::ALL.iter().filter(chosen).copied().collect() }
     }
 
     pub fn lane(&self, lane: Lane) -> Vec<Fault> {
@@ -157,10 +161,11 @@ impl Plan {
     /// The command that does the same again.
     pub fn replay(&self, given: &[Fault]) -> String {
         let mut line = format!(
-            "scripts/check --seed {} --seconds {} --topology {}",
+            "scripts/check --seed {} --seconds {} --topology {} --linger {}",
             self.seed,
             self.seconds,
-            topology_name(self.topology)
+            topology_name(self.topology),
+            self.linger
         );
         for fault in given {
             line += &format!(" --fault {}", fault.name());
@@ -182,4 +187,5 @@ pub struct Duty {
     pub resource: String,
     pub history: std::path::PathBuf,
     pub pushed: bool,
+    pub linger: u64,
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use crate::arena;
 use crate::arguments::Arguments;
 use crate::judge::{LostWindow, Verdict, judge};
+use crate::mutants;
 use crate::plan::{Fault, Plan, TOPOLOGIES, topology_name};
 
-/// So many violations of a run are shown.
-const SHOWN: usize = 10;
+/// So many violations of each rule are shown of a run.
+const SHOWN: usize = 4;
 
 /// What all runs together came to.
 #[derive(Default)]
@@ -28,13 +29,16 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         list();
         return ExitCode::SUCCESS;
     }
+    if arguments.mutants || !arguments.chosen.is_empty() {
+        return mutants::run(&arguments.chosen);
+    }
     let scratch = match &arguments.keep {
         Some(directory) => directory.clone(),
         None => std::env::temp_dir().join(format!("redlatch-check-{}", std::process::id())),
     };
     let mut sum = Sum::default();
     for seed in arguments.seed..arguments.seed + arguments.seeds {
-        let plan = Plan::new(arguments.seconds, seed, arguments.topology, &arguments.faults);
+        let plan = Plan::new(arguments, seed);
         if plan.faults.is_empty() {
             eprintln!("none of these faults is done to {}", topology_name(plan.topology));
             return ExitCode::from(2);
@@ -106,11 +110,16 @@ fn show(plan: &Plan, verdict: &Verdict) {
         verdict.lost_additions,
         verdict.violations.len(),
     );
-    for violation in verdict.violations.iter().take(SHOWN) {
-        println!("  violated: {}: {}", violation.rule, violation.text);
+    let mut of_rule: BTreeMap<&str, usize> = BTreeMap::new();
+    for violation in &verdict.violations {
+        let number = of_rule.entry(violation.rule).or_default();
+        *number += 1;
+        if *number <= SHOWN {
+            println!("  violated: {}: {}", violation.rule, violation.text);
+        }
     }
-    if verdict.violations.len() > SHOWN {
-        println!("  ... and {} more", verdict.violations.len() - SHOWN);
+    for (rule, number) in of_rule.into_iter().filter(|(_, number)| *number > SHOWN) {
+        println!("  ... and {} more of {rule}", number - SHOWN);
     }
     for reason in &verdict.invalid {
         println!("  invalid: {reason}");

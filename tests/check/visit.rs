@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::Error;
 use tokio::time::{sleep, timeout};
 
-use crate::history::{End, Mode, Time, Verb, What, Why};
+use crate::history::{End, Mode, NOT_HELD, Time, Verb, What, Why};
 use crate::plan::TTL;
 use crate::support::{AnyGuard, AnyLock, Kind, Random};
 use crate::worker::Worker;
@@ -51,14 +51,15 @@ pub async fn visit(worker: &Worker, random: &mut Random) {
     let (name, kind) = LOCKS[usize::try_from(random.below(LOCKS.len() as u64)).unwrap()];
     let kind = if kind == Kind::Write && random.below(3) > 0 { Kind::Read } else { kind };
     // Some stay until their lease ends: that is how an end comes to light that was told too late.
-    let overstays = random.below(200) == 0;
+    let overstays = random.below(worker.linger) == 0;
     let lock = kind.lock(if overstays { &worker.unrenewed } else { &worker.locks }, name);
     let Some(mut hold) = enter(worker, random, name, &lock, None, true).await else {
         return sleep(millis(random, 0, 10)).await;
     };
+    let lingers = random.below(worker.linger) == 0;
     let stay = match random.below(200) {
         _ if overstays => 2 * TTL,
-        0 => TTL + millis(random, 0, 1_500),
+        _ if lingers => TTL + millis(random, 0, 1_500),
         1..=30 => millis(random, 5, 40),
         _ => millis(random, 0, 5),
     };
@@ -288,7 +289,10 @@ impl<'a> Hold<'a> {
             End::Leak => self.guard.leak(),
             End::Release => {
                 let (worker, number) = (self.worker, self.number);
-                let outcome = self.guard.release().await.map_err(|error| text(&error));
+                let outcome = self.guard.release().await.map_err(|error| match error {
+                    Error::NotHeld { .. } => NOT_HELD.to_owned(),
+                    error => text(&error),
+                });
                 worker.recorder.note(number, What::Released(outcome));
             }
             End::Drop | End::Downgrade => drop(self.guard),

@@ -24,6 +24,8 @@ pub struct Worker {
     pub unrenewed: Locks,
     pub resource: Resource,
     pub recorder: Recorder,
+    /// One of so many holds lasts longer than a lease.
+    pub linger: u64,
     number: u32,
     holds: AtomicU64,
     ending: AtomicBool,
@@ -88,6 +90,7 @@ async fn open(duty: Duty) -> Worker {
         locks,
         resource: Resource::open(&duty.resource).await,
         recorder: Recorder::new(&duty.history),
+        linger: duty.linger,
         number: duty.number,
         holds: AtomicU64::new(0),
         ending: AtomicBool::new(false),

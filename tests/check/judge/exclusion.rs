@@ -84,9 +84,9 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
             let first = looks.partition_point(|look| look.from <= grant.at);
             let during =
                 looks[first..].iter().take_while(|look| look.from < until).filter(|look| look.to < until);
-            let missing = during.filter(|look| look.held_with != Some(grant.token));
+            let mut missing = during.filter(|look| look.held_with != Some(grant.token));
             // While a master is replaced, two may answer, and a slot that moves has two places.
-            let missing = missing.filter(|look| !found_elsewhere(&looks, look, grant.token)).next();
+            let missing = missing.find(|look| !found_elsewhere(&looks, look, grant.token));
             let Some(look) = missing else { continue };
             if case.lost_by(grant.at, look.to).is_some() {
                 windows.push((hold, look.from, until));

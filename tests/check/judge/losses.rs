@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
-use crate::history::{Mode, Time};
+use crate::arena::STALL;
+use crate::history::{Mode, NOT_HELD, Time};
 use crate::plan::{Fault, SLACK, TTL};
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
@@ -19,8 +20,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
                 verdict.violates("deadline", text);
             }
         }
-        // Read while others run, a time may seem to be earlier than it is.
-        if hold.trusts.windows(2).any(|pair| pair[1].1 + Duration::from_millis(100) < pair[0].1) {
+        if hold.trusts.windows(2).any(|pair| goes_back(case, pair[0], pair[1])) {
             verdict.violates("deadline", format!("{} went back", case.say(hold)));
         }
         if let Some((at, until)) = hold.trusted_too_long {
@@ -33,7 +33,14 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             told_in_time(case, hold, at, until, verdict);
             is_true(case, hold, at, until, verdict);
         }
+        found_at_release(case, hold, verdict);
     }
+}
+
+/// One clock was read after the other to say when it is over: whoever was not let run in between says too early a time.
+fn goes_back(case: &Case<'_>, before: (Time, Time), after: (Time, Time)) -> bool {
+    let stalled = case.record.stalls.iter().any(|(from, to)| *from <= after.0 && before.0 <= *to);
+    after.1 + STALL < before.1 && !stalled
 }
 
 fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
@@ -45,6 +52,20 @@ fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &m
     if at > until + TTL + SLACK && !stood_still {
         let text = format!("{} was told at {:.3}", case.say(hold), case.when(at));
         verdict.violates("told in time", text);
+    }
+}
+
+/// Who gives it back before its deadline finds it: nobody else had ended it.
+fn found_at_release(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
+    let (Some(grant), Some((at, Err(failure)))) = (hold.granted, &hold.released) else { return };
+    // Where nodes come and go, a majority of others may be left.
+    if failure != NOT_HELD || case.plan.topology.nodes() > 1 {
+        return;
+    }
+    let until = hold.trusts.last().map_or(grant.until, |(_, until)| *until);
+    if *at < until && case.lost_by(grant.at, *at).is_none() {
+        let text = format!("{} was not found at {:.3}", case.say(hold), case.when(*at));
+        verdict.violates("release", text);
     }
 }
 

@@ -3,6 +3,7 @@
 mod exclusion;
 mod holds;
 mod losses;
+mod readers;
 mod resources;
 mod tokens;
 mod waiting;
@@ -65,8 +66,8 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     let holds = holds::read(directory);
     let start = holds.iter().map(|hold| hold.wants).min().unwrap_or(record.end);
     let case = Case { plan, record, holds, start };
-    let mut verdict = Verdict::default();
-    verdict.acquisitions = case.holds.iter().filter(|hold| hold.granted.is_some()).count();
+    let acquisitions = case.holds.iter().filter(|hold| hold.granted.is_some()).count();
+    let mut verdict = Verdict { acquisitions, ..Verdict::default() };
     for window in &record.windows {
         verdict.windows.entry(window.fault).or_default().push(window.effect.is_some());
     }
@@ -80,6 +81,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     exclusion::judge(&case, &mut verdict);
     tokens::judge(&case, &mut verdict);
     losses::judge(&case, &mut verdict);
+    readers::judge(&case, &mut verdict);
     resources::judge(&case, &mut verdict);
     waiting::judge(&case, &mut verdict);
     for text in &record.left {

@@ -27,6 +27,11 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             (_, true) => grant.token >= around.token,
             _ => grant.token == around.token,
         };
+        let ends = hold.trusted_until().map_or(grant.at, |until| until.max(grant.at));
+        // Without the outer hold, it is not nested either.
+        if case.lost_by(around.at, ends).is_some() {
+            continue;
+        }
         if nested && !right {
             let text = format!("{} inside {}", case.say(hold), case.say(outer));
             verdict.violates("nested token", text);

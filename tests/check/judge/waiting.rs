@@ -64,7 +64,8 @@ fn busy_until(case: &Case<'_>, hold: &Hold) -> Option<Time> {
 /// While it waited, and nobody had the lock, and nothing was done to anybody whom that concerns: how long, since when,
 /// and whether nothing was done shortly before either.
 fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Duration, Time, bool)> {
-    let Some(end) = waiter.asked_until() else { return Vec::new() };
+    // Who was never answered waited for as long as his worker said anything.
+    let end = waiter.asked_until().unwrap_or(waiter.worker_ended);
     let mut covers: Vec<(Time, Time)> = Vec::new();
     for (from, to, hold) in busy {
         // Readers too are in the way of a reader, if a writer waits for them.

@@ -1,0 +1,57 @@
+//! A reader who is gone keeps the lock for no longer than his own lease, however long others read.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::{Case, Hold, Verdict};
+use crate::history::{Mode, Time};
+use crate::plan::{Fault, Lane, NODE_TIMEOUT, TTL};
+
+pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
+    let mut owners: HashMap<(&str, &str), Vec<&Hold>> = HashMap::new();
+    for hold in case.holds.iter().filter(|hold| hold.mode == Mode::Shared) {
+        owners.entry((&hold.lock, &hold.owner)).or_default().push(hold);
+    }
+    for ((lock, owner), seen) in &case.record.reader_ends {
+        let Some(holds) = owners.get(&(*lock, owner.as_str())) else { continue };
+        let Some(last) = holds.iter().map(|hold| given_up(case, hold)).collect::<Option<Vec<_>>>() else {
+            continue;
+        };
+        let (Some(first), Some(last)) = (holds.iter().map(|hold| hold.wants).min(), last.into_iter().max())
+        else {
+            continue;
+        };
+        // A renewal may have been under way.
+        let latest = last + TTL + NODE_TIMEOUT;
+        let late = |window: &crate::arena::Window| {
+            let delays = window.fault != Fault::WorkerKilled && window.place == Some(holds[0].place);
+            delays || window.fault.lane() == Lane::Servers
+        };
+        let stalled: Duration = case
+            .record
+            .stalls
+            .iter()
+            .filter(|(from, to)| *from <= *seen && last <= *to)
+            .map(|(from, to)| to.since(*from))
+            .sum();
+        if *seen > latest + stalled && !case.windows_during(first, last + NODE_TIMEOUT).any(late) {
+            let text = format!("{} is kept until {:.3}", case.say(holds[0]), case.when(*seen));
+            verdict.violates("own end", text);
+        }
+    }
+}
+
+/// From when nobody can have renewed it. `None`: somebody may, or it waits in a queue.
+fn given_up(case: &Case<'_>, hold: &Hold) -> Option<Time> {
+    let ends = hold.ends.map(|(at, _)| at).or(hold.not_granted.as_ref().map(|(at, _)| *at));
+    let killed = || {
+        let mut kills = case
+            .record
+            .windows
+            .iter()
+            .filter(|window| window.fault == Fault::WorkerKilled && window.place == Some(hold.place));
+        let kill = kills.find(|window| window.end >= hold.worker_ended)?;
+        hold.granted.map(|_| kill.start)
+    };
+    ends.or_else(killed)
+}
