@@ -146,7 +146,7 @@ impl Plan {
         let turn = usize::try_from(seed).unwrap_or(0) % TOPOLOGIES.len();
         let topology = topology.unwrap_or(TOPOLOGIES[turn].0);
         // A clock that steps back beside a counter that is lost may set tokens back, as the docs say: not both in one run.
-        let clocks = seed / TOPOLOGIES.len() as u64 % 2 == 0;
+        let clocks = (seed / TOPOLOGIES.len() as u64).is_multiple_of(2);
         let chosen = |fault: &&Fault| {
             let may = fault.keeps_state() || topology != Topology::Standalone || fault.sets_clock() == clocks;
             fault.is_of(topology) && if faults.is_empty() { may } else { faults.contains(fault) }

@@ -1,7 +1,7 @@
 //! Runs what was asked for, and says how it went.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -76,9 +76,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     if sum.violations == 0 && sum.invalid == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn check(plan: &Plan, directory: &PathBuf) -> Verdict {
+fn check(plan: &Plan, directory: &Path) -> Verdict {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let (own_plan, own_directory) = (plan.clone(), directory.clone());
+    let (own_plan, own_directory) = (plan.clone(), directory.to_owned());
     let running = runtime.spawn(async move { arena::run(&own_plan, &own_directory).await });
     match runtime.block_on(running) {
         Ok(record) => {
