@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// ([Kleppmann 2016](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)).
 ///
 /// Tokens are below 2^53, so they survive JavaScript, Lua, JSON, and an `i64` of SQL. A further hold of the same owner
-/// has the same token, but for a quorum in which no majority of the nodes can tell the first one's any more: then it has a
+/// has the same token, but for one to write inside one that is more than a day old, and for a quorum in which no majority of the nodes can tell the first one's any more: then it has a
 /// larger one, and a resource that has seen that refuses the first one's. A renewal keeps it.
 ///
 /// **What it does not promise**: consecutive numbers. After a restart, an expiry of the counter (one

@@ -107,7 +107,7 @@ impl Lease {
 
     /// The number of this lease, larger than those of all earlier leases on this lock, or, of one that others may
     /// hold beside it, at least that of the last lease which nobody held beside it; `None` if
-    /// [fencing](Options::fencing) is off, or was for the hold that this one is nested in.
+    /// [fencing](Options::fencing) is off, or, on one server, was for the hold that this one is nested in.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.0.token
     }
