@@ -96,13 +96,18 @@ impl Dial {
         }
     }
 
-    /// Whether all connections lead to one server. Behind sentinels, one may lead to a master, and another to the one before.
-    pub(crate) fn is_one_server(&self) -> bool {
-        #[cfg(feature = "sentinel")]
-        if matches!(self, Dial::Sentinel(_)) {
-            return false;
+    /// Whether it is found out for each connection which server is the master.
+    pub(super) fn finds_master(&self) -> bool {
+        match self {
+            #[cfg(feature = "sentinel")]
+            Dial::Sentinel(_) => true,
+            _ => false,
         }
-        !self.is_cluster()
+    }
+
+    /// Whether all connections lead to one server. Behind sentinels, one may lead to a master, and another to the one before.
+    pub(super) fn is_one_server(&self) -> bool {
+        !self.finds_master() && !self.is_cluster()
     }
 
     /// Whether one connection goes to many servers, and sends a request again on its own account.

@@ -3,7 +3,7 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::Script;
-use super::link::is_demoted;
+use super::link::{is_demoted, refuses_writes};
 use crate::error::{Error, NodeError};
 
 /// Why there is no answer.
@@ -121,7 +121,7 @@ fn is_refusal(source: &RedisError) -> bool {
     matches!(source.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
 }
 
-/// Errors of a server that starts, fails over, moves slots, or is busy with somebody's script.
+/// Errors of a server that starts, fails over, moves slots, cannot write for now, or is busy with somebody's script.
 fn passes(source: &RedisError) -> bool {
     use ServerErrorKind as Kind;
     matches!(
@@ -137,6 +137,7 @@ fn passes(source: &RedisError) -> bool {
         )
     ) || source.code() == Some("BUSY")
         || is_demoted(source)
+        || refuses_writes(source)
 }
 
 impl From<Failure> for Error {

@@ -145,11 +145,19 @@ impl Link {
         }
     }
 
+    /// Forgets the connection that an error came through, if it is of no more use.
+    pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
+        // Its replicas may have gone to another master.
+        if is_spent(error) || (self.dial.finds_master() && lacks_replicas(error)) {
+            self.drop_generation(generation);
+        }
+    }
+
     /// Forgets the connection, unless it is a newer one already.
     ///
     /// One to a cluster stays until a better one is there: most of its servers may be well. It is one at a time, so
     /// that a server that stays silent does not have all connections made again and again.
-    pub(super) fn drop_generation(&self, generation: u64) {
+    fn drop_generation(&self, generation: u64) {
         if !self.is_cluster() {
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
@@ -179,7 +187,7 @@ impl Link {
 
 /// Whether a connection that failed like this is of no more use: broken, silent, or to a server that has
 /// been demoted. The client library replaces a connection only in the first case.
-pub(super) fn is_spent(error: &RedisError) -> bool {
+fn is_spent(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
 }
 
@@ -191,4 +199,18 @@ pub(super) fn is_demoted(error: &RedisError) -> bool {
         || error.code() == Some("UNBLOCKED")
         || says("READONLY You can't write")
         || says("WAIT cannot be used with replica")
+}
+
+/// The answer of a master that refuses to write, with too few replicas or since it cannot save: it has not written.
+pub(super) fn refuses_writes(error: &RedisError) -> bool {
+    lacks_replicas(error) || says(error, "MISCONF")
+}
+
+fn lacks_replicas(error: &RedisError) -> bool {
+    says(error, "NOREPLICAS")
+}
+
+/// Whether this is the code of an error, or of one that Redis 6 has wrapped into that of the script.
+fn says(error: &RedisError, code: &str) -> bool {
+    error.code() == Some(code) || error.detail().is_some_and(|detail| detail.contains(&format!("-{code} ")))
 }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::connection::{Connection, too_slow};
 use super::crowd::Crowd;
 use super::floor::Floor;
-use super::link::{Connected, Link, is_spent};
+use super::link::{Connected, Link};
 use super::reply::NOT_ADMITTED;
 use super::roster::Roster;
 use super::script::Filled;
@@ -158,9 +158,7 @@ impl Node {
                 }
                 Err(error) => error,
             };
-            if is_spent(&error) {
-                self.link.drop_generation(generation);
-            }
+            self.link.drop_if_spent(generation, &error);
             let broken = error.is_connection_dropped();
             let failure = Failure::sent(script, error, self.is_cluster());
             if resent.is_some() || !broken {
@@ -183,9 +181,7 @@ impl Node {
             Ok(Value::Int(count)) => Err(Failure::unreplicated(call.script(), count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
             Err(error) => {
-                if is_spent(&error) {
-                    self.link.drop_generation(on.generation);
-                }
+                self.link.drop_if_spent(on.generation, &error);
                 Err(Failure::unknown(call.script(), error))
             }
         }
@@ -204,8 +200,8 @@ impl Node {
         let filled: Vec<_> = calls.iter().map(|call| self.fill(call, &connected)).collect();
         let answers = run_all(&connected.crowd, &filled, limit).await;
         let reply = |(call, answer): (&&Call<'_>, Result<Value, RedisError>)| {
-            if answer.as_ref().is_err_and(is_spent) {
-                self.link.drop_generation(generation);
+            if let Err(error) = &answer {
+                self.link.drop_if_spent(generation, error);
             }
             let script = call.script();
             match answer {

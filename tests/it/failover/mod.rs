@@ -3,6 +3,7 @@
 mod cluster;
 mod confirm;
 mod nodes;
+mod refusals;
 mod replicas;
 mod sentinel;
 mod slots;

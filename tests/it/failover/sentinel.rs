@@ -178,10 +178,53 @@ async fn demote(deployment: &Deployment) {
     for server in [master, &deployment.replicas()[1]] {
         server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
     }
+    tell_sentinels_of(heir, deployment).await;
+}
+
+async fn tell_sentinels_of(heir: &Server, deployment: &Deployment) {
+    let port = heir.port().to_string();
     for sentinel in deployment.sentinels() {
         sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
         sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
     }
+}
+
+/// The master is cut off from its replicas, but not from the clients, and takes itself for the master: it answers what it
+/// may not do with NOREPLICAS.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_a_master_without_replicas_is_left() {
+    let deployment = Deployment::start(Topology::Sentinel).await;
+    let options = told().ttl(Duration::from_secs(10));
+    let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
+    let contended = Contended::of_each_kind("", &locks, &others).await;
+    let (master, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    caught_up(master, deployment.replicas().len()).await;
+    heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    let port = heir.port().to_string();
+    deployment.replicas()[1].run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
+    master.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    eventually("it refuses to write", || async {
+        let outcome = master.try_run::<()>(&["SET", "written", "1", "PX", "1"]).await;
+        outcome.is_err_and(|error| error.code() == Some("NOREPLICAS"))
+    })
+    .await;
+    tell_sentinels_of(heir, &deployment).await;
+    let start = Instant::now();
+    for locks in [&locks, &others] {
+        for kind in KINDS {
+            let lock = kind.lock(locks, &format!("next-{}", kind.name()));
+            soon("the same client goes on", lock.lock()).await.unwrap().release().await.unwrap();
+        }
+    }
+    println!("goes on after {:?}", start.elapsed());
+    assert!(start.elapsed() < 2 * NODE_TIMEOUT, "{:?}", start.elapsed());
+    for it in contended {
+        it.assert_held().await;
+        eventually("it is queued", || async { it.lock.waiters().await == 1 }).await;
+        println!("handed over after {:?}", it.hand_over().await);
+    }
+    drop((locks, others));
+    heir.assert_nothing_left().await;
 }
 
 /// The master hangs, with all connections to it; once it goes on, it takes itself for the master for a moment.
