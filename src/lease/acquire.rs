@@ -14,7 +14,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::Options;
-use crate::wire::{NodeSet, Nodes, Script};
+use crate::wire::{Failure, NodeSet};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
@@ -47,6 +47,11 @@ impl Target {
 
     pub(super) fn arm(&self) -> Armed {
         Armed::new(&self.client, self.attempt())
+    }
+
+    /// Since when its nodes have failed, and how, as far as that matters to it.
+    fn outage(&self) -> Option<(Moment, Failure)> {
+        self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
     }
 
     /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
@@ -96,7 +101,7 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
 pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
     match timeout(limit, acquire(target)).await {
         Ok(outcome) => outcome,
-        Err(_) => Err(match target.client.nodes.outage() {
+        Err(_) => Err(match target.outage() {
             // Nobody had the lock, as far as is known: it was the server that failed.
             Some((_, failure)) => failure.during(&target.kind.acquire).into(),
             None => Error::TimedOut { name: target.name.clone(), limit },
@@ -246,8 +251,7 @@ impl Split {
 /// How long a server may fail before a waiter gives up on it: a newcomer soon, one who has queued
 /// after a ttl, since nothing of what he waited for can have outlasted that.
 struct Patience<'a> {
-    nodes: &'a Nodes,
-    script: &'static Script,
+    target: &'a Target,
     newcomers: Duration,
     queued: Duration,
     has_queued: bool,
@@ -257,18 +261,9 @@ struct Patience<'a> {
 
 impl Patience<'_> {
     fn new(target: &Target) -> Patience<'_> {
-        let nodes = &*target.client.nodes;
-        let newcomers = 2 * nodes.limit();
+        let newcomers = 2 * target.client.nodes.limit();
         let queued = newcomers.max(target.options.ttl);
-        Patience {
-            nodes,
-            script: &target.kind.acquire,
-            newcomers,
-            queued,
-            has_queued: false,
-            failing_since: None,
-            pause: PAUSES.0,
-        }
+        Patience { target, newcomers, queued, has_queued: false, failing_since: None, pause: PAUSES.0 }
     }
 
     fn restore(&mut self, queued: bool) {
@@ -282,7 +277,7 @@ impl Patience<'_> {
         let now = Moment::now();
         let since = *self.failing_since.get_or_insert(now);
         // Others may have found out before.
-        let since = self.nodes.outage().map_or(since, |(earlier, _)| earlier.min(since));
+        let since = self.target.outage().map_or(since, |(earlier, _)| earlier.min(since));
         let limit = if self.has_queued { self.queued } else { self.newcomers };
         if now.since(since) >= limit {
             return Err(error());
@@ -294,9 +289,9 @@ impl Patience<'_> {
 
     /// The failure that others have met with for as long as a newcomer is patient.
     fn check(&self) -> Result<(), Error> {
-        match self.nodes.outage() {
+        match self.target.outage() {
             Some((since, failure)) if Moment::now().since(since) >= self.newcomers => {
-                Err(failure.during(self.script).into())
+                Err(failure.during(&self.target.kind.acquire).into())
             }
             _ => Ok(()),
         }

@@ -101,6 +101,14 @@ impl Failure {
         self.unknown
     }
 
+    /// How many replicas were wanted, if that is what failed.
+    pub(super) fn replicas(&self) -> Option<u32> {
+        match self.cause {
+            Cause::Unreplicated { want, .. } => Some(want),
+            _ => None,
+        }
+    }
+
     /// Whether the same request may succeed later without anybody doing anything about it.
     pub(crate) fn is_passing(&self) -> bool {
         match &self.cause {

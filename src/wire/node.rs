@@ -104,9 +104,13 @@ impl Node {
         self.link.get(confirming, Greeting { limit, floor, place }).await
     }
 
-    /// Since when the node has failed, and how, if it does.
-    pub(crate) fn outage(&self) -> Option<(Moment, Failure)> {
-        if self.fails.load(Ordering::Relaxed) { self.outage_lock().clone() } else { None }
+    /// Since when the node has failed, and how, if it does: too few replicas are a failure only to who wants as many.
+    pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
+        if !self.fails.load(Ordering::Relaxed) {
+            return None;
+        }
+        let outage = self.outage_lock().clone();
+        outage.filter(|(_, failure)| failure.replicas().is_none_or(|wanted| replicas >= wanted))
     }
 
     /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if the
@@ -223,7 +227,11 @@ impl Node {
     fn note(&self, failure: Option<&Failure>) {
         match failure.filter(|failure| failure.is_passing()) {
             Some(failure) => {
-                self.outage_lock().get_or_insert_with(|| (Moment::now(), failure.clone()));
+                let mut outage = self.outage_lock();
+                // Of another sort, it is the end of the one before.
+                if outage.as_ref().is_none_or(|(_, before)| before.replicas() != failure.replicas()) {
+                    *outage = Some((Moment::now(), failure.clone()));
+                }
                 self.fails.store(true, Ordering::Relaxed);
             }
             None if self.fails.load(Ordering::Relaxed) => {

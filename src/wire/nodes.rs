@@ -125,12 +125,14 @@ impl Nodes {
         self.node(place).run_id().await
     }
 
-    /// Since when so many have failed that the others cannot decide, and how, if they have.
-    pub(crate) fn outage(&self) -> Option<(Moment, Failure)> {
+    /// Since when so many have failed that the others cannot decide, and how, if they have, to who wants so many
+    /// replicas.
+    pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
         if let Some(node) = self.single() {
-            return node.outage();
+            return node.outage(replicas);
         }
-        let outage = |(node, label): (&Arc<Node>, &String)| node.outage().map(|it| (it, label.clone()));
+        let outage =
+            |(node, label): (&Arc<Node>, &String)| node.outage(replicas).map(|it| (it, label.clone()));
         let outages: Vec<_> = self.all.iter().zip(&self.labels).filter_map(outage).collect();
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();
@@ -171,6 +173,7 @@ impl Nodes {
             });
         }
         drop(sender);
+        let replicas = call.replicas().map_or(0, |(count, _)| count);
         let mut votes = self.votes(call.script(), Vec::new());
         let grace = sleep(Duration::MAX);
         tokio::pin!(grace);
@@ -189,7 +192,10 @@ impl Nodes {
                     // Whoever has failed before will not answer soon.
                     let heard = NodeSet::of(votes.cast.iter().map(|(place, _)| *place));
                     let pending = |place: &usize| among.contains(*place) && !heard.contains(*place);
-                    if (0..self.count()).filter(pending).all(|place| self.all[place].outage().is_some()) {
+                    if (0..self.count())
+                        .filter(pending)
+                        .all(|place| self.all[place].outage(replicas).is_some())
+                    {
                         break;
                     }
                     grace.as_mut().reset(tokio::time::Instant::now() + GRACE.min(self.limit() / 4));

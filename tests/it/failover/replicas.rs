@@ -178,6 +178,38 @@ async fn replicas_tell_nobody_what_he_does_not_get() {
     master.assert_nothing_left().await;
 }
 
+/// That replicas are too few is nothing to those who do not ask for so many.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_missed_by_some_are_no_outage_for_others() {
+    let (master, replicas) = group(1).await;
+    let (plain, holder) = (master.locks_with(told()).await, master.locks().await);
+    let more = plain.with_options(told().replicas(2, PATIENCE)).unwrap();
+    let one = plain.with_options(told().replicas(1, PATIENCE)).unwrap();
+    for kind in KINDS {
+        let busy = Kind::Mutex.lock(&holder, &format!("busy-{}", kind.name()));
+        let guard = busy.lock().await.unwrap();
+        for locks in [&plain, &one] {
+            let waiter = Kind::Mutex.lock(locks, &format!("busy-{}", kind.name()));
+            let waiting =
+                tokio::spawn(async move { waiter.lock_timeout(Duration::from_millis(1_000)).await });
+            eventually("it queues", || async { busy.waiters().await == 1 }).await;
+            let mut refusals = 0;
+            while !waiting.is_finished() {
+                // Each time another one: what is given back may be there for a moment.
+                let outcome = kind.lock(&more, &format!("{}-{refusals}", kind.name())).try_lock().await;
+                assert!(matches!(outcome, Err(Error::TooFewReplicas { want: 2, .. })), "{outcome:?}");
+                refusals += 1;
+            }
+            assert!(refusals > 0);
+            let outcome = waiting.await.unwrap();
+            assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{kind:?}: {outcome:?}");
+        }
+        guard.release().await.unwrap();
+    }
+    drop((plain, one, more, holder, replicas));
+    master.assert_nothing_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_sentinel_confirm_grants() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
