@@ -234,10 +234,10 @@ if ends < now + ttl_ms then
             to: "let granted = sighting.earliest(time, attempt.options.drift, now).map(|_| now)?;",
         }],
         topology: Standalone,
-        seconds: 25,
+        seconds: 45,
         seed: 1,
         linger: 200,
-        faults: &["worker-stopped", "worker-blocked"],
+        faults: &["worker-stopped"],
         rules: &["exclusion", "backing"],
     },
     Mutant {
