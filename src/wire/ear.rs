@@ -33,6 +33,18 @@ impl Ear {
         }
     }
 
+    /// For people, as [`Dial::label`](super::Dial::label) has it.
+    #[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "only events tell of it"))]
+    pub(super) fn label(&self) -> String {
+        match self {
+            Ear::Server(client) => client.get_connection_info().addr().to_string(),
+            #[cfg(feature = "sentinel")]
+            Ear::Sentinel(watched) => watched.name().to_owned(),
+            #[cfg(feature = "cluster")]
+            Ear::Cluster(_) => "cluster".to_owned(),
+        }
+    }
+
     /// To be called on a new connection.
     pub(super) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
         match self {

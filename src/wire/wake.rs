@@ -254,6 +254,7 @@ impl Slot {
 
 async fn subscribe(ear: Ear, place: usize, channel: String, limit: Duration, post: Arc<Post>) {
     let mut pause = PAUSES.0;
+    let mut failed = false;
     loop {
         let gone = Arc::new(Notify::new());
         match timeout(limit, open(&ear, place, &channel, limit, &post, &gone))
@@ -261,6 +262,9 @@ async fn subscribe(ear: Ear, place: usize, channel: String, limit: Duration, pos
             .unwrap_or_else(|_| Err(too_slow()))
         {
             Ok((client, connection)) => {
+                if std::mem::take(&mut failed) {
+                    crate::event::event!(info, node = %ear.label(), "subscribed to wake-ups again");
+                }
                 pause = PAUSES.0;
                 post.made.fetch_add(1, Ordering::SeqCst);
                 post.set(place, State::Subscribed);
@@ -269,7 +273,15 @@ async fn subscribe(ear: Ear, place: usize, channel: String, limit: Duration, pos
                 post.set(place, State::Connecting);
             }
             Err(_error) => {
-                crate::event::event!(warn, error = %_error, "cannot subscribe to wake-ups: waiters poll");
+                // Once for an outage, however often it is tried.
+                if !std::mem::replace(&mut failed, true) {
+                    crate::event::event!(
+                        warn,
+                        node = %ear.label(),
+                        error = %_error,
+                        "cannot subscribe to wake-ups of this node: who waits for it looks now and then"
+                    );
+                }
                 post.set(place, State::Failed);
             }
         }

@@ -31,6 +31,10 @@ fn main() -> ExitCode {
             worker::main(duty);
             ExitCode::SUCCESS
         }
+        [word] if word == "--help" => {
+            println!("{}", arguments::HELP);
+            ExitCode::SUCCESS
+        }
         words => match arguments::read(words) {
             Ok(arguments) => report::run(&arguments),
             Err(error) => {
