@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::connection::too_slow;
 use super::crowd::Crowd;
 use super::dial::Dial;
-use super::node::Greeting;
+use super::greeting::Greeting;
 
 /// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
 ///

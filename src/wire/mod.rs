@@ -11,6 +11,7 @@ mod dial;
 mod ear;
 mod failure;
 mod floor;
+mod greeting;
 mod link;
 #[cfg(test)]
 pub(crate) mod memory;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::timeout;
 
-use super::connection::{Connection, too_slow};
+use super::connection::too_slow;
 use super::crowd::Crowd;
 use super::floor::Floor;
+use super::greeting::Greeting;
 use super::link::{Connected, Link};
 use super::reply::NOT_ADMITTED;
 use super::roster::Roster;
@@ -245,33 +246,6 @@ impl Node {
     /// Poisoning does not matter: nothing under this lock panics.
     fn outage_lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What is asked on a new connection.
-pub(super) struct Greeting {
-    limit: Duration,
-    floor: Arc<Floor>,
-    place: Option<(usize, Arc<Roster>)>,
-}
-
-impl Greeting {
-    /// Finds out what time it is there, and in a quorum which run of which server it is.
-    pub(super) async fn greet(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
-        let run = match &self.place {
-            Some((place, roster)) => roster.admit(*place, connection, self.limit).await?,
-            None => None,
-        };
-        match connection.send(&redis::cmd("TIME"), self.limit).await {
-            Ok(answer) => {
-                let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
-                self.floor.raise(seconds * 1_000_000 + micros);
-                Ok(run)
-            }
-            // Without this right the floor rises with the first answer that carries a time.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(run),
-            Err(error) => Err(error),
-        }
     }
 }
 
