@@ -8,7 +8,8 @@ use crate::clock::Moment;
 /// grant of every lock through the slower branch once.
 const STEP: u64 = 10_000_000;
 
-/// The same in a cluster, where a replica may take over unseen: less than a failover takes.
+/// The same in a cluster and behind sentinels, where a replica may take over unseen, or beside the master before: less
+/// than a failover takes.
 const UNSEEN_STEP: u64 = 100_000;
 
 /// The latest server time known, in microseconds, and never one that went back.

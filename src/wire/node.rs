@@ -68,13 +68,14 @@ impl Node {
         self.link.is_cluster()
     }
 
+    /// Whether all connections lead to one server: else another one may grant beside it, or take over unseen.
     pub(crate) fn is_one_server(&self) -> bool {
         self.link.is_one_server()
     }
 
     /// New fencing tokens must be larger than this, whatever the server has forgotten.
     fn floor(&self) -> u64 {
-        if self.is_cluster() { self.floor.advanced() } else { self.floor.seen() }
+        if self.is_one_server() { self.floor.seen() } else { self.floor.advanced() }
     }
 
     /// The server's clock, as far as it is known.
