@@ -178,7 +178,8 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
     }
     println!("{shortest:?} us");
     for (what, micros) in shortest {
-        assert!(micros < 2 * 5_000, "{what}: {micros} us");
+        // A machine that is busy with something else makes any of them longer.
+        assert!(micros < 4 * 5_000, "{what}: {micros} us");
     }
     server.assert_nothing_left().await;
 }
