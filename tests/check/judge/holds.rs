@@ -38,8 +38,8 @@ pub struct Hold {
     /// Since when, until when, and whether it was accepted.
     pub writes: Vec<(Time, Time, bool)>,
     pub additions: Vec<(Time, Time)>,
-    /// What was expected, and what was seen.
-    pub counts: Vec<(u64, u64)>,
+    /// When, what was expected, and what was seen.
+    pub counts: Vec<(Time, u64, u64)>,
     /// The last line of its worker.
     pub worker_ended: Time,
 }
@@ -119,7 +119,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
             What::Released(outcome) => hold.released = Some((at, outcome)),
             What::Wrote { since, accepted } => hold.writes.push((since, at, accepted)),
             What::Added { since } => hold.additions.push((since, at)),
-            What::Counted { expected, seen } => hold.counts.push((expected, seen)),
+            What::Counted { expected, seen } => hold.counts.push((at, expected, seen)),
         }
     }
     holds.into_values().collect()

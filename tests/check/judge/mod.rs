@@ -134,6 +134,11 @@ impl Case<'_> {
         self.record.windows.iter().filter(move |window| window.start <= to && from <= window.end)
     }
 
+    /// Whether something was done to the servers or to the worker of a hold.
+    pub fn is_hit(&self, hold: &Hold, from: Time, to: Time) -> bool {
+        self.windows_during(from, to).any(|window| window.place.is_none_or(|place| place == hold.place))
+    }
+
     /// The fault that had the servers lose what was granted at `granted`, if it is lost at `seen`.
     pub fn lost_by(&self, granted: Time, seen: Time) -> Option<Fault> {
         let lost =

@@ -20,8 +20,10 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         // Once the outer hold is over, it is not nested.
         let nested =
             outer.trusted_until().is_some_and(|until| until >= grant.at) || hold.verb == Verb::Downgrade;
-        // A reader's is at least that of the last writer.
-        let own = hold.mode == Mode::Shared && hold.verb != Verb::Downgrade;
+        // A reader's is at least that of the last writer. In a quorum, nodes agree on a new one if those that know the
+        // outer one's are not there.
+        let forgotten = case.plan.topology.nodes() > 1 && case.is_hit(hold, outer.wants, grant.at);
+        let own = hold.mode == Mode::Shared && hold.verb != Verb::Downgrade || forgotten;
         let right = match (upgraded, own) {
             (true, _) => grant.token > around.token,
             (_, true) => grant.token >= around.token,
@@ -38,7 +40,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         }
         // In a quorum, each hold has a majority of its own, and an inspection tells what one majority sees of both.
         let counts = hold.counts.iter().filter(|_| case.plan.topology.nodes() == 1);
-        for (expected, seen) in counts.filter(|(expected, seen)| expected != seen) {
+        let both = counts.filter(|(at, ..)| outer.trusted_until().is_some_and(|until| until >= *at));
+        for (_, expected, seen) in both.filter(|(_, expected, seen)| expected != seen) {
             let text = format!("{}: counted {seen}, not {expected}", case.say(hold));
             verdict.violates("count", text);
         }

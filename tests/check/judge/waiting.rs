@@ -44,9 +44,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 
 /// How long the servers may keep others out for it. `None`: never granted, as far as anybody knows.
 fn busy_until(case: &Case<'_>, hold: &Hold) -> Option<Time> {
-    let hit = |from: Time, to: Time| {
-        case.windows_during(from, to).any(|window| window.place.is_none_or(|place| place == hold.place))
-    };
+    let hit = |from: Time, to: Time| case.is_hit(hold, from, to);
     let Some(grant) = hold.granted else {
         let end = hold.not_granted.as_ref().map_or(hold.worker_ended, |(at, _)| *at);
         return hit(hold.wants, end + TTL).then_some(end + TTL);

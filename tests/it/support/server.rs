@@ -258,12 +258,16 @@ impl Server {
         clients.map(|line| word(line, "id=")).collect()
     }
 
+    /// The queues in which somebody is.
+    pub async fn queues(&self) -> Vec<String> {
+        self.run(&["KEYS", "*:waiters"]).await
+    }
+
     /// What every test ends with, once its clients are gone: every key has a ttl, nobody is queued, and
     /// nobody is subscribed.
     pub async fn assert_nothing_left(&self) {
         eventually("no queue and no subscription left", || async {
-            let queues: Vec<String> = self.run(&["KEYS", "*:waiters"]).await;
-            self.subscribers().await.is_empty() && queues.is_empty()
+            self.subscribers().await.is_empty() && self.queues().await.is_empty()
         })
         .await;
         // What a guarded quorum's node knows of itself stays.
