@@ -1,23 +1,17 @@
 //! The wait loop: the one way to get a lease, for every kind.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
 use super::ask::{Asked, ask};
-use super::held::{Armed, Held};
+use super::held::Held;
 use super::seat::{Seat, Sighted};
 use super::turnstile::Pass;
-use super::{Attempt, Client, Kind, LONGEST_SLEEP, Queue};
+use super::{LONGEST_SLEEP, Target};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::name::Name;
-use crate::options::Options;
-use crate::wire::{Failure, NodeSet};
-
-/// How often a client looks that nobody can tell anything.
-const UNTOLD_POLL: Duration = Duration::from_millis(100);
+use crate::wire::NodeSet;
 
 /// The longest between two looks of one who may have got the lock elsewhere while he queues here.
 const LONGEST_LOOK: Duration = Duration::from_secs(8);
@@ -30,49 +24,6 @@ const MORE_TRIES: u32 = 2;
 
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-
-/// What is wanted, and by whom. Without an owner, each attempt is its own.
-pub(crate) struct Target {
-    pub(crate) client: Arc<Client>,
-    pub(crate) kind: &'static Kind,
-    pub(crate) name: Name,
-    pub(crate) options: Arc<Options>,
-    pub(crate) owner: Option<String>,
-}
-
-impl Target {
-    pub(crate) fn attempt(&self) -> Attempt {
-        Attempt::new(self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
-    }
-
-    pub(super) fn arm(&self) -> Armed {
-        Armed::new(&self.client, self.attempt())
-    }
-
-    /// Since when its nodes have failed, and how, as far as that matters to it.
-    fn outage(&self) -> Option<(Moment, Failure)> {
-        self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
-    }
-
-    /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
-    pub(super) fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
-        // Whom no message reaches must look before his claim is over.
-        let cap = if told { attempt.claim() / 2 } else { UNTOLD_POLL }.min(self.options.poll_cap);
-        cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
-    }
-
-    fn queues_inside(&self) -> bool {
-        match self.kind.queue {
-            Queue::Inside => true,
-            Queue::InsideUnlessOwned => self.owner.is_none(),
-            Queue::InRedis => false,
-        }
-    }
-
-    fn lost(&self) -> Error {
-        Error::Lost { name: self.name.clone() }
-    }
-}
 
 /// One try, and a few more while others who try have so many nodes each that nobody has enough. `None`: somebody else has
 /// it.

@@ -11,6 +11,7 @@ mod held;
 mod keeper;
 mod seat;
 mod shared;
+mod target;
 mod turnstile;
 mod validity;
 
@@ -22,11 +23,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-pub(crate) use acquire::{Target, acquire, acquire_within, try_acquire};
+pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::Attempt;
 pub(crate) use client::Client;
 pub(crate) use held::{Held, settle};
 pub(crate) use shared::Shared;
+pub(crate) use target::Target;
 
 use crate::clock::Moment;
 use crate::error::Error;

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::Lease;
-use super::acquire::Target;
 use super::held::Armed;
 use super::validity::Sighting;
+use super::{Lease, Target};
 use crate::clock::Moment;
 use crate::options::Renewal;
 use crate::wire::Mailbox;

@@ -12,7 +12,7 @@ use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::task::JoinSet;
 
-use super::dial::{info, tcp};
+use super::settings::{info, tcp};
 
 /// How often the library sends a request at most: to follow slots that move, and servers that fail over. The limit
 /// of a request covers all of them.

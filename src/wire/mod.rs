@@ -22,12 +22,13 @@ mod roster;
 mod script;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod settings;
 mod votes;
 mod wake;
 
 #[cfg(feature = "cluster")]
 pub(crate) use cluster::cluster;
-pub(crate) use dial::{Dial, client};
+pub(crate) use dial::Dial;
 pub(crate) use ear::Ear;
 pub(crate) use failure::Failure;
 pub(crate) use node::Node;
@@ -37,5 +38,6 @@ pub(crate) use roster::Roster;
 pub(crate) use script::{Call, Script};
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::Watched;
+pub(crate) use settings::client;
 pub(crate) use votes::{Doubt, NodeSet, Vote, Votes};
 pub(crate) use wake::{Mailbox, Wakeups};

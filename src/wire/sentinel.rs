@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::dial::{info, tcp};
+use super::settings::{info, tcp};
 
 /// The name of a master, and whom to ask where it is.
 #[derive(Clone, Debug)]

@@ -18,7 +18,8 @@ use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use super::connection::too_slow;
-use super::dial::{config, connect};
+use super::dial::connect;
+use super::settings::config;
 use super::{Ear, NodeSet};
 
 /// How often a silent subscription is asked whether it still stands.

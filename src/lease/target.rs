@@ -1,0 +1,58 @@
+//! [`Target`]: what is wanted, and by whom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::held::Armed;
+use super::{Attempt, Client, Kind, Queue};
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::name::Name;
+use crate::options::Options;
+use crate::wire::Failure;
+
+/// How often a client looks that nobody can tell anything.
+const UNTOLD_POLL: Duration = Duration::from_millis(100);
+
+/// What is wanted, and by whom. Without an owner, each attempt is its own.
+pub(crate) struct Target {
+    pub(crate) client: Arc<Client>,
+    pub(crate) kind: &'static Kind,
+    pub(crate) name: Name,
+    pub(crate) options: Arc<Options>,
+    pub(crate) owner: Option<String>,
+}
+
+impl Target {
+    pub(crate) fn attempt(&self) -> Attempt {
+        Attempt::new(self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
+    }
+
+    pub(super) fn arm(&self) -> Armed {
+        Armed::new(&self.client, self.attempt())
+    }
+
+    /// Since when its nodes have failed, and how, as far as that matters to it.
+    pub(super) fn outage(&self) -> Option<(Moment, Failure)> {
+        self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
+    }
+
+    /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
+    pub(super) fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
+        // Whom no message reaches must look before his claim is over.
+        let cap = if told { attempt.claim() / 2 } else { UNTOLD_POLL }.min(self.options.poll_cap);
+        cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
+    }
+
+    pub(super) fn queues_inside(&self) -> bool {
+        match self.kind.queue {
+            Queue::Inside => true,
+            Queue::InsideUnlessOwned => self.owner.is_none(),
+            Queue::InRedis => false,
+        }
+    }
+
+    pub(super) fn lost(&self) -> Error {
+        Error::Lost { name: self.name.clone() }
+    }
+}
