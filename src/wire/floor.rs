@@ -8,15 +8,11 @@ use crate::clock::Moment;
 /// grant of every lock through the slower branch once.
 const STEP: u64 = 10_000_000;
 
-/// The same in a cluster and behind sentinels, where a replica may take over unseen, or beside the master before: less
-/// than a failover takes.
-const UNSEEN_STEP: u64 = 100_000;
-
 /// The latest server time known, in microseconds, and never one that went back.
 #[derive(Debug, Default)]
 pub(super) struct Floor {
     highest: AtomicU64,
-    /// By how much the server's clock is ahead of ours, as it was seen last.
+    /// By how much the server's clock is ahead of ours, as far as was seen on this connection.
     ahead: AtomicI64,
 }
 
@@ -26,13 +22,12 @@ impl Floor {
         self.highest.load(Ordering::Relaxed)
     }
 
-    /// What has passed since the latest time was seen counts as well.
+    /// What has passed since the latest time was seen counts as well. So each token starts from the clock: where a replica
+    /// may take over unseen, or beside the master before, what one of them grants is then larger than what the other one
+    /// has granted before, as far as their clocks agree.
     pub(super) fn advanced(&self) -> u64 {
         let now = self.now();
-        if now > self.seen().saturating_add(UNSEEN_STEP) {
-            self.highest.fetch_max(now, Ordering::Relaxed);
-        }
-        self.seen()
+        self.highest.fetch_max(now, Ordering::Relaxed).max(now)
     }
 
     /// The server's clock, as far as it is known.
@@ -40,9 +35,9 @@ impl Floor {
         local().saturating_add_signed(self.ahead.load(Ordering::Relaxed))
     }
 
-    /// Takes note of the server's time from one of its answers.
+    /// Takes note of the server's time from one of its answers. Late ones make its clock seem to be behind.
     pub(super) fn observe(&self, server_time: u64) {
-        self.note(server_time);
+        self.ahead.fetch_max(ahead(server_time), Ordering::Relaxed);
         if server_time > self.seen().saturating_add(STEP) {
             self.highest.fetch_max(server_time, Ordering::Relaxed);
         }
@@ -50,14 +45,13 @@ impl Floor {
 
     /// The same, on a new connection: what comes next must be larger.
     pub(super) fn raise(&self, server_time: u64) {
-        self.note(server_time);
+        self.ahead.store(ahead(server_time), Ordering::Relaxed);
         self.highest.fetch_max(server_time, Ordering::Relaxed);
     }
+}
 
-    fn note(&self, server_time: u64) {
-        let ahead = i64::try_from(i128::from(server_time) - i128::from(local())).unwrap_or(0);
-        self.ahead.store(ahead, Ordering::Relaxed);
-    }
+fn ahead(server_time: u64) -> i64 {
+    i64::try_from(i128::from(server_time) - i128::from(local())).unwrap_or(0)
 }
 
 fn local() -> u64 {
@@ -85,8 +79,19 @@ mod tests {
     fn a_floor_goes_on_with_the_clock() {
         let floor = Floor::default();
         floor.raise(1_000_000_000);
-        floor.ahead.fetch_add(2 * UNSEEN_STEP as i64, Ordering::Relaxed); // as if so much had passed
+        floor.ahead.fetch_add(50, Ordering::Relaxed); // as if so much had passed
         assert_eq!(floor.seen(), 1_000_000_000);
-        assert!(floor.advanced() >= 1_000_000_000 + 2 * UNSEEN_STEP);
+        assert!(floor.advanced() >= 1_000_000_050);
+        assert!(floor.seen() >= 1_000_000_050);
+    }
+
+    #[test]
+    fn a_late_answer_does_not_set_the_clock_back() {
+        let floor = Floor::default();
+        floor.raise(1_000_000_000);
+        floor.observe(999_000_000);
+        assert!(floor.now() >= 1_000_000_000);
+        floor.raise(900_000_000); // of another server
+        assert!(floor.now() < 1_000_000_000);
     }
 }
