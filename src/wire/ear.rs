@@ -67,18 +67,4 @@ impl Ear {
             }
         }
     }
-
-    /// Whether a server that answers may be the wrong one all the same: a master that was demoted.
-    pub(super) async fn has_moved_from(&self, client: &Client) -> bool {
-        match self {
-            #[cfg(feature = "sentinel")]
-            Ear::Sentinel(watched) => watched.master().await.is_ok_and(|master| {
-                master.get_connection_info().addr() != client.get_connection_info().addr()
-            }),
-            _ => {
-                let _ = client;
-                false
-            }
-        }
-    }
 }

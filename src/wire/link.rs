@@ -13,6 +13,10 @@ use super::crowd::Crowd;
 use super::dial::Dial;
 use super::greeting::Greeting;
 
+/// How often it is looked whether a connection still leads to the master.
+#[cfg(feature = "sentinel")]
+const LOOK: Duration = Duration::from_secs(5);
+
 /// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
 ///
 /// To wait for replicas, there is a second one: whoever comes behind on the same connection would wait as well. Both are
@@ -22,7 +26,7 @@ pub(super) struct Link {
     dial: Dial,
     limit: Duration,
     runtime: Handle,
-    current: Arc<RwLock<Option<Pair>>>,
+    current: Arc<Current>,
     /// Held by the one that connects, while the others wait for what comes of it.
     connecting: Arc<tokio::sync::Mutex<()>>,
     /// Somebody waits for replicas.
@@ -75,8 +79,7 @@ impl Link {
     }
 
     pub(super) fn generation(&self) -> u64 {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().map_or(0, |pair| pair.shared.generation)
+        generation(&self.current)
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -135,6 +138,7 @@ impl Link {
                 let pair = Pair { shared: made(connection), second: second.map(made) };
                 let link = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
+                self.follow_master(generation);
                 Ok(link)
             }
             Err(error) => {
@@ -143,6 +147,29 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// Looks now and then whether a connection still leads to the master, and forgets it if not: one that has been
+    /// replaced may answer on for a while, or for ever if it is cut off from the sentinels.
+    fn follow_master(&self, generation: u64) {
+        #[cfg(feature = "sentinel")]
+        if let Dial::Sentinel(watched) = &self.dial {
+            let (watched, current) = (Arc::clone(watched), Arc::downgrade(&self.current));
+            self.runtime.spawn(async move {
+                loop {
+                    sleep(LOOK).await;
+                    let stands = || current.upgrade().filter(|it| self::generation(it) == generation);
+                    if stands().is_none() {
+                        return;
+                    }
+                    if watched.has_moved().await {
+                        return stands().iter().for_each(|it| forget(it, generation));
+                    }
+                }
+            });
+        }
+        #[cfg(not(feature = "sentinel"))]
+        let _ = generation;
     }
 
     /// Forgets the connection that an error came through, if it is of no more use.
@@ -159,10 +186,7 @@ impl Link {
     /// that a server that stays silent does not have all connections made again and again.
     fn drop_generation(&self, generation: u64) {
         if !self.is_cluster() {
-            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-            if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
-                *current = None;
-            }
+            forget(&self.current, generation);
         } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
             let (dial, limit, runtime) = (self.dial.clone(), self.limit, self.runtime.clone());
             let (current, tries) = (Arc::clone(&self.current), Arc::clone(&self.tries));
@@ -182,6 +206,20 @@ impl Link {
                 replacing.store(false, Ordering::SeqCst);
             });
         }
+    }
+}
+
+type Current = RwLock<Option<Pair>>;
+
+fn generation(current: &Current) -> u64 {
+    let current = current.read().unwrap_or_else(PoisonError::into_inner);
+    current.as_ref().map_or(0, |pair| pair.shared.generation)
+}
+
+fn forget(current: &Current, generation: u64) {
+    let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
+    if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
+        *current = None;
     }
 }
 

@@ -1,24 +1,40 @@
 //! A master that sentinels watch, and that they are asked for whenever a connection is made.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
-use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, TlsMode};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
+    Value,
+};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::settings::{info, tcp};
+use super::settings::{config, info, tcp};
+
+/// How long the other sentinels are waited for, once one has answered.
+const GATHERING: Duration = Duration::from_millis(100);
 
 /// The name of a master, and whom to ask where it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Watched {
     sentinels: Vec<ConnectionInfo>,
     name: String,
-    node: SentinelNodeConnectionInfo,
+    /// What the master wants to be shown. Its address is a placeholder.
+    master: ConnectionInfo,
     limit: Duration,
     /// Where requests go.
     place: watch::Sender<Option<ConnectionAddr>>,
+}
+
+/// What a sentinel says of the master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Said {
+    /// Counts failovers: whoever says more knows of a later one.
+    epoch: u64,
+    host: String,
+    port: u16,
 }
 
 impl Watched {
@@ -31,32 +47,23 @@ impl Watched {
     ) -> Result<Watched, RedisError> {
         let sentinels =
             urls.into_iter().map(|url| info(url.as_ref(), limit)).collect::<Result<Vec<_>, _>>()?;
-        if sentinels.is_empty() {
+        let Some(first) = sentinels.first() else {
             return Err(RedisError::from((ErrorKind::EmptySentinelList, "no sentinel was named")));
-        }
-        let mut node = SentinelNodeConnectionInfo::default();
-        let mut name = master.to_owned();
-        let mut settings = tcp(sentinels[0].tcp_settings(), limit);
-        if master.contains("://") {
-            let url = master.into_connection_info()?;
-            let (host, tls) = match url.addr() {
-                ConnectionAddr::Tcp(host, _) => (host.clone(), None),
-                ConnectionAddr::TcpTls { host, insecure: false, .. } => (host.clone(), Some(TlsMode::Secure)),
-                ConnectionAddr::TcpTls { host, .. } => (host.clone(), Some(TlsMode::Insecure)),
+        };
+        let (name, master) = if master.contains("://") {
+            let url = info(master, limit)?;
+            match url.addr() {
+                ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => (host.clone(), url),
                 _ => {
                     let text = "a master's URL is redis://name or rediss://name";
                     return Err(RedisError::from((ErrorKind::InvalidClientConfig, text)));
                 }
-            };
-            node = node.set_redis_connection_info(url.redis_settings().clone());
-            if let Some(tls) = tls {
-                node = node.set_tls_mode(tls);
             }
-            settings = tcp(url.tcp_settings(), limit);
-            name = host;
-        }
-        let node = node.set_tcp_settings(settings);
-        Ok(Watched { sentinels, name, node, limit, place: watch::Sender::new(None) })
+        } else {
+            let plain = ConnectionAddr::Tcp(master.to_owned(), 0).into_connection_info()?;
+            (master.to_owned(), plain.set_tcp_settings(tcp(first.tcp_settings(), limit)))
+        };
+        Ok(Watched { sentinels, name, master, limit, place: watch::Sender::new(None) })
     }
 
     /// What the master is called.
@@ -64,30 +71,48 @@ impl Watched {
         &self.name
     }
 
-    /// Where the master is now: as the first sentinel says whose answer the server itself confirms. They are asked in
-    /// turn, but whoever hangs keeps the next one from being asked for no more than his share of half the limit.
+    /// Where the master is now: as the sentinel says who knows of the latest failover, and as the server itself confirms.
     pub(super) async fn master(&self) -> Result<Client, RedisError> {
-        let share = self.limit / u32::try_from(2 * self.sentinels.len()).unwrap_or(u32::MAX);
-        let mut left = self.sentinels.iter();
         let mut asked = JoinSet::new();
+        for sentinel in &self.sentinels {
+            asked.spawn(self.clone().ask(sentinel.clone()));
+        }
+        let mut said = Vec::new();
         let mut failure = RedisError::from((ErrorKind::EmptySentinelList, "no sentinel was named"));
-        loop {
-            let next = left.next();
-            match next {
-                Some(sentinel) => {
-                    asked.spawn(self.clone().ask(sentinel.clone()));
+        // Half of the time is the master's.
+        let mut patience = self.limit / 2;
+        while let Ok(Some(answer)) = timeout(patience, asked.join_next()).await {
+            match answer {
+                Ok(Ok(one)) => {
+                    said.push(one);
+                    patience = GATHERING;
                 }
-                None if asked.is_empty() => return Err(failure),
-                None => {}
-            }
-            let patience = if next.is_some() { share } else { self.limit };
-            match timeout(patience, asked.join_next()).await {
-                Ok(Some(Ok(Ok(master)))) => return Ok(master),
-                Ok(Some(Ok(Err(error)))) if rank(&error) >= rank(&failure) => failure = error,
-                // The next one: there are fewer of those who are left each time, or of those who were asked.
+                Ok(Err(error)) if rank(&error) >= rank(&failure) => failure = error,
                 _ => {}
             }
         }
+        let voices = |one: &Said| said.iter().filter(|other| *other == one).count();
+        let Some(latest) = said.iter().max_by_key(|one| (one.epoch, voices(one))) else {
+            return Err(failure);
+        };
+        let master = Client::open(self.at(latest))?;
+        let mut connection = master.get_multiplexed_async_connection_with_config(&self.config()).await?;
+        let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+        match role.first() {
+            Some(Value::BulkString(role)) if role == b"master" => Ok(master),
+            _ => {
+                let text = "the sentinels name a server that is not a master";
+                Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text, self.name.clone())))
+            }
+        }
+    }
+
+    /// Whether the master is elsewhere than requests go, as far as anybody knows.
+    pub(super) async fn has_moved(&self) -> bool {
+        let master = timeout(self.limit, self.master()).await;
+        master.is_ok_and(|it| {
+            it.is_ok_and(|it| self.place.borrow().as_ref() != Some(it.get_connection_info().addr()))
+        })
     }
 
     /// Takes note that requests go there from now on.
@@ -112,9 +137,37 @@ impl Watched {
         }
     }
 
-    async fn ask(self, sentinel: ConnectionInfo) -> Result<Client, RedisError> {
+    /// Asks as clients should: `SENTINEL MASTERS` lists a master that has been replaced until its replicas have been
+    /// told, and it may be alive.
+    async fn ask(self, sentinel: ConnectionInfo) -> Result<Said, RedisError> {
         // Nothing is kept of it: a connection to a sentinel that hangs must not be met again.
-        Sentinel::build(vec![sentinel])?.async_master_for(&self.name, Some(&self.node)).await
+        let client = Client::open(sentinel)?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&self.config()).await?;
+        let mut questions = redis::pipe();
+        questions.cmd("SENTINEL").arg("MASTER").arg(&self.name);
+        questions.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
+        let (known, address): (Value, Value) = questions.ignore_errors().query_async(&mut connection).await?;
+        let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)? else {
+            let text = "no sentinel knows a master of this name";
+            return Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text, self.name)));
+        };
+        // Not everybody may ask that; then all know as much as the others.
+        let known: HashMap<String, String> = redis::from_redis_value(known).unwrap_or_default();
+        let epoch = known.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
+        Ok(Said { epoch, host, port })
+    }
+
+    fn at(&self, said: &Said) -> ConnectionInfo {
+        let (mut addr, to) = (self.master.addr().clone(), said.clone());
+        match &mut addr {
+            ConnectionAddr::TcpTls { host, port, .. } => (*host, *port) = (to.host, to.port),
+            other => *other = ConnectionAddr::Tcp(to.host, to.port),
+        }
+        self.master.clone().set_addr(addr)
+    }
+
+    fn config(&self) -> AsyncConnectionConfig {
+        config(self.limit)
     }
 }
 

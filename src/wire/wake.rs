@@ -270,7 +270,7 @@ async fn subscribe(ear: Ear, place: usize, channel: String, limit: Duration, pos
                 post.made.fetch_add(1, Ordering::SeqCst);
                 post.set(place, State::Subscribed);
                 post.ring_all();
-                stands(&ear, &client, connection, limit, &gone).await;
+                stands(&ear, &client, connection, &gone).await;
                 post.set(place, State::Connecting);
             }
             Err(_error) => {
@@ -321,13 +321,7 @@ async fn open(
 }
 
 /// Returns once the subscription does not stand any more, is silent when asked, or would better be elsewhere.
-async fn stands(
-    ear: &Ear,
-    client: &Client,
-    mut connection: MultiplexedConnection,
-    limit: Duration,
-    gone: &Notify,
-) {
+async fn stands(ear: &Ear, client: &Client, mut connection: MultiplexedConnection, gone: &Notify) {
     let moves = ear.moves_from(client);
     tokio::pin!(moves);
     loop {
@@ -335,9 +329,7 @@ async fn stands(
             () = gone.notified() => return,
             () = &mut moves => return,
             () = sleep(HEARTBEAT) => {
-                if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err()
-                    || timeout(limit, ear.has_moved_from(client)).await.unwrap_or(false)
-                {
+                if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err() {
                     return;
                 }
             }

@@ -67,7 +67,15 @@ async fn rights_suffice_for_a_cluster() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_suffice_for_a_sentinel_group() {
     let (deployment, _) = limited(Topology::Sentinel, &["+role", "+wait"]).await;
-    let sentinels = deployment.sentinels().iter().map(|sentinel| sentinel.url());
+    let rights = "on >other -@all +sentinel|get-master-addr-by-name +sentinel|master";
+    for sentinel in deployment.sentinels() {
+        let words = ["ACL", "SETUSER", "asks"].into_iter().chain(rights.split(' '));
+        sentinel.run::<()>(&words.collect::<Vec<_>>()).await;
+    }
+    let sentinels = deployment
+        .sentinels()
+        .iter()
+        .map(|sentinel| format!("redis://asks:other@127.0.0.1:{}/", sentinel.port()));
     let master = "redis://locks:secret@mymaster/";
     let locks = Locks::sentinel_with(sentinels, master, options().replicas(1, Duration::from_millis(900)));
     is_usable(&locks.await.unwrap(), &["mymaster"]).await;

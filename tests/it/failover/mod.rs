@@ -2,6 +2,7 @@
 
 mod cluster;
 mod confirm;
+mod masters;
 mod nodes;
 mod refusals;
 mod replicas;

@@ -9,12 +9,12 @@ use tokio::time::{Instant, sleep};
 use super::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail, told, urls};
 use crate::support::{AnyLock, Deployment, Kind, Server, Topology, eventually, soon};
 
-const MASTER: &str = "mymaster";
+pub(super) const MASTER: &str = "mymaster";
 
 /// How often a subscription is looked after.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-async fn open(deployment: &Deployment, options: Options) -> Locks {
+pub(super) async fn open(deployment: &Deployment, options: Options) -> Locks {
     Locks::sentinel_with(urls("127.0.0.1", deployment.sentinels()), MASTER, options).await.unwrap()
 }
 
@@ -181,7 +181,7 @@ async fn demote(deployment: &Deployment) {
     tell_sentinels_of(heir, deployment).await;
 }
 
-async fn tell_sentinels_of(heir: &Server, deployment: &Deployment) {
+pub(super) async fn tell_sentinels_of(heir: &Server, deployment: &Deployment) {
     let port = heir.port().to_string();
     for sentinel in deployment.sentinels() {
         sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;

@@ -285,12 +285,17 @@ impl Deployment {
 
     /// Has a master that lives replaced by a replica, and waits until everybody knows.
     pub async fn fail_over(&mut self, master: usize) {
+        self.begin_failover(master).await;
+        self.has_failed_over(master).await;
+    }
+
+    /// Has a replica replace a master: not everybody knows yet.
+    pub async fn begin_failover(&self, master: usize) {
         match self.topology {
             Topology::Cluster => cluster::fail_over(&self.replicas[master]).await,
             Topology::Sentinel => sentinel::fail_over(&self.sentinels[0]).await,
             _ => panic!("{:?} has no replicas", self.topology),
         }
-        self.has_failed_over(master).await;
     }
 
     /// Waits until a replica has replaced a master, and everybody who lives knows. The two change places in

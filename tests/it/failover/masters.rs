@@ -1,0 +1,101 @@
+//! Two masters at a time, as behind sentinels there may be for a while: who is taken for the right one, and how soon.
+
+use std::time::Duration;
+
+use redlatch::{Error, Locks};
+use tokio::time::Instant;
+
+use super::sentinel::{MASTER, open, tell_sentinels_of};
+use super::{KINDS, SLACK, caught_up, told};
+use crate::support::{AnyLock, Deployment, Server, Topology, eventually, soon};
+
+/// How often it is looked whether requests still go to the master.
+const LOOK: Duration = Duration::from_secs(5);
+
+async fn names(sentinel: &Server, heir: &Server) -> bool {
+    let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
+    sentinel.run::<(String, u16)>(&words).await.1 == heir.port()
+}
+
+async fn leads(server: &Server) -> bool {
+    server.run::<Vec<redis::Value>>(&["ROLE"]).await[0] == redis::Value::BulkString(b"master".to_vec())
+}
+
+async fn assert_taken_at(server: &Server, lock: &AnyLock) {
+    let guard = soon("taken", lock.lock()).await.unwrap();
+    assert_eq!(server.run::<u64>(&["EXISTS", lock.key()]).await, 1, "{guard:?}");
+    guard.release().await.unwrap();
+}
+
+/// A replica has been promoted, and the sentinel that did it is not done with the other replicas: it tells of the new
+/// master and still lists the old one, which is alive.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_the_promoted_replica_is_the_master_at_once() {
+    let deployment = Deployment::start(Topology::Sentinel).await;
+    let leader = &deployment.sentinels()[0];
+    deployment.begin_failover(0).await;
+    let heir = || async {
+        for replica in deployment.replicas() {
+            if names(leader, replica).await && leads(replica).await {
+                return Some(replica);
+            }
+        }
+        None
+    };
+    eventually("it tells of the new one", || async { heir().await.is_some() }).await;
+    let heir = heir().await.unwrap();
+    let locks = Locks::sentinel_with([leader.url()], MASTER, told()).await.unwrap();
+    for kind in KINDS {
+        assert_taken_at(heir, &kind.lock(&locks, kind.name())).await;
+    }
+}
+
+/// One sentinel has not heard of the failover yet, and is asked before the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_the_latest_configuration_counts() {
+    let mut deployment = Deployment::start(Topology::Sentinel).await;
+    deployment.fail_over(0).await;
+    let (heir, old) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let port = old.port().to_string();
+    old.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    for behind in 0..deployment.sentinels().len() {
+        let sentinel = &deployment.sentinels()[behind];
+        sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
+        sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
+        let locks = open(&deployment, told()).await;
+        assert!(names(sentinel, old).await, "until the others tell it, every 2 s");
+        for kind in KINDS {
+            assert_taken_at(heir, &kind.lock(&locks, &format!("{}-{behind}", kind.name()))).await;
+        }
+        eventually("it is told", || names(sentinel, heir)).await;
+    }
+}
+
+/// Nothing fails on the connections to the old master, which is cut off from sentinels and replicas.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_an_old_master_that_answers_on_is_left() {
+    let deployment = Deployment::start(Topology::Sentinel).await;
+    let locks = open(&deployment, told()).await;
+    let (old, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let held = KINDS.map(|kind| kind.lock(&locks, &format!("held-{}", kind.name())));
+    for lock in &held {
+        assert_taken_at(old, lock).await;
+    }
+    caught_up(old, deployment.replicas().len()).await;
+    heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    tell_sentinels_of(heir, &deployment).await;
+    let start = Instant::now();
+    let lock = KINDS[0].lock(&locks, "next");
+    eventually("requests go to the new one", || async {
+        let guard = lock.lock().await.unwrap();
+        let there = heir.run::<u64>(&["EXISTS", lock.key()]).await == 1;
+        // Those of the one before are not known to this one.
+        let outcome = guard.release().await;
+        assert!(matches!(outcome, Ok(()) | Err(Error::NotHeld { .. })), "{outcome:?}");
+        there
+    })
+    .await;
+    println!("left after {:?}", start.elapsed());
+    assert!(start.elapsed() < LOOK + SLACK, "{:?}", start.elapsed());
+    assert!(leads(old).await, "all the time");
+}
