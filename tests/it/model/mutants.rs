@@ -83,12 +83,7 @@ pub const ALL: &[Mutant] = &[
         "if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end",
         "",
     ),
-    mutant(
-        "an end is not remembered",
-        "release",
-        "if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end",
-        "",
-    ),
+    mutant("an end is not remembered", "release", "if ended_ms > 0 then", "if false then"),
     mutant(
         "a reader does not look at the gate",
         "read_acquire",
