@@ -78,10 +78,19 @@ local function hand_over()
   return nil, token
 end
 
+-- False also if the key holds something else. Only asked, so that a server that refuses to write says so when it is
+-- to write.
+local function is_queued()
+  return type(redis.pcall('ZSCORE', KEYS[3], waiter)) == 'string'
+end
+
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
--- Without memory for the note the rest still happens: a full server must not keep a lock.
+-- DEL comes first, since a full server refuses SET as the first write of a script, and must not keep a lock.
 local function once(answer)
-  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  if ended_ms > 0 then
+    redis.call('DEL', KEYS[4])
+    redis.call('SET', KEYS[4], answer, 'PX', ended_ms)
+  end
   return answer
 end
 
@@ -89,7 +98,7 @@ if ended_ms > 0 then
   local before = redis.call('GET', KEYS[4])
   if before then return tonumber(before) or 0 end
 end
-if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
+if waiter ~= '' and is_queued() then redis.call('ZREM', KEYS[3], waiter) end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return once(-2) end
 if holder ~= attempt then return once(0) end

@@ -89,10 +89,19 @@ local function hand_over()
   return nil, token
 end
 
+-- False also if the key holds something else. Only asked, so that a server that refuses to write says so when it is
+-- to write.
+local function is_queued()
+  return type(redis.pcall('ZSCORE', KEYS[3], waiter)) == 'string'
+end
+
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
--- Without memory for the note the rest still happens: a full server must not keep a lock.
+-- DEL comes first, since a full server refuses SET as the first write of a script, and must not keep a lock.
 local function once(answer)
-  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  if ended_ms > 0 then
+    redis.call('DEL', KEYS[4])
+    redis.call('SET', KEYS[4], answer, 'PX', ended_ms)
+  end
   return answer
 end
 
@@ -100,7 +109,7 @@ if ended_ms > 0 then
   local before = redis.call('GET', KEYS[4])
   if before then return tonumber(before) or 0 end
 end
-if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
+if waiter ~= '' and is_queued() then redis.call('ZREM', KEYS[3], waiter) end
 local count = redis.pcall('HGET', KEYS[1], owner)
 if type(count) == 'table' or (count and not tonumber(count)) then return once(-2) end
 if not count or redis.call('HDEL', KEYS[1], ':' .. attempt) == 0 then return once(0) end

@@ -227,7 +227,8 @@ end
 -- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
 -- HDEL comes first, since a full server refuses HSET as the first write of a script.
 local function unfold()
-  local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
+  local sole = redis.pcall('HGET', KEYS[1], 'sole')
+  local side, its_owner, its_attempt = string.match(type(sole) == 'string' and sole or '', '^(%S+) (%S+) (%S+)$')
   if not side then return end
   local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
   redis.call('HDEL', KEYS[1], 'read:')
@@ -241,8 +242,9 @@ local function unfold()
   redis.call('HDEL', KEYS[1], 'sole')
 end
 
-if not pcall(unfold) then return -2 end
-local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'read:' .. owner)
+unfold()
+local state = redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'read:' .. owner)
+if state.err then return -2 end
 local write_ends, write = live(state[1])
 local writes, attempts = string.match(write or '', '^(%S+) (.+)$')
 local read_ends, reads = live(state[3])

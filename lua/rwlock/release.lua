@@ -64,10 +64,19 @@ local function readers_token(known)
   return token and token >= (tonumber(floor) or 0) and token or next_token()
 end
 
+-- False also if the key holds something else. Only asked, so that a server that refuses to write says so when it is
+-- to write.
+local function is_queued()
+  return type(redis.pcall('ZSCORE', KEYS[3], waiter)) == 'string'
+end
+
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
--- Without memory for the note the rest still happens: a full server must not keep a lock.
+-- DEL comes first, since a full server refuses SET as the first write of a script, and must not keep a lock.
 local function once(answer)
-  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  if ended_ms > 0 then
+    redis.call('DEL', KEYS[4])
+    redis.call('SET', KEYS[4], answer, 'PX', ended_ms)
+  end
   return answer
 end
 
@@ -254,7 +263,8 @@ end
 -- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
 -- HDEL comes first, since a full server refuses HSET as the first write of a script.
 local function unfold()
-  local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
+  local sole = redis.pcall('HGET', KEYS[1], 'sole')
+  local side, its_owner, its_attempt = string.match(type(sole) == 'string' and sole or '', '^(%S+) (%S+) (%S+)$')
   if not side then return end
   local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
   redis.call('HDEL', KEYS[1], 'read:')
@@ -280,10 +290,10 @@ if ended_ms > 0 then
   local before = redis.call('GET', KEYS[4])
   if before then return tonumber(before) or 0 end
 end
-pcall(unfold) -- it fails if the key holds something else, which the next line finds
+unfold()
 local state = redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'read:' .. owner, 'upgrade')
 if waiter ~= '' then
-  local left = redis.pcall('ZREM', KEYS[3], waiter) == 1
+  local left = is_queued() and redis.call('ZREM', KEYS[3], waiter) == 1
   if not state.err and left then
     local _, upgrader = string.match(state[4] or '', '^(%d+) (.+)$')
     if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end

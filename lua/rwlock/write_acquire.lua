@@ -331,7 +331,8 @@ end
 -- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
 -- HDEL comes first, since a full server refuses HSET as the first write of a script.
 local function unfold()
-  local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
+  local sole = redis.pcall('HGET', KEYS[1], 'sole')
+  local side, its_owner, its_attempt = string.match(type(sole) == 'string' and sole or '', '^(%S+) (%S+) (%S+)$')
   if not side then return end
   local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
   redis.call('HDEL', KEYS[1], 'read:')

@@ -44,9 +44,12 @@ local function readers_token(known)
 end
 
 -- Once per attempt: a second delivery gets the first answer, and changes nothing.
--- Without memory for the note the rest still happens: a full server must not keep a lock.
+-- DEL comes first, since a full server refuses SET as the first write of a script, and must not keep a lock.
 local function once(answer)
-  if ended_ms > 0 then redis.pcall('SET', KEYS[4], answer, 'PX', ended_ms) end
+  if ended_ms > 0 then
+    redis.call('DEL', KEYS[4])
+    redis.call('SET', KEYS[4], answer, 'PX', ended_ms)
+  end
   return answer
 end
 
@@ -221,7 +224,8 @@ end
 -- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
 -- HDEL comes first, since a full server refuses HSET as the first write of a script.
 local function unfold()
-  local side, its_owner, its_attempt = string.match(redis.call('HGET', KEYS[1], 'sole') or '', '^(%S+) (%S+) (%S+)$')
+  local sole = redis.pcall('HGET', KEYS[1], 'sole')
+  local side, its_owner, its_attempt = string.match(type(sole) == 'string' and sole or '', '^(%S+) (%S+) (%S+)$')
   if not side then return end
   local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
   redis.call('HDEL', KEYS[1], 'read:')
