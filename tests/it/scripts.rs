@@ -131,8 +131,17 @@ fn scripts_need_the_rights_that_are_documented() {
 
 #[test]
 fn scripts_share_their_fragments_to_the_letter() {
-    let common =
-        ["next_token()", "hand_over()", "once(", "live(", "has(", "count(", "without(", "keep_until("];
+    let common = [
+        "next_token()",
+        "hand_over()",
+        "is_queued()",
+        "once(",
+        "live(",
+        "has(",
+        "count(",
+        "without(",
+        "keep_until(",
+    ];
     let of_two_sides = [
         "readers_token(",
         "end_write()",

@@ -135,6 +135,47 @@ async fn is_waited_for(refusal: Refusal) {
     server.assert_nothing_left().await;
 }
 
+/// Whoever gives up while he is queued, and whoever downgrades.
+async fn says_so(refusal: Refusal) {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks_with(told().ttl(TTL)).await, server.locks_with(told()).await);
+    let written = locks.rwlock("downgraded").unwrap().write().await.unwrap();
+    let mut contended = Vec::new();
+    for kind in KINDS {
+        let lock = kind.rival().lock(&locks, kind.name());
+        let guard = lock.lock().await.unwrap();
+        let heir = kind.lock(&others, kind.name());
+        let waiting = tokio::spawn(async move { heir.lock().await });
+        eventually("it queues", || async { lock.waiters().await == 1 }).await;
+        contended.push((lock, guard, waiting));
+    }
+    refusal.begin(&server).await;
+    let before = server.scripts_run().await;
+    for (_, _, waiting) in &contended {
+        waiting.abort();
+    }
+    eventually("each was refused", || async { server.scripts_run().await >= before + 4 }).await;
+    let outcome = written.downgrade().await;
+    assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+    refusal.end(&server).await;
+    soon("all have left", others.settled()).await;
+    for (lock, guard, _) in contended {
+        assert_eq!(lock.waiters().await, 0, "{lock:?}");
+        guard.release().await.unwrap();
+    }
+    soon("given back", locks.settled()).await;
+    assert!(!Kind::Write.lock(&locks, "downgraded").is_locked().await);
+    drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_are_not_taken_for_done() {
+    for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
+        says_so(refusal).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn refusals_do_not_keep_what_is_given_back() {
     for refusal in [Refusal::NoReplicas, Refusal::Misconf] {

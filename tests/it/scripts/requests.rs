@@ -37,6 +37,14 @@ use Answer::{Busy, Final};
 
 impl Request<'_> {
     async fn send(&self, server: &Server, attempt: &str) -> Answer {
+        match self.try_send(server, attempt).await.unwrap() {
+            redis::Value::Int(answer) => Final(answer),
+            redis::Value::Array(items) if items.len() == 2 => Busy,
+            other => panic!("{} answers {other:?}", self.script),
+        }
+    }
+
+    async fn try_send(&self, server: &Server, attempt: &str) -> redis::RedisResult<redis::Value> {
         let ended = format!("{{k}}:ended:{attempt}");
         let keys = ["k", "{k}:fence", "{k}:waiters", &ended];
         let keys = if self.script.ends_with("renew") { &keys[..1] } else { &keys };
@@ -45,11 +53,7 @@ impl Request<'_> {
         let mut words = vec!["EVAL", &text, &count];
         words.extend(keys);
         words.extend(&self.arguments);
-        match server.run(&words).await {
-            redis::Value::Int(answer) => Final(answer),
-            redis::Value::Array(items) if items.len() == 2 => Busy,
-            other => panic!("{} answers {other:?}", self.script),
-        }
+        server.try_run(&words).await
     }
 
     /// Sends it twice: the same answer, and nothing changes the second time. But each grant writes, for `WAIT`.
@@ -110,6 +114,29 @@ async fn every_script_may_arrive_twice(kind: &str) {
 
     for (key, _) in state(&server).await {
         assert!(server.run::<i64>(&["PTTL", &key]).await > 0, "{key} has a ttl");
+    }
+}
+
+/// A full server ends attempts as well; one that refuses to write has done nothing, and says so.
+#[tokio::test]
+async fn scripts_end_attempts_or_fail() {
+    let server = Server::start().await;
+    let set = async |name, value| server.run::<()>(&["CONFIG", "SET", name, value]).await;
+    for kind in ["mutex", "reentrant", "write"] {
+        let (acquire, release) = (path(kind, "acquire"), path(kind, "release"));
+        let take = |attempt| request(&acquire, &["o", attempt, "60000", "7", "9"]);
+        let end = |attempt| request(&release, &["o", attempt, "60000", "7"]);
+        set("maxmemory", "1").await;
+        assert_eq!(end("full").send(&server, "full").await, Final(0), "{kind}");
+        set("maxmemory", "0").await;
+        assert_eq!(take("full").send(&server, "full").await, Final(-1), "{kind}");
+        set("min-replicas-to-write", "1").await;
+        let error = end("refused").try_send(&server, "refused").await.unwrap_err();
+        assert!(error.to_string().contains("NOREPLICAS"), "{kind}: {error}");
+        set("min-replicas-to-write", "0").await;
+        assert!(matches!(take("refused").send(&server, "refused").await, Final(1..)), "{kind}");
+        assert_eq!(end("refused").send(&server, "refused").await, Final(1), "{kind}");
+        server.run::<()>(&["DEL", "{k}:ended:full", "{k}:ended:refused"]).await;
     }
 }
 
