@@ -235,8 +235,9 @@ impl ReentrantGuard {
     /// # Errors
     /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
     /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
-    /// [`Error::Redis`] if the server fails: the release then goes on in the background, or was done
-    /// already, and whether the lease had lasted until then is not known.
+    /// [`Error::Redis`] if the server fails, or [`Error::NoQuorum`] if too many nodes do, three times in a row, for a
+    /// [node timeout](crate::Options::node_timeout) each at most: the release then goes on in the background, or was
+    /// done already, and whether the lease had lasted until then is not known.
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
