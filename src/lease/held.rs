@@ -19,8 +19,10 @@ pub(super) struct Armed {
     pub(super) client: Arc<Client>,
     pub(super) attempt: Arc<Attempt>,
     lease: Option<Lease>,
-    /// How the attempt may stand in the queue; empty: it never queued.
+    /// How the attempt may stand in the queue; empty: it does not.
     waiter: String,
+    /// It was queued, once.
+    queued: bool,
     /// A request has left, and what came of it was not looked at.
     in_flight: bool,
     /// A request has left, ever.
@@ -36,6 +38,7 @@ impl Armed {
             attempt: Arc::new(attempt),
             lease: None,
             waiter: String::new(),
+            queued: false,
             in_flight: false,
             asked: false,
             disarmed: AtomicBool::new(false),
@@ -45,6 +48,7 @@ impl Armed {
     /// To be called before a request leaves: from then on it must be undone.
     pub(super) fn sends(&mut self, waiter: &str) {
         (self.in_flight, self.asked) = (true, true);
+        self.queued |= !waiter.is_empty();
         if self.waiter.is_empty() {
             self.waiter.push_str(waiter);
         }
@@ -88,6 +92,18 @@ impl Armed {
         !doubt.is_open()
     }
 
+    /// Nothing is wanted any more: a server that hands the lock over to it all the same, as one does that was set back, gets
+    /// it back at once.
+    fn expect_strays(&self) {
+        if self.queued {
+            let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
+            let for_good = self.client.nodes.resend();
+            self.client.wakeups.expect_stray(attempt.id, move |node| {
+                keeper.abandon(Arc::clone(&attempt), for_good, String::new(), NodeSet::of([node]));
+            });
+        }
+    }
+
     fn disarm(&self) {
         self.disarmed.store(true, Ordering::Relaxed);
     }
@@ -111,6 +127,9 @@ impl Drop for Armed {
         let resent = self.asked && self.client.nodes.resend();
         let may_have = self.lease.is_some() || self.in_flight || resent || self.attempt.doubt.is_open();
         let nothing_to_undo = !may_have && self.waiter.is_empty();
+        if !self.is_disarmed() {
+            self.expect_strays();
+        }
         if !self.is_disarmed() && !nothing_to_undo {
             let for_good = self.ends_for_good();
             let everyone = self.client.nodes.everyone();
@@ -154,6 +173,7 @@ impl Held {
         let (outcome, doubt) = insist(&client, &attempt, &call).await;
         let Settled { answer, reply, votes } = outcome?;
         let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };
+        self.armed.expect_strays();
         self.armed.disarm();
         see_to_the_rest(&client, &attempt, &self.armed.waiter, votes);
         match (answer, doubt) {

@@ -23,6 +23,7 @@ mod script;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod settings;
+mod strays;
 mod votes;
 mod wake;
 

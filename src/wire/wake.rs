@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::connection::too_slow;
 use super::dial::connect;
 use super::settings::config;
+use super::strays::Strays;
 use super::{Ear, NodeSet};
 
 /// How often a silent subscription is asked whether it still stands.
@@ -50,6 +51,7 @@ pub(crate) struct Wakeups {
 #[derive(Debug)]
 struct Post {
     boxes: Mutex<HashMap<Uuid, Arc<Slot>>>,
+    strays: Strays,
     /// How each node's subscription stands.
     states: watch::Sender<Vec<State>>,
     /// How many it takes.
@@ -77,6 +79,7 @@ impl Wakeups {
     pub(crate) fn new(channel: String, ears: Option<Vec<Ear>>, nodes: usize, limit: Duration) -> Wakeups {
         let post = Post {
             boxes: Mutex::default(),
+            strays: Strays::default(),
             states: watch::Sender::new(vec![State::Connecting; nodes]),
             majority: nodes / 2 + 1,
             subscription: AtomicU64::new(0),
@@ -144,6 +147,11 @@ impl Wakeups {
         Mailbox { id, slot, post: Arc::clone(&self.post) }
     }
 
+    /// What to do about a message from a node that still comes for this id, for as long as one may.
+    pub(crate) fn expect_stray(&self, id: Uuid, answer: impl Fn(usize) + Send + 'static) {
+        self.post.strays.expect(id, Box::new(answer));
+    }
+
     /// How many mailboxes there are: none once nobody waits.
     pub(crate) fn mailboxes(&self) -> usize {
         self.post.boxes().len()
@@ -207,10 +215,13 @@ impl Post {
             return; // not one of ours: anybody may publish
         };
         let boxes = self.boxes();
-        for id in ids.split(',') {
-            if let Some(slot) = Uuid::try_parse(id).ok().and_then(|id| boxes.get(&id)) {
-                slot.put(place, rest);
-                slot.bell.notify_one();
+        for id in ids.split(',').filter_map(|id| Uuid::try_parse(id).ok()) {
+            match boxes.get(&id) {
+                Some(slot) => {
+                    slot.put(place, rest);
+                    slot.bell.notify_one();
+                }
+                None => self.strays.hear(id, place),
             }
         }
     }

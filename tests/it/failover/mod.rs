@@ -4,6 +4,7 @@ mod cluster;
 mod confirm;
 mod masters;
 mod nodes;
+mod queues;
 mod refusals;
 mod replicas;
 mod sentinel;

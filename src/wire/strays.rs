@@ -1,0 +1,84 @@
+//! Messages for those who wait no more.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::clock::Moment;
+
+/// A queue lasts for so long, and so does one that a server has from before.
+const QUEUES_LAST: Duration = Duration::from_secs(60);
+
+/// At most so many are remembered: the latest.
+const MOST: usize = 1_024;
+
+/// What is to be done about a message that a node sends to one who is gone.
+type Answer = Box<dyn Fn(usize) + Send>;
+
+/// Who has been queued and is gone. A server that was set back to an earlier state, and a replica that has not heard of it,
+/// still have them in a queue, and would keep a lock for each of them, one after the other.
+#[derive(Default)]
+pub(super) struct Strays(Mutex<VecDeque<Gone>>);
+
+struct Gone {
+    id: Uuid,
+    since: Moment,
+    answer: Answer,
+}
+
+impl Strays {
+    pub(super) fn expect(&self, id: Uuid, answer: Answer) {
+        let now = Moment::now();
+        let mut gone = self.gone();
+        let is_over = |it: &Gone| now.since(it.since) > QUEUES_LAST;
+        while gone.len() >= MOST || gone.front().is_some_and(is_over) {
+            gone.pop_front();
+        }
+        gone.push_back(Gone { id, since: now, answer });
+    }
+
+    /// A message has come for one who does not wait.
+    pub(super) fn hear(&self, id: Uuid, place: usize) {
+        if let Some(it) = self.gone().iter().find(|it| it.id == id) {
+            (it.answer)(place);
+        }
+    }
+
+    /// Poisoning does not matter: what is in here is whole at any time.
+    fn gone(&self) -> MutexGuard<'_, VecDeque<Gone>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Strays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Strays").field(&self.gone().len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_latest_are_remembered() {
+        let (strays, heard) = (Strays::default(), Arc::new(AtomicUsize::new(0)));
+        let ids: Vec<Uuid> = (0..=MOST).map(|_| Uuid::new_v4()).collect();
+        for id in &ids {
+            let heard = Arc::clone(&heard);
+            strays.expect(*id, Box::new(move |place| _ = heard.fetch_add(place, Ordering::Relaxed)));
+        }
+        strays.hear(ids[0], 1);
+        assert_eq!(heard.load(Ordering::Relaxed), 0);
+        strays.hear(ids[1], 1);
+        strays.hear(ids[MOST], 2);
+        strays.hear(Uuid::new_v4(), 4);
+        assert_eq!(heard.load(Ordering::Relaxed), 3);
+    }
+}
