@@ -78,6 +78,8 @@ pub enum What {
         verb: Verb,
         /// The hold of the same owner that this one is nested in.
         inside: Option<u64>,
+        /// Whether its lease is renewed.
+        renewed: bool,
     },
     Granted {
         token: u64,

@@ -30,11 +30,27 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// How long a hold that was told of its loss stays, so that others see whether it was lost.
 const AFTERMATH: Duration = Duration::from_millis(150);
 
+/// What is asked for, in whichever way.
+#[derive(Clone, Copy)]
+struct Place {
+    name: &'static str,
+    /// The hold of the same owner that it is nested in.
+    inside: Option<u64>,
+    renewed: bool,
+}
+
+impl Place {
+    fn wants(&self, mode: Mode, owner: String, verb: Verb) -> What {
+        let Place { name, inside, renewed } = *self;
+        What::Wants { lock: name.to_owned(), mode, owner, verb, inside, renewed }
+    }
+}
+
 /// A hold that was granted.
 struct Hold<'a> {
     worker: &'a Worker,
     number: u64,
-    lock: &'static str,
+    place: Place,
     guard: AnyGuard,
     until: Time,
 }
@@ -53,7 +69,8 @@ pub async fn visit(worker: &Worker, random: &mut Random) {
     // Some stay until their lease ends: that is how an end comes to light that was told too late.
     let overstays = random.below(worker.linger) == 0;
     let lock = kind.lock(if overstays { &worker.unrenewed } else { &worker.locks }, name);
-    let Some(mut hold) = enter(worker, random, name, &lock, None, true).await else {
+    let place = Place { name, inside: None, renewed: !overstays };
+    let Some(mut hold) = enter(worker, random, &place, &lock).await else {
         return sleep(millis(random, 0, 10)).await;
     };
     let lingers = random.below(worker.linger) == 0;
@@ -63,9 +80,10 @@ pub async fn visit(worker: &Worker, random: &mut Random) {
         1..=30 => millis(random, 5, 40),
         _ => millis(random, 0, 5),
     };
-    let mut stands = hold.work(random, stay).await;
+    let mut stands =
+        if overstays { hold.overstay(random, stay).await } else { hold.work(random, stay).await };
     if stands && matches!(kind, Kind::Reentrant | Kind::Read) && random.below(5) == 0 {
-        nest(worker, random, name, &lock, kind, &mut hold).await;
+        nest(worker, random, &lock, kind, &mut hold).await;
         stands = hold.glance();
     }
     if stands && kind == Kind::Write && random.below(4) == 0 {
@@ -96,10 +114,8 @@ fn text(error: &Error) -> String {
 async fn enter<'a>(
     worker: &'a Worker,
     random: &mut Random,
-    name: &'static str,
+    place: &Place,
     lock: &AnyLock,
-    inside: Option<u64>,
-    may_cancel: bool,
 ) -> Option<Hold<'a>> {
     let (number, note) = (worker.next_hold(), &worker.recorder);
     let owner = match lock {
@@ -112,12 +128,12 @@ async fn enter<'a>(
         3..=6 => Verb::Timeout,
         _ => Verb::Lock,
     };
-    note.note(number, What::Wants { lock: name.to_owned(), mode: mode(lock), owner, verb, inside });
+    note.note(number, place.wants(mode(lock), owner, verb));
     let outcome = match verb {
         Verb::Try => lock.try_lock().await.transpose(),
         Verb::Timeout => Some(lock.lock_timeout(limit).await),
         // Dropped at any await, soon after it began or while it waits.
-        _ if may_cancel && way < 10 => {
+        _ if place.inside.is_none() && way < 10 => {
             match timeout(limit / if way == 7 { 100 } else { 4 }, lock.lock()).await {
                 Ok(outcome) => Some(outcome),
                 Err(_) => {
@@ -129,7 +145,7 @@ async fn enter<'a>(
         _ => Some(lock.lock().await),
     };
     let why = match outcome {
-        Some(Ok(guard)) => return Some(Hold::granted(worker, number, name, guard)),
+        Some(Ok(guard)) => return Some(Hold::granted(worker, number, place, guard)),
         None => Why::Busy,
         Some(Err(Error::TimedOut { .. })) => Why::TimedOut,
         Some(Err(Error::WouldDeadlock { .. })) => Why::WouldDeadlock,
@@ -140,28 +156,16 @@ async fn enter<'a>(
 }
 
 /// Enters again what is held already; a reader perhaps to write.
-async fn nest(
-    worker: &Worker,
-    random: &mut Random,
-    name: &'static str,
-    lock: &AnyLock,
-    kind: Kind,
-    outer: &mut Hold<'_>,
-) {
+async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, outer: &mut Hold<'_>) {
+    let place = Place { inside: Some(outer.number), ..outer.place };
     let inner_lock = match lock {
         AnyLock::Read(lock, owner) if random.below(2) == 0 => {
             let number = worker.next_hold();
-            let wants = What::Wants {
-                lock: name.to_owned(),
-                mode: Mode::Exclusive,
-                owner: owner.to_string(),
-                verb: Verb::Timeout,
-                inside: Some(outer.number),
-            };
+            let wants = place.wants(Mode::Exclusive, owner.to_string(), Verb::Timeout);
             worker.recorder.note(number, wants);
             let why = match lock.write_as_timeout(owner, millis(random, 1, 300)).await {
                 Ok(guard) => {
-                    let mut hold = Hold::granted(worker, number, name, AnyGuard::Write(guard));
+                    let mut hold = Hold::granted(worker, number, &place, AnyGuard::Write(guard));
                     let stay = millis(random, 0, 20);
                     hold.work(random, stay).await;
                     return hold.leave(random).await;
@@ -174,9 +178,7 @@ async fn nest(
         }
         _ => lock,
     };
-    let Some(mut inner) = enter(worker, random, name, inner_lock, Some(outer.number), false).await else {
-        return;
-    };
+    let Some(mut inner) = enter(worker, random, &place, inner_lock).await else { return };
     let stay = millis(random, 0, 20);
     if inner.work(random, stay).await && kind == Kind::Reentrant {
         inner.count(inner_lock, 2).await;
@@ -185,10 +187,10 @@ async fn nest(
 }
 
 impl<'a> Hold<'a> {
-    fn granted(worker: &'a Worker, number: u64, lock: &'static str, guard: AnyGuard) -> Hold<'a> {
+    fn granted(worker: &'a Worker, number: u64, place: &Place, guard: AnyGuard) -> Hold<'a> {
         let until = Time::of(guard.lease().valid_until());
         worker.recorder.note(number, What::Granted { token: guard.token(), until });
-        Hold { worker, number, lock, guard, until }
+        Hold { worker, number, place: *place, guard, until }
     }
 
     fn note(&self, what: What) {
@@ -202,7 +204,8 @@ impl<'a> Hold<'a> {
         if lease.is_lost() {
             return false;
         }
-        if now > until && lease.valid_until() == until {
+        // Not if it was renewed in between. Each look at it reads two clocks, and says a little more or less.
+        if now > until && lease.valid_until() < until + Duration::from_millis(1) {
             self.note(What::TrustsTooLong { until: Time::of(until) });
         }
         self.until = Time::of(until);
@@ -219,7 +222,7 @@ impl<'a> Hold<'a> {
             }
             if !matches!(self.guard, AnyGuard::Read(_)) {
                 let since = Time::now();
-                self.worker.resource.add(self.lock, millis(random, 0, 3)).await;
+                self.worker.resource.add(self.place.name, millis(random, 0, 3)).await;
                 self.note(What::Added { since });
             }
             self.write().await;
@@ -232,16 +235,33 @@ impl<'a> Hold<'a> {
                 () = sleep(left.min(GLANCE)) => {}
             }
         }
+        self.goes_on().await;
+        false
+    }
+
+    /// Stays until it is told of the end of its lease, without ever looking. Whether it was not told.
+    async fn overstay(&mut self, random: &mut Random, longest: Duration) -> bool {
+        if !self.work(random, Duration::ZERO).await {
+            return false;
+        }
+        let told = timeout(longest, self.guard.lease().lost()).await.is_ok();
+        if !told && self.glance() {
+            return true;
+        }
+        self.goes_on().await;
+        false
+    }
+
+    async fn goes_on(&self) {
         self.note(What::Lost { until: self.until });
         sleep(AFTERMATH).await;
         // As somebody does who has not looked: the token is what stops him.
         self.write().await;
-        false
     }
 
     async fn write(&self) {
         let since = Time::now();
-        let accepted = self.worker.resource.write(self.lock, self.guard.token(), self.number).await;
+        let accepted = self.worker.resource.write(self.place.name, self.guard.token(), self.number).await;
         self.note(What::Wrote { since, accepted });
     }
 
@@ -261,16 +281,10 @@ impl<'a> Hold<'a> {
         let AnyGuard::Write(guard) = self.guard else { return None };
         let (worker, number) = (self.worker, self.worker.next_hold());
         worker.recorder.note(self.number, What::Ends(End::Downgrade));
-        let wants = What::Wants {
-            lock: self.lock.to_owned(),
-            mode: Mode::Shared,
-            owner: self.number.to_string(),
-            verb: Verb::Downgrade,
-            inside: Some(self.number),
-        };
-        worker.recorder.note(number, wants);
+        let place = Place { inside: Some(self.number), ..self.place };
+        worker.recorder.note(number, place.wants(Mode::Shared, self.number.to_string(), Verb::Downgrade));
         match guard.downgrade().await {
-            Ok(guard) => Some(Hold::granted(worker, number, self.lock, AnyGuard::Read(guard))),
+            Ok(guard) => Some(Hold::granted(worker, number, &place, AnyGuard::Read(guard))),
             Err(error) => {
                 worker.recorder.note(number, What::NotGranted(failed(&error)));
                 None

@@ -16,8 +16,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     windows.sort_by_key(|(hold, from, _)| (hold.number, *from));
     windows.dedup_by_key(|(hold, ..)| hold.number);
     for (hold, from, to) in windows {
-        let granted = hold.granted.map_or(hold.wants, |grant| grant.at);
-        let Some(fault) = case.lost_by(granted, from) else { continue };
+        let Some(fault) = case.lost_by(hold.held_since(), from) else { continue };
         let span = to.since(from);
         verdict.lost_windows.push(LostWindow { fault, span });
         let notice = if hold.is_renewed_in_time(from) { NOTICE } else { crate::plan::TTL };
@@ -54,8 +53,7 @@ fn overlaps<'a>(
     for (from, to, hold) in spans {
         trusted.retain(|(to, _)| *to >= from);
         for (their_end, other) in trusted.iter().filter(|(_, other)| other.excludes(hold)) {
-            let granted = other.granted.map_or(other.wants, |grant| grant.at);
-            if case.lost_by(granted, from).is_some() {
+            if case.lost_by(other.held_since(), from).is_some() {
                 windows.push((other, from, (*their_end).min(to)));
             } else {
                 let text = format!("{} and {}", case.say(other), case.say(hold));
@@ -88,7 +86,7 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
             // While a master is replaced, two may answer, and a slot that moves has two places.
             let missing = missing.find(|look| !found_elsewhere(&looks, look, grant.token));
             let Some(look) = missing else { continue };
-            if case.lost_by(grant.at, look.to).is_some() {
+            if case.lost_by(hold.held_since(), look.to).is_some() {
                 windows.push((hold, look.from, until));
             } else {
                 let text = format!(

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::crew;
 use crate::history::{self, End, Event, Mode, Time, Verb, What, Why};
+use crate::plan::TTL;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
@@ -24,6 +25,7 @@ pub struct Hold {
     pub owner: String,
     pub verb: Verb,
     pub inside: Option<u64>,
+    pub renewed: bool,
     pub wants: Time,
     pub granted: Option<Grant>,
     pub not_granted: Option<(Time, Why)>,
@@ -53,6 +55,14 @@ impl Hold {
         ends.into_iter().flatten().chain(told.max(Some(grant.until))).min()
     }
 
+    /// Since when the server may have had it: it was granted, or renewed, before that was known here. What is nested may be
+    /// granted here alone, and is as old as the hold around it.
+    pub fn held_since(&self) -> Time {
+        let Some(grant) = self.granted else { return self.wants };
+        let asked = grant.at.min(grant.until - TTL);
+        if self.inside.is_none() { asked.max(self.wants) } else { asked }
+    }
+
     /// When it was no longer wanted, or granted.
     pub fn asked_until(&self) -> Option<Time> {
         self.granted.map(|grant| grant.at).or(self.not_granted.as_ref().map(|(at, _)| *at))
@@ -80,7 +90,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
     let mut holds: BTreeMap<u64, Hold> = BTreeMap::new();
     let worker_ended = events.iter().map(|event| event.at).max();
     for Event { at, hold: number, what } in events {
-        if let What::Wants { lock, mode, owner, verb, inside } = what {
+        if let What::Wants { lock, mode, owner, verb, inside, renewed } = what {
             holds.insert(
                 number,
                 Hold {
@@ -91,6 +101,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
                     owner,
                     verb,
                     inside,
+                    renewed,
                     wants: at,
                     granted: None,
                     not_granted: None,

@@ -5,7 +5,13 @@ use std::time::Duration;
 use super::{Case, Hold, Verdict};
 use crate::arena::STALL;
 use crate::history::{Mode, NOT_HELD, Time};
-use crate::plan::{Fault, SLACK, TTL};
+use crate::plan::{Fault, NODE_TIMEOUT, TTL};
+
+/// So long after the end of a lease, whoever waits for it has been told, if he was let run.
+const TOLD: Duration = Duration::from_millis(250);
+
+/// How often a holder looks who does not wait to be told.
+const GLANCE: Duration = Duration::from_millis(50);
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for hold in &case.holds {
@@ -32,6 +38,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             verdict.told_losses += 1;
             told_in_time(case, hold, at, until, verdict);
             is_true(case, hold, at, until, verdict);
+            is_renewed(case, hold, at, until, verdict);
         }
         found_at_release(case, hold, verdict);
     }
@@ -39,19 +46,39 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 
 /// One clock was read after the other to say when it is over: whoever was not let run in between says too early a time.
 fn goes_back(case: &Case<'_>, before: (Time, Time), after: (Time, Time)) -> bool {
-    let stalled = case.record.stalls.iter().any(|(from, to)| *from <= after.0 && before.0 <= *to);
+    let stalled = !case.stalled(before.0, after.0).is_zero();
     after.1 + STALL < before.1 && !stalled
 }
 
 fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
-    let stood_still = case.windows_during(until, at).any(|window| {
+    // One that is renewed may have been since it was last looked at, and then it was looked at again.
+    let looked = hold.trusts.last().map_or(until, |(looked, _)| *looked + GLANCE);
+    let mut due = until.max(looked);
+    let stood_still = case.record.windows.iter().filter(|window| {
         window.place == Some(hold.place)
             && matches!(window.fault, Fault::WorkerStopped | Fault::WorkerBlocked)
     });
-    // It may have been renewed since it was last looked at.
-    if at > until + TTL + SLACK && !stood_still {
+    // From when it ran again. Whoever is told to do nothing begins with that a little later.
+    for window in stood_still {
+        if window.start <= due + TOLD && window.end > due {
+            due = window.end;
+        }
+    }
+    if at > due + TOLD + case.stalled(due, at) {
         let text = format!("{} was told at {:.3}", case.say(hold), case.when(at));
         verdict.violates("told in time", text);
+    }
+}
+
+/// What is renewed outlasts its ttl, unless something was done to those who renew it, or its server has lost it.
+fn is_renewed(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
+    // Until then it was renewed, or granted. A request that left before may have been hit as well.
+    let renewed = until - TTL - NODE_TIMEOUT;
+    let lost = case.lost_by(hold.held_since(), at).is_some();
+    if hold.renewed && !lost && !case.is_hit(hold, renewed, at) && case.stalled(renewed, at).is_zero() {
+        let text =
+            format!("{} was told at {:.3}, without a fault since its renewal", case.say(hold), case.when(at));
+        verdict.violates("false loss", text);
     }
 }
 
@@ -63,7 +90,7 @@ fn found_at_release(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
         return;
     }
     let until = hold.trusts.last().map_or(grant.until, |(_, until)| *until);
-    if *at < until && case.lost_by(grant.at, *at).is_none() {
+    if *at < until && case.lost_by(hold.held_since(), *at).is_none() {
         let text = format!("{} was not found at {:.3}", case.say(hold), case.when(*at));
         verdict.violates("release", text);
     }

@@ -134,6 +134,12 @@ impl Case<'_> {
         self.record.windows.iter().filter(move |window| window.start <= to && from <= window.end)
     }
 
+    /// For how long the machine did something else meanwhile.
+    pub fn stalled(&self, from: Time, to: Time) -> Duration {
+        let stalls = self.record.stalls.iter().filter(|(start, end)| *start <= to && from <= *end);
+        stalls.map(|(start, end)| end.since(*start)).sum()
+    }
+
     /// Whether something was done to the servers or to the worker of a hold.
     pub fn is_hit(&self, hold: &Hold, from: Time, to: Time) -> bool {
         self.windows_during(from, to).any(|window| window.place.is_none_or(|place| place == hold.place))

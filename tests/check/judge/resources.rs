@@ -36,8 +36,7 @@ fn fenced(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
         }
         // Whoever is alone has the largest token.
         let trusted = hold.trusted_until().is_some_and(|until| *at < until);
-        let granted = hold.granted.map_or(hold.wants, |grant| grant.at);
-        let alone = hold.mode == Mode::Exclusive && trusted && case.lost_by(granted, *at).is_none();
+        let alone = hold.mode == Mode::Exclusive && trusted && case.lost_by(hold.held_since(), *at).is_none();
         if !accepted && alone {
             let text = format!("{} was refused at {:.3}", case.say(hold), case.when(*at));
             verdict.violates("fenced resource", text);

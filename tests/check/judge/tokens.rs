@@ -31,7 +31,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         };
         let ends = hold.trusted_until().map_or(grant.at, |until| until.max(grant.at));
         // Without the outer hold, it is not nested either.
-        if case.lost_by(around.at, ends).is_some() {
+        if case.lost_by(outer.held_since(), ends).is_some() {
             continue;
         }
         if nested && !right {
