@@ -25,12 +25,26 @@ pub struct Observation {
     pub to: Time,
     pub port: u16,
     pub lock: &'static str,
-    /// The last token, if somebody holds the lock.
+    /// The last token, if somebody holds the lock alone.
     pub held_with: Option<u64>,
+    /// Who holds it so, where the server knows.
+    pub by: Option<String>,
+    /// When that ends at the latest, if nobody renews it.
+    pub ends: Time,
 }
 
-/// Until when a server keeps the holds of readers: the latest end of each that it ever had, by lock and owner.
-pub type ReaderEnds = HashMap<(&'static str, String), Time>;
+/// What one server had of one reader.
+#[derive(Clone, Debug)]
+pub struct ReaderEnd {
+    pub from: Time,
+    pub to: Time,
+    pub lock: &'static str,
+    pub owner: String,
+    /// When his hold ends, or ended, if nobody renews it: at the earliest, and at the latest.
+    pub ends: (Time, Time),
+}
+
+pub type ReaderEnds = Vec<ReaderEnd>;
 
 /// All that was seen.
 #[derive(Debug, Default)]
@@ -42,10 +56,7 @@ pub struct Seen {
 impl Seen {
     fn add(&mut self, other: Seen) {
         self.observations.extend(other.observations);
-        for (reader, end) in other.reader_ends {
-            let latest = self.reader_ends.entry(reader).or_insert(end);
-            *latest = end.max(*latest);
-        }
+        self.reader_ends.extend(other.reader_ends);
     }
 }
 
@@ -83,12 +94,11 @@ async fn look(port: u16, url: String, stopped: watch::Receiver<bool>) -> Seen {
 /// One look at all locks. `None`: the server does not answer, or is a replica.
 async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<Seen> {
     let mut pipe = redis::pipe();
-    for (lock, _) in LOCKS {
+    for (lock, kind) in LOCKS {
         let key = format!("lock:{lock}");
-        pipe.cmd("MULTI").cmd("EXISTS").arg(&key).cmd("GET").arg(format!("{{{key}}}:fence")).cmd("EXEC");
-    }
-    for lock in rwlocks() {
-        pipe.cmd("MULTI").cmd("HGETALL").arg(format!("lock:{lock}")).cmd("TIME").cmd("EXEC");
+        let read = if kind == Kind::Mutex { "GET" } else { "HGETALL" };
+        pipe.cmd("MULTI").cmd(read).arg(&key).cmd("PTTL").arg(&key);
+        pipe.cmd("GET").arg(format!("{{{key}}}:fence")).cmd("TIME").cmd("EXEC");
     }
     pipe.cmd("ROLE");
     let from = Time::now();
@@ -98,36 +108,72 @@ async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<See
     if role.first() != Some(&redis::Value::BulkString(b"master".to_vec())) {
         return None;
     }
-    let mut executed = answers.into_iter().skip(3).step_by(4);
-    let observed = LOCKS.iter().zip(executed.by_ref()).filter_map(|((lock, _), answer)| {
+    let mut seen = Seen::default();
+    let executed = answers.into_iter().skip(5).step_by(6);
+    for ((lock, kind), answer) in LOCKS.into_iter().zip(executed) {
+        type Answer = (redis::Value, i64, Option<u64>, (i64, i64));
         // In a cluster, the slot may be another's.
-        let (exists, fence): (bool, Option<u64>) = redis::from_redis_value(answer).ok()?;
-        Some(Observation { from, to, port, lock, held_with: exists.then(|| fence.unwrap_or(0)) })
-    });
-    let observations = observed.collect();
-    let mut reader_ends = ReaderEnds::new();
-    for (lock, answer) in rwlocks().zip(executed) {
-        type Hash = HashMap<String, String>;
-        let Ok((hash, (seconds, micros))) = redis::from_redis_value::<(Hash, (u64, u64))>(answer) else {
+        let Ok((key, pttl, fence, (seconds, micros))) = redis::from_redis_value::<Answer>(answer) else {
             continue;
         };
-        let now = seconds * 1_000 + micros / 1_000;
-        for (field, hold) in hash {
-            let Some(owner) = field.strip_prefix("read:") else { continue };
-            let end: u64 = hold.split(' ').next()?.parse().ok()?;
-            // Seen after `from`, so it is no later than this.
-            // What is over may stay in the hash; it counts for nothing.
-            let end = if end > now {
-                from + Duration::from_millis(end - now)
-            } else {
-                from - Duration::from_millis(now - end)
-            };
-            reader_ends.insert((lock, owner.to_owned()), end);
-        }
+        let Some(held) = Held::read(kind, key, pttl, seconds * 1_000 + micros / 1_000) else { continue };
+        // The server counts in whole milliseconds.
+        let ends = |left: i64| (after(from, left), after(to, left + 1));
+        seen.reader_ends.extend(held.readers.into_iter().map(|(owner, left)| ReaderEnd {
+            from,
+            to,
+            lock,
+            owner,
+            ends: ends(left),
+        }));
+        let (held_with, by, ends) = match held.alone {
+            Some((by, left)) => (Some(fence.unwrap_or(0)), by, ends(left).1),
+            None => (None, None, to),
+        };
+        seen.observations.push(Observation { from, to, port, lock, held_with, by, ends });
     }
-    Some(Seen { observations, reader_ends })
+    Some(seen)
 }
 
-fn rwlocks() -> impl Iterator<Item = &'static str> {
-    LOCKS.iter().filter(|(_, kind)| *kind == Kind::Write).map(|(lock, _)| *lock)
+fn after(time: Time, millis: i64) -> Time {
+    let span = Duration::from_millis(millis.unsigned_abs());
+    if millis < 0 { time - span } else { time + span }
+}
+
+/// What a lock's key says, as `lua/README.md` has it: who holds it, and for how many milliseconds more.
+#[derive(Default)]
+struct Held {
+    alone: Option<(Option<String>, i64)>,
+    readers: Vec<(String, i64)>,
+}
+
+impl Held {
+    fn read(kind: Kind, key: redis::Value, pttl: i64, now: i64) -> Option<Held> {
+        let mut held = Held::default();
+        if kind == Kind::Mutex {
+            let attempt: Option<String> = redis::from_redis_value(key).ok()?;
+            held.alone = attempt.map(|_| (None, pttl));
+            return Some(held);
+        }
+        let hash: HashMap<String, String> = redis::from_redis_value(key).ok()?;
+        for (field, value) in hash {
+            let words: Vec<&str> = value.split(' ').collect();
+            match (kind, field.strip_prefix("read:"), field.as_str(), words.as_slice()) {
+                (Kind::Reentrant, ..) if field.starts_with(':') => {}
+                (Kind::Reentrant, ..) => held.alone = Some((Some(field), pttl)),
+                (_, _, "sole", ["read", owner, ..]) => held.readers.push(((*owner).to_owned(), pttl)),
+                (_, _, "sole", [_, owner, ..]) => held.alone = Some((Some((*owner).to_owned()), pttl)),
+                // What is over may stay in the hash; it counts for nothing.
+                (_, _, "write", [end, owner, ..]) => {
+                    let left = end.parse::<i64>().ok()? - now;
+                    held.alone = (left > 0).then(|| (Some((*owner).to_owned()), left));
+                }
+                (_, Some(owner), _, [end, ..]) => {
+                    held.readers.push((owner.to_owned(), end.parse::<i64>().ok()? - now));
+                }
+                _ => {}
+            }
+        }
+        Some(held)
+    }
 }

@@ -82,19 +82,20 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
             let first = looks.partition_point(|look| look.from <= grant.at);
             let during =
                 looks[first..].iter().take_while(|look| look.from < until).filter(|look| look.to < until);
-            let mut missing = during.filter(|look| look.held_with != Some(grant.token));
+            let mut missing = during.filter(|look| !hold.is_in(look));
             // While a master is replaced, two may answer, and a slot that moves has two places.
-            let missing = missing.find(|look| !found_elsewhere(&looks, look, grant.token));
+            let missing = missing.find(|look| !found_elsewhere(&looks, look, hold));
             let Some(look) = missing else { continue };
             if case.lost_by(hold.held_since(), look.to).is_some() {
                 windows.push((hold, look.from, until));
             } else {
                 let text = format!(
-                    "{}: at {:.3} the server on port {} had {:?}",
+                    "{}: at {:.3} the server on port {} had {:?} by {:?}",
                     case.say(hold),
                     case.when(look.from),
                     look.port,
-                    look.held_with
+                    look.held_with,
+                    look.by
                 );
                 verdict.violates("backing", text);
             }
@@ -103,11 +104,11 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
 }
 
 /// Whether another server had it at about that time.
-fn found_elsewhere(looks: &[&Observation], look: &Observation, token: u64) -> bool {
+fn found_elsewhere(looks: &[&Observation], look: &Observation, hold: &Hold) -> bool {
     let near = Duration::from_millis(200);
     let first = looks.partition_point(|other| other.from + near < look.from);
     looks[first..]
         .iter()
         .take_while(|other| other.from < look.to + near)
-        .any(|other| other.port != look.port && other.held_with == Some(token))
+        .any(|other| other.port != look.port && hold.is_in(other))
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::crew;
 use crate::history::{self, End, Event, Mode, Time, Verb, What, Why};
+use crate::observer::Observation;
 use crate::plan::TTL;
 
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +67,14 @@ impl Hold {
     /// When it was no longer wanted, or granted.
     pub fn asked_until(&self) -> Option<Time> {
         self.granted.map(|grant| grant.at).or(self.not_granted.as_ref().map(|(at, _)| *at))
+    }
+
+    /// Whether a server had this hold, if it is one that excludes all others.
+    pub fn is_in(&self, look: &Observation) -> bool {
+        // Whoever has no owner is known to the server alone.
+        let is_named = self.owner != self.number.to_string();
+        let is_its = look.by.as_ref().is_none_or(|by| !is_named || *by == self.owner);
+        self.granted.is_some_and(|grant| look.held_with == Some(grant.token)) && is_its
     }
 
     pub fn excludes(&self, other: &Hold) -> bool {

@@ -102,10 +102,11 @@ fn is_true(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Ve
         return;
     }
     let given_up = hold.ends.map_or(at, |(ends, _)| ends);
-    let token = hold.granted.map(|grant| grant.token);
-    let still = case.record.observations.iter().find(|look| {
-        look.lock == hold.lock && look.from > at && look.to < given_up && look.held_with == token
-    });
+    let still = case
+        .record
+        .observations
+        .iter()
+        .find(|look| look.lock == hold.lock && look.from > at && look.to < given_up && hold.is_in(look));
     // What was lost with a master may be found again at its replica: that is no error of the client.
     if let Some(look) = still
         && case.lost_by(hold.wants, look.to).is_none()

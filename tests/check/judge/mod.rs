@@ -1,5 +1,6 @@
 //! Judges what a run left: what must never have happened, whatever was done to it.
 
+mod deadlines;
 mod exclusion;
 mod holds;
 mod losses;
@@ -80,6 +81,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     }
     exclusion::judge(&case, &mut verdict);
     tokens::judge(&case, &mut verdict);
+    deadlines::judge(&case, &mut verdict);
     losses::judge(&case, &mut verdict);
     readers::judge(&case, &mut verdict);
     resources::judge(&case, &mut verdict);

@@ -12,8 +12,14 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for hold in case.holds.iter().filter(|hold| hold.mode == Mode::Shared) {
         owners.entry((&hold.lock, &hold.owner)).or_default().push(hold);
     }
-    for ((lock, owner), seen) in &case.record.reader_ends {
-        let Some(holds) = owners.get(&(*lock, owner.as_str())) else { continue };
+    // Until when a server keeps each: at the earliest, so that nobody is said to be kept too long who is not.
+    let mut kept: HashMap<(&str, &str), Time> = HashMap::new();
+    for look in &case.record.reader_ends {
+        let latest = kept.entry((look.lock, &look.owner)).or_insert(look.ends.0);
+        *latest = look.ends.0.max(*latest);
+    }
+    for (reader, seen) in &kept {
+        let Some(holds) = owners.get(reader) else { continue };
         let Some(last) = holds.iter().map(|hold| given_up(case, hold)).collect::<Option<Vec<_>>>() else {
             continue;
         };
