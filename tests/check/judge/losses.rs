@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
 use crate::arena::STALL;
-use crate::history::{Mode, NOT_HELD, Time};
+use crate::history::{Mode, Time};
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
 
 /// So long after the end of a lease, whoever waits for it has been told, if he was let run.
@@ -40,7 +40,6 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             is_true(case, hold, at, until, verdict);
             is_renewed(case, hold, at, until, verdict);
         }
-        found_at_release(case, hold, verdict);
     }
 }
 
@@ -79,20 +78,6 @@ fn is_renewed(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut
         let text =
             format!("{} was told at {:.3}, without a fault since its renewal", case.say(hold), case.when(at));
         verdict.violates("false loss", text);
-    }
-}
-
-/// Who gives it back before its deadline finds it: nobody else had ended it.
-fn found_at_release(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
-    let (Some(grant), Some((at, Err(failure)))) = (hold.granted, &hold.released) else { return };
-    // Where nodes come and go, a majority of others may be left.
-    if failure != NOT_HELD || case.plan.topology.nodes() > 1 {
-        return;
-    }
-    let until = hold.trusts.last().map_or(grant.until, |(_, until)| *until);
-    if *at < until && case.lost_by(hold.held_since(), *at).is_none() {
-        let text = format!("{} was not found at {:.3}", case.say(hold), case.when(*at));
-        verdict.violates("release", text);
     }
 }
 

@@ -5,6 +5,7 @@ mod exclusion;
 mod holds;
 mod losses;
 mod readers;
+mod releases;
 mod resources;
 mod tokens;
 mod waiting;
@@ -83,6 +84,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     tokens::judge(&case, &mut verdict);
     deadlines::judge(&case, &mut verdict);
     losses::judge(&case, &mut verdict);
+    releases::judge(&case, &mut verdict);
     readers::judge(&case, &mut verdict);
     resources::judge(&case, &mut verdict);
     waiting::judge(&case, &mut verdict);

@@ -1,0 +1,65 @@
+//! What is given back was held until then, and is gone afterwards.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Case, Hold, Verdict};
+use crate::history::{Mode, NOT_HELD};
+use crate::observer::Observation;
+
+pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
+    // Where nodes come and go, a majority of others may be left, and a minority may keep what the others have given back.
+    if case.plan.topology.nodes() > 1 {
+        return;
+    }
+    let mut looks: HashMap<(&str, u64), Vec<&Observation>> = HashMap::new();
+    for look in &case.record.observations {
+        let Some(token) = look.held_with else { continue };
+        looks.entry((look.lock, token)).or_default().push(look);
+    }
+    // What is nested and not given back as well may be what the server has.
+    let nested = case.holds.iter().filter(|hold| !matches!(hold.released, Some((_, Ok(())))));
+    let kept_inside: HashSet<u64> = nested.filter_map(|hold| hold.inside).collect();
+    for hold in &case.holds {
+        was_held(case, hold, verdict);
+        let Some(grant) = hold.granted else { continue };
+        let counts = hold.inside.is_none() && !kept_inside.contains(&hold.number);
+        if let Some(looks) = looks.get(&(hold.lock.as_str(), grant.token)).filter(|_| counts) {
+            is_gone(case, hold, looks, verdict);
+        }
+    }
+}
+
+/// Who gives it back before its deadline finds it: nobody else had ended it.
+fn was_held(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
+    let (Some(grant), Some((at, Err(failure)))) = (hold.granted, &hold.released) else { return };
+    if failure != NOT_HELD {
+        return;
+    }
+    let until = hold.trusts.last().map_or(grant.until, |(_, until)| *until);
+    if *at < until && case.lost_by(hold.held_since(), *at).is_none() {
+        let text = format!("{} was not found at {:.3}", case.say(hold), case.when(*at));
+        verdict.violates("release", text);
+    }
+}
+
+/// Who was told that it is given back: nobody who asks later sees it.
+fn is_gone(case: &Case<'_>, hold: &Hold, looks: &[&Observation], verdict: &mut Verdict) {
+    let (Some((ends, _)), Some((at, Ok(())))) = (hold.ends, &hold.released) else { return };
+    if hold.mode != Mode::Exclusive {
+        return;
+    }
+    let kept = looks.iter().find(|look| look.from > *at && hold.is_in(look));
+    // An old copy still has it, and a replica that has not heard of it.
+    if let Some(look) = kept
+        && case.lost_by(ends, look.to).is_none()
+    {
+        let text = format!(
+            "{} was given back at {:.3}, and the server on port {} had it at {:.3}",
+            case.say(hold),
+            case.when(*at),
+            look.port,
+            case.when(look.from)
+        );
+        verdict.violates("release", text);
+    }
+}
