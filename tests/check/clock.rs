@@ -12,8 +12,8 @@ use crate::support::{Deployment, Environment};
 
 const SOURCE: &str = include_str!("clock.c");
 
-/// By how much a clock steps, in microseconds: by more than any lease lasts.
-const STEP: i64 = 10_000_000;
+/// By how much a clock steps: by more than any lease lasts.
+pub const STEP: Duration = Duration::from_secs(10);
 
 /// The file that says how far the server's clock is ahead.
 pub struct Shim(PathBuf);
@@ -51,7 +51,8 @@ impl Shim {
     ) -> Option<String> {
         let server = &deployment.masters()[0];
         let before: (i64, i64) = server.run(&["TIME"]).await;
-        self.set(if forward { STEP } else { -STEP });
+        let micros = i64::try_from(STEP.as_micros()).unwrap();
+        self.set(if forward { micros } else { -micros });
         let after: (i64, i64) = server.run(&["TIME"]).await;
         sleep(scene.millis(200, 1_500)).await;
         self.set(0);

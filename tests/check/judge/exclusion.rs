@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Case, Hold, LostWindow, NOTICE, Verdict};
+use super::{Case, Hold, LostWindow, PROMPT, Verdict};
 use crate::history::{Mode, Time, Verb};
 use crate::observer::Observation;
+use crate::plan::{NODE_TIMEOUT, TTL};
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let mut windows: Vec<(&Hold, Time, Time)> = Vec::new();
@@ -18,21 +19,32 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for (hold, from, to) in windows {
         let Some(fault) = case.lost_by(hold.held_since(), from) else { continue };
         let span = to.since(from);
-        verdict.lost_windows.push(LostWindow { fault, span });
-        let notice = if hold.is_renewed_in_time(from) { NOTICE } else { crate::plan::TTL };
+        verdict.lost_windows.push(LostWindow { fault, hold: hold.number, from, span });
+        let notice = notice(case, hold, from, to);
         if span > notice {
-            let text =
-                format!("{} was trusted for {span:?} after {} had it lost", case.say(hold), fault.name());
+            let text = format!(
+                "{} was trusted for {span:?} after {} had it lost, not {notice:?}",
+                case.say(hold),
+                fault.name()
+            );
             verdict.violates("bounded loss", text);
         }
     }
 }
 
-impl Hold {
-    /// Whether it is trusted for so long that a renewal must have been due. Those that are not renewed end by themselves.
-    fn is_renewed_in_time(&self, lost: Time) -> bool {
-        self.trusts.iter().any(|(_, until)| *until > lost + crate::plan::TTL)
+/// How long it may be trusted after a server has lost it: until the next renewal is answered, which whatever is done to
+/// servers or to its worker puts off.
+fn notice(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
+    if !hold.renewed {
+        return TTL;
     }
+    let hit: Vec<Duration> = case
+        .windows_during(from, to)
+        .filter(|window| window.place.is_none_or(|place| place == hold.place))
+        .map(|window| window.end.min(to).since(window.start.max(from)))
+        .collect();
+    let asked_again = if hit.is_empty() { Duration::ZERO } else { NODE_TIMEOUT };
+    TTL / 3 + PROMPT + asked_again + hit.into_iter().sum() + case.stalled(from, to)
 }
 
 /// When somebody began to trust it: what a write hold became was never free.

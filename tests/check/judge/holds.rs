@@ -69,11 +69,14 @@ impl Hold {
         self.granted.map(|grant| grant.at).or(self.not_granted.as_ref().map(|(at, _)| *at))
     }
 
+    /// Whether its owner was given with the request. Else the server alone knows it.
+    pub fn has_owner(&self) -> bool {
+        self.owner != self.number.to_string()
+    }
+
     /// Whether a server had this hold, if it is one that excludes all others.
     pub fn is_in(&self, look: &Observation) -> bool {
-        // Whoever has no owner is known to the server alone.
-        let is_named = self.owner != self.number.to_string();
-        let is_its = look.by.as_ref().is_none_or(|by| !is_named || *by == self.owner);
+        let is_its = look.by.as_ref().is_none_or(|by| !self.has_owner() || *by == self.owner);
         self.granted.is_some_and(|grant| look.held_with == Some(grant.token)) && is_its
     }
 

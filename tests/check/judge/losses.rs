@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Case, Hold, Verdict};
+use super::{Case, Hold, PROMPT, Verdict};
 use crate::arena::STALL;
 use crate::history::{Mode, Time};
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
-
-/// So long after the end of a lease, whoever waits for it has been told, if he was let run.
-const TOLD: Duration = Duration::from_millis(250);
 
 /// How often a holder looks who does not wait to be told.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -59,11 +56,11 @@ fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &m
     });
     // From when it ran again. Whoever is told to do nothing begins with that a little later.
     for window in stood_still {
-        if window.start <= due + TOLD && window.end > due {
+        if window.start <= due + PROMPT && window.end > due {
             due = window.end;
         }
     }
-    if at > due + TOLD + case.stalled(due, at) {
+    if at > due + PROMPT + case.stalled(due, at) {
         let text = format!("{} was told at {:.3}", case.say(hold), case.when(at));
         verdict.violates("told in time", text);
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::arena::{Record, Window};
 use crate::history::{Time, Verb, Why};
-use crate::plan::{Fault, NODE_TIMEOUT, Plan, SLACK, TTL};
+use crate::plan::{Fault, Plan, TTL};
 pub use holds::Hold;
 
 /// Something that must not happen.
@@ -30,6 +30,9 @@ pub struct Violation {
 #[derive(Clone, Debug)]
 pub struct LostWindow {
     pub fault: Fault,
+    pub hold: u64,
+    /// When it was seen to be lost.
+    pub from: Time,
     pub span: Duration,
 }
 
@@ -56,10 +59,8 @@ pub struct Verdict {
     pub failures: BTreeMap<String, usize>,
 }
 
-/// How long a hold may be trusted after the server has lost it: until its next renewal is answered.
-pub const NOTICE: Duration = Duration::from_millis(
-    TTL.as_millis() as u64 / 3 + NODE_TIMEOUT.as_millis() as u64 + SLACK.as_millis() as u64,
-);
+/// What is due at some time is done by so much later, by whoever was let run.
+pub const PROMPT: Duration = Duration::from_millis(250);
 
 /// Fewer grants a second without a fault mean that the machine was busy with something else.
 const LEAST_RATE: u64 = 5;

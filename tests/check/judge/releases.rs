@@ -45,7 +45,9 @@ fn was_held(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
 /// Who was told that it is given back: nobody who asks later sees it.
 fn is_gone(case: &Case<'_>, hold: &Hold, looks: &[&Observation], verdict: &mut Verdict) {
     let (Some((ends, _)), Some((at, Ok(())))) = (hold.ends, &hold.released) else { return };
-    if hold.mode != Mode::Exclusive {
+    let asked_once = !case.is_hit(hold, hold.wants, ends) && case.stalled(hold.wants, ends).is_zero();
+    // What an owner was granted too late is given back in the background, and he may have entered again meanwhile.
+    if hold.mode != Mode::Exclusive || hold.has_owner() && !asked_once {
         return;
     }
     let kept = looks.iter().find(|look| look.from > *at && hold.is_in(look));

@@ -1,5 +1,7 @@
 //! What the locks protect: the one that compares tokens, and the one that compares nothing.
 
+use std::collections::HashMap;
+
 use super::{Case, Hold, Verdict};
 use crate::history::{Mode, Time};
 
@@ -44,21 +46,30 @@ fn fenced(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
-/// Additions are lost only by those who went on after their lease was over, or died in the middle.
+/// Additions are lost only by those who went on after their lease was over, or was lost, or died in the middle.
 fn unfenced(holds: &[&Hold], lock: &str, number: u64, verdict: &mut Verdict) {
-    let mut added: u64 = 0;
-    let mut overrun: u64 = 0;
+    let lost_since: HashMap<u64, Time> =
+        verdict.lost_windows.iter().map(|window| (window.hold, window.from)).collect();
+    let mut additions: Vec<(Time, Time, bool)> = Vec::new();
     for hold in holds {
-        for (_, at) in &hold.additions {
-            added += 1;
-            overrun += u64::from(hold.trusted_until().is_none_or(|until| *at > until));
-        }
+        let over = hold.trusted_until().min(lost_since.get(&hold.number).copied().or(hold.trusted_until()));
+        let overruns = |at: Time| over.is_none_or(|over| at > over);
+        additions.extend(hold.additions.iter().map(|(since, at)| (*since, *at, overruns(*at))));
     }
-    let lost = added.saturating_sub(number);
+    let lost = (additions.len() as u64).saturating_sub(number);
     verdict.lost_additions += lost;
-    // One who goes on too long may overwrite several.
-    if lost > 0 && overrun == 0 && verdict.lost_windows.is_empty() {
-        let text = format!("{lost} of {added} additions to {lock} are lost, and nobody went on too long");
+    // Such a one overwrites what others write while he is at it, or is overwritten by one of them.
+    let during =
+        |from: Time, to: Time| additions.iter().filter(move |(since, at, _)| *since <= to && from <= *at);
+    let mut excused: u64 = 0;
+    for (since, at, _) in additions.iter().filter(|(.., overruns)| *overruns) {
+        excused += during(*since, *at).count() as u64;
+    }
+    if lost > excused {
+        let text = format!(
+            "{lost} of {} additions to {lock} are lost, of which those who went on too long account for {excused}",
+            additions.len()
+        );
         verdict.violates("unfenced resource", text);
     }
 }

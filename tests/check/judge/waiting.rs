@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
+use crate::clock::STEP;
 use crate::history::{End, Time, Verb};
 use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
 
@@ -47,16 +48,26 @@ fn busy_until(case: &Case<'_>, hold: &Hold) -> Option<Time> {
     let hit = |from: Time, to: Time| case.is_hit(hold, from, to);
     let Some(grant) = hold.granted else {
         let end = hold.not_granted.as_ref().map_or(hold.worker_ended, |(at, _)| *at);
-        return hit(hold.wants, end + TTL).then_some(end + TTL);
+        return hit(hold.wants, end + TTL).then(|| end + kept(case, hold, end));
     };
     let last = hold.trusts.last().map_or(grant.at, |(at, _)| *at);
     match (hold.ends, &hold.released) {
         (Some((_, End::Release)), Some((at, Ok(())))) => Some(*at),
         (Some((at, End::Drop | End::Release)), _) if !hit(last, at + TTL) => Some(at),
-        (Some((at, _)), _) => Some(at + TTL),
+        (Some((at, _)), _) => Some(at + kept(case, hold, at)),
         // Its worker died, or hangs.
-        (None, _) => Some(hold.worker_ended.max(hold.lost.map_or(last, |(at, _)| at)) + TTL),
+        (None, _) => {
+            let end = hold.worker_ended.max(hold.lost.map_or(last, |(at, _)| at));
+            Some(end + kept(case, hold, end))
+        }
     }
+}
+
+/// How long a server keeps what is not given back. What it granted or renewed while its clock was ahead ends when the clock
+/// is there again.
+fn kept(case: &Case<'_>, hold: &Hold, end: Time) -> Duration {
+    let mut windows = case.windows_during(hold.wants, end + TTL);
+    if windows.any(|window| window.fault == Fault::ClockForward) { TTL + STEP } else { TTL }
 }
 
 /// While it waited, and nobody had the lock, and nothing was done to anybody whom that concerns: how long, since when,
