@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::crew::{Crew, Terms, WORKERS, host};
 use crate::faults::{Scene, connections, servers, workers};
 use crate::history::Time;
+use crate::leftovers;
 use crate::observer::{Observation, ReaderEnds, Seen, observe};
 use crate::plan::{Fault, Lane, Plan, TTL};
 use crate::resource::Resource;
@@ -48,9 +49,6 @@ const CALM: Duration = Duration::from_secs(3);
 
 /// A machine that lets nobody run for so long is too slow for the time limits of requests.
 pub const STALL: Duration = Duration::from_millis(100);
-
-/// What `lua/README.md` says of the queues.
-const QUEUE_TTL: Duration = Duration::from_secs(60);
 
 /// How long the workers may take for what they are about.
 const LAST_ORDERS: Duration = Duration::from_secs(30);
@@ -105,7 +103,8 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     let proxies: Vec<Arc<Proxy>> = proxies.into_iter().map(Arc::new).collect();
     drop(proxies);
     let windows = windows.into_inner().unwrap();
-    outlast_old_queues(&deployment, &windows).await;
+    leftovers::forget_old_queues(&deployment, &windows).await;
+    left.extend(leftovers::overdue(&deployment, plan).await);
     left.extend(nothing_left(deployment).await);
     stop.send_replace(true);
     let mut numbers = Vec::new();
@@ -132,19 +131,6 @@ fn watch_machine(stopped: watch::Receiver<bool>) -> std::thread::JoinHandle<Vec<
         }
         stalls
     })
-}
-
-/// Who was queued when a copy of a server's data was made is queued again when the copy is put back, until the queue ends
-/// with its ttl: nobody may come who would let him in.
-async fn outlast_old_queues(deployment: &Deployment, windows: &[Window]) {
-    let set_back =
-        windows.iter().filter(|window| matches!(window.fault, Fault::ServerSetBack | Fault::NodeSetBack));
-    let Some(last) = set_back.map(|window| window.end).max() else { return };
-    for server in deployment.data() {
-        while Time::now() < last + QUEUE_TTL && !server.queues().await.is_empty() {
-            sleep(Duration::from_millis(100)).await;
-        }
-    }
 }
 
 /// What every test of the suite ends with as well.

@@ -11,6 +11,7 @@ mod crew;
 mod faults;
 mod history;
 mod judge;
+mod leftovers;
 mod mutants;
 mod observer;
 mod plan;
