@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::crew::{Crew, Terms, WORKERS, host};
-use crate::faults::{Scene, connections, servers, workers};
+use crate::faults::{Rests, Scene, connections, servers, workers};
 use crate::history::Time;
 use crate::leftovers;
 use crate::observer::{Observation, ReaderEnds, Seen, observe};
@@ -86,9 +86,10 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     let windows = Mutex::new(Vec::new());
     let end = Instant::now() + Duration::from_secs(plan.seconds);
     sleep(CALM).await;
+    let rests = Rests::until(end, Lane::ALL.len());
     let lane = |lane: Lane| {
         let random = Random::seeded(plan.seed ^ (lane as u64 + 1) << 32);
-        Scene { faults: plan.lane(lane), random, end, windows: &windows }
+        Scene { faults: plan.lane(lane), random, rests: &rests, rested: 0, end, windows: &windows }
     };
     tokio::join!(
         workers::disturb(lane(Lane::Workers), &mut crew),

@@ -24,6 +24,10 @@ pub enum Lane {
     Servers,
 }
 
+impl Lane {
+    pub const ALL: [Lane; 3] = [Lane::Workers, Lane::Connections, Lane::Servers];
+}
+
 macro_rules! faults {
     ($($fault:ident $name:literal $lane:ident $keeps:literal on $topologies:ident;)*) => {
         /// The classes of faults.

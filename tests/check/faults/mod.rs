@@ -7,17 +7,21 @@ pub mod workers;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
 use crate::arena::Window;
 use crate::history::Time;
-use crate::plan::Fault;
+use crate::plan::{Fault, POLL_CAP, SLACK, TTL};
 use crate::support::Random;
 
 /// What a lane needs to know, and where it says what it did.
 pub struct Scene<'a> {
     pub faults: Vec<Fault>,
     pub random: Random,
+    pub rests: &'a Rests,
+    /// How many of the rests it has had.
+    pub rested: usize,
     pub end: Instant,
     pub windows: &'a Mutex<Vec<Window>>,
 }
@@ -25,11 +29,46 @@ pub struct Scene<'a> {
 /// Faults begin no later than this before a run ends, so that their windows end as well.
 const LAST: Duration = Duration::from_secs(4);
 
+/// How long the lanes do something before they rest together.
+const SPELL: Duration = Duration::from_secs(15);
+
+/// How long they rest: whoever waits must have been served before it is over, and the judge sees who was not.
+const REST: Duration =
+    TTL.saturating_add(POLL_CAP).saturating_add(SLACK).saturating_add(Duration::from_secs(1));
+
+/// When all lanes together do nothing for a while: each time, once the last of them has undone its fault.
+pub struct Rests {
+    due: Vec<Instant>,
+    meeting: Barrier,
+}
+
+impl Rests {
+    /// For so many lanes, over all of a run.
+    pub fn until(end: Instant, lanes: usize) -> Rests {
+        let mut due = Vec::new();
+        let mut next = Instant::now() + SPELL;
+        // The end of a run is a rest as well.
+        while next + REST + SPELL / 3 + LAST < end {
+            due.push(next);
+            next += REST + SPELL;
+        }
+        Rests { due, meeting: Barrier::new(lanes) }
+    }
+}
+
 impl Scene<'_> {
     /// What to do next, after a pause: all faults in turn, each time in another order. `None`: the run ends.
     pub async fn next(&mut self, left: &mut Vec<Fault>) -> Option<Fault> {
         let pause = self.millis(400, 1_600);
         sleep(pause).await;
+        // Each lane has each rest, since the others wait for it: even one that has nothing to do, or is late.
+        while let Some(due) = self.rests.due.get(self.rested)
+            && (self.faults.is_empty() || *due <= Instant::now())
+        {
+            self.rested += 1;
+            self.rests.meeting.wait().await;
+            sleep(REST).await;
+        }
         if self.faults.is_empty() || Instant::now() + LAST > self.end {
             return None;
         }
