@@ -1,4 +1,4 @@
-//! The way of one worker to all servers: cut, half open, one way, slow, or late.
+//! The way of one worker to all servers: cut, reset, half open, one way, slow, or late.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
         let span =
             if scene.random.below(3) == 0 { TTL + scene.millis(100, 600) } else { scene.millis(100, 700) };
         let start = Time::now();
-        let (made, lost) = (proxy.connections(), proxy.lost());
+        let (made, lost, held) = (proxy.connections(), proxy.lost(), proxy.held());
         match fault {
             Fault::Reset => {
                 for _ in 0..=scene.random.below(4) {
-                    proxy.cut();
+                    proxy.reset();
                     sleep(scene.millis(10, 60)).await;
                 }
             }
@@ -35,23 +35,40 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
                 proxy.hold_replies(false);
                 proxy.hold_requests(false);
             }
-            // What arrives is answered, but the answers are lost with the connections.
             Fault::OneWay => {
-                proxy.hold_replies(true);
+                // Nothing arrives; or what arrives is answered, but the answers are lost with the connections.
+                let arrives = scene.random.below(2) == 0;
+                let set = |blocked| {
+                    if arrives {
+                        proxy.hold_replies(blocked);
+                    } else {
+                        proxy.be_deaf(blocked);
+                        proxy.hold_requests(blocked);
+                    }
+                };
+                set(true);
                 sleep(span).await;
                 proxy.cut();
-                proxy.hold_replies(false);
+                set(false);
             }
             Fault::Slow => {
                 proxy.slow_down(Some(scene.millis(5, 60)));
                 sleep(span).await;
                 proxy.slow_down(None);
             }
+            // In a request, or in a reply to one that was done.
             Fault::Cut => {
                 for _ in 0..=scene.random.below(4) {
-                    proxy.cut_after(usize::try_from(scene.random.below(400)).unwrap());
+                    let bytes = usize::try_from(scene.random.below(400)).unwrap();
+                    if scene.random.below(2) == 0 {
+                        proxy.cut_after(Some(bytes));
+                    } else {
+                        proxy.cut_replies_after(Some(bytes));
+                    }
                     sleep(scene.millis(40, 160)).await;
                 }
+                proxy.cut_after(None);
+                proxy.cut_replies_after(None);
             }
             // Late, on connections that go on.
             Fault::RepliesHeld => {
@@ -73,10 +90,11 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
             }
         }
         let (made, lost) = (proxy.connections() - made, proxy.lost() - lost);
+        let held = proxy.held() - held;
         let effect = match fault {
             Fault::Cut | Fault::RepliesDropped => (lost > 0).then(|| format!("{lost} were cut off")),
             Fault::Reset => (made > 0).then(|| format!("{made} were made again")),
-            _ => Some(format!("for {span:?}, {made} were made again")),
+            _ => (held > 0).then(|| format!("{held} bytes for {span:?}, {made} were made again")),
         };
         scene.done(fault, Some(place), start, effect);
     }

@@ -42,7 +42,7 @@ pub async fn survives_a_cut_connection(setup: Setup) {
     let watcher = setup.lock("cut").await;
     warm_up(&lock).await;
     for bytes in (1..700).step_by(37) {
-        proxy.cut_after(bytes);
+        proxy.cut_after(Some(bytes));
         let guard = soon("lock", lock.lock()).await.unwrap();
         assert!(watcher.is_held_by(&guard).await, "a success is a success, cut after {bytes}");
         assert_eq!(watcher.inspect().await.unwrap().holders[0].count, 1);

@@ -6,6 +6,7 @@ mod deployment;
 #[cfg(feature = "tracing")]
 pub mod events;
 mod locks;
+mod moved;
 mod open;
 mod process;
 mod proxy;

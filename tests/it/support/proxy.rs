@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+
+use super::moved::Moved;
 
 /// Where the servers are, and where the proxies are: as long as each other, so that lengths stay right.
 pub const DIRECT: &str = "127.0.0.1";
@@ -32,6 +34,8 @@ struct Faults {
     lose_each: AtomicUsize,
     /// Cut after this many more bytes to the servers.
     cut_after: Mutex<Option<usize>>,
+    /// The same for bytes to the clients.
+    cut_replies_after: Mutex<Option<usize>>,
     /// Replies wait while this is set.
     hold_replies: watch::Sender<bool>,
     /// Requests wait on all connections up to this one.
@@ -45,9 +49,13 @@ struct Faults {
     /// Servers have no `INFO`.
     no_info: AtomicBool,
     cut: Notify,
+    /// Whether those that are cut are reset, and not just closed.
+    resets: AtomicBool,
     connections: AtomicUsize,
     closed: AtomicUsize,
     lost: AtomicUsize,
+    /// So many bytes were held back, swallowed or passed slowly.
+    held: AtomicUsize,
 }
 
 impl Proxy {
@@ -67,6 +75,7 @@ impl Proxy {
             lose_any: AtomicUsize::new(0),
             lose_each: AtomicUsize::new(0),
             cut_after: Mutex::new(None),
+            cut_replies_after: Mutex::new(None),
             hold_replies: watch::Sender::new(false),
             hold_requests: watch::Sender::new(0),
             deaf: AtomicBool::new(false),
@@ -74,9 +83,11 @@ impl Proxy {
             hides: AtomicBool::new(false),
             no_info: AtomicBool::new(false),
             cut: Notify::new(),
+            resets: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             closed: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
         });
         let mut tasks = Vec::new();
         for &port in &ports {
@@ -101,14 +112,24 @@ impl Proxy {
         self.faults.lose_each.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many replies were lost so far, and requests cut.
+    /// How many replies were lost so far, and requests and replies cut.
     pub fn lost(&self) -> usize {
         self.faults.lost.load(Ordering::SeqCst)
     }
 
+    /// How many bytes were held back, swallowed or passed slowly so far.
+    pub fn held(&self) -> usize {
+        self.faults.held.load(Ordering::SeqCst)
+    }
+
     /// The connection is reset after this many more bytes from clients, in the middle of a request.
-    pub fn cut_after(&self, bytes: usize) {
-        *self.faults.cut_after.lock().unwrap() = Some(bytes);
+    pub fn cut_after(&self, bytes: Option<usize>) {
+        *self.faults.cut_after.lock().unwrap() = bytes;
+    }
+
+    /// The same for bytes to clients, in the middle of a reply.
+    pub fn cut_replies_after(&self, bytes: Option<usize>) {
+        *self.faults.cut_replies_after.lock().unwrap() = bytes;
     }
 
     /// Replies are held back, or let go.
@@ -147,8 +168,15 @@ impl Proxy {
         self.faults.no_info.store(true, Ordering::SeqCst);
     }
 
-    /// Resets all connections.
+    /// Closes all connections.
     pub fn cut(&self) {
+        self.faults.resets.store(false, Ordering::SeqCst);
+        self.faults.cut.notify_waiters();
+    }
+
+    /// Resets all connections: what is under way in either direction is thrown away.
+    pub fn reset(&self) {
+        self.faults.resets.store(true, Ordering::SeqCst);
         self.faults.cut.notify_waiters();
     }
 
@@ -193,9 +221,9 @@ impl Faults {
         loses
     }
 
-    /// How many of these bytes to the servers may pass, and whether the connection is cut after them.
-    fn passes(&self, count: usize) -> (usize, bool) {
-        let mut cut_after = self.cut_after.lock().unwrap();
+    /// How many of these bytes may pass, and whether the connection is cut after them.
+    fn passes(&self, after: &Mutex<Option<usize>>, count: usize) -> (usize, bool) {
+        let mut cut_after = after.lock().unwrap();
         match *cut_after {
             None => (count, false),
             Some(left) if left > count => {
@@ -212,9 +240,10 @@ impl Faults {
 }
 
 impl Faults {
-    async fn write(&self, to: &mut OwnedWriteHalf, bytes: &[u8]) -> std::io::Result<()> {
+    async fn write(&self, to: &mut WriteHalf<'_>, bytes: &[u8]) -> std::io::Result<()> {
         let slow = *self.slow.lock().unwrap();
         let Some(by) = slow else { return to.write_all(bytes).await };
+        self.held.fetch_add(bytes.len(), Ordering::SeqCst);
         for piece in bytes.chunks(512) {
             tokio::time::sleep(by).await;
             to.write_all(piece).await?;
@@ -229,15 +258,13 @@ async fn accept(listener: TcpListener, host: String, port: u16, faults: Arc<Faul
         let number = faults.connections.fetch_add(1, Ordering::SeqCst) + 1;
         let (faults, lost, host) = (Arc::clone(&faults), Arc::clone(&lost), host.clone());
         tokio::spawn(async move {
-            tokio::select! {
-                () = faults.cut.notified() => {}
-                () = relay(client, &host, port, number, &faults, &lost) => {}
-            }
+            relay(client, &host, port, number, &faults, &lost).await;
             faults.closed.fetch_add(1, Ordering::SeqCst);
         });
     }
 }
 
+/// Until one of the two ends it, or it is cut.
 async fn relay(
     mut client: TcpStream,
     host: &str,
@@ -246,26 +273,50 @@ async fn relay(
     faults: &Faults,
     lost: &AtomicUsize,
 ) {
+    let cut = faults.cut.notified();
+    tokio::pin!(cut);
     if faults.deaf.load(Ordering::SeqCst) {
-        let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
+        tokio::select! {
+            () = cut => {}
+            () = swallow(&mut client, faults) => {}
+        }
         return;
     }
-    let Ok(server) = TcpStream::connect((DIRECT, port)).await else { return };
+    let mut server = tokio::select! {
+        () = &mut cut => return,
+        server = TcpStream::connect((DIRECT, port)) => match server {
+            Ok(server) => server,
+            Err(_) => return,
+        },
+    };
     client.set_nodelay(true).unwrap();
     server.set_nodelay(true).unwrap();
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
     let asked = AtomicBool::new(false);
-    tokio::select! {
-        () = requests(from_client, to_server, number, faults, &asked) => {}
-        () = replies(from_server, to_client, host, faults, lost, &asked) => {}
+    let is_cut = tokio::select! {
+        () = cut => true,
+        () = requests(from_client, to_server, number, faults, &asked) => false,
+        () = replies(from_server, to_client, host, faults, lost, &asked) => false,
+    };
+    if is_cut && faults.resets.load(Ordering::SeqCst) {
+        // One that the other side has closed needs no more.
+        let _ = client.set_zero_linger();
+        let _ = server.set_zero_linger();
+    }
+}
+
+async fn swallow(client: &mut TcpStream, faults: &Faults) {
+    let mut buffer = vec![0; 1 << 12];
+    while let Ok(count @ 1..) = client.read(&mut buffer).await {
+        faults.held.fetch_add(count, Ordering::SeqCst);
     }
 }
 
 /// `asked` tells whether a script was among them.
 async fn requests(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
     number: usize,
     faults: &Faults,
     asked: &AtomicBool,
@@ -277,6 +328,9 @@ async fn requests(
             Ok(0) | Err(_) => return,
             Ok(count) => count,
         };
+        if *held.borrow() >= number {
+            faults.held.fetch_add(count, Ordering::SeqCst);
+        }
         if held.wait_for(|held| *held < number).await.is_err() {
             return;
         }
@@ -285,7 +339,7 @@ async fn requests(
         if let Some(place) = found.filter(|_| faults.no_info.load(Ordering::SeqCst)) {
             buffer[place..place + info.len()].copy_from_slice(b"$4\r\nNONE");
         }
-        let (passed, is_cut) = faults.passes(count);
+        let (passed, is_cut) = faults.passes(&faults.cut_after, count);
         asked.fetch_or(buffer[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
         if faults.write(&mut to, &buffer[..passed]).await.is_err() || is_cut {
             return;
@@ -294,8 +348,8 @@ async fn requests(
 }
 
 async fn replies(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
     host: &str,
     faults: &Faults,
     lost: &AtomicUsize,
@@ -309,6 +363,9 @@ async fn replies(
             Ok(0) | Err(_) => return,
             Ok(count) => count,
         };
+        if *held.borrow() {
+            faults.held.fetch_add(count, Ordering::SeqCst);
+        }
         if held.wait_for(|held| !held).await.is_err() {
             return;
         }
@@ -316,55 +373,10 @@ async fn replies(
         if asked.swap(false, Ordering::SeqCst) && faults.loses(lost) {
             return;
         }
-        if faults.write(&mut to, &moved.pass(&buffer[..count])).await.is_err() {
+        let heard = moved.pass(&buffer[..count]);
+        let (passed, is_cut) = faults.passes(&faults.cut_replies_after, heard.len());
+        if faults.write(&mut to, &heard[..passed]).await.is_err() || is_cut {
             return;
         }
-    }
-}
-
-/// Replaces what is said, in pieces of any length: the servers' address by the proxies', and perhaps who a server is
-/// by nothing of use.
-struct Moved {
-    replaced: Vec<(&'static [u8], Vec<u8>)>,
-    /// What was held back, since it may be the beginning of what is replaced. No reply ends like that.
-    kept: Vec<u8>,
-}
-
-impl Moved {
-    fn to(host: &str, hides: bool) -> Moved {
-        let replaced = [(DIRECT, host), ("run_id:", "hidden:")];
-        let words = replaced.into_iter().take(if hides { 2 } else { 1 });
-        Moved { replaced: words.map(|(from, to)| (from.as_bytes(), to.into())).collect(), kept: Vec::new() }
-    }
-
-    fn pass(&mut self, piece: &[u8]) -> Vec<u8> {
-        let mut bytes = std::mem::take(&mut self.kept);
-        bytes.extend_from_slice(piece);
-        let mut kept = 0;
-        for (from, to) in &self.replaced {
-            let mut start = 0;
-            while start + from.len() <= bytes.len() {
-                if bytes[start..].starts_with(from) {
-                    bytes[start..start + from.len()].copy_from_slice(to);
-                }
-                start += 1;
-            }
-            let ends = |&length: &usize| bytes.ends_with(&from[..length]);
-            kept = (1..from.len().min(bytes.len() + 1)).rev().find(ends).unwrap_or(0).max(kept);
-        }
-        self.kept = bytes.split_off(bytes.len() - kept);
-        bytes
-    }
-}
-
-#[test]
-fn proxy_replaces_addresses_in_pieces() {
-    let said = b"+MOVED 7 127.0.0.1:7000 1\r\n127.0.127.0.0.1112\r\nrun_run_id:7\r\n";
-    let heard = b"+MOVED 7 127.0.0.2:7000 1\r\n127.0.127.0.0.2112\r\nrun_hidden:7\r\n";
-    for length in 1..said.len() {
-        let mut moved = Moved::to(PROXIED, true);
-        let mut passed: Vec<u8> = said.chunks(length).flat_map(|piece| moved.pass(piece)).collect();
-        passed.append(&mut moved.kept);
-        assert_eq!(passed, heard, "in pieces of {length}");
     }
 }
