@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::crew::{Crew, Terms, WORKERS, host};
+use crate::crew::{Crew, Ended, Terms, WORKERS, host};
 use crate::faults::{Rests, Scene, connections, servers, workers};
 use crate::history::Time;
 use crate::leftovers;
@@ -38,6 +38,8 @@ pub struct Record {
     pub numbers: Vec<(&'static str, u64)>,
     /// From when no fault was done, and nobody wanted a lock.
     pub end: Time,
+    /// Which workers ended before they were told to.
+    pub died: Vec<String>,
     /// What was wrong at the end.
     pub left: Vec<String>,
     /// When the machine did something else: nobody can be in time then.
@@ -99,7 +101,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     sleep_until(end).await;
 
     let ended = Time::now();
-    let mut left = crew.end(LAST_ORDERS).await;
+    let Ended { died, hang: mut left } = crew.end(LAST_ORDERS).await;
     sleep(TTL).await;
     let proxies: Vec<Arc<Proxy>> = proxies.into_iter().map(Arc::new).collect();
     drop(proxies);
@@ -114,7 +116,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     }
     let stalls = watching.join().unwrap();
     let Seen { observations, reader_ends } = observing.await.unwrap();
-    Record { windows, observations, reader_ends, numbers, end: ended, left, stalls }
+    Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls }
 }
 
 /// Whoever sleeps longer than he wanted to was not let run.

@@ -1,6 +1,7 @@
 //! The worker processes of one run, as the one who started them sees them.
 
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -28,11 +29,21 @@ pub struct Crew {
     /// One place for each; whoever is killed is followed by another at the same place.
     places: Vec<Process>,
     started: u32,
+    /// Who ended before anybody wanted it to.
+    died: Vec<String>,
+}
+
+/// What became of workers that did not end as they were told to.
+pub struct Ended {
+    /// They panicked, or ended in another way before they were told to.
+    pub died: Vec<String>,
+    pub hang: Vec<String>,
 }
 
 struct Process {
     child: Child,
     stdin: ChildStdin,
+    history: PathBuf,
 }
 
 /// Where the worker at a place comes in.
@@ -42,7 +53,7 @@ pub fn host(place: usize) -> String {
 
 impl Crew {
     pub fn start(terms: Terms) -> Crew {
-        let mut crew = Crew { terms, places: Vec::new(), started: 0 };
+        let mut crew = Crew { terms, places: Vec::new(), started: 0, died: Vec::new() };
         for place in 0..WORKERS {
             let process = crew.launch(place);
             crew.places.push(process);
@@ -53,6 +64,7 @@ impl Crew {
     /// The workers are numbered as they are started: this one was, or will be, at place `number % WORKERS`.
     fn launch(&mut self, place: usize) -> Process {
         self.started += 1;
+        let history = history(&self.terms.directory, place, self.started);
         let duty = Duty {
             number: self.started,
             seed: self.terms.seed,
@@ -60,7 +72,7 @@ impl Crew {
             host: host(place),
             ports: self.terms.ports.clone(),
             resource: self.terms.resource.clone(),
-            history: history(&self.terms.directory, place, self.started),
+            history: history.clone(),
             linger: self.terms.linger,
             pushed: !self.started.is_multiple_of(3),
         };
@@ -70,17 +82,23 @@ impl Crew {
             .spawn()
             .unwrap();
         let stdin = child.stdin.take().unwrap();
-        Process { child, stdin }
+        Process { child, stdin, history }
     }
 
     pub fn signal(&self, place: usize, signal: Signal) {
         kill_process(Pid::from_child(&self.places[place].child), signal).unwrap();
     }
 
-    /// Kills one without a word.
-    pub fn kill(&mut self, place: usize) {
-        self.places[place].child.kill().unwrap();
-        self.places[place].child.wait().unwrap();
+    /// Kills one without a word. Whether that is how it died: else, that is found at the end.
+    pub fn kill(&mut self, place: usize) -> bool {
+        let child = &mut self.places[place].child;
+        if let Some(status) = child.try_wait().unwrap() {
+            self.died.push(format!("the worker at place {place} died: {status}"));
+            return false;
+        }
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        status.signal() == Some(Signal::KILL.as_raw())
     }
 
     /// Starts another one in the place of one that was killed.
@@ -90,17 +108,23 @@ impl Crew {
 
     /// Has the only thread of a worker do nothing else for a while.
     pub fn block(&mut self, place: usize, span: Duration) {
-        writeln!(self.places[place].stdin, "block {}", span.as_millis()).unwrap();
+        // One that has died does not read it, and is found out later.
+        let _ = writeln!(self.places[place].stdin, "block {}", span.as_millis());
     }
 
-    /// Has all finish what they are about. Says who did not.
-    pub async fn end(&mut self, within: Duration) -> Vec<String> {
+    /// How much the one at a place has written down so far.
+    pub fn written(&self, place: usize) -> u64 {
+        std::fs::metadata(&self.places[place].history).map_or(0, |file| file.len())
+    }
+
+    /// Has all finish what they are about.
+    pub async fn end(mut self, within: Duration) -> Ended {
         for process in &mut self.places {
             // One that has failed has closed it, and is found out below.
             let _ = writeln!(process.stdin, "end");
         }
         let start = Instant::now();
-        let mut failed = Vec::new();
+        let mut ended = Ended { died: std::mem::take(&mut self.died), hang: Vec::new() };
         for (place, process) in self.places.iter_mut().enumerate() {
             let status = loop {
                 if let Some(status) = process.child.try_wait().unwrap() {
@@ -113,11 +137,11 @@ impl Crew {
             };
             match status {
                 Some(status) if status.success() => {}
-                Some(status) => failed.push(format!("the worker at place {place} failed: {status}")),
-                None => failed.push(format!("the worker at place {place} does not come to an end")),
+                Some(status) => ended.died.push(format!("the worker at place {place} failed: {status}")),
+                None => ended.hang.push(format!("the worker at place {place} does not come to an end")),
             }
         }
-        failed
+        ended
     }
 }
 

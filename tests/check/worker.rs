@@ -49,6 +49,12 @@ pub fn options(guarded: bool) -> Options {
 
 pub fn main(duty: &str) {
     let duty: Duty = serde_json::from_str(duty).unwrap();
+    // A task that panics would only be missed at the end, if its worker is not killed before.
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
     // One thread for all tasks: it can be blocked as a whole.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {

@@ -20,23 +20,37 @@ pub async fn disturb(mut scene: Scene<'_>, crew: &mut Crew) {
         let start = Time::now();
         let effect = match fault {
             Fault::WorkerKilled => {
-                crew.kill(place);
+                let before = crew.written(place);
+                let killed = crew.kill(place);
                 sleep(scene.millis(50, 500)).await;
                 crew.replace(place);
-                "died".to_owned()
+                (killed && before > 0).then(|| "died in the middle of its work".to_owned())
             }
             Fault::WorkerStopped => {
                 crew.signal(place, Signal::STOP);
-                sleep(span).await;
+                let still = stands_still(crew, place, span).await;
                 crew.signal(place, Signal::CONT);
-                format!("stood still for {span:?}")
+                still.then(|| format!("stood still for {span:?}"))
             }
             _ => {
                 crew.block(place, span);
-                sleep(span + Duration::from_millis(20)).await;
-                format!("did nothing for {span:?}")
+                let still = stands_still(crew, place, span).await;
+                sleep(Duration::from_millis(20)).await;
+                still.then(|| format!("did nothing for {span:?}"))
             }
         };
-        scene.done(fault, Some(place), start, Some(effect));
+        scene.done(fault, Some(place), start, effect);
     }
+}
+
+/// Lets that time pass. Whether a worker that wrote something down before wrote nothing down meanwhile.
+async fn stands_still(crew: &Crew, place: usize, span: Duration) -> bool {
+    // It is told to, and does so a little later.
+    let soon = Duration::from_millis(30);
+    sleep(soon).await;
+    let before = crew.written(place);
+    sleep(span.saturating_sub(2 * soon)).await;
+    let still = before > 0 && crew.written(place) == before;
+    sleep(soon).await;
+    still
 }

@@ -89,8 +89,11 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     readers::judge(&case, &mut verdict);
     resources::judge(&case, &mut verdict);
     waiting::judge(&case, &mut verdict);
+    for text in &record.died {
+        verdict.violates("worker died", text.clone());
+    }
     for text in &record.left {
-        verdict.violations.push(Violation { rule: "left behind", text: text.clone() });
+        verdict.violates("left behind", text.clone());
     }
     validate(&case, &mut verdict);
     verdict
