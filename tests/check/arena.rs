@@ -27,6 +27,8 @@ pub struct Window {
     pub end: Time,
     /// What shows that it had an effect.
     pub effect: Option<String>,
+    /// When servers lost what they had answered: from when that may be seen, and until when what was granted may be lost.
+    pub lost: Option<(Time, Time)>,
 }
 
 /// All that a run left to be judged, beside the histories of the workers.

@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::faults::Scene;
+use crate::faults::servers::Outcome;
+use crate::history::Time;
 use crate::plan::Plan;
 use crate::support::{Deployment, Environment};
 
@@ -43,12 +45,8 @@ pub fn shim(plan: &Plan, directory: &Path) -> (Environment, Option<Shim>) {
 
 impl Shim {
     /// Steps the clock of the server, and back.
-    pub async fn step(
-        &self,
-        scene: &mut Scene<'_>,
-        deployment: &Deployment,
-        forward: bool,
-    ) -> Option<String> {
+    pub async fn step(&self, scene: &mut Scene<'_>, deployment: &Deployment, forward: bool) -> Outcome {
+        let start = Time::now();
         let server = &deployment.masters()[0];
         let before: (i64, i64) = server.run(&["TIME"]).await;
         let micros = i64::try_from(STEP.as_micros()).unwrap();
@@ -58,7 +56,9 @@ impl Shim {
         self.set(0);
         sleep(Duration::from_millis(20)).await;
         let stepped = after.0 - before.0;
-        (stepped.abs() > 5).then(|| format!("by {stepped} s"))
+        // What ends by a clock that is ahead is lost; so is what had more time by one that was behind.
+        let lost = Some((start, Time::now()));
+        Outcome { effect: (stepped.abs() > 5).then(|| format!("by {stepped} s")), lost }
     }
 
     fn set(&self, ahead: i64) {

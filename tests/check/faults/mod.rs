@@ -89,6 +89,20 @@ impl Scene<'_> {
 
     /// To be called once it is undone.
     pub fn done(&self, fault: Fault, place: Option<usize>, start: Time, effect: Option<String>) {
-        self.windows.lock().unwrap().push(Window { fault, place, start, end: Time::now(), effect });
+        self.done_and_lost(fault, place, start, effect, None);
+    }
+
+    /// The same for what makes servers lose something.
+    pub fn done_and_lost(
+        &self,
+        fault: Fault,
+        place: Option<usize>,
+        start: Time,
+        effect: Option<String>,
+        lost: Option<(Time, Time)>,
+    ) {
+        // A quorum loses nothing with one of its nodes.
+        let lost = lost.filter(|_| !fault.keeps_state());
+        self.windows.lock().unwrap().push(Window { fault, place, start, end: Time::now(), effect, lost });
     }
 }

@@ -3,6 +3,7 @@
 mod commands;
 mod moves;
 mod processes;
+mod state;
 
 use crate::clock::Shim;
 use crate::history::Time;
@@ -11,19 +12,18 @@ use crate::support::{Deployment, Topology, binary};
 
 use super::Scene;
 
-/// What became of one fault: what shows its effect, or nothing.
-type Effect = Option<String>;
+pub use state::Outcome;
 
 pub async fn disturb(mut scene: Scene<'_>, deployment: &mut Deployment, clock: &Option<Shim>) {
     debug_assert!(scene.faults.iter().all(|fault| fault.lane() == Lane::Servers));
     let mut left = Vec::new();
     while let Some(fault) = scene.next(&mut left).await {
         let start = Time::now();
-        let effect = match fault {
+        let outcome = match fault {
             Fault::ServerStopped | Fault::Minority | Fault::Majority => {
-                processes::stop(&mut scene, deployment, fault).await
+                processes::stop(&mut scene, deployment, fault).await.into()
             }
-            Fault::ServerRestarted => processes::restart(&mut scene, deployment).await,
+            Fault::ServerRestarted => processes::restart(&mut scene, deployment).await.into(),
             Fault::ServerEmptied | Fault::NodeEmptied => {
                 processes::forget(&mut scene, deployment, false).await
             }
@@ -31,17 +31,17 @@ pub async fn disturb(mut scene: Scene<'_>, deployment: &mut Deployment, clock: &
                 processes::forget(&mut scene, deployment, true).await
             }
             Fault::Failover => moves::fail_over(&mut scene, deployment).await,
-            Fault::SlotMoved => moves::move_slot(&mut scene, deployment).await,
+            Fault::SlotMoved => moves::move_slot(&mut scene, deployment).await.into(),
             Fault::ClockForward | Fault::ClockBack => match clock {
                 Some(shim) => shim.step(&mut scene, deployment, fault == Fault::ClockForward).await,
-                None => None,
+                None => Outcome::from(None),
             },
             _ => commands::run(&mut scene, deployment, fault).await,
         };
         if deployment.topology().nodes() > 1 {
             admit(deployment).await;
         }
-        scene.done(fault, None, start, effect);
+        scene.done_and_lost(fault, None, start, outcome.effect, outcome.lost);
     }
 }
 

@@ -155,8 +155,7 @@ impl Case<'_> {
 
     /// The fault that had the servers lose what was granted at `granted`, if it is lost at `seen`.
     pub fn lost_by(&self, granted: Time, seen: Time) -> Option<Fault> {
-        let lost =
-            |window: &&Window| !window.fault.keeps_state() && granted <= window.end && window.start <= seen;
+        let lost = |window: &&Window| window.lost.is_some_and(|(from, to)| granted <= to && from <= seen);
         self.record.windows.iter().filter(lost).map(|window| window.fault).next_back()
     }
 

@@ -4,20 +4,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::Effect;
 use super::processes::{answers, run as run_at};
+use super::state::{ANSWERS, Outcome, add_look, ask, gone, seen};
 use crate::faults::Scene;
+use crate::history::Time;
 use crate::plan::{Fault, TTL};
 use crate::support::{Deployment, Server};
-
-/// What fills the memory.
-const BALLAST: &str =
-    "for i = 1, ARGV[1] do redis.call('SET', KEYS[1] .. i, string.rep('x', 1000), 'PX', 60000) end";
 
 /// What keeps a server from doing anything else, and has not written: so it can be ended.
 const BUSY: &str = "while true do end";
 
-pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Effect {
+pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Outcome {
     let place = scene.place(deployment.masters().len());
     let server = &deployment.masters()[place];
     match fault {
@@ -28,39 +25,64 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
                 sleep(scene.millis(5, 60)).await;
             }
             let missed = errors(server, "NOSCRIPT").await - before;
-            (missed > 0).then(|| format!("{missed} scripts were missing"))
+            (missed > 0).then(|| format!("{missed} scripts were missing")).into()
         }
-        Fault::ClientKill => {
-            let mut killed: u64 = 0;
-            for _ in 0..=scene.random.below(3) {
-                for kind in ["normal", "pubsub"] {
-                    killed += run_at::<u64>(server, &["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
-                }
-                sleep(scene.millis(10, 200)).await;
-            }
-            (killed > 0).then(|| format!("{killed} connections"))
-        }
+        Fault::ClientKill => kill_clients(scene, server).await.into(),
         Fault::ClientPause => {
             let span = span(scene);
+            let start = Instant::now();
             run_at::<()>(server, &["CLIENT", "PAUSE", &span.as_millis().to_string(), "WRITE"]).await;
-            sleep(span).await;
-            Some(format!("no writes for {span:?}"))
+            // Replicas would be told of it as well, so it has to wait.
+            run_at::<u64>(server, &["PUBLISH", "ballast", ""]).await;
+            let waited = start.elapsed();
+            sleep(span.saturating_sub(waited)).await;
+            (waited >= span.mul_f64(0.9)).then(|| format!("no writes for {waited:?}")).into()
         }
         Fault::DebugSleep => {
             let span = span(scene);
             let start = Instant::now();
             let slept = server.try_run::<()>(&["DEBUG", "SLEEP", &span.as_secs_f64().to_string()]).await;
-            (slept.is_ok() && start.elapsed() >= span).then(|| format!("slept for {span:?}"))
+            (slept.is_ok() && start.elapsed() >= span).then(|| format!("slept for {span:?}")).into()
         }
-        Fault::BusyScript => busy(scene, server).await,
-        Fault::OutOfMemory => out_of_memory(scene, server).await,
+        Fault::BusyScript => busy(scene, server).await.into(),
+        Fault::OutOfMemory => out_of_memory(scene, server).await.into(),
         Fault::Eviction => evict(scene, server).await,
-        _ => {
-            let had: u64 = run_at(server, &["DBSIZE"]).await;
-            run_at::<()>(server, &["FLUSHALL"]).await;
-            (had > 0).then(|| format!("{had} keys"))
-        }
+        _ => flush(server).await,
     }
+}
+
+/// Kills all connections, and tells how many of those that had run a script, or listened.
+async fn kill_clients(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
+    let mut killed = 0;
+    for _ in 0..=scene.random.below(3) {
+        let before = users(server).await;
+        for kind in ["normal", "pubsub"] {
+            run_at::<u64>(server, &["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+        }
+        let after = users(server).await;
+        killed += before.iter().filter(|id| !after.contains(id)).count();
+        sleep(scene.millis(10, 200)).await;
+    }
+    (killed > 0).then(|| format!("{killed} connections"))
+}
+
+/// The connections of those who use locks: neither sentinels nor lookers-on run scripts, or listen for long.
+async fn users(server: &Server) -> Vec<String> {
+    let list: String = run_at(server, &["CLIENT", "LIST", "TYPE", "normal"]).await;
+    let scripts = list.lines().filter(|line| line.contains(" cmd=eval"));
+    let mut users: Vec<String> =
+        scripts.filter_map(|line| line.strip_prefix("id=")?.split(' ').next().map(str::to_owned)).collect();
+    users.extend(server.subscribers().await);
+    users
+}
+
+/// All keys are gone at once.
+async fn flush(server: &Server) -> Outcome {
+    let start = Time::now();
+    let mut pipe = redis::Pipeline::new();
+    add_look(&mut pipe);
+    let answers = ask(server, pipe.cmd("FLUSHALL")).await;
+    Outcome::lost(start, &gone(&seen(&answers), &[]))
 }
 
 fn span(scene: &mut Scene<'_>) -> Duration {
@@ -68,7 +90,7 @@ fn span(scene: &mut Scene<'_>) -> Duration {
 }
 
 /// Somebody else's script does not end: the server says so to all others, until it is ended.
-async fn busy(scene: &mut Scene<'_>, server: &Server) -> Effect {
+async fn busy(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
     let limit = ["busy-reply-threshold", "lua-time-limit"];
     for name in limit {
         // Each server knows one of the names.
@@ -94,41 +116,30 @@ async fn busy(scene: &mut Scene<'_>, server: &Server) -> Effect {
 }
 
 /// There is no room, and nothing may be thrown away.
-async fn out_of_memory(scene: &mut Scene<'_>, server: &Server) -> Effect {
+async fn out_of_memory(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
+    let before = errors(server, "OOM").await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "1"]).await;
-    let mut refused = Ok(());
-    for name in 0..50 {
-        // In a cluster, until the slot is one of this server's.
-        refused = server.try_run::<()>(&["SET", &format!("ballast-{name}"), "x", "PX", "60000"]).await;
-        if !refused.as_ref().is_err_and(|error| error.to_string().contains("MOVED")) {
-            break;
-        }
-    }
     sleep(scene.millis(100, 900)).await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "0"]).await;
-    let refusal = refused.err()?.to_string();
-    refusal.contains("OOM").then_some(refusal)
+    let refused = errors(server, "OOM").await - before;
+    (refused > 0).then(|| format!("{refused} requests were refused"))
 }
 
 /// There is no room, and what ends soonest is thrown away.
-async fn evict(scene: &mut Scene<'_>, server: &Server) -> Effect {
-    let before = stat(server, "evicted_keys").await;
-    run_at::<()>(server, &["EVAL", BALLAST, "1", "ballast:", "200"]).await;
+async fn evict(scene: &mut Scene<'_>, server: &Server) -> Outcome {
+    let start = Time::now();
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).await;
-    run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "1"]).await;
+    let mut pipe = redis::Pipeline::new();
+    add_look(&mut pipe);
+    pipe.cmd("CONFIG").arg(&["SET", "maxmemory", "1"]);
     // Only a command that needs room makes some.
-    let _: Result<(), _> = server.try_run(&["SET", "ballast", "x", "PX", "60000"]).await;
+    pipe.cmd("SET").arg(&["ballast", "x", "PX", "60000"]);
+    add_look(&mut pipe);
+    let answers = ask(server, &mut pipe).await;
     sleep(scene.millis(20, 200)).await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "0"]).await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
-    let evicted = stat(server, "evicted_keys").await - before;
-    (evicted > 0).then(|| format!("{evicted} keys were evicted"))
-}
-
-async fn stat(server: &Server, name: &str) -> u64 {
-    let stats: String = run_at(server, &["INFO", "stats"]).await;
-    let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+    Outcome::lost(start, &gone(&seen(&answers), &seen(&answers[ANSWERS + 2..])))
 }
 
 /// How often it has answered with an error.

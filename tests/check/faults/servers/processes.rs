@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use redis::FromRedisValue;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::Effect;
+use super::state::{Outcome, gone, look};
 use crate::faults::Scene;
+use crate::history::Time;
 use crate::plan::{Fault, TTL};
 use crate::support::{Deployment, Server, Topology};
 
 /// One of the masters, or as many nodes of a quorum as the fault says.
-pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Effect {
+pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Option<String> {
     let masters = deployment.masters();
     let number = match fault {
         Fault::Minority => masters.len() - deployment.topology().majority(),
@@ -23,41 +24,59 @@ pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) 
     stopped.iter().for_each(|server| server.pause());
     let span =
         if scene.random.below(3) == 0 { TTL + scene.millis(100, 700) } else { scene.millis(100, 1_000) };
-    sleep(span).await;
+    let (start, mut silent) = (Instant::now(), true);
+    for server in &stopped {
+        silent &= timeout(Duration::from_millis(30), server.try_run::<String>(&["PING"])).await.is_err();
+    }
+    sleep(span.saturating_sub(start.elapsed())).await;
     stopped.iter().for_each(|server| server.resume());
     for server in &stopped {
         answers(server).await;
     }
-    Some(format!("{number} stood still for {span:?}"))
+    silent.then(|| format!("{number} stood still for {span:?}"))
 }
 
 /// Killed, and back with all that it has answered.
-pub async fn restart(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Effect {
+pub async fn restart(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Option<String> {
     let place = scene.place(deployment.masters().len());
     let down = scene.millis(10, 400);
     let master = &mut deployment.masters_mut()[place];
+    let (before, keys) = (instance(master).await, size(master).await);
     master.kill();
     sleep(down).await;
     master.restart().await;
+    let (after, kept) = (instance(master).await, size(master).await);
     whole(deployment).await;
-    Some(format!("was away for {down:?}"))
+    let is_another = before != after && keys > 0 && kept > 0;
+    is_another.then(|| format!("was away for {down:?}, and had {kept} keys, and {keys} before"))
 }
 
 /// Killed, and back with nothing, or with what it had some time before.
-pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: bool) -> Effect {
+pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: bool) -> Outcome {
     let place = scene.place(deployment.masters().len());
-    let (before, down) = (scene.millis(300, 1_500), scene.millis(10, 300));
+    let (age, down) = (scene.millis(300, 1_500), scene.millis(10, 300));
     let master = &mut deployment.masters_mut()[place];
     let kept = if old { master.data() } else { Vec::new() };
     if old {
-        sleep(before).await;
+        sleep(age).await;
     }
-    let had: u64 = run(master, &["DBSIZE"]).await;
+    let (start, before) = (Time::now(), look(master).await);
     master.kill();
     master.put_back(&kept);
     sleep(down).await;
     master.restart().await;
-    (had > 0).then(|| format!("{had} keys were there before"))
+    let after = look(master).await;
+    Outcome::lost(start, &gone(&before, &after))
+}
+
+/// Which start of the server answers.
+async fn instance(server: &Server) -> Option<String> {
+    let info: String = run(server, &["INFO", "server"]).await;
+    info.lines().find(|line| line.starts_with("run_id:")).map(str::to_owned)
+}
+
+async fn size(server: &Server) -> u64 {
+    run(server, &["DBSIZE"]).await
 }
 
 /// Runs a command, again if its connection is cut: sentinels do so with whomever they tell whom to follow.
