@@ -50,6 +50,27 @@ macro_rules! faults {
                 match self { $(Fault::$fault => $keeps),* }
             }
 
+            /// What is judged while it is done and after it, beside what always is.
+            pub fn invariant(self) -> &'static str {
+                if !self.keeps_state() {
+                    return "bounded loss: its holder knows with the next renewal; tokens grow all the same";
+                }
+                match self {
+                    Fault::WorkerKilled => "waiting: what it held and waited for is free after a ttl",
+                    Fault::WorkerStopped | Fault::WorkerBlocked => {
+                        "deadline: it does not trust what is over; the resource refuses its late writes"
+                    }
+                    Fault::Majority => "exclusion: nothing is granted, and nothing lost before its deadline",
+                    Fault::Minority | Fault::NodeEmptied | Fault::NodeSetBack => {
+                        "exclusion: the other nodes decide, no lock is lost"
+                    }
+                    _ if self.lane() == Lane::Connections => {
+                        "exclusion: no lock is lost, no request counts twice; waiting: all are served after it"
+                    }
+                    _ => "exclusion, backing: no lock is lost; waiting: all are served after it",
+                }
+            }
+
             /// What cannot be done everywhere, and says so.
             pub fn sets_clock(self) -> bool {
                 matches!(self, Fault::ClockForward | Fault::ClockBack)

@@ -20,8 +20,11 @@ struct Sum {
     acquisitions: usize,
     violations: usize,
     invalid: usize,
+    /// What was to be done, and how often it had an effect.
     windows: BTreeMap<Fault, usize>,
     lost: Vec<LostWindow>,
+    /// Why nothing can be concluded from all runs together.
+    incomplete: Vec<String>,
 }
 
 pub fn run(arguments: &Arguments) -> ExitCode {
@@ -57,7 +60,11 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             // Left over, it is in nobody's way.
             let _ = std::fs::remove_dir_all(&directory);
         }
-        sum.add(&verdict);
+        sum.add(&plan, &verdict);
+    }
+    sum.incomplete = sum.missed(arguments);
+    for reason in &sum.incomplete {
+        println!("invalid: {reason}");
     }
     if arguments.table {
         sum.table();
@@ -73,7 +80,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         "checked {} acquisitions, {windows} fault windows, {} violations, {seeds}",
         sum.acquisitions, sum.violations
     );
-    if sum.violations == 0 && sum.invalid == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let valid = sum.invalid == 0 && sum.incomplete.is_empty();
+    if sum.violations == 0 && valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn check(plan: &Plan, directory: &Path) -> Verdict {
@@ -139,7 +147,10 @@ fn list() {
 }
 
 impl Sum {
-    fn add(&mut self, verdict: &Verdict) {
+    fn add(&mut self, plan: &Plan, verdict: &Verdict) {
+        for fault in &plan.faults {
+            self.windows.entry(*fault).or_default();
+        }
         self.acquisitions += verdict.acquisitions;
         self.violations += verdict.violations.len();
         self.invalid += usize::from(!verdict.invalid.is_empty());
@@ -150,10 +161,24 @@ impl Sum {
         self.lost.extend(verdict.lost_windows.iter().cloned());
     }
 
-    /// A row for each class of faults: how often it was done, and how long a hold was trusted that was lost.
+    /// What runs that were long enough to do all that was planned did not do, or without any effect.
+    fn missed(&self, arguments: &Arguments) -> Vec<String> {
+        let long = arguments.seconds >= 90 || arguments.seconds >= 5 * self.windows.len() as u64;
+        if arguments.seeds < 5 || !long {
+            return Vec::new();
+        }
+        // A clock that cannot be set here said so when its run began.
+        let without =
+            self.windows.iter().filter(|(fault, effective)| **effective == 0 && !fault.sets_clock());
+        without.map(|(fault, _)| format!("{} never had an effect", fault.name())).collect()
+    }
+
+    /// A row for each class of faults: what holds, how often it was done, and how long a hold was trusted that was lost.
     fn table(&self) {
-        println!("| fault | windows | holds lost with state | longest trusted after | half of them |");
-        println!("|---|---|---|---|---|");
+        println!(
+            "| fault | what holds | windows | holds lost with state | longest trusted after | half of them |"
+        );
+        println!("|---|---|---|---|---|---|");
         for (fault, windows) in &self.windows {
             let mut spans: Vec<Duration> =
                 self.lost.iter().filter(|lost| lost.fault == *fault).map(|lost| lost.span).collect();
@@ -162,8 +187,9 @@ impl Sum {
                 span.map_or("0".to_owned(), |span| format!("{} ms", span.as_millis()))
             };
             println!(
-                "| {} | {windows} | {} | {} | {} |",
+                "| {} | {} | {windows} | {} | {} | {} |",
                 fault.name(),
+                fault.invariant(),
                 spans.len(),
                 millis(spans.last()),
                 millis(spans.get(spans.len() / 2)),

@@ -62,8 +62,11 @@ pub struct Verdict {
 /// What is due at some time is done by so much later, by whoever was let run.
 pub const PROMPT: Duration = Duration::from_millis(250);
 
-/// Fewer grants a second without a fault mean that the machine was busy with something else.
-const LEAST_RATE: u64 = 5;
+/// Fewer grants a second mean that little was tried: a machine with nothing else to do gives three times as many.
+const LEAST_RATE: f64 = 20.0;
+
+/// Where many of the holds last longer than a lease, fewer are granted.
+const LEAST_RATE_LINGERING: f64 = 2.0;
 
 pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     let holds = holds::read(directory);
@@ -124,10 +127,12 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
     if answered * 2 < calm.len() {
         verdict.invalid.push(format!("{answered} of {} requests without a fault were answered", calm.len()));
     }
-    if (verdict.acquisitions as u64) < case.plan.seconds * LEAST_RATE {
+    let stalled: Duration = case.record.stalls.iter().map(|(from, to)| to.since(*from)).sum();
+    let rate = if case.plan.linger < 100 { LEAST_RATE_LINGERING } else { LEAST_RATE };
+    let least = Duration::from_secs(case.plan.seconds).saturating_sub(stalled).as_secs_f64() * rate;
+    if (verdict.acquisitions as f64) < least {
         verdict.invalid.push(format!("{} acquisitions are too few", verdict.acquisitions));
     }
-    let stalled: Duration = case.record.stalls.iter().map(|(from, to)| to.since(*from)).sum();
     if stalled > Duration::from_secs(case.plan.seconds) / 10 {
         verdict.invalid.push(format!("the machine was busy with something else for {stalled:?}"));
     }
