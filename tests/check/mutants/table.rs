@@ -1,7 +1,22 @@
 //! The mistakes.
 
-use super::{Edit, Mutant};
+use super::{Edit, Mutant, Setting};
 use crate::support::Topology::{Quorum3, Standalone};
+
+/// For what shows soon, and does so while requests are sent again.
+const RESENT: Setting =
+    Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["reset", "script-flush"] };
+
+/// For what a quorum does with less than all nodes.
+const MINORITY: Setting =
+    Setting { topology: Quorum3, seconds: 20, linger: 200, faults: &["minority", "reset"] };
+
+/// For what becomes of leases that are renewed, or that are over.
+const LINGERING: Setting =
+    Setting { topology: Standalone, seconds: 20, linger: 20, faults: &["worker-stopped"] };
+
+/// For what the server forgets under those who trust it.
+const FORGOTTEN: Setting = Setting { topology: Standalone, seconds: 20, linger: 10, faults: &["flushall"] };
 
 /// Each as small as it would be made by somebody.
 pub const MUTANTS: &[Mutant] = &[
@@ -13,11 +28,7 @@ pub const MUTANTS: &[Mutant] = &[
             times: 1,
             to: "if not holder then return once(0) end",
         }],
-        topology: Standalone,
-        seconds: 12,
-        seed: 1,
-        linger: 200,
-        faults: &["reset", "script-flush"],
+        setting: RESENT,
         rules: &["exclusion"],
     },
     Mutant {
@@ -28,11 +39,7 @@ pub const MUTANTS: &[Mutant] = &[
             times: 1,
             to: "",
         }],
-        topology: Standalone,
-        seconds: 12,
-        seed: 1,
-        linger: 200,
-        faults: &["reset", "script-flush"],
+        setting: RESENT,
         rules: &["exclusion"],
     },
     Mutant {
@@ -51,11 +58,7 @@ pub const MUTANTS: &[Mutant] = &[
                 to: "        let sent = Moment::now();\n        let (mut gone, mut torn) =",
             },
         ],
-        topology: Standalone,
-        seconds: 25,
-        seed: 1,
-        linger: 20,
-        faults: &["slow", "replies-held"],
+        setting: Setting { topology: Standalone, seconds: 25, linger: 20, faults: &["slow", "replies-held"] },
         rules: &["exclusion", "backing", "release"],
     },
     Mutant {
@@ -66,11 +69,7 @@ pub const MUTANTS: &[Mutant] = &[
             times: 1,
             to: "redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)",
         }],
-        topology: Standalone,
-        seconds: 20,
-        seed: 1,
-        linger: 10,
-        faults: &["flushall"],
+        setting: FORGOTTEN,
         rules: &["bounded loss", "exclusion", "release"],
     },
     Mutant {
@@ -84,11 +83,7 @@ pub const MUTANTS: &[Mutant] = &[
             },
             Edit { file: "src/wire/votes.rs", from: "self.of / 2 + 1", times: 1, to: "self.of / 2" },
         ],
-        topology: Quorum3,
-        seconds: 12,
-        seed: 1,
-        linger: 200,
-        faults: &["minority", "reset"],
+        setting: MINORITY,
         rules: &["exclusion"],
     },
     Mutant {
@@ -99,11 +94,7 @@ pub const MUTANTS: &[Mutant] = &[
             times: 1,
             to: "Arg::Floor => cmd.arg(0),",
         }],
-        topology: Standalone,
-        seconds: 15,
-        seed: 1,
-        linger: 200,
-        faults: &["server-set-back"],
+        setting: Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["server-set-back"] },
         rules: &["token order", "token unique"],
     },
     Mutant {
@@ -114,11 +105,7 @@ pub const MUTANTS: &[Mutant] = &[
             times: 1,
             to: "  return tonumber(not holds[2] and next_token() or holds[3] or 0)",
         }],
-        topology: Standalone,
-        seconds: 12,
-        seed: 1,
-        linger: 200,
-        faults: &["reset", "script-flush"],
+        setting: RESENT,
         rules: &["nested token"],
     },
     Mutant {
@@ -135,11 +122,7 @@ if ends < now + ttl_ms then
   end
 ",
         }],
-        topology: Standalone,
-        seconds: 35,
-        seed: 1,
-        linger: 8,
-        faults: &["worker-killed"],
+        setting: Setting { topology: Standalone, seconds: 35, linger: 8, faults: &["worker-killed"] },
         rules: &["own end"],
     },
     Mutant {
@@ -150,11 +133,7 @@ if ends < now + ttl_ms then
             times: 1,
             to: "  end_write()\n  let_in()\nend\nends = math.max(",
         }],
-        topology: Standalone,
-        seconds: 15,
-        seed: 1,
-        linger: 200,
-        faults: &["reset", "script-flush"],
+        setting: RESENT,
         rules: &["exclusion"],
     },
     Mutant {
@@ -165,11 +144,7 @@ if ends < now + ttl_ms then
             times: 1,
             to: "Some(mailbox) => mailbox.wait().await,",
         }],
-        topology: Standalone,
-        seconds: 15,
-        seed: 1,
-        linger: 6,
-        faults: &["worker-killed"],
+        setting: Setting { topology: Standalone, seconds: 15, linger: 6, faults: &["worker-killed"] },
         rules: &["waiting", "left behind"],
     },
     Mutant {
@@ -180,11 +155,12 @@ if ends < now + ttl_ms then
             times: 1,
             to: "        } else {\n            Standing::Held\n        }",
         }],
-        topology: Standalone,
-        seconds: 25,
-        seed: 1,
-        linger: 40,
-        faults: &["half-open", "server-stopped"],
+        setting: Setting {
+            topology: Standalone,
+            seconds: 25,
+            linger: 40,
+            faults: &["half-open", "server-stopped"],
+        },
         rules: &["exclusion", "backing", "release"],
     },
     Mutant {
@@ -203,11 +179,7 @@ if ends < now + ttl_ms then
                 to: "        let _: (_, _, &Arc<crate::wire::Doubt>) = (call, by, &doubt);",
             },
         ],
-        topology: Quorum3,
-        seconds: 20,
-        seed: 1,
-        linger: 200,
-        faults: &["reset"],
+        setting: MINORITY,
         rules: &["waiting"],
     },
     Mutant {
@@ -218,11 +190,7 @@ if ends < now + ttl_ms then
             times: 1,
             to: "if !self.is_disarmed() && self.lease.is_some() {",
         }],
-        topology: Standalone,
-        seconds: 15,
-        seed: 1,
-        linger: 200,
-        faults: &["reset"],
+        setting: RESENT,
         rules: &["waiting"],
     },
     Mutant {
@@ -233,11 +201,7 @@ if ends < now + ttl_ms then
             times: 1,
             to: "let granted = sighting.earliest(time, attempt.options.drift, now).map(|_| now)?;",
         }],
-        topology: Standalone,
-        seconds: 45,
-        seed: 1,
-        linger: 200,
-        faults: &["worker-stopped"],
+        setting: Setting { topology: Standalone, seconds: 45, linger: 200, faults: &["worker-stopped"] },
         rules: &["exclusion", "backing"],
     },
     Mutant {
@@ -248,11 +212,51 @@ if ends < now + ttl_ms then
             times: 1,
             to: "        self.0.deadline.get().is_none()",
         }],
-        topology: Standalone,
-        seconds: 15,
-        seed: 1,
-        linger: 20,
-        faults: &["worker-stopped"],
+        setting: LINGERING,
         rules: &["deadline"],
+    },
+    Mutant {
+        name: "lost-counts-as-unknown",
+        edits: &[Edit {
+            file: "src/lease/keeper.rs",
+            from: "            Standing::Lost\n        } else {",
+            times: 1,
+            to: "            Standing::Unknown\n        } else {",
+        }],
+        setting: FORGOTTEN,
+        rules: &["bounded loss"],
+    },
+    Mutant {
+        name: "never-renewed",
+        edits: &[Edit {
+            file: "src/lease/keeper.rs",
+            from: "            Renewal::Automatic => lease.0.at +",
+            times: 1,
+            to: "            Renewal::Automatic => lease.until() +",
+        }],
+        setting: LINGERING,
+        rules: &["false loss"],
+    },
+    Mutant {
+        name: "nobody-is-told",
+        edits: &[Edit {
+            file: "src/lease/mod.rs",
+            from: "    pub async fn lost(&self) {\n",
+            times: 1,
+            to: "    pub async fn lost(&self) {\n        std::future::pending::<()>().await;\n",
+        }],
+        setting: LINGERING,
+        rules: &["told in time"],
+    },
+    Mutant {
+        name: "silence-counts-as-released",
+        edits: &[Edit {
+            file: "src/lease/held.rs",
+            from: "        let (outcome, doubt) = insist(&client, &attempt, &call).await;\n        let Settled { answer, reply, votes } = outcome?;\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };\n        self.armed.disarm();",
+            times: 1,
+            to: "        let (outcome, doubt) = (settle(&client, &attempt, &call).await, None::<Failure>);\n        self.armed.disarm();\n        let Ok(Settled { answer, reply, votes }) = outcome else { return Ok(()) };\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };",
+        }],
+        setting: Setting { topology: Standalone, seconds: 25, linger: 200, faults: &["half-open"] },
+        rules: &["release"],
     },
 ];
