@@ -4,6 +4,7 @@ mod deadlines;
 mod exclusion;
 mod holds;
 mod losses;
+mod overtaking;
 mod readers;
 mod releases;
 mod resources;
@@ -92,6 +93,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     readers::judge(&case, &mut verdict);
     resources::judge(&case, &mut verdict);
     waiting::judge(&case, &mut verdict);
+    overtaking::judge(&case, &mut verdict);
     for text in &record.died {
         verdict.violates("worker died", text.clone());
     }

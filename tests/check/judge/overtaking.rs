@@ -1,0 +1,37 @@
+//! Whoever waits is not passed over again and again, however busy the lock is.
+
+use super::{Case, Hold, Verdict};
+use crate::history::{Time, Verb};
+use crate::plan::POLL_CAP;
+
+/// So many who asked later may have it before: twice as many as there are tasks. A task that leads those of its process is
+/// followed by all of them, readers come in together, and faults lose places in queues.
+const MOST: usize = 64;
+
+pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
+    for (lock, granted) in case.by_lock() {
+        let granted: Vec<&Hold> = granted.into_iter().filter(|hold| hold.inside.is_none()).collect();
+        let waiters = case.holds.iter().filter(|hold| {
+            hold.lock == lock && hold.inside.is_none() && matches!(hold.verb, Verb::Lock | Verb::Timeout)
+        });
+        let counted = waiters.map(|waiter| (overtaken(case, waiter, &granted), waiter));
+        let Some((times, waiter)) = counted.max_by_key(|(times, _)| *times) else { continue };
+        if times > MOST {
+            let text = format!("{} was overtaken {times} times", case.say(waiter));
+            verdict.violates("overtaking", text);
+        }
+    }
+}
+
+/// How many asked for it later, and had it earlier, while nothing was done to the one who waited.
+fn overtaken(case: &Case<'_>, waiter: &Hold, granted: &[&Hold]) -> usize {
+    let end = waiter.asked_until().unwrap_or(waiter.worker_ended);
+    let hit: Vec<(Time, Time)> = case
+        .windows_during(waiter.wants, end)
+        .filter(|window| window.place == Some(waiter.place))
+        .map(|window| (window.start, window.end + POLL_CAP))
+        .collect();
+    let later = granted.iter().filter(|hold| hold.wants > waiter.wants).filter_map(|hold| hold.granted);
+    let before = later.filter(|grant| grant.at < end);
+    before.filter(|grant| !hit.iter().any(|(from, to)| *from <= grant.at && grant.at <= *to)).count()
+}
