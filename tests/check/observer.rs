@@ -40,6 +40,8 @@ pub struct ReaderEnd {
     pub to: Time,
     pub lock: &'static str,
     pub owner: String,
+    /// Whether nobody else read: then nobody else's renewals keep him.
+    pub alone: bool,
     /// When his hold ends, or ended, if nobody renews it: at the earliest, and at the latest.
     pub ends: (Time, Time),
 }
@@ -119,11 +121,12 @@ async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<See
         let Some(held) = Held::read(kind, key, pttl, seconds * 1_000 + micros / 1_000) else { continue };
         // The server counts in whole milliseconds.
         let ends = |left: i64| (after(from, left), after(to, left + 1));
-        seen.reader_ends.extend(held.readers.into_iter().map(|(owner, left)| ReaderEnd {
+        seen.reader_ends.extend(held.readers.into_iter().map(|(owner, alone, left)| ReaderEnd {
             from,
             to,
             lock,
             owner,
+            alone,
             ends: ends(left),
         }));
         let (held_with, by, ends) = match held.alone {
@@ -144,7 +147,7 @@ fn after(time: Time, millis: i64) -> Time {
 #[derive(Default)]
 struct Held {
     alone: Option<(Option<String>, i64)>,
-    readers: Vec<(String, i64)>,
+    readers: Vec<(String, bool, i64)>,
 }
 
 impl Held {
@@ -161,7 +164,7 @@ impl Held {
             match (kind, field.strip_prefix("read:"), field.as_str(), words.as_slice()) {
                 (Kind::Reentrant, ..) if field.starts_with(':') => {}
                 (Kind::Reentrant, ..) => held.alone = Some((Some(field), pttl)),
-                (_, _, "sole", ["read", owner, ..]) => held.readers.push(((*owner).to_owned(), pttl)),
+                (_, _, "sole", ["read", owner, ..]) => held.readers.push(((*owner).to_owned(), true, pttl)),
                 (_, _, "sole", [_, owner, ..]) => held.alone = Some((Some((*owner).to_owned()), pttl)),
                 // What is over may stay in the hash; it counts for nothing.
                 (_, _, "write", [end, owner, ..]) => {
@@ -169,7 +172,7 @@ impl Held {
                     held.alone = (left > 0).then(|| (Some((*owner).to_owned()), left));
                 }
                 (_, Some(owner), _, [end, ..]) => {
-                    held.readers.push((owner.to_owned(), end.parse::<i64>().ok()? - now));
+                    held.readers.push((owner.to_owned(), false, end.parse::<i64>().ok()? - now));
                 }
                 _ => {}
             }
