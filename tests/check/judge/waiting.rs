@@ -7,8 +7,8 @@ use crate::clock::STEP;
 use crate::history::{End, Time, Verb};
 use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
 
-/// After a fault: what was held by those it hit ends, and whoever waits looks again.
-const AFTER_FAULTS: Duration = TTL.saturating_add(POLL_CAP).saturating_add(SLACK);
+/// After a fault, and after what was held by those it hit has ended: whoever waits looks again.
+const AFTER_FAULTS: Duration = POLL_CAP.saturating_add(SLACK);
 
 /// Where nothing was done to anybody.
 const IN_PEACE: Duration = POLL_CAP.saturating_add(Duration::from_millis(1_400));
@@ -24,8 +24,9 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             holds.iter().filter_map(|hold| Some((hold.wants, busy_until(case, hold)?, *hold))).collect();
         let mut worst: Option<(Duration, &Hold, Time, bool)> = None;
         for waiter in holds.iter().filter(|hold| matches!(hold.verb, Verb::Lock | Verb::Timeout)) {
-            for (idle, from, in_peace) in idle(case, waiter, &busy) {
-                let bound = if in_peace { IN_PEACE } else { AFTER_FAULTS };
+            for (idle, from) in idle(case, waiter, &busy) {
+                let in_peace = case.windows_during(from - 2 * TTL, from + idle).next().is_none();
+                let bound = if in_peace { IN_PEACE } else { ending(case, from) + AFTER_FAULTS };
                 if idle > bound && worst.is_none_or(|(longest, ..)| idle > longest) {
                     worst = Some((idle, waiter, from, in_peace));
                 }
@@ -70,9 +71,14 @@ fn kept(case: &Case<'_>, hold: &Hold, end: Time) -> Duration {
     if windows.any(|window| window.fault == Fault::ClockForward) { TTL + STEP } else { TTL }
 }
 
-/// While it waited, and nobody had the lock, and nothing was done to anybody whom that concerns: how long, since when,
-/// and whether nothing was done shortly before either.
-fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Duration, Time, bool)> {
+/// What a fault hit that is over by then may be kept for a ttl, though nobody knows of it.
+fn ending(case: &Case<'_>, from: Time) -> Duration {
+    let over = case.record.windows.iter().map(|window| window.end).filter(|end| *end <= from);
+    over.max().map_or(Duration::ZERO, |end| (end + TTL).since(from))
+}
+
+/// While it waited, and nobody had the lock, and nothing was done to anybody whom that concerns: how long, and since when.
+fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Duration, Time)> {
     // Who was never answered waited for as long as his worker said anything.
     let end = waiter.asked_until().unwrap_or(waiter.worker_ended);
     let mut covers: Vec<(Time, Time)> = Vec::new();
@@ -113,6 +119,5 @@ fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Du
     if at < end {
         gaps.push((at, end));
     }
-    let peace = |from: Time, to: Time| case.windows_during(from - 2 * TTL, to).next().is_none();
-    gaps.into_iter().map(|(from, to)| (to.since(from), from, peace(from, to))).collect()
+    gaps.into_iter().map(|(from, to)| (to.since(from), from)).collect()
 }
