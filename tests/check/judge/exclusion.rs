@@ -44,7 +44,11 @@ fn notice(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
         .map(|window| window.end.min(to).since(window.start.max(from)))
         .collect();
     let asked_again = if hit.is_empty() { Duration::ZERO } else { NODE_TIMEOUT };
-    TTL / 3 + PROMPT + asked_again + hit.into_iter().sum() + case.stalled(from, to)
+    // Whoever waits for a further hold does not look at the first one.
+    let nested = case.holds.iter().filter(|inner| inner.inside == Some(hold.number));
+    let looked_away: Duration =
+        nested.map(|inner| inner.asked_until().unwrap_or(to).min(to).since(inner.wants.max(from))).sum();
+    TTL / 3 + PROMPT + asked_again + hit.into_iter().sum() + looked_away + case.stalled(from, to)
 }
 
 /// When somebody began to trust it: what a write hold became was never free.

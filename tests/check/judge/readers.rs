@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
 use crate::history::{Mode, Time};
-use crate::plan::{Fault, Lane, NODE_TIMEOUT, TTL};
+use crate::plan::{Fault, Lane, TTL};
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let mut owners: HashMap<(&str, &str), Vec<&Hold>> = HashMap::new();
@@ -27,8 +27,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         else {
             continue;
         };
-        // A renewal may have been under way.
-        let latest = last + TTL + NODE_TIMEOUT;
+        // A renewal may have been under way, and then what it tells to do, for a quarter of a ttl each.
+        let latest = last + TTL + TTL / 2;
         let late = |window: &crate::arena::Window| {
             let delays = window.fault != Fault::WorkerKilled && window.place == Some(holds[0].place);
             delays || window.fault.lane() == Lane::Servers
@@ -40,7 +40,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             .filter(|(from, to)| *from <= *seen && last <= *to)
             .map(|(from, to)| to.since(*from))
             .sum();
-        if *seen > latest + stalled && !case.windows_during(first, last + NODE_TIMEOUT).any(late) {
+        if *seen > latest + stalled && !case.windows_during(first - TTL / 2, last + TTL / 2).any(late) {
             let text = format!("{} is kept until {:.3}", case.say(holds[0]), case.when(*seen));
             verdict.violates("own end", text);
         }
