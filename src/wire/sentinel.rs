@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::connection::too_slow;
 use super::settings::{config, info, tcp};
 
 /// How long the other sentinels are waited for, once one has answered.
@@ -78,7 +79,7 @@ impl Watched {
             asked.spawn(self.clone().ask(sentinel.clone()));
         }
         let mut said = Vec::new();
-        let mut failure = RedisError::from((ErrorKind::EmptySentinelList, "no sentinel was named"));
+        let mut failure = too_slow();
         // Half of the time is the master's.
         let mut patience = self.limit / 2;
         while let Ok(Some(answer)) = timeout(patience, asked.join_next()).await {
@@ -175,9 +176,8 @@ impl Watched {
 /// that somebody is not there.
 fn rank(error: &RedisError) -> u8 {
     match error.kind() {
-        ErrorKind::EmptySentinelList => 0,
-        ErrorKind::Io => 1,
-        ErrorKind::MasterNameNotFoundBySentinel => 2,
-        _ => 3,
+        ErrorKind::Io => 0,
+        ErrorKind::MasterNameNotFoundBySentinel => 1,
+        _ => 2,
     }
 }

@@ -290,6 +290,10 @@ async fn sentinel_opens_or_fails_in_time() {
         assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
         deployment.sentinels()[hung].resume();
     }
+    deployment.sentinels().iter().for_each(Server::pause);
+    let error = opens(MASTER).await.unwrap_err();
+    assert!(error.to_string().ends_with("timed out"), "{error}");
+    deployment.sentinels().iter().for_each(Server::resume);
     deployment.sentinels_mut()[0].kill();
     deployment.sentinels()[1].pause();
     opens(MASTER).await.unwrap();
