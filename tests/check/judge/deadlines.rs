@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::{Case, Hold, Verdict};
 use crate::history::{Mode, Time};
 use crate::observer::{Observation, ReaderEnd};
+use crate::plan::Fault;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     // Of a quorum, some nodes may have missed a renewal.
@@ -59,7 +60,7 @@ impl<'a> Look<'a> {
 
 /// What a lease said before somebody looked: until then the server has it, whatever was renewed since.
 fn conservative(case: &Case<'_>, hold: &Hold, looks: &[Look<'_>], verdict: &mut Verdict) {
-    let Some(grant) = hold.granted else { return };
+    let (Some(grant), Some(given_up)) = (hold.granted, hold.trusted_until()) else { return };
     let mut said = hold.trusts.iter().copied().peekable();
     let mut trusted = grant.until;
     let first = looks.partition_point(|look| look.from() <= grant.at);
@@ -67,11 +68,13 @@ fn conservative(case: &Case<'_>, hold: &Hold, looks: &[Look<'_>], verdict: &mut 
         while let Some((_, until)) = said.next_if(|(at, _)| *at < look.from()) {
             trusted = until;
         }
-        if said.peek().is_none() && look.from() > trusted {
+        if look.from() > given_up {
             return;
         }
         let Some((to, ends)) = look.ends(hold) else { continue };
-        if trusted > ends && case.lost_by(hold.held_since(), to).is_none() {
+        // A master that was replaced may come back, with what it had, before it is told.
+        let replaced = || case.windows_during(look.from(), to).any(|window| window.fault == Fault::Failover);
+        if trusted > ends && case.lost_by(hold.held_since(), to).is_none() && !replaced() {
             let text = format!(
                 "{}: it said until {:.3} before {:.3}, and the server had it until {:.3}",
                 case.say(hold),
