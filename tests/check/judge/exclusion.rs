@@ -69,8 +69,10 @@ fn overlaps<'a>(
     for (from, to, hold) in spans {
         trusted.retain(|(to, _)| *to >= from);
         for (their_end, other) in trusted.iter().filter(|(_, other)| other.excludes(hold)) {
-            if case.lost_by(other.held_since(), from).is_some() {
-                windows.push((other, from, (*their_end).min(to)));
+            // One may have been lost before it was known that it was granted: the answer was on its way.
+            let lost = [*other, hold].into_iter().find(|it| case.lost_by(it.held_since(), from).is_some());
+            if let Some(lost) = lost {
+                windows.push((lost, from, (*their_end).min(to)));
             } else {
                 let text = format!("{} and {}", case.say(other), case.say(hold));
                 verdict.violates("exclusion", text);
