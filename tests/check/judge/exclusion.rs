@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Case, Hold, LostWindow, PROMPT, Verdict};
 use crate::history::{Mode, Time, Verb};
 use crate::observer::Observation;
-use crate::plan::{NODE_TIMEOUT, TTL};
+use crate::plan::{Fault, NODE_TIMEOUT, TTL};
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let mut windows: Vec<(&Hold, Time, Time)> = Vec::new();
@@ -102,7 +102,8 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
                 looks[first..].iter().take_while(|look| look.from < until).filter(|look| look.to < until);
             let mut missing = during.filter(|look| !hold.is_in(look));
             // While a master is replaced, two may answer, and a slot that moves has two places.
-            let missing = missing.find(|look| !found_elsewhere(&looks, look, hold));
+            let missing = missing
+                .find(|look| !found_elsewhere(&looks, look, hold) && !has_two_masters(case, &looks, look));
             let Some(look) = missing else { continue };
             if case.lost_by(hold.held_since(), look.to).is_some() {
                 windows.push((hold, look.from, until));
@@ -123,10 +124,20 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
 
 /// Whether another server had it at about that time.
 fn found_elsewhere(looks: &[&Observation], look: &Observation, hold: &Hold) -> bool {
+    others(looks, look).any(|other| hold.is_in(other))
+}
+
+/// Whether a master that was killed is back beside the one that replaced it, until it is told: then one of them does not
+/// know what the other one grants. Nor does anybody ask it, or tokens and exclusion show it.
+fn has_two_masters(case: &Case<'_>, looks: &[&Observation], look: &Observation) -> bool {
+    let mut failing_over = case.windows_during(look.from, look.to);
+    failing_over.any(|window| window.fault == Fault::Failover) && others(looks, look).next().is_some()
+}
+
+/// What other servers had at about that time.
+fn others<'a>(looks: &'a [&Observation], look: &'a Observation) -> impl Iterator<Item = &'a Observation> {
     let near = Duration::from_millis(200);
     let first = looks.partition_point(|other| other.from + near < look.from);
-    looks[first..]
-        .iter()
-        .take_while(|other| other.from < look.to + near)
-        .any(|other| other.port != look.port && hold.is_in(other))
+    let around = looks[first..].iter().take_while(move |other| other.from < look.to + near);
+    around.copied().filter(|other| other.port != look.port)
 }

@@ -22,7 +22,10 @@ fn fenced(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
             hold.writes.iter().map(|(since, at, accepted)| (*since, *at, *accepted, grant.token, *hold)),
         );
     }
-    verdict.rejected_writes += writes.iter().filter(|(_, _, accepted, ..)| !accepted).count();
+    // Behind sentinels, in a cluster and in a quorum, readers have tokens of their own, and refuse each other.
+    let is_late = |hold: &Hold, at: Time| hold.trusted_until().is_some_and(|until| at >= until);
+    let refused = writes.iter().filter(|(_, at, accepted, _, hold)| !accepted && is_late(hold, *at));
+    verdict.rejected_writes += refused.count();
     writes.sort_by_key(|(since, ..)| *since);
     let mut done: Vec<_> = writes.iter().filter(|(_, _, accepted, ..)| *accepted).collect();
     done.sort_by_key(|(_, at, ..)| *at);
