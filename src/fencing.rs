@@ -4,13 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A number that only grows, one for every lease granted on a lock; who only reads has that of the last writer, or, of a
-/// [quorum](crate::Locks::quorum), one of his own that is larger.
+/// A number that only grows, one for every lease granted on a lock; who only reads has that of the last writer, or a larger
+/// one of his own: in a cluster, behind sentinels, and of a [quorum](crate::Locks::quorum).
 ///
 /// Send it with every write to the resource that the lock protects, and let the resource refuse a
 /// token smaller than the largest it has seen: then a holder that was paused past its lease cannot
 /// overwrite what its successor wrote, however wrong the clocks are
 /// ([Kleppmann 2016](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)).
+///
+/// What a reader asks for is to be refused if his token is smaller than the last writer's. The resource should not remember
+/// a reader's: others who read beside him may have smaller ones.
 ///
 /// Tokens are below 2^53, so they survive JavaScript, Lua, JSON, and an `i64` of SQL. A further hold of the same owner
 /// has the same token, but for one to write inside one that is more than a day old, and for a quorum in which no majority of the nodes can tell the first one's any more: then it has a

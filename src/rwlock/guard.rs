@@ -22,7 +22,7 @@ impl RwLockReadGuard {
         RwLockReadGuard { held }
     }
 
-    /// The lease: whether it still stands, until when, and the token of the last writer.
+    /// The lease: whether it still stands, until when, and its [fencing token](crate::FencingToken).
     pub fn lease(&self) -> &Lease {
         self.held.lease()
     }
