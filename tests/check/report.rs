@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use tokio::signal::unix::{SignalKind, signal};
+
 use crate::arena;
 use crate::arguments::Arguments;
 use crate::judge::{LostWindow, Verdict, judge};
@@ -43,14 +45,20 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     for seed in arguments.seed..arguments.seed + arguments.seeds {
         let plan = Plan::new(arguments, seed);
         if plan.faults.is_empty() {
-            eprintln!("none of these faults is done to {}", topology_name(plan.topology));
-            return ExitCode::from(2);
+            println!("seed {seed}: none of these faults is done to {}", topology_name(plan.topology));
+            continue;
         }
         let directory = scratch.join(format!("seed-{seed}"));
         // What an earlier run left there would be judged with this one.
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
-        let verdict = check(&plan, &directory);
+        let Some(verdict) = check(&plan, &directory) else {
+            println!("interrupted; replay: {}", plan.replay(&arguments.faults));
+            if arguments.keep.is_none() {
+                let _ = std::fs::remove_dir_all(&scratch);
+            }
+            return ExitCode::from(130);
+        };
         let good = verdict.violations.is_empty() && verdict.invalid.is_empty();
         show(&plan, &verdict);
         if !good {
@@ -63,6 +71,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         sum.add(&plan, &verdict);
     }
     sum.incomplete = sum.missed(arguments);
+    if sum.acquisitions == 0 {
+        sum.incomplete.push("nothing was granted".to_owned());
+    }
     for reason in &sum.incomplete {
         println!("invalid: {reason}");
     }
@@ -84,17 +95,39 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     if sum.violations == 0 && valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn check(plan: &Plan, directory: &Path) -> Verdict {
+/// `None`: somebody wants it to end. Then all servers and workers have ended.
+fn check(plan: &Plan, directory: &Path) -> Option<Verdict> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (own_plan, own_directory) = (plan.clone(), directory.to_owned());
-    let running = runtime.spawn(async move { arena::run(&own_plan, &own_directory).await });
-    match runtime.block_on(running) {
+    let mut running = runtime.spawn(async move { arena::run(&own_plan, &own_directory).await });
+    let ended = runtime.block_on(async {
+        tokio::select! {
+            ended = &mut running => Some(ended),
+            () = interrupted() => {
+                running.abort();
+                let _ = running.await;
+                None
+            }
+        }
+    });
+    match ended? {
         Ok(record) => {
             write_windows(&record.windows, directory);
-            judge(plan, &record, directory)
+            Some(judge(plan, &record, directory))
         }
         // Servers that do not do as they are told prove nothing either way.
-        Err(error) => Verdict { invalid: vec![format!("the run broke off: {error}")], ..Verdict::default() },
+        Err(error) => {
+            Some(Verdict { invalid: vec![format!("the run broke off: {error}")], ..Verdict::default() })
+        }
+    }
+}
+
+async fn interrupted() {
+    let mut asked = [SignalKind::interrupt(), SignalKind::terminate()].map(|kind| signal(kind).unwrap());
+    let [interrupt, terminate] = &mut asked;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
     }
 }
 

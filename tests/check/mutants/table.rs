@@ -59,7 +59,7 @@ pub const MUTANTS: &[Mutant] = &[
             },
         ],
         setting: Setting { topology: Standalone, seconds: 25, linger: 20, faults: &["slow", "replies-held"] },
-        rules: &["exclusion", "backing", "release"],
+        rules: &["deadline", "exclusion", "backing"],
     },
     Mutant {
         name: "renewal-makes-it-again",
