@@ -186,9 +186,9 @@ if ends < now + ttl_ms then
         name: "what-was-dropped-stays",
         edits: &[Edit {
             file: "src/lease/held.rs",
-            from: "if !self.is_disarmed() && !nothing_to_undo {",
+            from: "        if !self.is_disarmed() {\n            self.expect_strays();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
             times: 1,
-            to: "if !self.is_disarmed() && self.lease.is_some() {",
+            to: "        if !self.is_disarmed() && self.lease.is_some() {",
         }],
         setting: RESENT,
         rules: &["waiting"],
@@ -202,7 +202,7 @@ if ends < now + ttl_ms then
             to: "let granted = sighting.earliest(time, attempt.options.drift, now).map(|_| now)?;",
         }],
         setting: Setting { topology: Standalone, seconds: 45, linger: 200, faults: &["worker-stopped"] },
-        rules: &["exclusion", "backing"],
+        rules: &["deadline", "exclusion"],
     },
     Mutant {
         name: "deadline-not-looked-at",
@@ -252,7 +252,7 @@ if ends < now + ttl_ms then
         name: "silence-counts-as-released",
         edits: &[Edit {
             file: "src/lease/held.rs",
-            from: "        let (outcome, doubt) = insist(&client, &attempt, &call).await;\n        let Settled { answer, reply, votes } = outcome?;\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };\n        self.armed.disarm();",
+            from: "        let (outcome, doubt) = insist(&client, &attempt, &call).await;\n        let Settled { answer, reply, votes } = outcome?;\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };\n        self.armed.expect_strays();\n        self.armed.disarm();",
             times: 1,
             to: "        let (outcome, doubt) = (settle(&client, &attempt, &call).await, None::<Failure>);\n        self.armed.disarm();\n        let Ok(Settled { answer, reply, votes }) = outcome else { return Ok(()) };\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };",
         }],
