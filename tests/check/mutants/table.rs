@@ -256,7 +256,7 @@ if ends < now + ttl_ms then
             times: 1,
             to: "        let (outcome, doubt) = (settle(&client, &attempt, &call).await, None::<Failure>);\n        self.armed.disarm();\n        let Ok(Settled { answer, reply, votes }) = outcome else { return Ok(()) };\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };",
         }],
-        setting: Setting { topology: Standalone, seconds: 25, linger: 200, faults: &["half-open"] },
+        setting: Setting { topology: Standalone, seconds: 30, linger: 200, faults: &["client-pause"] },
         rules: &["release"],
     },
 ];
