@@ -6,9 +6,13 @@ use super::{Case, Hold, Verdict};
 use crate::clock::STEP;
 use crate::history::{End, Time, Verb};
 use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
+use crate::support::Topology;
 
 /// After a fault, and after what was held by those it hit has ended: whoever waits looks again.
 const AFTER_FAULTS: Duration = POLL_CAP.saturating_add(SLACK);
+
+/// As `lua/README.md` has it.
+const QUEUES_LAST: Duration = Duration::from_secs(60);
 
 /// Where nothing was done to anybody.
 const IN_PEACE: Duration = POLL_CAP.saturating_add(Duration::from_millis(1_400));
@@ -27,6 +31,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             for (idle, from) in idle(case, waiter, &busy) {
                 let in_peace = case.windows_during(from - 2 * TTL, from + idle).next().is_none();
                 let bound = if in_peace { IN_PEACE } else { ending(case, from) + AFTER_FAULTS };
+                let bound = bound + claims_of_the_dead(case, &holds, from + idle);
                 if idle > bound && worst.is_none_or(|(longest, ..)| idle > longest) {
                     worst = Some((idle, waiter, from, in_peace));
                 }
@@ -75,6 +80,18 @@ fn kept(case: &Case<'_>, hold: &Hold, end: Time) -> Duration {
 fn ending(case: &Case<'_>, from: Time) -> Duration {
     let over = case.record.windows.iter().map(|window| window.end).filter(|end| *end <= from);
     over.max().map_or(Duration::ZERO, |end| (end + TTL).since(from))
+}
+
+/// In a cluster no server knows who listens to another one: whoever died while he was queued is handed the lock, and found
+/// out when his claim is over. One after the other, for as long as the queue lasts.
+fn claims_of_the_dead(case: &Case<'_>, holds: &[&Hold], at: Time) -> Duration {
+    if case.plan.topology != Topology::Cluster {
+        return Duration::ZERO;
+    }
+    let died = |hold: &&&Hold| hold.asked_until().is_none() && hold.worker_ended < at;
+    let lately = |hold: &&&Hold| at.since(hold.worker_ended) < QUEUES_LAST;
+    let dead = holds.iter().filter(died).filter(lately).count();
+    TTL * u32::try_from(dead).unwrap_or(u32::MAX)
 }
 
 /// While it waited, and nobody had the lock, and nothing was done to anybody whom that concerns: how long, and since when.
