@@ -94,9 +94,8 @@ pub enum Error {
     /// See [`Locks::rejoin`](crate::Locks::rejoin).
     #[error("the node has no vote since it started or lost its data: call Locks::rejoin")]
     NotAdmitted,
-    /// Of the nodes of a quorum, no more than half have answered and may vote.
-    #[error("only {answered} of {of} nodes took part in {script}, and it takes {needed}{split}: {text}",
-        needed = .of / 2 + 1, split = split(*.of, *.answered), text = texts(.nodes))]
+    /// Of the nodes of a quorum, no more than half have answered and may vote, or those who have do not agree.
+    #[error("{}", no_quorum(.script, *.of, *.answered, .nodes))]
     NoQuorum {
         /// What was asked of them.
         script: &'static str,
@@ -115,8 +114,14 @@ pub enum Error {
     Config(#[from] ConfigError),
 }
 
-fn split(of: usize, answered: usize) -> &'static str {
-    if answered * 2 == of { " (half of an even number is no majority: use an odd one)" } else { "" }
+fn no_quorum(script: &str, of: usize, answered: usize, nodes: &[NodeError]) -> String {
+    let (needed, text) = (of / 2 + 1, texts(nodes));
+    if answered >= needed {
+        return format!("{answered} of {of} nodes answered {script}, and did not agree: {text}");
+    }
+    let split =
+        if answered * 2 == of { " (half of an even number is no majority: use an odd one)" } else { "" };
+    format!("only {answered} of {of} nodes took part in {script}, and it takes {needed}{split}: {text}")
 }
 
 fn texts(nodes: &[NodeError]) -> String {

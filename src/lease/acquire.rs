@@ -93,15 +93,18 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
             Asked::Split { armed, by, taken_for } => {
                 patience.restore(!seat.waiter.is_empty());
                 seat.armed = armed;
-                if seat.waiter.is_empty() {
+                let mut is_queued = !seat.waiter.is_empty();
+                if !is_queued {
                     seat.armed.give_back();
                     seat = Seat::new(target, client.wakeups.start(seat.poll).await);
                 } else if (taken_for.is_some() || split.lets_go(by)) && !seat.armed.let_go(by).await {
                     seat.armed.give_back();
                     seat = Seat::new(target, seat.mailbox.is_some());
+                    is_queued = false;
                 }
                 match taken_for {
-                    Some(free_in) if !seat.waiter.is_empty() => free_in.min(seat.poll),
+                    // Nobody tells who does not queue.
+                    Some(free_in) if is_queued => free_in.min(seat.poll),
                     _ => split.pause(),
                 }
             }

@@ -149,6 +149,9 @@ fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked 
     if decides(count.refused.len())
         && let Some(refusal) = count.refused.iter().find_map(|answer| armed.attempt.refusal(*answer))
     {
+        if !count.granted.is_empty() {
+            armed.give_back();
+        }
         return Asked::Refused(refusal);
     }
     if count.answered < majority {

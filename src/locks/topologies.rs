@@ -162,7 +162,7 @@ impl Locks {
     /// go to all at a time, and nobody waits for those who are slower than the majority: a server that hangs delays
     /// only the opening. Fencing tokens grow whatever the clocks do: a server accepts a token only if it is larger than all
     /// that it has accepted, and one that a majority has accepted is larger than all before it. A lock to *read*
-    /// has a token of its own here, larger than those of all who wrote before, and smaller than those of all who
+    /// has a token of its own here, no smaller than those of all who wrote before, and smaller than those of all who
     /// write after.
     ///
     /// **What it does not**: outlast a server that forgets. One that restarts without its data may grant what it has

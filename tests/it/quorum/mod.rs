@@ -9,6 +9,7 @@ mod nested;
 mod nodes;
 mod queue;
 mod races;
+mod refusals;
 mod rejoin;
 mod status;
 mod subsets;
