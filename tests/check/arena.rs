@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -18,7 +19,7 @@ use crate::support::{DURABLE, Deployment, Proxy, Random, Server, Topology};
 use crate::visit::LOCKS;
 
 /// From when a fault was done until it was undone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Window {
     pub fault: Fault,
     /// The worker that was hit; `None`: servers.
@@ -29,15 +30,18 @@ pub struct Window {
     pub effect: Option<String>,
     /// When servers lost what they had answered: from when that may be seen, and until when what was granted may be lost.
     pub lost: Option<(Time, Time)>,
+    /// When nobody answered for what was hit: a server was away, or so many nodes that the others do not decide.
+    pub away: Option<(Time, Time)>,
 }
 
 /// All that a run left to be judged, beside the histories of the workers.
+#[derive(Serialize, Deserialize)]
 pub struct Record {
     pub windows: Vec<Window>,
     pub observations: Vec<Observation>,
     pub reader_ends: ReaderEnds,
     /// The numbers that were added to, at the end.
-    pub numbers: Vec<(&'static str, u64)>,
+    pub numbers: Vec<(String, u64)>,
     /// From when no fault was done, and nobody wanted a lock.
     pub end: Time,
     /// Which workers ended before they were told to.
@@ -46,6 +50,8 @@ pub struct Record {
     pub left: Vec<String>,
     /// When the machine did something else: nobody can be in time then.
     pub stalls: Vec<(Time, Time)>,
+    /// Whether the servers' clock could be set.
+    pub sets_clock: bool,
 }
 
 /// Nothing happens for so long after a run has begun, so that there is something to compare with.
@@ -114,11 +120,12 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     stop.send_replace(true);
     let mut numbers = Vec::new();
     for (lock, _) in LOCKS {
-        numbers.push((lock, resource.number(lock).await));
+        numbers.push((lock.to_owned(), resource.number(lock).await));
     }
     let stalls = watching.join().unwrap();
     let Seen { observations, reader_ends } = observing.await.unwrap();
-    Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls }
+    let sets_clock = clock.is_some();
+    Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls, sets_clock }
 }
 
 /// Whoever sleeps longer than he wanted to was not let run.

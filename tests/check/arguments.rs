@@ -18,6 +18,7 @@ scripts/check --mutants [--mutant NAME]...
   --list         the classes of faults, and where they are done
   --table        at the end, a table of what was done and seen, as in docs/testing.md
   --keep DIR     where the histories are written, and stay
+  --judge DIR    judges the runs once more that were kept there
   --mutants      checks the checker: breaks a copy of the crate in one way after the other, and says which it finds
   --mutant NAME  only this one; may be given several times
 
@@ -44,6 +45,8 @@ pub struct Arguments {
     pub list: bool,
     pub table: bool,
     pub keep: Option<std::path::PathBuf>,
+    /// Runs that were kept, to be judged again.
+    pub judge: Option<std::path::PathBuf>,
     pub mutants: bool,
     /// Only these.
     pub chosen: Vec<&'static Mutant>,
@@ -60,6 +63,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         list: false,
         table: false,
         keep: None,
+        judge: None,
         mutants: false,
         chosen: Vec::new(),
     };
@@ -98,6 +102,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
             }
             "--table" => arguments.table = true,
             "--keep" => arguments.keep = Some(value()?.into()),
+            "--judge" => arguments.judge = Some(value()?.into()),
             _ => return Err(format!("unknown: {word}")),
         }
     }

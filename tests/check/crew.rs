@@ -46,6 +46,11 @@ struct Process {
     history: PathBuf,
 }
 
+/// One of three looks now and then; the others are told.
+pub fn is_told(number: u64) -> bool {
+    !number.is_multiple_of(3)
+}
+
 /// Where the worker at a place comes in.
 pub fn host(place: usize) -> String {
     format!("127.0.0.{}", place + 2)
@@ -74,7 +79,7 @@ impl Crew {
             resource: self.terms.resource.clone(),
             history: history.clone(),
             linger: self.terms.linger,
-            pushed: !self.started.is_multiple_of(3),
+            pushed: is_told(self.started.into()),
         };
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["worker", &serde_json::to_string(&duty).unwrap()])

@@ -11,6 +11,7 @@ mod crew;
 mod faults;
 mod history;
 mod judge;
+mod kept;
 mod leftovers;
 mod mutants;
 mod observer;

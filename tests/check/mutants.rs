@@ -84,8 +84,8 @@ fn controls(tree: &Tree, mutants: &[&'static Mutant]) -> bool {
     for (number, setting) in settings.iter().enumerate() {
         let output = tree.runs().join(format!("unbroken-{number}"));
         let heard = match setting.run(&binary, &output) {
-            Ok((_, violated)) if violated.is_empty() => continue,
-            Ok((_, violated)) => format!("violated: {violated:?}"),
+            Ok((status, violated)) if violated.is_empty() && status.success() => continue,
+            Ok((status, violated)) => format!("violated: {violated:?}, and it ended with {status}"),
             Err(why) => why,
         };
         loud += 1;

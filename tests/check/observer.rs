@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -19,12 +20,12 @@ const GLANCE: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// What one server had of one lock, at some instant between the two times.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Observation {
     pub from: Time,
     pub to: Time,
     pub port: u16,
-    pub lock: &'static str,
+    pub lock: String,
     /// The last token, if somebody holds the lock alone.
     pub held_with: Option<u64>,
     /// Who holds it so, where the server knows.
@@ -34,11 +35,11 @@ pub struct Observation {
 }
 
 /// What one server had of one reader.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReaderEnd {
     pub from: Time,
     pub to: Time,
-    pub lock: &'static str,
+    pub lock: String,
     pub owner: String,
     /// Whether nobody else read: then nobody else's renewals keep him.
     pub alone: bool,
@@ -124,7 +125,7 @@ async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<See
         seen.reader_ends.extend(held.readers.into_iter().map(|(owner, alone, left)| ReaderEnd {
             from,
             to,
-            lock,
+            lock: lock.to_owned(),
             owner,
             alone,
             ends: ends(left),
@@ -133,7 +134,7 @@ async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<See
             Some((by, left)) => (Some(fence.unwrap_or(0)), by, ends(left).1),
             None => (None, None, to),
         };
-        seen.observations.push(Observation { from, to, port, lock, held_with, by, ends });
+        seen.observations.push(Observation { from, to, port, lock: lock.to_owned(), held_with, by, ends });
     }
     Some(seen)
 }

@@ -31,7 +31,7 @@ impl Lane {
 macro_rules! faults {
     ($($fault:ident $name:literal $lane:ident $keeps:literal on $topologies:ident;)*) => {
         /// The classes of faults.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
         pub enum Fault { $($fault),* }
 
         impl Fault {

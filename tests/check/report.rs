@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::arena;
 use crate::arguments::Arguments;
 use crate::judge::{LostWindow, Verdict, judge};
+use crate::kept;
 use crate::mutants;
 use crate::plan::{Fault, Plan, TOPOLOGIES, topology_name};
 
@@ -19,6 +20,9 @@ const SHOWN: usize = 4;
 /// What all runs together came to.
 #[derive(Default)]
 struct Sum {
+    seeds: Vec<u64>,
+    /// Of the longest.
+    seconds: u64,
     acquisitions: usize,
     violations: usize,
     invalid: usize,
@@ -36,6 +40,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
     if arguments.mutants || !arguments.chosen.is_empty() {
         return mutants::run(&arguments.chosen);
+    }
+    if let Some(directory) = &arguments.judge {
+        return judge_again(directory, arguments);
     }
     let scratch = match &arguments.keep {
         Some(directory) => directory.clone(),
@@ -70,29 +77,28 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         }
         sum.add(&plan, &verdict);
     }
-    sum.incomplete = sum.missed(arguments);
-    if sum.acquisitions == 0 {
-        sum.incomplete.push("nothing was granted".to_owned());
+    sum.end(arguments)
+}
+
+/// Judges what was kept, and nothing else.
+fn judge_again(directory: &Path, arguments: &Arguments) -> ExitCode {
+    let mut sum = Sum::default();
+    let judged = kept::runs(directory).and_then(|runs| {
+        runs.iter().try_for_each(|run| {
+            let (plan, record) = kept::read(run)?;
+            let verdict = judge(&plan, &record, run);
+            show(&plan, &verdict);
+            sum.add(&plan, &verdict);
+            Ok(())
+        })
+    });
+    match judged {
+        Ok(()) => sum.end(arguments),
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
     }
-    for reason in &sum.incomplete {
-        println!("invalid: {reason}");
-    }
-    if arguments.table {
-        sum.table();
-    }
-    let last = arguments.seed + arguments.seeds - 1;
-    let seeds = if arguments.seeds == 1 {
-        format!("seed {}", arguments.seed)
-    } else {
-        format!("seeds {}-{last}", arguments.seed)
-    };
-    let windows: usize = sum.windows.values().sum();
-    println!(
-        "checked {} acquisitions, {windows} fault windows, {} violations, {seeds}",
-        sum.acquisitions, sum.violations
-    );
-    let valid = sum.invalid == 0 && sum.incomplete.is_empty();
-    if sum.violations == 0 && valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// `None`: somebody wants it to end. Then all servers and workers have ended.
@@ -112,7 +118,7 @@ fn check(plan: &Plan, directory: &Path) -> Option<Verdict> {
     });
     match ended? {
         Ok(record) => {
-            write_windows(&record.windows, directory);
+            kept::write(plan, &record, directory);
             Some(judge(plan, &record, directory))
         }
         // Servers that do not do as they are told prove nothing either way.
@@ -129,12 +135,6 @@ async fn interrupted() {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
-}
-
-/// For people who read the histories of a run that failed.
-fn write_windows(windows: &[arena::Window], directory: &Path) {
-    let lines: String = windows.iter().map(|window| format!("{window:?}\n")).collect();
-    std::fs::write(directory.join("windows.txt"), lines).unwrap();
 }
 
 fn show(plan: &Plan, verdict: &Verdict) {
@@ -180,8 +180,35 @@ fn list() {
 }
 
 impl Sum {
+    /// Says how it went, all in all.
+    fn end(mut self, arguments: &Arguments) -> ExitCode {
+        self.incomplete = self.missed();
+        if self.acquisitions == 0 {
+            self.incomplete.push("nothing was granted".to_owned());
+        }
+        for reason in &self.incomplete {
+            println!("invalid: {reason}");
+        }
+        if arguments.table {
+            self.table();
+        }
+        let seeds = match (self.seeds.first(), self.seeds.last()) {
+            (Some(first), Some(last)) if first != last => format!("seeds {first}-{last}"),
+            (first, _) => format!("seed {}", first.unwrap_or(&arguments.seed)),
+        };
+        let windows: usize = self.windows.values().sum();
+        println!(
+            "checked {} acquisitions, {windows} fault windows, {} violations, {seeds}",
+            self.acquisitions, self.violations
+        );
+        let valid = self.invalid == 0 && self.incomplete.is_empty();
+        if self.violations == 0 && valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
     fn add(&mut self, plan: &Plan, verdict: &Verdict) {
-        for fault in &plan.faults {
+        self.seeds.push(plan.seed);
+        self.seconds = self.seconds.max(plan.seconds);
+        for fault in &verdict.planned {
             self.windows.entry(*fault).or_default();
         }
         self.acquisitions += verdict.acquisitions;
@@ -195,14 +222,12 @@ impl Sum {
     }
 
     /// What runs that were long enough to do all that was planned did not do, or without any effect.
-    fn missed(&self, arguments: &Arguments) -> Vec<String> {
-        let long = arguments.seconds >= 90 || arguments.seconds >= 5 * self.windows.len() as u64;
-        if arguments.seeds < 5 || !long {
+    fn missed(&self) -> Vec<String> {
+        let long = self.seconds >= 90 || self.seconds >= 5 * self.windows.len() as u64;
+        if self.seeds.len() < 5 || !long {
             return Vec::new();
         }
-        // A clock that cannot be set here said so when its run began.
-        let without =
-            self.windows.iter().filter(|(fault, effective)| **effective == 0 && !fault.sets_clock());
+        let without = self.windows.iter().filter(|(_, effective)| **effective == 0);
         without.map(|(fault, _)| format!("{} never had an effect", fault.name())).collect()
     }
 

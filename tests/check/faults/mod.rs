@@ -11,6 +11,7 @@ use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
 use crate::arena::Window;
+use crate::faults::servers::Outcome;
 use crate::history::Time;
 use crate::plan::{Fault, POLL_CAP, SLACK, TTL};
 use crate::support::Random;
@@ -89,20 +90,18 @@ impl Scene<'_> {
 
     /// To be called once it is undone.
     pub fn done(&self, fault: Fault, place: Option<usize>, start: Time, effect: Option<String>) {
-        self.done_and_lost(fault, place, start, effect, None);
+        self.add(Window { fault, place, start, end: Time::now(), effect, lost: None, away: None });
     }
 
-    /// The same for what makes servers lose something.
-    pub fn done_and_lost(
-        &self,
-        fault: Fault,
-        place: Option<usize>,
-        start: Time,
-        effect: Option<String>,
-        lost: Option<(Time, Time)>,
-    ) {
+    /// The same for what was done to servers.
+    pub fn came_to(&self, fault: Fault, start: Time, outcome: Outcome) {
+        let Outcome { effect, lost, away } = outcome;
         // A quorum loses nothing with one of its nodes.
         let lost = lost.filter(|_| !fault.keeps_state());
-        self.windows.lock().unwrap().push(Window { fault, place, start, end: Time::now(), effect, lost });
+        self.add(Window { fault, place: None, start, end: Time::now(), effect, lost, away });
+    }
+
+    fn add(&self, window: Window) {
+        self.windows.lock().unwrap().push(window);
     }
 }

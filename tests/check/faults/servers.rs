@@ -21,7 +21,7 @@ pub async fn disturb(mut scene: Scene<'_>, deployment: &mut Deployment, clock: &
         let start = Time::now();
         let outcome = match fault {
             Fault::ServerStopped | Fault::Minority | Fault::Majority => {
-                processes::stop(&mut scene, deployment, fault).await.into()
+                processes::stop(&mut scene, deployment, fault).await
             }
             Fault::ServerRestarted => processes::restart(&mut scene, deployment).await.into(),
             Fault::ServerEmptied | Fault::NodeEmptied => {
@@ -41,7 +41,7 @@ pub async fn disturb(mut scene: Scene<'_>, deployment: &mut Deployment, clock: &
         if deployment.topology().nodes() > 1 {
             admit(deployment).await;
         }
-        scene.done_and_lost(fault, None, start, outcome.effect, outcome.lost);
+        scene.came_to(fault, start, outcome);
     }
 }
 

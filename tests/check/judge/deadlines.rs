@@ -37,8 +37,8 @@ enum Look<'a> {
 impl<'a> Look<'a> {
     fn at(&self) -> (&'a str, Mode) {
         match self {
-            Look::Alone(look) => (look.lock, Mode::Exclusive),
-            Look::Reader(look) => (look.lock, Mode::Shared),
+            Look::Alone(look) => (&look.lock, Mode::Exclusive),
+            Look::Reader(look) => (&look.lock, Mode::Shared),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Case, Hold, LostWindow, PROMPT, Verdict};
+use crate::arena::Window;
 use crate::history::{Mode, Time, Verb};
 use crate::observer::Observation;
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
@@ -38,17 +39,21 @@ fn notice(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
     if !hold.renewed {
         return TTL;
     }
-    let hit: Vec<Duration> = case
-        .windows_during(from, to)
-        .filter(|window| window.place.is_none_or(|place| place == hold.place))
-        .map(|window| window.end.min(to).since(window.start.max(from)))
-        .collect();
-    let asked_again = if hit.is_empty() { Duration::ZERO } else { NODE_TIMEOUT };
+    // Of a fault that has something lost, only the time in which nobody answers puts it off.
+    let silent = |window: &Window| {
+        if window.lost.is_some() { window.away } else { Some((window.start, window.end)) }
+    };
+    let hit: Duration = case
+        .delays(hold, from, to)
+        .filter_map(silent)
+        .map(|(start, end)| end.min(to).since(start.max(from)))
+        .sum();
+    let asked_again = if hit.is_zero() { Duration::ZERO } else { NODE_TIMEOUT };
     // Whoever waits for a further hold does not look at the first one.
     let nested = case.holds.iter().filter(|inner| inner.inside == Some(hold.number));
     let looked_away: Duration =
         nested.map(|inner| inner.asked_until().unwrap_or(to).min(to).since(inner.wants.max(from))).sum();
-    TTL / 3 + PROMPT + asked_again + hit.into_iter().sum() + looked_away + case.stalled(from, to)
+    TTL / 3 + PROMPT + asked_again + hit + looked_away + case.stalled(from, to)
 }
 
 /// When somebody began to trust it: what a write hold became was never free.

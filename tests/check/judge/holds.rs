@@ -21,6 +21,8 @@ pub struct Hold {
     pub number: u64,
     /// Of its worker.
     pub place: usize,
+    /// Whether it is told when it may enter; else it looks now and then.
+    pub is_told: bool,
     pub lock: String,
     pub mode: Mode,
     pub owner: String,
@@ -69,6 +71,11 @@ impl Hold {
         self.granted.map(|grant| grant.at).or(self.not_granted.as_ref().map(|(at, _)| *at))
     }
 
+    /// Whether it queues while somebody else has the lock.
+    pub fn may_queue(&self) -> bool {
+        matches!(self.verb, Verb::Lock | Verb::Timeout)
+    }
+
     /// Whether its owner was given with the request. Else the server alone knows it.
     pub fn has_owner(&self) -> bool {
         self.owner != self.number.to_string()
@@ -108,6 +115,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
                 Hold {
                     number,
                     place,
+                    is_told: crew::is_told(number >> 32),
                     lock,
                     mode,
                     owner,

@@ -4,20 +4,27 @@ use std::time::Duration;
 
 use super::{Case, Hold, PROMPT, Verdict};
 use crate::arena::STALL;
-use crate::history::{Mode, Time};
+use crate::history::Time;
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
 
 /// How often a holder looks who does not wait to be told.
 const GLANCE: Duration = Duration::from_millis(50);
 
+/// A lease counts from before the request left, and is over before the server's ttl is: less the drift.
+const LEASE: Duration = Duration::from_millis(TTL.as_millis() as u64 * 99 / 100 - 2);
+
+/// A renewal is answered within this: after one that was not, after the pause that follows, on a new connection.
+const RENEWING: Duration = NODE_TIMEOUT.saturating_add(Duration::from_millis(400));
+
+/// Each look at a deadline reads two clocks, and says a little more or less.
+const JITTER: Duration = Duration::from_millis(5);
+
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for hold in &case.holds {
         let Some(grant) = hold.granted else { continue };
-        // Counted from before the request left, it is over before the server's ttl is, less the drift.
-        let longest = TTL.mul_f64(0.99) - Duration::from_millis(2);
         let reaches = hold.trusts.iter().copied().chain([(grant.at, grant.until)]);
         for (at, until) in reaches {
-            if until > at + longest {
+            if until > at + LEASE {
                 let text =
                     format!("{}: at {:.3} until {:.3}", case.say(hold), case.when(at), case.when(until));
                 verdict.violates("deadline", text);
@@ -35,7 +42,6 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             verdict.told_losses += 1;
             told_in_time(case, hold, at, until, verdict);
             is_true(case, hold, at, until, verdict);
-            is_renewed(case, hold, at, until, verdict);
         }
     }
 }
@@ -66,34 +72,38 @@ fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &m
     }
 }
 
-/// What is renewed outlasts its ttl, unless something was done to those who renew it, or its server has lost it.
-fn is_renewed(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
-    // Until then it was renewed, or granted. A request that left before may have been hit as well.
-    let renewed = until - TTL - NODE_TIMEOUT;
-    let lost = case.lost_by(hold.held_since(), at).is_some();
-    if hold.renewed && !lost && !case.is_hit(hold, renewed, at) && case.stalled(renewed, at).is_zero() {
-        let text =
-            format!("{} was told at {:.3}, without a fault since its renewal", case.say(hold), case.when(at));
+/// The end of what no server has lost is told at its deadline; and what is renewed outlasts its ttl, unless something was
+/// done for so long that no renewal could be answered.
+fn is_true(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
+    if case.lost_by(hold.held_since(), at).is_some() {
+        return;
+    }
+    if at + JITTER < until {
+        let text = format!("{} was told at {:.3}, before its deadline", case.say(hold), case.when(at));
+        return verdict.violates("false loss", text);
+    }
+    // It may have been renewed since it was last looked at: not later than this.
+    let renewed = at - LEASE;
+    let calm = longest_calm(case, hold, renewed + TTL / 3, until);
+    if hold.renewed && calm >= RENEWING {
+        let text = format!(
+            "{} was told at {:.3}, though nothing kept it from being renewed for {calm:?}",
+            case.say(hold),
+            case.when(at)
+        );
         verdict.violates("false loss", text);
     }
 }
 
-/// Said to be lost before its deadline, and found afterwards, by one who looks past everybody.
-fn is_true(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
-    if hold.mode != Mode::Exclusive || case.plan.topology.nodes() > 1 || at >= until {
-        return;
+/// The longest time in which nothing was done that may keep a hold from being renewed.
+fn longest_calm(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
+    let faults = case.delays(hold, from, to).map(|window| (window.start, window.end));
+    let mut hit: Vec<(Time, Time)> = faults.chain(case.record.stalls.iter().copied()).collect();
+    hit.sort();
+    let (mut longest, mut at) = (Duration::ZERO, from);
+    for (start, end) in hit {
+        longest = longest.max(start.min(to).since(at));
+        at = at.max(end);
     }
-    let given_up = hold.ends.map_or(at, |(ends, _)| ends);
-    let still = case
-        .record
-        .observations
-        .iter()
-        .find(|look| look.lock == hold.lock && look.from > at && look.to < given_up && hold.is_in(look));
-    // What was lost with a master may be found again at its replica: that is no error of the client.
-    if let Some(look) = still
-        && case.lost_by(hold.wants, look.to).is_none()
-    {
-        let text = format!("{} was told at {:.3}", case.say(hold), case.when(at));
-        verdict.violates("false loss", text);
-    }
+    longest.max(to.since(at))
 }

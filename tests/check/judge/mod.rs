@@ -1,7 +1,9 @@
 //! Judges what a run left: what must never have happened, whatever was done to it.
 
 mod deadlines;
+mod decisions;
 mod exclusion;
+mod ghosts;
 mod holds;
 mod losses;
 mod overtaking;
@@ -49,6 +51,8 @@ pub struct Case<'a> {
 #[derive(Default)]
 pub struct Verdict {
     pub acquisitions: usize,
+    /// What was to be done, and could be.
+    pub planned: Vec<Fault>,
     pub windows: BTreeMap<Fault, Vec<bool>>,
     pub violations: Vec<Violation>,
     pub lost_windows: Vec<LostWindow>,
@@ -78,6 +82,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     for window in &record.windows {
         verdict.windows.entry(window.fault).or_default().push(window.effect.is_some());
     }
+    verdict.planned = plan.faults.iter().copied().filter(|fault| case.can_do(*fault)).collect();
     for hold in &case.holds {
         if let Some((_, Why::Failed(error))) = &hold.not_granted {
             let (what, cause) = error.split_once(": ").unwrap_or((error, error));
@@ -94,6 +99,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     resources::judge(&case, &mut verdict);
     waiting::judge(&case, &mut verdict);
     overtaking::judge(&case, &mut verdict);
+    decisions::judge(&case, &mut verdict);
     for text in &record.died {
         verdict.violates("worker died", text.clone());
     }
@@ -109,7 +115,7 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
     for fault in &case.plan.faults {
         let windows = verdict.windows.get(fault);
         // A short run does not get to all of them, and one time proves little.
-        if windows.is_some_and(|windows| windows.len() > 2 && !windows.contains(&true)) && !fault.sets_clock()
+        if windows.is_some_and(|windows| windows.len() > 2 && !windows.contains(&true)) && case.can_do(*fault)
         {
             verdict.invalid.push(format!("{} had no effect", fault.name()));
         }
@@ -153,6 +159,21 @@ impl Case<'_> {
     pub fn stalled(&self, from: Time, to: Time) -> Duration {
         let stalls = self.record.stalls.iter().filter(|(start, end)| *start <= to && from <= *end);
         stalls.map(|(start, end)| end.since(*start)).sum()
+    }
+
+    /// A clock that cannot be set here said so when the run began.
+    pub fn can_do(&self, fault: Fault) -> bool {
+        !fault.sets_clock() || self.record.sets_clock
+    }
+
+    /// When something was done that may keep a hold from being renewed: to its worker, or to servers without which nothing is
+    /// decided. Of a quorum, a node more or less does not matter.
+    pub fn delays(&self, hold: &Hold, from: Time, to: Time) -> impl Iterator<Item = &Window> {
+        let all_matter = self.plan.topology.nodes() == 1;
+        self.windows_during(from, to).filter(move |window| match window.place {
+            Some(place) => place == hold.place,
+            None => all_matter || window.fault == Fault::Majority,
+        })
     }
 
     /// Whether something was done to the servers or to the worker of a hold.

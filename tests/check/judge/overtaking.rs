@@ -1,7 +1,7 @@
 //! Whoever waits is not passed over again and again, however busy the lock is.
 
 use super::{Case, Hold, Verdict};
-use crate::history::{Time, Verb};
+use crate::history::Time;
 use crate::plan::POLL_CAP;
 
 /// So many who asked later may have it before: twice as many as there are tasks. A task that leads those of its process is
@@ -11,9 +11,8 @@ const MOST: usize = 64;
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for (lock, granted) in case.by_lock() {
         let granted: Vec<&Hold> = granted.into_iter().filter(|hold| hold.inside.is_none()).collect();
-        let waiters = case.holds.iter().filter(|hold| {
-            hold.lock == lock && hold.inside.is_none() && matches!(hold.verb, Verb::Lock | Verb::Timeout)
-        });
+        let waiters =
+            case.holds.iter().filter(|hold| hold.lock == lock && hold.inside.is_none() && hold.may_queue());
         let counted = waiters.map(|waiter| (overtaken(case, waiter, &granted), waiter));
         let Some((times, waiter)) = counted.max_by_key(|(times, _)| *times) else { continue };
         if times > MOST {

@@ -15,7 +15,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     // Until when a server keeps each: at the earliest, so that nobody is said to be kept too long who is not.
     let mut kept: HashMap<(&str, &str), Time> = HashMap::new();
     for look in case.record.reader_ends.iter().filter(|look| !look.alone) {
-        let latest = kept.entry((look.lock, &look.owner)).or_insert(look.ends.0);
+        let latest = kept.entry((&look.lock, &look.owner)).or_insert(look.ends.0);
         *latest = look.ends.0.max(*latest);
     }
     for (reader, seen) in &kept {

@@ -5,16 +5,13 @@ use std::collections::{HashMap, HashSet};
 use super::{Case, Hold, Verdict};
 use crate::history::{Mode, NOT_HELD};
 use crate::observer::Observation;
+use crate::plan::Fault;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
-    // Where nodes come and go, a majority of others may be left, and a minority may keep what the others have given back.
-    if case.plan.topology.nodes() > 1 {
-        return;
-    }
     let mut looks: HashMap<(&str, u64), Vec<&Observation>> = HashMap::new();
     for look in &case.record.observations {
         let Some(token) = look.held_with else { continue };
-        looks.entry((look.lock, token)).or_default().push(look);
+        looks.entry((&look.lock, token)).or_default().push(look);
     }
     // What is nested and not given back as well may be what the server has.
     let nested = case.holds.iter().filter(|hold| !matches!(hold.released, Some((_, Ok(())))));
@@ -32,7 +29,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 /// Who gives it back before its deadline finds it: nobody else had ended it.
 fn was_held(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
     let (Some(grant), Some((at, Err(failure)))) = (hold.granted, &hold.released) else { return };
-    if failure != NOT_HELD {
+    // Where nodes come and go, a majority of others may be left.
+    if failure != NOT_HELD || case.plan.topology.nodes() > 1 {
         return;
     }
     let until = hold.trusts.last().map_or(grant.until, |(_, until)| *until);
@@ -50,10 +48,17 @@ fn is_gone(case: &Case<'_>, hold: &Hold, looks: &[&Observation], verdict: &mut V
     if hold.mode != Mode::Exclusive || hold.has_owner() && !asked_once {
         return;
     }
-    let kept = looks.iter().find(|look| look.from > *at && hold.is_in(look));
+    // Of a quorum, a minority may keep for a while what the others have given back.
+    let mut ports = HashSet::new();
+    let mut kept = looks.iter().filter(|look| look.from > *at && hold.is_in(look));
+    let kept = kept.find(|look| ports.insert(look.port) && ports.len() >= case.plan.topology.majority());
     // An old copy still has it, and a replica that has not heard of it.
+    let is_old = |look: &Observation| {
+        let mut windows = case.windows_during(ends, look.to);
+        case.lost_by(ends, look.to).is_some() || windows.any(|it| it.fault == Fault::NodeSetBack)
+    };
     if let Some(look) = kept
-        && case.lost_by(ends, look.to).is_none()
+        && !is_old(look)
     {
         let text = format!(
             "{} was given back at {:.3}, and the server on port {} had it at {:.3}",

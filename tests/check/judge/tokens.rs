@@ -8,7 +8,7 @@ use crate::history::{Mode, Verb};
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let numbered: HashMap<u64, &Hold> = case.holds.iter().map(|hold| (hold.number, hold)).collect();
     for holds in case.by_lock().values() {
-        order(case, holds, verdict);
+        order(case, holds, &numbered, verdict);
     }
     for hold in &case.holds {
         let (Some(grant), Some(outer)) = (hold.granted, hold.inside.and_then(|inside| numbered.get(&inside)))
@@ -52,8 +52,14 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 }
 
 /// What was asked for after a grant was known has a larger token, or the same to read.
-fn order(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
-    let first: Vec<&Hold> = holds.iter().copied().filter(|hold| hold.inside.is_none()).collect();
+fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdict: &mut Verdict) {
+    // Who reads, and is granted to write, has a token of his own for that.
+    let is_upgrade = |hold: &Hold, outer: &Hold| hold.mode == Mode::Exclusive && outer.mode == Mode::Shared;
+    let has_its_own = |hold: &&Hold| match hold.inside {
+        None => true,
+        Some(outer) => numbered.get(&outer).is_some_and(|outer| is_upgrade(hold, outer)),
+    };
+    let first: Vec<&Hold> = holds.iter().copied().filter(has_its_own).collect();
     let mut asked = first.clone();
     asked.sort_by_key(|hold| hold.wants);
     let mut known = first.iter().filter_map(|hold| Some((hold.granted?, *hold))).peekable();

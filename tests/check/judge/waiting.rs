@@ -2,17 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Case, Hold, Verdict};
+use super::{Case, Hold, PROMPT, Verdict, ghosts};
+use crate::arena::Window;
 use crate::clock::STEP;
-use crate::history::{End, Time, Verb};
+use crate::history::{End, Time, Why};
 use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
-use crate::support::Topology;
 
 /// After a fault, and after what was held by those it hit has ended: whoever waits looks again.
 const AFTER_FAULTS: Duration = POLL_CAP.saturating_add(SLACK);
-
-/// As `lua/README.md` has it.
-const QUEUES_LAST: Duration = Duration::from_secs(60);
 
 /// Where nothing was done to anybody.
 const IN_PEACE: Duration = POLL_CAP.saturating_add(Duration::from_millis(1_400));
@@ -24,14 +21,20 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for lock in locks {
         let holds: Vec<&Hold> = case.holds.iter().filter(|hold| hold.lock == lock).collect();
         // The server's queue may give it to anybody, who then may have what others wait for.
-        let busy: Vec<(Time, Time, &Hold)> =
-            holds.iter().filter_map(|hold| Some((hold.wants, busy_until(case, hold)?, *hold))).collect();
+        let busy: Vec<(Time, Time, &Hold)> = holds
+            .iter()
+            .filter_map(|hold| {
+                let (from, to) = busy(case, hold)?;
+                Some((from, to, *hold))
+            })
+            .collect();
+        let ghosts = ghosts::of(case, &holds);
         let mut worst: Option<(Duration, &Hold, Time, bool)> = None;
-        for waiter in holds.iter().filter(|hold| matches!(hold.verb, Verb::Lock | Verb::Timeout)) {
+        for waiter in holds.iter().filter(|hold| hold.may_queue()) {
             for (idle, from) in idle(case, waiter, &busy) {
                 let in_peace = case.windows_during(from - 2 * TTL, from + idle).next().is_none();
                 let bound = if in_peace { IN_PEACE } else { ending(case, from) + AFTER_FAULTS };
-                let bound = bound + claims_of_the_dead(case, &holds, from + idle);
+                let bound = bound + ghosts::claims(&ghosts, &holds, from, from + idle);
                 if idle > bound && worst.is_none_or(|(longest, ..)| idle > longest) {
                     worst = Some((idle, waiter, from, in_peace));
                 }
@@ -49,24 +52,38 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// How long the servers may keep others out for it. `None`: never granted, as far as anybody knows.
-fn busy_until(case: &Case<'_>, hold: &Hold) -> Option<Time> {
+/// When the servers may keep others out for it. `None`: never, as far as anybody knows.
+fn busy(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
+    let Some(grant) = hold.granted else { return unknown(case, hold) };
+    // Queued, it may have been granted before that was known.
+    let from = grant.at - Duration::from_millis(50);
     let hit = |from: Time, to: Time| case.is_hit(hold, from, to);
-    let Some(grant) = hold.granted else {
-        let end = hold.not_granted.as_ref().map_or(hold.worker_ended, |(at, _)| *at);
-        return hit(hold.wants, end + TTL).then(|| end + kept(case, hold, end));
-    };
     let last = hold.trusts.last().map_or(grant.at, |(at, _)| *at);
-    match (hold.ends, &hold.released) {
-        (Some((_, End::Release)), Some((at, Ok(())))) => Some(*at),
-        (Some((at, End::Drop | End::Release)), _) if !hit(last, at + TTL) => Some(at),
-        (Some((at, _)), _) => Some(at + kept(case, hold, at)),
+    let to = match (hold.ends, &hold.released) {
+        (Some((_, End::Release)), Some((at, Ok(())))) => *at,
+        (Some((at, End::Drop | End::Release)), _) if !hit(last, at + TTL) => at,
+        (Some((at, _)), _) => at + kept(case, hold, at),
         // Its worker died, or hangs.
         (None, _) => {
             let end = hold.worker_ended.max(hold.lost.map_or(last, |(at, _)| at));
-            Some(end + kept(case, hold, end))
+            end + kept(case, hold, end)
         }
-    }
+    };
+    Some((from, to))
+}
+
+/// Who was never told may have it all the same, from the first fault that concerned him. A refusal says that he has not.
+fn unknown(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
+    let end = match &hold.not_granted {
+        Some((_, Why::Busy | Why::WouldDeadlock)) if case.plan.topology.nodes() == 1 => return None,
+        Some((at, _)) => *at,
+        None => hold.worker_ended,
+    };
+    // What was under way when he gave up is given back soon after, if nothing is done then.
+    let concerns = |window: &&Window| window.place.is_none_or(|place| place == hold.place);
+    let windows = case.windows_during(hold.wants, end + PROMPT).filter(concerns);
+    let first = windows.map(|window| window.start).min()?;
+    Some((hold.wants.max(first - PROMPT), end + kept(case, hold, end)))
 }
 
 /// How long a server keeps what is not given back. What it granted or renewed while its clock was ahead ends when the clock
@@ -82,18 +99,6 @@ fn ending(case: &Case<'_>, from: Time) -> Duration {
     over.max().map_or(Duration::ZERO, |end| (end + TTL).since(from))
 }
 
-/// In a cluster no server knows who listens to another one: whoever died while he was queued is handed the lock, and found
-/// out when his claim is over. One after the other, for as long as the queue lasts.
-fn claims_of_the_dead(case: &Case<'_>, holds: &[&Hold], at: Time) -> Duration {
-    if case.plan.topology != Topology::Cluster {
-        return Duration::ZERO;
-    }
-    let died = |hold: &&&Hold| hold.asked_until().is_none() && hold.worker_ended < at;
-    let lately = |hold: &&&Hold| at.since(hold.worker_ended) < QUEUES_LAST;
-    let dead = holds.iter().filter(died).filter(lately).count();
-    TTL * u32::try_from(dead).unwrap_or(u32::MAX)
-}
-
 /// While it waited, and nobody had the lock, and nothing was done to anybody whom that concerns: how long, and since when.
 fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Duration, Time)> {
     // Who was never answered waited for as long as his worker said anything.
@@ -102,12 +107,7 @@ fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Du
     for (from, to, hold) in busy {
         // Readers too are in the way of a reader, if a writer waits for them.
         if hold.owner != waiter.owner && *from < end && *to > waiter.wants {
-            // Queued, it may have been granted at any time before that was known.
-            let granted = hold.granted.map_or(*from, |grant| grant.at);
-            covers.push((
-                if hold.granted.is_some() { granted - Duration::from_millis(50) } else { *from },
-                *to,
-            ));
+            covers.push((*from, *to));
         }
     }
     for window in case.windows_during(waiter.wants, end) {

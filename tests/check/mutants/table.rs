@@ -1,7 +1,7 @@
 //! The mistakes.
 
 use super::{Edit, Mutant, Setting};
-use crate::support::Topology::{Quorum3, Standalone};
+use crate::support::Topology::{Cluster, Quorum3, Standalone};
 
 /// For what shows soon, and does so while requests are sent again.
 const RESENT: Setting =
@@ -17,6 +17,10 @@ const LINGERING: Setting =
 
 /// For what the server forgets under those who trust it.
 const FORGOTTEN: Setting = Setting { topology: Standalone, seconds: 20, linger: 10, faults: &["flushall"] };
+
+/// For what becomes of renewed leases while a minority is away.
+const OUTLASTED: Setting =
+    Setting { topology: Quorum3, seconds: 30, linger: 10, faults: &["minority", "node-emptied"] };
 
 /// Each as small as it would be made by somebody.
 pub const MUTANTS: &[Mutant] = &[
@@ -258,5 +262,82 @@ if ends < now + ttl_ms then
         }],
         setting: Setting { topology: Standalone, seconds: 30, linger: 200, faults: &["client-pause"] },
         rules: &["release"],
+    },
+    Mutant {
+        name: "all-nodes-must-renew",
+        edits: &[Edit {
+            file: "src/lease/keeper.rs",
+            from: "        if tally.held >= self.nodes.majority() {",
+            times: 1,
+            to: "        if tally.held >= self.nodes.count() {",
+        }],
+        setting: OUTLASTED,
+        rules: &["false loss"],
+    },
+    Mutant {
+        name: "all-nodes-must-grant",
+        edits: &[Edit {
+            file: "src/wire/nodes.rs",
+            from: "                if yes >= self.majority() {",
+            times: 1,
+            to: "                if yes >= self.count() {",
+        }],
+        setting: OUTLASTED,
+        rules: &["decision"],
+    },
+    Mutant {
+        name: "lost-with-its-master-counts-as-unknown",
+        edits: &[Edit {
+            file: "src/lease/keeper.rs",
+            from: "            Standing::Lost\n        } else {",
+            times: 1,
+            to: "            Standing::Unknown\n        } else {",
+        }],
+        setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["failover"] },
+        rules: &["bounded loss"],
+    },
+    Mutant {
+        name: "nested-but-not-counted",
+        edits: &[Edit {
+            file: "lua/reentrant/acquire.lua",
+            from: "owner, count + 1, ':' .. attempt, 1)",
+            times: 1,
+            to: "owner, count, ':' .. attempt, 1)",
+        }],
+        setting: RESENT,
+        rules: &["count"],
+    },
+    Mutant {
+        name: "the-last-in-the-queue-first",
+        edits: &[Edit {
+            file: "lua/mutex/release.lua",
+            from: "redis.pcall('ZPOPMIN', KEYS[3])[1]",
+            times: 1,
+            to: "redis.pcall('ZPOPMAX', KEYS[3])[1]",
+        }],
+        setting: RESENT,
+        rules: &["overtaking"],
+    },
+    Mutant {
+        name: "counters-that-stay",
+        edits: &[Edit {
+            file: "lua/mutex/acquire.lua",
+            from: "'PX', 86400000)",
+            times: 2,
+            to: "'PX', 864000000)",
+        }],
+        setting: RESENT,
+        rules: &["left behind"],
+    },
+    Mutant {
+        name: "a-resource-that-takes-all",
+        edits: &[Edit {
+            file: "lua/fenced/set.lua",
+            from: "if tonumber(ARGV[1]) < tonumber(redis.call('GET', KEYS[2]) or 0) then return 0 end\n",
+            times: 1,
+            to: "",
+        }],
+        setting: LINGERING,
+        rules: &["fenced resource"],
     },
 ];

@@ -139,7 +139,8 @@ async fn evict(scene: &mut Scene<'_>, server: &Server) -> Outcome {
     sleep(scene.millis(20, 200)).await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "0"]).await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
-    Outcome::lost(start, &gone(&seen(&answers), &seen(&answers[ANSWERS + 2..])))
+    // Meanwhile it refused whatever writes.
+    Outcome::lost(start, &gone(&seen(&answers), &seen(&answers[ANSWERS + 2..]))).away(start)
 }
 
 /// How often it has answered with an error.

@@ -60,6 +60,7 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
     } else {
         deployment.fail_over(place).await;
     }
+    let taken_over = Time::now();
     let master = deployment.masters()[place].port().to_string();
     if let Some(old) = deployment.replicas_mut().iter_mut().find(|server| !server.is_alive()) {
         old.restart().await;
@@ -71,7 +72,7 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
     let moved = timeout(Duration::from_secs(20), whole(deployment)).await;
     let effect = (moved.is_ok() && !gone.is_empty())
         .then(|| format!("a replica that was {lag:?} behind took over, without {}", gone.join(", ")));
-    Outcome { effect, lost: Some((start, ended)) }
+    Outcome { effect, lost: Some((start, ended)), away: Some((start, taken_over)) }
 }
 
 /// Waits until one that was a master knows that it is none any more.

@@ -12,7 +12,7 @@ use crate::plan::{Fault, TTL};
 use crate::support::{Deployment, Server, Topology};
 
 /// One of the masters, or as many nodes of a quorum as the fault says.
-pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Option<String> {
+pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Outcome {
     let masters = deployment.masters();
     let number = match fault {
         Fault::Minority => masters.len() - deployment.topology().majority(),
@@ -22,6 +22,7 @@ pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) 
     let first = scene.place(masters.len());
     let stopped: Vec<&Server> = masters.iter().cycle().skip(first).take(number).collect();
     stopped.iter().for_each(|server| server.pause());
+    let since = Time::now();
     let span =
         if scene.random.below(3) == 0 { TTL + scene.millis(100, 700) } else { scene.millis(100, 1_000) };
     let (start, mut silent) = (Instant::now(), true);
@@ -29,11 +30,13 @@ pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) 
         silent &= timeout(Duration::from_millis(30), server.try_run::<String>(&["PING"])).await.is_err();
     }
     sleep(span.saturating_sub(start.elapsed())).await;
+    let until = Time::now();
     stopped.iter().for_each(|server| server.resume());
     for server in &stopped {
         answers(server).await;
     }
-    silent.then(|| format!("{number} stood still for {span:?}"))
+    let effect = silent.then(|| format!("{number} stood still for {span:?}"));
+    Outcome { effect, lost: None, away: Some((since, until)) }
 }
 
 /// Killed, and back with all that it has answered.
@@ -66,7 +69,7 @@ pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: boo
     sleep(down).await;
     master.restart().await;
     let after = look(master).await;
-    Outcome::lost(start, &gone(&before, &after))
+    Outcome::lost(start, &gone(&before, &after)).away(start)
 }
 
 /// Which start of the server answers.

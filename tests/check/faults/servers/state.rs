@@ -21,18 +21,25 @@ pub struct Outcome {
     pub effect: Option<String>,
     /// From when it may have been lost; until when what was granted may be.
     pub lost: Option<(Time, Time)>,
+    /// When nobody answered for it.
+    pub away: Option<(Time, Time)>,
 }
 
 impl From<Option<String>> for Outcome {
     fn from(effect: Option<String>) -> Outcome {
-        Outcome { effect, lost: None }
+        Outcome { effect, lost: None, away: None }
     }
 }
 
 impl Outcome {
     pub fn lost(since: Time, gone: &[&str]) -> Outcome {
         let effect = (!gone.is_empty()).then(|| format!("lost, while held: {}", gone.join(", ")));
-        Outcome { effect, lost: Some((since, Time::now())) }
+        Outcome { effect, lost: Some((since, Time::now())), away: None }
+    }
+
+    /// Since then nobody answered, until now.
+    pub fn away(self, since: Time) -> Outcome {
+        Outcome { away: Some((since, Time::now())), ..self }
     }
 }
 
