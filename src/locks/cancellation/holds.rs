@@ -11,6 +11,9 @@ use crate::options::{Nesting, Options};
 use crate::owner::Owner;
 use crate::rwlock::RwLock;
 
+/// What each hold passes.
+pub(super) const HOLD: &[&str] = &["acquire", "release"];
+
 /// A ttl is 30 s: long enough for a renewal.
 pub(super) const RENEWED: Duration = Duration::from_secs(12);
 
@@ -20,8 +23,8 @@ fn cancelled_tries_leave_nothing() {
         let lock = stage.lock.clone();
         Scene::of(async move { drop(lock.try_lock().await.unwrap().unwrap()) })
     };
-    Case::new("try", 5).run(tried);
-    Case::new("cold-try", 9).cold().run(tried);
+    Case::new("try", 5, &["acquire at 1"]).run(tried);
+    Case::new("cold-try", 9, &["acquire by source"]).cold().run(tried);
 }
 
 #[test]
@@ -30,9 +33,9 @@ fn cancelled_holds_leave_nothing() {
         let lock = stage.lock.clone();
         Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
     };
-    Case::new("hold", 9).run(held);
-    Case::new("cold-hold", 17).cold().run(held);
-    Case::new("hold-within", 9).run(async |stage| {
+    Case::new("hold", 9, HOLD).run(held);
+    Case::new("cold-hold", 17, &["acquire by source", "release by source"]).cold().run(held);
+    Case::new("hold-within", 9, HOLD).run(async |stage| {
         let lock = stage.lock.clone();
         Scene::of(async move {
             lock.lock_timeout(Duration::from_secs(1)).await.unwrap().release().await.unwrap();
@@ -42,7 +45,7 @@ fn cancelled_holds_leave_nothing() {
 
 #[test]
 fn cancelled_first_connections_leave_nothing() {
-    Case::new("open", 18).run(async |stage| {
+    Case::new("open", 18, &["connect", "acquire", "release"]).run(async |stage| {
         let (net, kind, name) = (stage.net.clone(), stage.kind, stage.name.clone());
         let options = stage.locks.options().clone();
         Scene::of(async move {
@@ -50,7 +53,7 @@ fn cancelled_first_connections_leave_nothing() {
             kind.lock(&locks, &name).lock().await.unwrap().release().await.unwrap();
         })
     });
-    Case::new("connect-anew", 15).run(async |stage| {
+    Case::new("connect-anew", 15, &["connect", "acquire", "release"]).run(async |stage| {
         stage.net.cut(true);
         let lock = stage.lock.clone();
         // Sent twice, it may be told that it is not known whether it lasted.
@@ -73,9 +76,12 @@ pub(super) async fn disturbed(stage: &Stage, disturb: fn(&Net)) -> Scene {
 fn cancelled_holds_leave_nothing_whenever_a_connection_fails() {
     let kinds = &[Kind::Mutex, Kind::Read];
     let broken = async |stage: &Stage| disturbed(stage, |net| net.cut(false)).await;
-    Case::new("hold-broken", 9).kinds(kinds).early().run(broken);
+    Case::new("hold-broken", 9, &["connect", "acquire", "release"]).kinds(kinds).early().run(broken);
     let silent = async |stage: &Stage| disturbed(stage, |net| net.hang(true)).await;
-    Case::new("hold-silent", 9).kinds(kinds).early().run(silent);
+    Case::new("hold-silent", 9, &["connect", "acquire held back", "release held back"])
+        .kinds(kinds)
+        .early()
+        .run(silent);
 }
 
 #[test]
@@ -85,19 +91,22 @@ fn cancelled_nested_holds_leave_the_others() {
         let lock = stage.lock.clone();
         Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() }).keeping(kept)
     };
-    Case::new("nest", 9).kinds(&[Kind::Reentrant, Kind::Read]).run(nested);
+    Case::new("nest", 9, HOLD).kinds(&[Kind::Reentrant, Kind::Read]).run(nested);
     let local = |options: Options| options.nesting(Nesting::Local);
-    Case::new("nest-locally", 1).kinds(&[Kind::Reentrant]).with(local).run(nested);
-    Case::new("nest-writing", 9).kinds(&[Kind::Write]).run(async |stage| {
+    Case::new("nest-locally", 1, &[]).kinds(&[Kind::Reentrant]).with(local).run(nested);
+    Case::new("nest-writing", 9, &["write_acquire", "release"]).kinds(&[Kind::Write]).run(async |stage| {
         let (lock, owner) = (rwlock(&stage.lock), Owner::new());
         let kept = AnyGuard::Write(lock.write_as(&owner).await.unwrap());
         Scene::of(async move { lock.write_as(&owner).await.unwrap().release().await.unwrap() }).keeping(kept)
     });
-    Case::new("read-while-writing", 9).kinds(&[Kind::Write]).run(async |stage| {
-        let (lock, owner) = (rwlock(&stage.lock), Owner::new());
-        let kept = AnyGuard::Write(lock.write_as(&owner).await.unwrap());
-        Scene::of(async move { lock.read_as(&owner).await.unwrap().release().await.unwrap() }).keeping(kept)
-    });
+    Case::new("read-while-writing", 9, &["read_acquire", "release"]).kinds(&[Kind::Write]).run(
+        async |stage| {
+            let (lock, owner) = (rwlock(&stage.lock), Owner::new());
+            let kept = AnyGuard::Write(lock.write_as(&owner).await.unwrap());
+            Scene::of(async move { lock.read_as(&owner).await.unwrap().release().await.unwrap() })
+                .keeping(kept)
+        },
+    );
 }
 
 #[test]
@@ -107,16 +116,18 @@ fn cancelled_upgrades_leave_the_reader() {
         let kept = AnyGuard::Read(lock.read_as(&owner).await.unwrap());
         Scene::of(async move { lock.write_as(&owner).await.unwrap().release().await.unwrap() }).keeping(kept)
     };
-    Case::new("upgrade", 9).kinds(&[Kind::Read]).run(upgraded);
-    Case::new("wait-to-upgrade", 28).kinds(&[Kind::Read]).run(async |stage| {
-        let beside = rwlock(&stage.rival).read().await.unwrap();
-        upgraded(stage).await.meanwhile(async move { beside.release().await.unwrap() })
-    });
+    Case::new("upgrade", 9, &["write_acquire", "release"]).kinds(&[Kind::Read]).run(upgraded);
+    Case::new("wait-to-upgrade", 28, &["write_acquire", "SUBSCRIBE", "nothing", "message", "release"])
+        .kinds(&[Kind::Read])
+        .run(async |stage| {
+            let beside = rwlock(&stage.rival).read().await.unwrap();
+            upgraded(stage).await.meanwhile(async move { beside.release().await.unwrap() })
+        });
 }
 
 #[test]
 fn cancelled_downgrades_leave_nothing() {
-    Case::new("downgrade", 9).kinds(&[Kind::Write]).run(async |stage| {
+    Case::new("downgrade", 9, &["downgrade", "release"]).kinds(&[Kind::Write]).run(async |stage| {
         let guard = rwlock(&stage.lock).write().await.unwrap();
         Scene::of(async move { guard.downgrade().await.unwrap().release().await.unwrap() })
     });
@@ -124,15 +135,15 @@ fn cancelled_downgrades_leave_nothing() {
 
 #[test]
 fn cancelled_releases_go_on() {
-    Case::new("release", 5).run(async |stage| {
+    Case::new("release", 5, &["release"]).run(async |stage| {
         let guard = stage.lock.lock().await.unwrap();
         Scene::of(async move { guard.release().await.unwrap() })
     });
-    Case::new("cold-release", 9).cold().run(async |stage| {
+    Case::new("cold-release", 9, &["release by source"]).cold().run(async |stage| {
         let guard = stage.lock.lock().await.unwrap();
         Scene::of(async move { guard.release().await.unwrap() })
     });
-    Case::new("release-nested", 5).kinds(&[Kind::Reentrant, Kind::Read]).run(async |stage| {
+    Case::new("release-nested", 5, &["release"]).kinds(&[Kind::Reentrant, Kind::Read]).run(async |stage| {
         let (kept, guard) = (stage.lock.lock().await.unwrap(), stage.lock.lock().await.unwrap());
         Scene::of(async move { guard.release().await.unwrap() }).keeping(kept)
     });
@@ -140,7 +151,7 @@ fn cancelled_releases_go_on() {
 
 #[test]
 fn cancelled_while_renewed_leaves_nothing() {
-    Case::new("renew", 30).run(async |stage| {
+    Case::new("renew", 30, &["acquire", "nothing", "renew", "release"]).run(async |stage| {
         let lock = stage.lock.clone();
         Scene::of(async move {
             let guard = lock.lock().await.unwrap();
@@ -152,7 +163,7 @@ fn cancelled_while_renewed_leaves_nothing() {
 
 #[test]
 fn clients_dropped_while_they_renew_leave_nothing() {
-    Case::new("client", 5).run(async |stage| {
+    Case::new("client", 5, &["renew"]).run(async |stage| {
         let locks = open(&stage.net, Whose::Subject, stage.locks.options()).await;
         let guard = stage.kind.lock(&locks, &stage.name).lock().await.unwrap();
         Scene::of(async move {
@@ -164,7 +175,7 @@ fn clients_dropped_while_they_renew_leave_nothing() {
 
 #[test]
 fn cancelled_watches_leave_the_lease() {
-    Case::new("watch", 25).kinds(&[Kind::Mutex]).run(async |stage| {
+    Case::new("watch", 25, &["nothing", "renew"]).kinds(&[Kind::Mutex]).run(async |stage| {
         let kept = stage.lock.lock().await.unwrap();
         let lease = kept.lease().clone();
         Scene::of(async move { lease.while_held(sleep(RENEWED)).await.unwrap() }).keeping(kept)

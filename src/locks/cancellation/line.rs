@@ -8,21 +8,28 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
+use super::word::word;
+
 /// Everything that is written at a time fits in.
 pub(super) const CAPACITY: usize = 1 << 20;
 
+const MESSAGE: &str = "message";
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 const PONG: &[u8] = b"+PONG\r\n";
 
 pub(super) struct Line {
     pub(super) address: String,
+    /// Which node it leads to.
+    pub(super) place: usize,
     /// `None`: cut, on the client's side.
     client: Option<DuplexStream>,
     server: UnixStream,
     sent: Vec<u8>,
     answered: Vec<u8>,
-    requests: VecDeque<Vec<u8>>,
-    answers: VecDeque<Vec<u8>>,
+    /// Each with its word.
+    requests: VecDeque<(String, Vec<u8>)>,
+    /// Each with the word of what it answers.
+    answers: VecDeque<(String, Vec<u8>)>,
     /// Messages may come that nobody asks for.
     listens: bool,
     /// The client has gone.
@@ -32,9 +39,10 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(address: String, client: DuplexStream, server: UnixStream) -> Line {
+    pub(super) fn new(address: String, place: usize, client: DuplexStream, server: UnixStream) -> Line {
         Line {
             address,
+            place,
             client: Some(client),
             server,
             sent: Vec::new(),
@@ -66,7 +74,7 @@ impl Line {
             }
         }
         while let Some(request) = first_frame(&mut self.sent) {
-            self.requests.push_back(request);
+            self.requests.push_back((word(&request), request));
         }
     }
 
@@ -77,16 +85,16 @@ impl Line {
 
     /// Hands one request to the server, which runs it. False if there is none.
     pub(super) fn deliver(&mut self) -> bool {
-        let Some(request) = self.requests.pop_front() else { return false };
+        let Some((word, request)) = self.requests.pop_front() else { return false };
         self.listens |= request.windows(9).any(|word| word == b"SUBSCRIBE");
         self.server.write_all(&request).unwrap();
         loop {
             let frame = self.hear();
-            let answers = !is_message(&frame);
-            self.answers.push_back(frame);
-            if answers {
+            if !is_message(&frame) {
+                self.answers.push_back((word, frame));
                 return true;
             }
+            self.answers.push_back((MESSAGE.to_owned(), frame));
         }
     }
 
@@ -101,13 +109,13 @@ impl Line {
             if frame == PONG {
                 return;
             }
-            self.answers.push_back(frame);
+            self.answers.push_back((MESSAGE.to_owned(), frame));
         }
     }
 
     /// Hands one answer, or message, to the client. False if there is none.
     pub(super) fn answer(&mut self) -> bool {
-        let Some(answer) = self.answers.pop_front() else { return false };
+        let Some((_, answer)) = self.answers.pop_front() else { return false };
         if let Some(client) = &mut self.client {
             let context = &mut Context::from_waker(Waker::noop());
             let written = Pin::new(client).poll_write(context, &answer);
@@ -115,6 +123,11 @@ impl Line {
             assert!(gone || matches!(written, Poll::Ready(Ok(all)) if all == answer.len()), "{written:?}");
         }
         true
+    }
+
+    /// What was sent and is not answered, as far as the client knows, and the messages that it has not heard.
+    pub(super) fn under_way(&self) -> impl Iterator<Item = &str> {
+        self.requests.iter().chain(&self.answers).map(|(word, _)| word.as_str())
     }
 
     /// The client sees it break. What it has sent is on its way.

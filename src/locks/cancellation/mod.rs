@@ -15,6 +15,7 @@ mod net;
 mod server;
 mod stage;
 mod walk;
+mod word;
 
 mod holds;
 mod quorum;

@@ -1,6 +1,7 @@
 //! The way between clients and real servers, in memory: what passes, passes when it is let.
 
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub(super) struct Net {
     lines: RefCell<Vec<Line>>,
     dialled: RefCell<Vec<Dialled>>,
     order: Order,
+    /// What was under way for the subject, at any point.
+    passed: RefCell<BTreeSet<String>>,
 }
 
 impl Whose {
@@ -60,7 +63,13 @@ impl Net {
     pub(super) fn before(servers: usize, order: Order) -> Net {
         stay_in_memory();
         let servers = (0..servers).map(|_| Server::start()).collect();
-        Net { servers, lines: RefCell::default(), dialled: RefCell::default(), order }
+        Net {
+            servers,
+            lines: RefCell::default(),
+            dialled: RefCell::default(),
+            order,
+            passed: RefCell::default(),
+        }
     }
 
     pub(super) fn urls(&self, whose: Whose) -> Vec<String> {
@@ -95,6 +104,31 @@ impl Net {
         delivered || answered
     }
 
+    /// Takes note of what is under way for the subject: each word, and `at` how many nodes.
+    pub(super) fn note(&self) {
+        self.gather();
+        let mut under_way = BTreeMap::<String, BTreeSet<usize>>::new();
+        for line in self.lines.borrow().iter().filter(|line| Whose::Subject.has(&line.address)) {
+            for word in line.under_way() {
+                let word = if line.hangs { format!("{word} held back") } else { word.to_owned() };
+                under_way.entry(word).or_default().insert(line.place);
+            }
+        }
+        for it in self.dialled.borrow().iter().filter(|it| Whose::Subject.has(&it.address)) {
+            under_way.entry("connect".to_owned()).or_default().insert(place(&it.address));
+        }
+        let mut passed = self.passed.borrow_mut();
+        if under_way.is_empty() {
+            passed.insert("nothing".to_owned());
+        }
+        passed.extend(under_way.iter().map(|(word, places)| format!("{word} at {}", places.len())));
+    }
+
+    /// What was noted since this was asked last.
+    pub(super) fn passed(&self) -> BTreeSet<String> {
+        self.passed.take()
+    }
+
     fn gather(&self) {
         self.dialled.borrow_mut().extend(dialled());
         let mut lines = self.lines.borrow_mut();
@@ -107,9 +141,9 @@ impl Net {
         dialled.retain(|it| !it.pick_up.is_closed());
         let Some(first) = dialled.iter().position(|it| whose.has(&it.address)) else { return false };
         let Dialled { address, pick_up } = dialled.remove(first);
-        let place: usize = address.split(['-', ':']).nth(1).unwrap().parse().unwrap();
+        let place = place(&address);
         let (theirs, ours) = tokio::io::duplex(CAPACITY);
-        self.lines.borrow_mut().push(Line::new(address, ours, self.servers[place].connect()));
+        self.lines.borrow_mut().push(Line::new(address, place, ours, self.servers[place].connect()));
         pick_up.send(theirs).ok();
         true
     }
@@ -172,6 +206,11 @@ impl Net {
         };
         self.flow(what, becomes).await;
     }
+}
+
+/// Which node an address is of.
+fn place(address: &str) -> usize {
+    address.split(['-', ':']).nth(1).unwrap().parse().unwrap()
 }
 
 /// Lets one thing pass, or one of each line. False if there is none.

@@ -6,18 +6,23 @@ use super::holds::{RENEWED, disturbed};
 use super::locks::Kind;
 use super::net::Order;
 use super::stage::{Case, Scene, Stage};
-use super::waits::waited;
+use super::waits::{POLL, WAIT, waited};
 use crate::options::{Options, Wakeups};
 
-fn everywhere(name: &'static str, least: usize, scene: impl AsyncFn(&Stage) -> Scene + Copy) {
+fn everywhere(
+    name: &'static str,
+    least: usize,
+    passes: &[&'static str],
+    scene: impl AsyncFn(&Stage) -> Scene + Copy,
+) {
     for order in [Order::RequestsFirst, Order::AnswersFirst, Order::Together] {
-        Case::new(name, least).of_three().ordered(order).kinds(&[Kind::Mutex]).run(scene);
+        Case::new(name, least, passes).of_three().ordered(order).kinds(&[Kind::Mutex]).run(scene);
     }
 }
 
 #[test]
 fn cancelled_tries_of_a_quorum_leave_nothing() {
-    everywhere("quorum-try", 5, async |stage: &Stage| {
+    everywhere("quorum-try", 5, &["acquire at 3"], async |stage: &Stage| {
         let lock = stage.lock.clone();
         Scene::of(async move { drop(lock.try_lock().await.unwrap().unwrap()) })
     });
@@ -25,7 +30,7 @@ fn cancelled_tries_of_a_quorum_leave_nothing() {
 
 #[test]
 fn cancelled_holds_of_a_quorum_leave_nothing() {
-    everywhere("quorum-hold", 9, async |stage: &Stage| {
+    everywhere("quorum-hold", 9, &["acquire at 3", "release"], async |stage: &Stage| {
         let lock = stage.lock.clone();
         Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
     });
@@ -33,7 +38,7 @@ fn cancelled_holds_of_a_quorum_leave_nothing() {
 
 #[test]
 fn cancelled_holds_of_a_quorum_leave_nothing_whenever_connections_fail() {
-    Case::new("quorum-silent", 17)
+    Case::new("quorum-silent", 17, &["connect", "held back", "acquire", "release"])
         .of_three()
         .kinds(&[Kind::Mutex])
         .early()
@@ -42,23 +47,28 @@ fn cancelled_holds_of_a_quorum_leave_nothing_whenever_connections_fail() {
 
 #[test]
 fn cancelled_waits_of_a_quorum_leave_nothing() {
-    everywhere("quorum-wait", 35, waited);
+    everywhere("quorum-wait", 35, WAIT, waited);
 }
 
 #[test]
 fn cancelled_waits_of_a_quorum_that_look_leave_nothing() {
     let poll = |options: Options| options.wakeups(Wakeups::Poll);
-    Case::new("quorum-poll", 40).of_three().kinds(&[Kind::Mutex]).with(poll).run(waited);
+    Case::new("quorum-poll", 40, POLL).of_three().kinds(&[Kind::Mutex]).with(poll).run(waited);
 }
 
 #[test]
 fn cancelled_renewals_of_a_quorum_leave_nothing() {
-    everywhere("quorum-renew", 30, async |stage: &Stage| {
-        let lock = stage.lock.clone();
-        Scene::of(async move {
-            let guard = lock.lock().await.unwrap();
-            guard.lease().while_held(sleep(RENEWED)).await.unwrap();
-            guard.release().await.unwrap();
-        })
-    });
+    everywhere(
+        "quorum-renew",
+        30,
+        &["acquire at 3", "nothing", "renew at 3", "release at 3"],
+        async |stage: &Stage| {
+            let lock = stage.lock.clone();
+            Scene::of(async move {
+                let guard = lock.lock().await.unwrap();
+                guard.lease().while_held(sleep(RENEWED)).await.unwrap();
+                guard.release().await.unwrap();
+            })
+        },
+    );
 }

@@ -101,6 +101,8 @@ pub(super) struct Case {
     pub(super) options: Options,
     /// How many points it must have at least.
     pub(super) least: usize,
+    /// What it must pass: parts of what a [`Net`] has [noted](Net::note). Else it does not cover what it is there for.
+    pub(super) passes: Vec<&'static str>,
     /// Servers do not know the scripts: each is sent twice.
     pub(super) cold: bool,
     /// What happens meanwhile, happens at each of the points.
@@ -110,7 +112,7 @@ pub(super) struct Case {
 pub(super) const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 impl Case {
-    pub(super) fn new(name: &'static str, least: usize) -> Case {
+    pub(super) fn new(name: &'static str, least: usize, passes: &[&'static str]) -> Case {
         let order = Order::RequestsFirst;
         Case {
             name,
@@ -119,6 +121,7 @@ impl Case {
             order,
             options: Options::new(),
             least,
+            passes: passes.to_vec(),
             cold: false,
             early: false,
         }
@@ -184,6 +187,7 @@ impl Case {
                 (0..steps).flat_map(|at| [Then::Flows, Then::Overtaken].map(|then| (at, Some(at), then)));
             falls.extend(early);
         }
+        net.passed();
         for (first, early, then) in falls {
             let mut point = first;
             while self.play(net, rival, kind, Fall { point, early, then }, scene).await == End::Stopped {
@@ -191,6 +195,16 @@ impl Case {
             }
             println!("{} of {}, {then:?}, early {early:?}: {point} points", self.name, kind.name());
             assert!(point >= self.least || early.is_some(), "{point} points: is anything enumerated at all?");
+        }
+        let passed = net.passed();
+        for word in &self.passes {
+            let is_passed = passed.iter().any(|it| it.contains(word));
+            assert!(
+                is_passed,
+                "{} of {} was never dropped at {word:?}, but at {passed:?}",
+                self.name,
+                kind.name()
+            );
         }
     }
 

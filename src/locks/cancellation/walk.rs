@@ -100,6 +100,7 @@ pub(super) async fn walk(
             end = &mut walk => return (end, walk.future),
             () = sleep(pause) => {}
         }
+        net.note();
         while net.step(Whose::Rival) {}
         let now = early.is_some_and(|early| walk.steps >= early) && !world.is_empty();
         if now || !net.step(Whose::Subject) {
