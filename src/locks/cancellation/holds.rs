@@ -27,12 +27,13 @@ fn cancelled_tries_leave_nothing() {
     Case::new("cold-try", 9, &["acquire by source"]).cold().run(tried);
 }
 
+pub(super) async fn held(stage: &Stage) -> Scene {
+    let lock = stage.lock.clone();
+    Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
+}
+
 #[test]
 fn cancelled_holds_leave_nothing() {
-    let held = async |stage: &Stage| {
-        let lock = stage.lock.clone();
-        Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
-    };
     Case::new("hold", 9, HOLD).run(held);
     Case::new("cold-hold", 17, &["acquire by source", "release by source"]).cold().run(held);
     Case::new("hold-within", 9, HOLD).run(async |stage| {

@@ -12,6 +12,9 @@ mod line;
 #[allow(unreachable_pub, dead_code, missing_debug_implementations, reason = "shared with a test binary")]
 mod locks;
 mod net;
+#[path = "../../../tests/it/support/port.rs"]
+#[allow(unreachable_pub, reason = "shared with a test binary")]
+mod port;
 mod server;
 mod stage;
 mod walk;
@@ -19,4 +22,5 @@ mod word;
 
 mod holds;
 mod quorum;
+mod replicas;
 mod waits;

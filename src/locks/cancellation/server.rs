@@ -7,12 +7,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::binary::binary;
+use super::port::{TRIES, free_port};
 
 /// Longer than anything here takes on a machine that is busy with something else.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// It listens at a socket in a directory of its own: no port can be taken.
+/// It listens at a socket in a directory of its own: no port can be taken, but for one with a replica.
 pub(super) struct Server {
+    /// Ends with it.
+    replica: Option<Box<Server>>,
     child: Child,
     socket: PathBuf,
     own: RefCell<Option<redis::Connection>>,
@@ -21,10 +24,35 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn start() -> Server {
+        Server::start_with(&["--port", "0"])
+            .unwrap_or_else(|| panic!("{} does not start", binary().display()))
+    }
+
+    /// With a replica that has all it has.
+    pub(super) fn start_replicated() -> Server {
+        let ports = (0..TRIES).map(|_| free_port().to_string());
+        let at = |port: String| {
+            let words = ["--port", &port, "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"];
+            Some((Server::start_with(&words)?, port))
+        };
+        let (mut server, port) = ports.flat_map(at).next().expect("a port that is free");
+        let replica = Server::start_with(&["--port", "0", "--replicaof", "127.0.0.1", &port]);
+        let start = Instant::now();
+        while server.run::<usize>(&["WAIT", "1", "100"]) == 0 {
+            assert!(start.elapsed() < PATIENCE, "the replica does not follow");
+        }
+        server.replica = replica.map(Box::new);
+        server
+    }
+
+    /// `None`: it has ended at once.
+    fn start_with(arguments: &[&str]) -> Option<Server> {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
         let child = Command::new(binary())
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+            .args(["--save", "", "--appendonly", "no", "--hz", "100"])
+            .args(arguments)
+            .arg("--unixsocket")
             .arg(&socket)
             .arg("--dir")
             .arg(directory.path())
@@ -33,15 +61,19 @@ impl Server {
             .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
-        let server = Server { child, socket, own: RefCell::new(None), _directory: directory };
+        let mut server =
+            Server { replica: None, child, socket, own: RefCell::new(None), _directory: directory };
         let start = Instant::now();
         while UnixStream::connect(&server.socket).is_err() {
+            if server.child.try_wait().unwrap().is_some() {
+                return None;
+            }
             assert!(start.elapsed() < PATIENCE, "{} does not start", binary().display());
             std::thread::sleep(Duration::from_millis(5));
         }
         let client = redis::Client::open(format!("unix://{}", server.socket.display())).unwrap();
         *server.own.borrow_mut() = Some(client.get_connection().unwrap());
-        server
+        Some(server)
     }
 
     pub(super) fn connect(&self) -> UnixStream {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
-use super::net::{Net, Order, Whose};
+use super::net::{Net, Order, TICK, Whose};
+use super::server::Server;
 use super::walk::{End, Work, walk};
 use crate::clock::skip_with_the_runtime;
 use crate::error::Error;
@@ -96,6 +97,8 @@ struct Fall {
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) nodes: usize,
+    /// Each has a replica.
+    pub(super) replicated: bool,
     pub(super) kinds: &'static [Kind],
     pub(super) order: Order,
     pub(super) options: Options,
@@ -117,6 +120,7 @@ impl Case {
         Case {
             name,
             nodes: 1,
+            replicated: false,
             kinds: &KINDS,
             order,
             options: Options::new(),
@@ -149,6 +153,11 @@ impl Case {
         Case { nodes: 3, ..self }
     }
 
+    /// In front of a server with a replica.
+    pub(super) fn replicated(self) -> Case {
+        Case { replicated: true, ..self }
+    }
+
     pub(super) fn ordered(self, order: Order) -> Case {
         Case { order, ..self }
     }
@@ -160,8 +169,12 @@ impl Case {
         // What is let pass is let pass at once, however much that is.
         runtime.block_on(tokio::task::unconstrained(async {
             skip_with_the_runtime();
-            let net = Rc::new(Net::before(self.nodes, self.order));
-            let rival = net.flow("the rival opens", open(&net, Whose::Rival, &self.options)).await;
+            let start = if self.replicated { Server::start_replicated } else { Server::start };
+            let servers = std::iter::repeat_with(start).take(self.nodes).collect();
+            let net = Rc::new(Net::before(servers, self.order));
+            // Whatever replicas have, what is left on the server is in its way.
+            let options = self.options.clone().replicas(0, TICK);
+            let rival = net.flow("the rival opens", open(&net, Whose::Rival, &options)).await;
             net.flow("the rival listens", listen(&rival)).await;
             for kind in self.kinds {
                 self.drop_everywhere(&net, &rival, *kind, &scene).await;
@@ -218,7 +231,7 @@ impl Case {
     ) -> End {
         let Fall { point, early, then } = fall;
         let tasks = || Handle::current().metrics().num_alive_tasks();
-        net.flow("quiet", tokio::time::sleep(super::net::TICK)).await;
+        net.flow("quiet", tokio::time::sleep(TICK)).await;
         let tasks_before = tasks();
         let early_at = early.unwrap_or(usize::MAX);
         let name = format!("{}-{}-{then:?}-{point}-{early_at}", self.name, kind.name());

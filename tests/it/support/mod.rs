@@ -8,6 +8,7 @@ pub mod events;
 mod locks;
 mod moved;
 mod open;
+mod port;
 mod process;
 mod proxy;
 mod random;
@@ -21,12 +22,13 @@ pub use deployment::{Deployment, Topology, servers};
 pub use locks::{AnyGuard, AnyLock, Kind};
 #[allow(unused_imports, reason = "the fault checker has another door")]
 pub use open::open_at;
+pub use port::free_port;
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
+pub use server::Server;
 #[allow(unused_imports, reason = "the fault checker keeps what it answers")]
 pub use server::{DURABLE, Environment};
-pub use server::{Server, free_port};
 pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 
 use std::future::Future;

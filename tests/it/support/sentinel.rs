@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::deployment::{PROMPT, servers};
-use super::server::{TRIES, free_port};
+use super::port::{TRIES, free_port};
 use super::{Server, eventually};
 
 /// What the sentinels call the master.

@@ -1,10 +1,7 @@
 //! A private server, on a free port, stopped when it is dropped.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -12,6 +9,7 @@ use redlatch::{Locks, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::binary::binary;
+use super::port::{TRIES, free_port};
 use super::{PATIENCE, eventually};
 
 /// A server of one's own.
@@ -28,25 +26,6 @@ pub type Environment = Vec<(String, String)>;
 
 /// What keeps all that a server answers.
 pub const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
-
-/// How often another port is tried for one that was taken between finding and using it.
-pub const TRIES: usize = 20;
-
-/// A port that is free, as is the one 10,000 above it, where the servers of a cluster talk. Both are below
-/// those that systems give to connections: nobody takes it while its server is down for a moment.
-pub fn free_port() -> u16 {
-    static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
-        let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
-        AtomicU32::new(clock ^ std::process::id())
-    });
-    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-    loop {
-        let port = 10_000 + (NEXT.fetch_add(1, Ordering::Relaxed) % 10_000) as u16;
-        if is_free(port) && is_free(port + 10_000) {
-            return port;
-        }
-    }
-}
 
 impl Server {
     pub async fn start() -> Server {

@@ -1,0 +1,24 @@
+//! Ports for servers; for the tests inside the library as well.
+
+use std::net::TcpListener;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How often another port is tried for one that was taken between finding and using it.
+pub const TRIES: usize = 20;
+
+/// A port that is free, as is the one 10,000 above it, where the servers of a cluster talk. Both are below
+/// those that systems give to connections: nobody takes it while its server is down for a moment.
+pub fn free_port() -> u16 {
+    static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
+        let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+        AtomicU32::new(clock ^ std::process::id())
+    });
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    loop {
+        let port = 10_000 + (NEXT.fetch_add(1, Ordering::Relaxed) % 10_000) as u16;
+        if is_free(port) && is_free(port + 10_000) {
+            return port;
+        }
+    }
+}
