@@ -63,7 +63,7 @@ fn cancelled_first_connections_leave_nothing() {
 }
 
 /// The connections fail meanwhile, and the future may try again before it is dropped.
-pub(super) async fn disturbed(stage: &Stage, disturb: fn(&Net)) -> Scene {
+pub(super) async fn disturbed(stage: &Stage, disturb: impl FnOnce(&Net) + 'static) -> Scene {
     let (net, lock) = (stage.net.clone(), stage.lock.clone());
     Scene::of(async move {
         if let Ok(guard) = lock.lock().await {
@@ -85,13 +85,13 @@ fn cancelled_holds_leave_nothing_whenever_a_connection_fails() {
         .run(silent);
 }
 
+pub(super) async fn nested(stage: &Stage) -> Scene {
+    let kept = stage.lock.lock().await.unwrap();
+    held(stage).await.keeping(kept)
+}
+
 #[test]
 fn cancelled_nested_holds_leave_the_others() {
-    let nested = async |stage: &Stage| {
-        let kept = stage.lock.lock().await.unwrap();
-        let lock = stage.lock.clone();
-        Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() }).keeping(kept)
-    };
     Case::new("nest", 9, HOLD).kinds(&[Kind::Reentrant, Kind::Read]).run(nested);
     let local = |options: Options| options.nesting(Nesting::Local);
     Case::new("nest-locally", 1, &[]).kinds(&[Kind::Reentrant]).with(local).run(nested);
@@ -110,28 +110,33 @@ fn cancelled_nested_holds_leave_the_others() {
     );
 }
 
+pub(super) async fn upgraded(stage: &Stage) -> Scene {
+    let AnyLock::Read(lock, owner) = stage.lock.clone() else { panic!("not to read") };
+    let kept = AnyGuard::Read(lock.read_as(&owner).await.unwrap());
+    Scene::of(async move { lock.write_as(&owner).await.unwrap().release().await.unwrap() }).keeping(kept)
+}
+
+pub(super) async fn waited_to_upgrade(stage: &Stage) -> Scene {
+    let beside = rwlock(&stage.rival).read().await.unwrap();
+    upgraded(stage).await.meanwhile(async move { beside.release().await.unwrap() })
+}
+
+pub(super) async fn downgraded(stage: &Stage) -> Scene {
+    let guard = rwlock(&stage.lock).write().await.unwrap();
+    Scene::of(async move { guard.downgrade().await.unwrap().release().await.unwrap() })
+}
+
 #[test]
 fn cancelled_upgrades_leave_the_reader() {
-    let upgraded = async |stage: &Stage| {
-        let AnyLock::Read(lock, owner) = stage.lock.clone() else { panic!("not to read") };
-        let kept = AnyGuard::Read(lock.read_as(&owner).await.unwrap());
-        Scene::of(async move { lock.write_as(&owner).await.unwrap().release().await.unwrap() }).keeping(kept)
-    };
     Case::new("upgrade", 9, &["write_acquire", "release"]).kinds(&[Kind::Read]).run(upgraded);
     Case::new("wait-to-upgrade", 28, &["write_acquire", "SUBSCRIBE", "nothing", "message", "release"])
         .kinds(&[Kind::Read])
-        .run(async |stage| {
-            let beside = rwlock(&stage.rival).read().await.unwrap();
-            upgraded(stage).await.meanwhile(async move { beside.release().await.unwrap() })
-        });
+        .run(waited_to_upgrade);
 }
 
 #[test]
 fn cancelled_downgrades_leave_nothing() {
-    Case::new("downgrade", 9, &["downgrade", "release"]).kinds(&[Kind::Write]).run(async |stage| {
-        let guard = rwlock(&stage.lock).write().await.unwrap();
-        Scene::of(async move { guard.downgrade().await.unwrap().release().await.unwrap() })
-    });
+    Case::new("downgrade", 9, &["downgrade", "release"]).kinds(&[Kind::Write]).run(downgraded);
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod walk;
 mod word;
 
 mod holds;
+mod minority;
 mod quorum;
 mod replicas;
 mod waits;

@@ -1,6 +1,6 @@
 //! The way between clients and real servers, in memory: what passes, passes when it is let.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::time::Duration;
@@ -36,11 +36,22 @@ pub(super) enum Order {
     Together,
 }
 
+/// How a node is away for the subject, while its rival reaches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Away {
+    /// Nothing passes.
+    Silent,
+    /// Connections break, and are refused.
+    Refuses,
+}
+
 pub(super) struct Net {
     pub(super) servers: Vec<Server>,
     lines: RefCell<Vec<Line>>,
     dialled: RefCell<Vec<Dialled>>,
     order: Order,
+    /// Which node the subject does not reach.
+    away: Cell<Option<(usize, Away)>>,
     /// What was under way for the subject, at any point.
     passed: RefCell<BTreeSet<String>>,
 }
@@ -67,6 +78,7 @@ impl Net {
             lines: RefCell::default(),
             dialled: RefCell::default(),
             order,
+            away: Cell::new(None),
             passed: RefCell::default(),
         }
     }
@@ -84,7 +96,7 @@ impl Net {
         }
         let mut lines = self.lines.borrow_mut();
         let mut passable: Vec<_> =
-            lines.iter_mut().filter(|line| whose.has(&line.address) && !line.hangs).collect();
+            lines.iter_mut().filter(|line| whose.has(&line.address) && !self.holds_back(line)).collect();
         let all = self.order == Order::Together;
         let (mut delivered, mut answered) = (false, false);
         if self.order == Order::AnswersFirst {
@@ -109,12 +121,17 @@ impl Net {
         let mut under_way = BTreeMap::<String, BTreeSet<usize>>::new();
         for line in self.lines.borrow().iter().filter(|line| Whose::Subject.has(&line.address)) {
             for word in line.under_way() {
-                let word = if line.hangs { format!("{word} held back") } else { word.to_owned() };
+                let word = if self.holds_back(line) { format!("{word} held back") } else { word.to_owned() };
                 under_way.entry(word).or_default().insert(line.place);
             }
         }
         for it in self.dialled.borrow().iter().filter(|it| Whose::Subject.has(&it.address)) {
-            under_way.entry("connect".to_owned()).or_default().insert(place(&it.address));
+            let word = match self.how_away(&it.address) {
+                None => "connect",
+                Some(Away::Silent) => "connect held back",
+                Some(Away::Refuses) => "connect refused",
+            };
+            under_way.entry(word.to_owned()).or_default().insert(place(&it.address));
         }
         let mut passed = self.passed.borrow_mut();
         if under_way.is_empty() {
@@ -138,8 +155,13 @@ impl Net {
     fn pick_up(&self, whose: Whose) -> bool {
         let mut dialled = self.dialled.borrow_mut();
         dialled.retain(|it| !it.pick_up.is_closed());
-        let Some(first) = dialled.iter().position(|it| whose.has(&it.address)) else { return false };
+        let passes =
+            |it: &Dialled| whose.has(&it.address) && self.how_away(&it.address) != Some(Away::Silent);
+        let Some(first) = dialled.iter().position(passes) else { return false };
         let Dialled { address, pick_up } = dialled.remove(first);
+        if self.how_away(&address).is_some() {
+            return true; // refused
+        }
         let place = place(&address);
         let (theirs, ours) = tokio::io::duplex(CAPACITY);
         self.lines.borrow_mut().push(Line::new(address, place, ours, self.servers[place].connect()));
@@ -165,6 +187,33 @@ impl Net {
         for line in self.lines.borrow_mut().iter_mut().filter(|line| Whose::Subject.has(&line.address)) {
             line.hangs = hangs;
         }
+    }
+
+    /// From now on, the subject does not reach a node.
+    pub(super) fn lose(&self, place: usize, how: Away) {
+        self.away.set(Some((place, how)));
+        if how == Away::Refuses {
+            self.gather();
+            let mut lines = self.lines.borrow_mut();
+            lines.iter_mut().filter(|line| self.how_away(&line.address).is_some()).for_each(Line::cut);
+        }
+    }
+
+    /// Whatever was held back passes, and all nodes are there.
+    pub(super) fn restore(&self) {
+        self.away.set(None);
+        self.hang(false);
+    }
+
+    fn how_away(&self, address: &str) -> Option<Away> {
+        self.away
+            .get()
+            .filter(|(it, _)| Whose::Subject.has(address) && *it == place(address))
+            .map(|(_, how)| how)
+    }
+
+    fn holds_back(&self, line: &Line) -> bool {
+        line.hangs || self.how_away(&line.address) == Some(Away::Silent)
     }
 
     /// Lets everything pass until `work` is done, which must be soon.

@@ -2,7 +2,7 @@
 
 use tokio::time::sleep;
 
-use super::holds::{RENEWED, disturbed};
+use super::holds::{RENEWED, disturbed, downgraded, held, nested, upgraded, waited_to_upgrade};
 use super::locks::Kind;
 use super::net::Order;
 use super::stage::{Case, Scene, Stage};
@@ -30,10 +30,9 @@ fn cancelled_tries_of_a_quorum_leave_nothing() {
 
 #[test]
 fn cancelled_holds_of_a_quorum_leave_nothing() {
-    everywhere("quorum-hold", 9, &["acquire at 3", "release"], async |stage: &Stage| {
-        let lock = stage.lock.clone();
-        Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
-    });
+    everywhere("quorum-hold", 9, &["acquire at 3", "release"], held);
+    let others = &[Kind::Reentrant, Kind::Read, Kind::Write];
+    Case::new("quorum-hold-others", 9, &["acquire at 3", "release"]).of_three().kinds(others).run(held);
 }
 
 #[test]
@@ -71,4 +70,24 @@ fn cancelled_renewals_of_a_quorum_leave_nothing() {
             })
         },
     );
+}
+
+#[test]
+fn cancelled_nested_holds_of_a_quorum_leave_the_others() {
+    let kinds = &[Kind::Reentrant, Kind::Read];
+    Case::new("quorum-nest", 9, &["acquire at 3", "release"]).of_three().kinds(kinds).run(nested);
+}
+
+#[test]
+fn cancelled_upgrades_of_a_quorum_leave_the_reader() {
+    let kinds = &[Kind::Read];
+    Case::new("quorum-upgrade", 9, &["write_acquire at 3", "release"]).of_three().kinds(kinds).run(upgraded);
+    let passes = &["write_acquire at 3", "SUBSCRIBE", "nothing", "message", "release"];
+    Case::new("quorum-wait-to-upgrade", 35, passes).of_three().kinds(kinds).run(waited_to_upgrade);
+}
+
+#[test]
+fn cancelled_downgrades_of_a_quorum_leave_nothing() {
+    let passes = &["downgrade at 3", "release"];
+    Case::new("quorum-downgrade", 9, passes).of_three().kinds(&[Kind::Write]).run(downgraded);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
-use super::net::{Net, Order, TICK, Whose};
+use super::net::{Away, Net, Order, TICK, Whose};
 use super::server::Server;
 use super::walk::{End, Work, walk};
 use crate::clock::skip_with_the_runtime;
@@ -100,6 +100,8 @@ pub(super) struct Case {
     /// Each has a replica.
     pub(super) replicated: bool,
     pub(super) kinds: &'static [Kind],
+    /// How the first node is away once the scene is set.
+    pub(super) away: Option<Away>,
     pub(super) order: Order,
     pub(super) options: Options,
     /// How many points it must have at least.
@@ -122,6 +124,7 @@ impl Case {
             nodes: 1,
             replicated: false,
             kinds: &KINDS,
+            away: None,
             order,
             options: Options::new(),
             least,
@@ -156,6 +159,12 @@ impl Case {
     /// In front of a server with a replica.
     pub(super) fn replicated(self) -> Case {
         Case { replicated: true, ..self }
+    }
+
+    /// In front of a quorum of which one node is not reached, for which there is a word.
+    pub(super) fn without_one(mut self, how: Away) -> Case {
+        self.passes.push(if how == Away::Silent { "held back" } else { "connect refused" });
+        Case { away: Some(how), ..self.of_three() }
     }
 
     pub(super) fn ordered(self, order: Order) -> Case {
@@ -245,6 +254,9 @@ impl Case {
             name: name.clone(),
         };
         let Scene { future, mut world, rest, kept } = net.flow("its scene is set", scene(&stage)).await;
+        if let Some(how) = self.away {
+            net.lose(0, how);
+        }
         if self.cold {
             net.servers.iter().for_each(|server| server.run(&["SCRIPT", "FLUSH"]));
         }
@@ -267,7 +279,7 @@ impl Case {
         for event in world.into_iter().chain(rest) {
             net.flow(&format!("{at}: the world goes on"), event).await;
         }
-        net.hang(false);
+        net.restore();
         let Stage { rival, locks, .. } = stage;
         for guard in kept {
             let got = net.flow("a try", rival.try_lock()).await;

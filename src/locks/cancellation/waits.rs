@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::holds::held;
 use super::locks::Kind;
 use super::net::Order;
 use super::stage::{Case, Scene, Stage};
@@ -16,9 +17,7 @@ pub(super) const POLL: &[&str] = &["acquire", "nothing", "release"];
 /// Somebody has the lock, and gives it back as soon as this waits for it.
 pub(super) async fn waited(stage: &Stage) -> Scene {
     let before = stage.rival.lock().await.unwrap();
-    let lock = stage.lock.clone();
-    Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
-        .meanwhile(async move { before.release().await.unwrap() })
+    held(stage).await.meanwhile(async move { before.release().await.unwrap() })
 }
 
 #[test]
@@ -36,15 +35,19 @@ fn cancelled_waits_leave_nothing_whenever_the_lock_is_free() {
     Case::new("poll-whenever", 18, POLL).kinds(&[Kind::Mutex]).with(poll).early().run(waited);
 }
 
+/// Waits in vain for what somebody else has, and has a subscription from then on.
+pub(super) async fn subscribe(stage: &Stage) {
+    let tried = stage.lock.lock_timeout(Duration::from_millis(50)).await;
+    assert!(matches!(tried, Err(Error::TimedOut { .. })), "{tried:?}");
+    stage.locks.settled().await;
+}
+
 #[test]
 fn cancelled_waits_of_subscribers_leave_nothing() {
-    Case::new("wait-subscribed", 15, &["nothing", "message", "release"]).run(async |stage| {
+    Case::new("wait-subscribed", 13, &["nothing", "message", "release"]).run(async |stage| {
         let before = stage.rival.lock().await.unwrap();
-        let tried = stage.lock.lock_timeout(Duration::from_millis(50)).await;
-        assert!(matches!(tried, Err(Error::TimedOut { .. })), "{tried:?}");
-        let lock = stage.lock.clone();
-        Scene::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
-            .meanwhile(async move { before.release().await.unwrap() })
+        subscribe(stage).await;
+        held(stage).await.meanwhile(async move { before.release().await.unwrap() })
     });
 }
 
