@@ -24,4 +24,5 @@ mod holds;
 mod minority;
 mod quorum;
 mod replicas;
+mod splits;
 mod waits;
