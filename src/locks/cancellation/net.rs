@@ -45,12 +45,15 @@ pub(super) enum Away {
     Refuses,
 }
 
+/// In place of one node.
+pub(super) const ALL: usize = usize::MAX;
+
 pub(super) struct Net {
     pub(super) servers: Vec<Server>,
     lines: RefCell<Vec<Line>>,
     dialled: RefCell<Vec<Dialled>>,
     order: Order,
-    /// Which node the subject does not reach.
+    /// Which node the subject does not reach, or [`ALL`].
     away: Cell<Option<(usize, Away)>>,
     /// What was under way for the subject, at any point.
     passed: RefCell<BTreeSet<String>>,
@@ -208,7 +211,7 @@ impl Net {
     fn how_away(&self, address: &str) -> Option<Away> {
         self.away
             .get()
-            .filter(|(it, _)| Whose::Subject.has(address) && *it == place(address))
+            .filter(|(it, _)| Whose::Subject.has(address) && [ALL, place(address)].contains(it))
             .map(|(_, how)| how)
     }
 

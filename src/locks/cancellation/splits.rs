@@ -41,24 +41,28 @@ fn cancelled_tries_that_are_split_leave_nothing() {
         .of_three()
         .kinds(kinds)
         .with(unrenewed)
+        .outlasting()
         .run(async |stage| tried(stage, &[0]).await);
     // Nobody has most of them, nor can have.
     Case::new("split-evenly", 20, &["acquire at 2", LET_GO])
         .without_one(Away::Silent)
         .kinds(&[Kind::Mutex])
         .with(unrenewed)
+        .outlasting()
         .run(async |stage| tried(stage, &[0, 1]).await);
 }
 
 #[test]
 fn cancelled_waits_that_are_split_leave_nothing() {
     let passes = &["acquire at 3", LET_GO, "nothing", "message", "release"];
-    Case::new("split-wait", 20, passes).of_three().kinds(&[Kind::Mutex]).with(unrenewed).run(async |stage| {
-        let before = stage.rival.lock().await.unwrap();
-        subscribe(stage).await;
-        forget(stage, &[0]);
-        held(stage).await.meanwhile(async move { before.release().await.unwrap() })
-    });
+    Case::new("split-wait", 20, passes).of_three().kinds(&[Kind::Mutex]).with(unrenewed).outlasting().run(
+        async |stage| {
+            let before = stage.rival.lock().await.unwrap();
+            subscribe(stage).await;
+            forget(stage, &[0]);
+            held(stage).await.meanwhile(async move { before.release().await.unwrap() })
+        },
+    );
 }
 
 /// Each node remembers another hold of the owner, or none: none is nested in what most of them know, and a larger token
@@ -66,17 +70,19 @@ fn cancelled_waits_that_are_split_leave_nothing() {
 #[test]
 fn cancelled_holds_with_mixed_tokens_leave_nothing() {
     let passes = &["acquire at 3", "acquire at 1", "acquire > at 3"];
-    Case::new("mixed", 9, passes).of_three().kinds(&[Kind::Reentrant]).with(unrenewed).run(async |stage| {
-        let mut old: Vec<AnyGuard> = Vec::new();
-        for forgetful in [&[1, 2][..], &[2]] {
-            old.push(stage.lock.lock().await.unwrap());
-            forget(stage, forgetful);
-        }
-        let lock = stage.lock.clone();
-        Scene::of(async move { drop(lock.lock().await.unwrap()) }).afterwards(async move {
-            for guard in old {
-                drop(guard.release().await);
+    Case::new("mixed", 9, passes).of_three().kinds(&[Kind::Reentrant]).with(unrenewed).outlasting().run(
+        async |stage| {
+            let mut old: Vec<AnyGuard> = Vec::new();
+            for forgetful in [&[1, 2][..], &[2]] {
+                old.push(stage.lock.lock().await.unwrap());
+                forget(stage, forgetful);
             }
-        })
-    });
+            let lock = stage.lock.clone();
+            Scene::of(async move { drop(lock.lock().await.unwrap()) }).afterwards(async move {
+                for guard in old {
+                    drop(guard.release().await);
+                }
+            })
+        },
+    );
 }

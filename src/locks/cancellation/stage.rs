@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
-use super::net::{Away, Net, Order, TICK, Whose};
+use super::net::{ALL, Away, Net, Order, TICK, Whose};
 use super::server::Server;
 use super::walk::{End, Work, walk};
 use crate::clock::skip_with_the_runtime;
@@ -24,6 +24,8 @@ pub(super) enum Then {
     Breaks,
     /// They break. What has been sent arrives, but no answer.
     BreaksBehind,
+    /// They break. What has been sent is lost, and for longer than a request is tried no others are made.
+    BreaksForLong,
     /// They fall silent. What has been sent arrives when the client has long connected anew.
     Hangs,
     /// The same, and the client has connected anew before the future is dropped, which was not polled meanwhile.
@@ -112,6 +114,8 @@ pub(super) struct Case {
     pub(super) cold: bool,
     /// What happens meanwhile, happens at each of the points.
     pub(super) early: bool,
+    /// Connections also break for longer than what was sent is sent again by itself.
+    pub(super) outlasts: bool,
 }
 
 pub(super) const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
@@ -131,6 +135,7 @@ impl Case {
             passes: passes.to_vec(),
             cold: false,
             early: false,
+            outlasts: false,
         }
     }
 
@@ -149,6 +154,10 @@ impl Case {
 
     pub(super) fn early(self) -> Case {
         Case { early: true, ..self }
+    }
+
+    pub(super) fn outlasting(self) -> Case {
+        Case { outlasts: true, ..self }
     }
 
     /// In front of a quorum.
@@ -203,6 +212,7 @@ impl Case {
         let end = self.play(net, rival, kind, whole, scene).await;
         let End::Done(steps) = end else { panic!("{end:?}") };
         let mut falls: Vec<_> = EVERYTHING.iter().map(|then| (0, None, *then)).collect();
+        falls.extend(self.outlasts.then_some((0, None, Then::BreaksForLong)));
         if self.early {
             // A drop before is as any other.
             let early =
@@ -266,6 +276,10 @@ impl Case {
             Then::Flows => {}
             Then::Breaks => net.cut(true),
             Then::BreaksBehind => net.cut(false),
+            Then::BreaksForLong => {
+                net.cut(true);
+                net.lose(ALL, Away::Refuses);
+            }
             Then::Hangs => net.hang(true),
             Then::Overtaken => {
                 net.hang(true);
@@ -275,6 +289,10 @@ impl Case {
             }
         }
         drop(future);
+        if then == Then::BreaksForLong {
+            net.flow("tried in vain", tokio::time::sleep(3 * self.options.node_timeout)).await;
+            net.restore();
+        }
         net.flow(&format!("{at}: settled"), stage.locks.settled()).await;
         for event in world.into_iter().chain(rest) {
             net.flow(&format!("{at}: the world goes on"), event).await;
