@@ -277,10 +277,10 @@ if ends < now + ttl_ms then
     Mutant {
         name: "all-nodes-must-grant",
         edits: &[Edit {
-            file: "src/wire/nodes.rs",
-            from: "                if yes >= self.majority() {",
+            file: "src/lease/ask.rs",
+            from: "            majority: nodes.majority(),",
             times: 1,
-            to: "                if yes >= self.count() {",
+            to: "            majority: nodes.count(),",
         }],
         setting: OUTLASTED,
         rules: &["decision"],
