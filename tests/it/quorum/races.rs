@@ -56,7 +56,8 @@ async fn run(race: Arc<Race>, lock: AnyLock, rounds: usize) -> (usize, Vec<usize
     (won, tries)
 }
 
-/// How many rounds were decided within three tries.
+/// How many rounds were decided within three attempts: those that the first `try_lock` of the two decided. Each makes up to
+/// three attempts by itself, so a second one would begin with the fourth.
 async fn race(quorum: &Quorum, rounds: usize) -> usize {
     let race = Arc::new(Race {
         gate: Barrier::new(2),
@@ -69,9 +70,13 @@ async fn race(quorum: &Quorum, rounds: usize) -> usize {
     let one = tokio::spawn(run(Arc::clone(&race), one, rounds));
     let other = tokio::spawn(run(race, other, rounds));
     let ((one, tries), (other, _)) = (one.await.unwrap(), other.await.unwrap());
-    let decided = tries.iter().filter(|tries| **tries <= 3).count();
+    let attempts = include_str!("../../../src/lease/acquire.rs");
+    assert!(attempts.contains("const MORE_TRIES: u32 = 2;"), "one `try_lock` makes three attempts");
+    let decided = tries.iter().filter(|tries| **tries == 1).count();
     let most = tries.iter().max();
-    println!("FIG won {one} and {other} of {rounds}; {decided} within 3 tries, the slowest in {most:?}");
+    println!(
+        "FIG won {one} and {other} of {rounds}; {decided} within 3 attempts, the slowest in {most:?} tries"
+    );
     assert_eq!(one + other, rounds);
     assert!(one.min(other) >= rounds / 20, "both progress: {one} and {other}");
     decided
@@ -81,7 +86,7 @@ async fn race(quorum: &Quorum, rounds: usize) -> usize {
 async fn quorum_decides_races_of_two() {
     let quorum = Quorum::start(5).await;
     let decided = race(&quorum, 500).await;
-    assert!(decided >= 450, "{decided} of 500 within 3 tries");
+    assert!(decided >= 450, "{decided} of 500 within 3 attempts");
     quorum.finish().await;
 }
 
@@ -91,7 +96,7 @@ async fn quorum_decides_races_of_two_while_one_is_dead() {
     let mut quorum = Quorum::start(5).await;
     quorum.kill(0b00100);
     let decided = race(&quorum, 200).await;
-    assert!(decided >= 180, "{decided} of 200 within 3 tries");
+    assert!(decided >= 180, "{decided} of 200 within 3 attempts");
     quorum.restart(0b00100).await;
     quorum.finish().await;
 }
