@@ -2,55 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use redlatch::{Error, Mode, Options, Owner, Renewal, RwLock};
+use redlatch::{Mode, Options, Owner, Renewal, RwLock};
 use tokio::task::JoinSet;
 
 use super::{client, queued, see};
 use crate::support::{Server, eventually, soon};
-
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_refuses_more_readers_than_allowed() {
-    let server = Server::start().await;
-    let options = Options::new().max_readers(3);
-    let lock = client(&server, options.clone()).await;
-    let dying = client(&server, options.read_ttl(Duration::from_millis(300))).await;
-    let owner = Owner::new();
-    let guards = [lock.read_as(&owner).await.unwrap(), lock.read().await.unwrap()];
-    dying.read().await.unwrap().leak();
-    for outcome in [
-        lock.read().await.map(drop),
-        lock.try_read().await.map(drop),
-        lock.read_timeout(Duration::from_secs(9)).await.map(drop),
-    ] {
-        assert!(matches!(outcome, Err(Error::Crowded { limit: 3, .. })), "{outcome:?}");
-    }
-    assert_eq!(see(&lock).await.reader_count, 3, "nothing has changed");
-    lock.read_as(&owner).await.expect("who reads already is no reader more").release().await.unwrap();
-    // The dead one is in the way until his end, and not after it.
-    let start = Instant::now();
-    eventually("his place is free", || async { lock.try_read().await.is_ok_and(|guard| guard.is_some()) })
-        .await;
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    for guard in guards {
-        guard.release().await.unwrap();
-    }
-    // Those who wait count as well: all of them may be let in at once.
-    let writing = lock.write().await.unwrap();
-    let mut readers = Vec::new();
-    for _ in 0..3 {
-        let other = client(&server, Options::new().max_readers(3)).await;
-        readers.push(queued(&lock, async move { other.read().await?.release().await }).await);
-    }
-    assert!(matches!(soon("at once", lock.read()).await, Err(Error::Crowded { .. })));
-    writing.release().await.unwrap();
-    for reader in readers {
-        soon("their turn", reader).await.unwrap().unwrap();
-    }
-    drop((lock, dying));
-    server.assert_nothing_left().await;
-}
 
 /// As many readers as are allowed, each with a hold of his own.
 async fn crowd(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> {

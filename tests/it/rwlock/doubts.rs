@@ -318,3 +318,26 @@ async fn rwlock_standalone_is_not_free_for_one_among_thousands_of_the_dead() {
     drop(lock);
     server.assert_nothing_left().await;
 }
+
+/// The counter is lost while the lock is held: who asks again still gets a token.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_fences_after_the_counter_is_lost() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    let owner = Owner::new();
+    let outer = lock.write_as(&owner).await.unwrap();
+    let _: i64 = server.run(&["DEL", "{lock:rw}:fence"]).await;
+    let (inner, reading) = (lock.write_as(&owner).await.unwrap(), lock.read_as(&owner).await.unwrap());
+    assert!(inner.lease().fencing_token() >= outer.lease().fencing_token());
+    assert_eq!(reading.lease().fencing_token(), inner.lease().fencing_token());
+    let last = inner.lease().fencing_token();
+    for guard in [outer, inner] {
+        guard.release().await.unwrap();
+    }
+    reading.release().await.unwrap();
+    let next = lock.write().await.unwrap();
+    assert!(next.lease().fencing_token() > last);
+    next.release().await.unwrap();
+    drop(lock);
+    server.assert_nothing_left().await;
+}

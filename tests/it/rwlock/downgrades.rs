@@ -1,124 +1,14 @@
-//! From writing to reading, and what one message wakes.
+//! What one message wakes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Mode, Options, Owner};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::{client, published, queued, see, told};
-use crate::support::{Proxy, Server, eventually, soon};
-
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_downgrades_without_an_instant_between() {
-    let server = Server::start().await;
-    let options = told().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
-    let (lock, other) = (client(&server, options).await, client(&server, told()).await);
-    for round in 0..20 {
-        let writing = lock.write().await.unwrap();
-        let old = writing.lease().clone();
-        let reader = queued(&lock, {
-            let other = other.clone();
-            async move { other.read().await }
-        })
-        .await;
-        let writer = queued(&lock, {
-            let other = other.clone();
-            async move { other.write().await }
-        })
-        .await;
-        let start = Instant::now();
-        let mine = writing.downgrade().await.unwrap();
-        assert!(old.is_lost(), "nobody may write under it any more");
-        assert_eq!(mine.lease().fencing_token(), old.fencing_token(), "the token stays");
-        let beside = soon("readers wake", reader).await.unwrap().unwrap();
-        assert!(start.elapsed() < super::NEVER / 2, "told: {:?}", start.elapsed());
-        assert_eq!(beside.lease().fencing_token(), old.fencing_token(), "nobody wrote in between");
-        assert!(!writer.is_finished() && !mine.lease().is_lost(), "round {round}");
-        let until = mine.lease().valid_until();
-        assert!(until < Instant::now() + Duration::from_secs(9), "the ttl of reading");
-        mine.release().await.unwrap();
-        beside.release().await.unwrap();
-        soon("then the writer", writer).await.unwrap().unwrap().release().await.unwrap();
-    }
-    drop((lock, other));
-    server.assert_nothing_left().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_renews_what_was_downgraded() {
-    let server = Server::start().await;
-    let short = Duration::from_millis(400);
-    let lock = client(&server, Options::new().read_ttl(short).write_ttl(Duration::from_secs(60))).await;
-    let mine = lock.write().await.unwrap().downgrade().await.unwrap();
-    tokio::time::sleep(4 * short).await;
-    assert!(!mine.lease().is_lost() && lock.is_held_by_lease(mine.lease()).await.unwrap());
-    mine.leak();
-    eventually("its own ttl ends it", || async { see(&lock).await.mode == Mode::Free }).await;
-    drop(lock);
-    server.assert_nothing_left().await;
-}
-
-/// One of several holds to write: the others stay.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_downgrades_one_hold_of_several() {
-    let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
-    let owner = Owner::new();
-    let (outer, inner) = (lock.write_as(&owner).await.unwrap(), lock.write_as(&owner).await.unwrap());
-    let reading = inner.downgrade().await.unwrap();
-    let seen = see(&lock).await;
-    assert_eq!((seen.writer.unwrap().count, seen.readers[0].count), (1, 1));
-    assert!(lock.try_read().await.unwrap().is_none(), "he still writes");
-    let both = outer.downgrade().await.unwrap();
-    let seen = see(&lock).await;
-    assert_eq!((seen.mode, seen.readers[0].count), (Mode::Read, 2));
-    lock.try_read().await.unwrap().expect("beside him").release().await.unwrap();
-    reading.release().await.unwrap();
-    both.release().await.unwrap();
-    drop(lock);
-    server.assert_nothing_left().await;
-}
-
-/// The reply is lost, and the request sent again: it is changed once. A hold that was lost is not changed.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_downgrades_over_faults() {
-    let server = Server::start().await;
-    let proxy = Proxy::start(server.port()).await;
-    let options = Options::new().node_timeout(Duration::from_millis(300));
-    let lock = redlatch::Locks::open_with(&proxy.url(), options).await.unwrap().rwlock("rw").unwrap();
-    let watcher = client(&server, Options::new()).await;
-    lock.write().await.unwrap().downgrade().await.unwrap().release().await.unwrap();
-    for _ in 0..10 {
-        let writing = lock.write().await.unwrap();
-        proxy.lose_next_reply();
-        let reading = soon("changed", writing.downgrade()).await.unwrap();
-        let seen = see(&watcher).await;
-        assert_eq!((seen.mode, seen.readers.len(), seen.readers[0].count), (Mode::Read, 1, 1));
-        reading.release().await.unwrap();
-    }
-    assert!(proxy.lost() >= 10);
-    // No answer at all: an error, and the hold is given back once the server can be reached.
-    let writing = lock.write().await.unwrap();
-    proxy.hold_replies(true);
-    assert!(matches!(writing.downgrade().await, Err(Error::Redis { .. })));
-    proxy.hold_replies(false);
-    eventually("given back", || async { see(&watcher).await.mode == Mode::Free }).await;
-    // Dropped in the middle: likewise.
-    for micros in (0..2_000).step_by(100) {
-        let writing = lock.write().await.unwrap();
-        drop(tokio::time::timeout(Duration::from_micros(micros), writing.downgrade()).await);
-        eventually("given back", || async { see(&watcher).await.mode == Mode::Free }).await;
-    }
-    let writing = lock.write().await.unwrap();
-    assert!(watcher.force_release_write().await.unwrap());
-    assert!(matches!(writing.downgrade().await, Err(Error::Lost { .. })));
-    assert_eq!(see(&watcher).await.mode, Mode::Free);
-    drop((lock, watcher, proxy));
-    server.assert_nothing_left().await;
-}
+use crate::support::{Server, eventually, soon};
 
 /// A release lets in all readers who wait, with one message for each client, and no writer to no purpose.
 #[tokio::test(flavor = "multi_thread")]

@@ -53,6 +53,43 @@ macro_rules! alone {
     };
 }
 
+/// What holds where an owner may hold it several times, or on both sides.
+macro_rules! owners {
+    ($core:tt $rest:tt Reentrant) => {
+        crate::suite::cells::tests! { $core nesting: counts_up_and_down enters_past_those_who_wait }
+        crate::suite::cells::tests! { $rest nesting:
+            enters_what_it_got_elsewhere_meanwhile an_inner_hold_neither_shortens_nor_adds
+            a_foreign_release_changes_nothing a_loss_is_a_loss_at_every_depth has_a_deepest_level
+            nests_locally_without_a_round_trip
+        }
+    };
+    ($core:tt $rest:tt Write) => {
+        crate::suite::cells::tests! { $core sides: grants_what_the_table_says fences }
+        crate::suite::cells::tests! { $rest sides:
+            excludes_beside_another_reader counts_both_sides_of_an_owner a_released_write_leaves_the_read
+            has_a_deepest_level_on_each_side is_no_lock_of_another_kind
+        }
+        crate::suite::cells::tests! { $core upgrades: upgrades_the_sole_reader }
+        crate::suite::cells::tests! { $rest upgrades:
+            refuses_a_second_upgrade_at_once a_cancelled_upgrade_leaves_no_mark
+            upgrades_past_writers_of_the_same_client
+        }
+        crate::suite::cells::tests! { $core downgrades: downgrades_without_an_instant_between }
+        crate::suite::cells::tests! { $rest downgrades:
+            renews_what_was_downgraded downgrades_one_hold_of_several downgrades_over_faults
+        }
+        crate::suite::cells::tests! { $rest readers:
+            a_dead_reader_ends_by_himself ttls_do_not_touch_each_other a_waiting_writers_mark_ends_with_him
+            is_taken_away_by_force_on_either_side shows_both_sides refuses_more_readers_than_allowed
+        }
+        crate::suite::cells::tests! { $rest fairness:
+            lets_in_one_writer_among_readers lets_in_one_reader_among_writers shares_among_both_sides
+            serves_everybody_of_one_client
+        }
+    };
+    ($core:tt $rest:tt $kind:ident) => {};
+}
+
 macro_rules! tests {
     ($attributes:tt $module:ident: $($behaviour:ident)+) => {
         $(crate::suite::cells::test! { $attributes $module $behaviour })+
@@ -69,19 +106,26 @@ macro_rules! test {
     };
 }
 
-/// `always`: all of it whenever there are tests. `core`: of that, the core. `full`: only with all tests.
+/// `always`: all of it whenever there are tests. `wide`: of what holds for owners, the core. `core`: of everything, the
+/// core. `full`: only with all tests.
 macro_rules! matrix {
-    (always; $($cells:tt)+) => { crate::suite::cells::matrix! { [] [] $($cells)+ } };
+    (always; $($cells:tt)+) => { crate::suite::cells::matrix! { [] [] [] $($cells)+ } };
+    (wide; $($cells:tt)+) => {
+        crate::suite::cells::matrix! { [] [] [#[ignore = "takes long: scripts/test --full"]] $($cells)+ }
+    };
     (core; $($cells:tt)+) => {
-        crate::suite::cells::matrix! { [] [#[ignore = "takes long: scripts/test --full"]] $($cells)+ }
+        crate::suite::cells::matrix! {
+            [] [#[ignore = "takes long: scripts/test --full"]] [#[ignore = "takes long: scripts/test --full"]]
+            $($cells)+
+        }
     };
     (full; $($cells:tt)+) => {
         crate::suite::cells::matrix! {
             [#[ignore = "takes long: scripts/test --full"]] [#[ignore = "takes long: scripts/test --full"]]
-            $($cells)+
+            [#[ignore = "takes long: scripts/test --full"]] $($cells)+
         }
     };
-    ($core:tt $rest:tt $($cell:ident = $topology:ident($kind:ident, $wake:ident, $protocol:ident);)+) => {
+    ($core:tt $rest:tt $owners:tt $($cell:ident = $topology:ident($kind:ident, $wake:ident, $protocol:ident);)+) => {
         $(mod $cell {
             use crate::support::{Cell, Kind, Protocol, Topology, Wake};
 
@@ -94,8 +138,9 @@ macro_rules! matrix {
 
             crate::suite::cells::all! { $core $rest }
             crate::suite::cells::alone! { $core $rest $kind }
+            crate::suite::cells::owners! { $core $owners $kind }
         })+
     };
 }
 
-pub(crate) use {all, alone, matrix, test, tests};
+pub(crate) use {all, alone, matrix, owners, test, tests};

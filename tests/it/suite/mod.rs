@@ -5,14 +5,23 @@
 
 mod cells;
 mod doubts;
+mod downgrades;
 mod ends;
+mod fairness;
 mod faults;
 mod holds;
+mod nesting;
+mod readers;
+mod sides;
+mod upgrades;
 mod waits;
 
 use std::pin::Pin;
 
-use crate::support::{Cell, Setup};
+use redlatch::RwLock;
+use tokio::task::JoinHandle;
+
+use crate::support::{Cell, Setup, see};
 use cells::matrix;
 
 /// A behaviour, whatever it is.
@@ -24,19 +33,33 @@ fn run(cell: Cell, behaviour: Behaviour) {
     runtime.block_on(async { behaviour(Setup::start(cell).await).await });
 }
 
+/// Starts something that has to wait for a read-write lock. What this client has asked for is everywhere by then: it has
+/// an answer from all nodes.
+async fn queued<T: Send + 'static>(
+    setup: &Setup,
+    lock: &RwLock,
+    work: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    see(lock).await;
+    setup.queued(lock.name().key(), work).await
+}
+
 matrix! { always;
     mutex_standalone_push_resp2 = Standalone(Mutex, Push, Resp2);
-    mutex_standalone_push_resp3 = Standalone(Mutex, Push, Resp3);
     mutex_standalone_poll_resp2 = Standalone(Mutex, Poll, Resp2);
     reentrant_standalone_push_resp2 = Standalone(Reentrant, Push, Resp2);
-    reentrant_standalone_push_resp3 = Standalone(Reentrant, Push, Resp3);
     reentrant_standalone_poll_resp2 = Standalone(Reentrant, Poll, Resp2);
     read_standalone_push_resp2 = Standalone(Read, Push, Resp2);
-    read_standalone_push_resp3 = Standalone(Read, Push, Resp3);
     read_standalone_poll_resp2 = Standalone(Read, Poll, Resp2);
     write_standalone_push_resp2 = Standalone(Write, Push, Resp2);
-    write_standalone_push_resp3 = Standalone(Write, Push, Resp3);
     write_standalone_poll_resp2 = Standalone(Write, Poll, Resp2);
+}
+
+matrix! { wide;
+    mutex_standalone_push_resp3 = Standalone(Mutex, Push, Resp3);
+    reentrant_standalone_push_resp3 = Standalone(Reentrant, Push, Resp3);
+    read_standalone_push_resp3 = Standalone(Read, Push, Resp3);
+    write_standalone_push_resp3 = Standalone(Write, Push, Resp3);
     mutex_cluster_push_resp2 = Cluster(Mutex, Push, Resp2);
     reentrant_sentinel_push_resp3 = Sentinel(Reentrant, Push, Resp3);
     write_quorum3_push_resp2 = Quorum3(Write, Push, Resp2);

@@ -12,6 +12,7 @@ mod port;
 mod process;
 mod proxy;
 mod random;
+mod rwlock;
 mod sentinel;
 mod server;
 mod setup;
@@ -26,6 +27,7 @@ pub use port::free_port;
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
+pub use rwlock::{NEVER, see, told};
 pub use server::Server;
 #[allow(unused_imports, reason = "the fault checker keeps what it answers")]
 pub use server::{DURABLE, Environment};
@@ -33,6 +35,8 @@ pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 
 use std::future::Future;
 use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
 
 /// Longer than anything here takes on a machine that is busy with something else.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -44,6 +48,18 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut ask: impl FnMu
         assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Starts something that has to wait, and waits until more are queued than before, wherever they are counted.
+pub async fn queued<T: Send + 'static>(
+    count: impl AsyncFn() -> Vec<u64>,
+    work: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    let before = count().await;
+    let task = tokio::spawn(work);
+    let more = || async { count().await.iter().zip(&before).all(|(now, before)| now > before) };
+    eventually("it queues", more).await;
+    task
 }
 
 /// Fails instead of hanging.

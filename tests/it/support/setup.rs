@@ -1,9 +1,11 @@
 //! What a test of the suite is run over: a kind, a topology, and a way to be woken.
 
+use std::future::Future;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use redlatch::{Error, Locks, Options};
+use redlatch::{Error, FencingToken, Lease, Locks, Options, RwLock};
+use tokio::task::JoinHandle;
 
 use super::proxy::{DIRECT, PROXIED};
 use super::{AnyGuard, AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, open};
@@ -36,6 +38,7 @@ pub struct Setup {
     protocol: Protocol,
     pub deployment: Deployment,
     tasks_before: usize,
+    started: Instant,
     /// Stays until the clients have gone: without a way to the servers, one that has something to give back
     /// would try to until its ttl is over.
     proxy: OnceLock<Arc<Proxy>>,
@@ -51,6 +54,7 @@ impl Setup {
             protocol: cell.protocol,
             deployment,
             tasks_before,
+            started: Instant::now(),
             proxy: OnceLock::new(),
         }
     }
@@ -130,6 +134,32 @@ impl Setup {
 
     pub async fn rival_with(&self, name: &str, options: Options) -> AnyLock {
         self.kind.rival().lock(&self.client_with(options).await, name)
+    }
+
+    /// One read-write lock, through a client of its own.
+    pub async fn rwlock(&self, options: Options) -> RwLock {
+        self.client_with(options).await.rwlock("rw").unwrap()
+    }
+
+    /// Starts something that has to wait for the lock with this key, and waits until it is queued: on all nodes.
+    pub async fn queued<T: Send + 'static>(
+        &self,
+        key: &str,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        let queue = format!("{{{key}}}:waiters");
+        super::queued(async || self.deployment.run_at(&queue, &["ZCARD", &queue]).await, work).await
+    }
+
+    /// Whether a lease to read has the token of the last writer, or a larger one of its own. On one server that is only
+    /// if the clock was looked at in between, which clients do in steps of 10 s.
+    pub fn reads_after(&self, lease: &Lease, written: Option<FencingToken>) -> bool {
+        match self.topology() {
+            Topology::Standalone if self.started.elapsed() < Duration::from_secs(9) => {
+                lease.fencing_token() == written
+            }
+            _ => lease.fencing_token() >= written,
+        }
     }
 
     /// A lease is never trusted for longer than the servers keep the lock.

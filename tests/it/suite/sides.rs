@@ -1,11 +1,11 @@
-//! Every cell of the table: what an owner holds, and what he or somebody else wants.
+//! What owners of a read-write lock may hold, on both sides, and what others may have beside it.
 
 use std::time::Duration;
 
 use redlatch::{Error, Mode, Options, Owner, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{client, see};
-use crate::support::{Server, soon};
+use super::queued;
+use crate::support::{Setup, eventually, see, soon, told};
 
 #[derive(Debug)]
 enum Guard {
@@ -30,10 +30,8 @@ async fn try_side(lock: &RwLock, owner: &Owner, side: &str) -> Option<Guard> {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_grants_what_the_table_says() {
-    let server = Server::start().await;
-    let (lock, elsewhere) = (client(&server, Options::new()).await, client(&server, Options::new()).await);
+pub async fn grants_what_the_table_says(setup: Setup) {
+    let (lock, elsewhere) = (setup.rwlock(Options::new()).await, setup.rwlock(Options::new()).await);
     // What the owner holds; what he wants, and whether he gets it; whether a stranger may read, or write.
     let table: [(&[&str], [bool; 2], [bool; 2]); 7] = [
         (&[], [true, true], [true, true]),
@@ -73,14 +71,12 @@ async fn rwlock_standalone_grants_what_the_table_says() {
         }
     }
     drop((lock, elsewhere));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
 /// Of two readers none may write, and the anonymous are strangers to everybody, themselves included.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_excludes_beside_another_reader() {
-    let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
+pub async fn excludes_beside_another_reader(setup: Setup) {
+    let lock = setup.rwlock(Options::new()).await;
     let (one, other) = (Owner::new(), Owner::new());
     let (first, second) = (lock.read_as(&one).await.unwrap(), lock.read_as(&other).await.unwrap());
     assert!(lock.try_write_as(&one).await.unwrap().is_none());
@@ -105,13 +101,11 @@ async fn rwlock_standalone_excludes_beside_another_reader() {
     assert!(matches!(lock.write_as_timeout(&one, limit).await, Err(Error::TimedOut { .. })));
     writing.release().await.unwrap();
     drop(lock);
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_counts_both_sides_of_an_owner() {
-    let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
+pub async fn counts_both_sides_of_an_owner(setup: Setup) {
+    let lock = setup.rwlock(Options::new()).await;
     let owner = Owner::new();
     let mut writes = Vec::new();
     let mut reads = Vec::new();
@@ -126,7 +120,7 @@ async fn rwlock_standalone_counts_both_sides_of_an_owner() {
     }
     let token = writes[0].lease().fencing_token();
     assert!(writes.iter().all(|guard| guard.lease().fencing_token() == token), "one token at every depth");
-    assert!(reads.iter().all(|guard| guard.lease().fencing_token() == token));
+    assert!(reads.iter().all(|guard| setup.reads_after(guard.lease(), token)));
     // In any order: a guard is a hold, not a place on a stack.
     for index in [1, 0, 0] {
         reads.remove(index).release().await.unwrap();
@@ -135,18 +129,16 @@ async fn rwlock_standalone_counts_both_sides_of_an_owner() {
     assert_eq!(see(&lock).await.mode, Mode::Free);
     assert!(!lock.is_held_by(&owner).await.unwrap());
     drop(lock);
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
 /// The write goes first: what stays is a hold to read, and others read beside it.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_a_released_write_leaves_the_read() {
-    let server = Server::start().await;
-    let (lock, other) = (client(&server, super::told()).await, client(&server, super::told()).await);
+pub async fn a_released_write_leaves_the_read(setup: Setup) {
+    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let owner = Owner::new();
     let writing = lock.write_as(&owner).await.unwrap();
     let reading = lock.read_as(&owner).await.unwrap();
-    let waiting = super::queued(&lock, {
+    let waiting = queued(&setup, &lock, {
         let other = other.clone();
         async move { other.read().await }
     })
@@ -158,13 +150,11 @@ async fn rwlock_standalone_a_released_write_leaves_the_read() {
     reading.release().await.unwrap();
     beside.release().await.unwrap();
     drop((lock, other));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_has_a_deepest_level_on_each_side() {
-    let server = Server::start().await;
-    let lock = client(&server, Options::new().max_depth(3)).await;
+pub async fn has_a_deepest_level_on_each_side(setup: Setup) {
+    let lock = setup.rwlock(Options::new().max_depth(3)).await;
     let owner = Owner::new();
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
     for _ in 0..3 {
@@ -180,16 +170,14 @@ async fn rwlock_standalone_has_a_deepest_level_on_each_side() {
         assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{outcome:?}");
     }
     drop((reads, writes));
-    crate::support::eventually("released", || async { see(&lock).await.mode == Mode::Free }).await;
+    eventually("released", || async { see(&lock).await.mode == Mode::Free }).await;
     drop(lock);
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
-/// A token for each who writes; who reads has that of the last one who wrote.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_fences() {
-    let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
+/// A token for each who writes; who reads has that of the last one who wrote, or one that no later writer gets.
+pub async fn fences(setup: Setup) {
+    let lock = setup.rwlock(Options::new()).await;
     let mut last = None;
     for _ in 0..3 {
         let writing = lock.write().await.unwrap();
@@ -198,7 +186,8 @@ async fn rwlock_standalone_fences() {
         writing.release().await.unwrap();
         for _ in 0..2 {
             let (one, other) = (lock.read().await.unwrap(), lock.read().await.unwrap());
-            assert_eq!((one.lease().fencing_token(), other.lease().fencing_token()), (last, last));
+            assert!(setup.reads_after(one.lease(), last) && setup.reads_after(other.lease(), last));
+            last = last.max(one.lease().fencing_token()).max(other.lease().fencing_token());
             one.release().await.unwrap();
             other.release().await.unwrap();
         }
@@ -210,7 +199,7 @@ async fn rwlock_standalone_fences() {
     assert!(writing.lease().fencing_token() > reading.lease().fencing_token());
     writing.release().await.unwrap();
     reading.release().await.unwrap();
-    let unfenced = client(&server, Options::new().fencing(redlatch::Fencing::Off)).await;
+    let unfenced = setup.rwlock(Options::new().fencing(redlatch::Fencing::Off)).await;
     for _ in 0..2 {
         let reading = unfenced.read().await.unwrap();
         assert_eq!(reading.lease().fencing_token(), None);
@@ -220,54 +209,31 @@ async fn rwlock_standalone_fences() {
         writing.release().await.unwrap();
     }
     drop((lock, unfenced));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
 /// The same name as a lock of another kind: a mistake, which is told, and excludes all the same.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_is_no_lock_of_another_kind() {
-    let server = Server::start().await;
-    let locks = server.locks().await;
+pub async fn is_no_lock_of_another_kind(setup: Setup) {
+    let locks = setup.client().await;
     let (lock, other) = (locks.rwlock("rw").unwrap(), locks.reentrant("rw").unwrap());
     let held = other.lock(&Owner::new()).await.unwrap();
     for outcome in [lock.try_read().await.map(drop), lock.try_write().await.map(drop)] {
         assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
     }
     held.release().await.unwrap();
+    let key = lock.name().key();
+    eventually("free on all nodes", || async { setup.deployment.keys(key).await.is_empty() }).await;
     for field in ["mode", "01234567-89ab-cdef-0123-456789abcdef:42"] {
-        let _: i64 = server.run(&["HSET", "lock:rw", field, "1"]).await;
-        let _: i64 = server.run(&["PEXPIRE", "lock:rw", "60000"]).await;
+        setup.deployment.run_at::<i64>(key, &["HSET", key, field, "1"]).await;
+        setup.deployment.run_at::<i64>(key, &["PEXPIRE", key, "60000"]).await;
         for outcome in [lock.try_read().await.map(drop), lock.try_write().await.map(drop)] {
             assert!(matches!(outcome, Err(Error::WrongType { .. })), "{field}: {outcome:?}");
         }
-        let _: i64 = server.run(&["DEL", "lock:rw"]).await;
+        setup.deployment.run_at::<i64>(key, &["DEL", key]).await;
     }
     let reading = lock.read().await.unwrap();
     assert!(other.try_lock(&Owner::new()).await.unwrap().is_none());
     reading.release().await.unwrap();
     drop((lock, other, locks));
-    server.assert_nothing_left().await;
-}
-
-/// The counter is lost while the lock is held: who asks again still gets a token.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_fences_after_the_counter_is_lost() {
-    let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
-    let owner = Owner::new();
-    let outer = lock.write_as(&owner).await.unwrap();
-    let _: i64 = server.run(&["DEL", "{lock:rw}:fence"]).await;
-    let (inner, reading) = (lock.write_as(&owner).await.unwrap(), lock.read_as(&owner).await.unwrap());
-    assert!(inner.lease().fencing_token() >= outer.lease().fencing_token());
-    assert_eq!(reading.lease().fencing_token(), inner.lease().fencing_token());
-    let last = inner.lease().fencing_token();
-    for guard in [outer, inner] {
-        guard.release().await.unwrap();
-    }
-    reading.release().await.unwrap();
-    let next = lock.write().await.unwrap();
-    assert!(next.lease().fencing_token() > last);
-    next.release().await.unwrap();
-    drop(lock);
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }

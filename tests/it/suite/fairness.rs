@@ -4,24 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Locks, Options, RwLock};
+use redlatch::{Options, RwLock};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{Cell, Kind, Protocol, Server, Setup, Topology, Wake, soon};
+use crate::support::{Setup, idles, soon};
 
 const HOLD: Duration = Duration::from_millis(10);
 
 /// The longest that anybody goes without looking.
 const POLL: Duration = Duration::from_secs(1);
 
-async fn setup(wake: Wake) -> Setup {
-    let cell = Cell { topology: Topology::Standalone, kind: Kind::Read, wake, protocol: Protocol::Resp2 };
-    Setup::start(cell).await
-}
-
 async fn lock(setup: &Setup) -> RwLock {
-    setup.client_with(Options::new().poll_cap(POLL)).await.rwlock("rw").unwrap()
+    setup.rwlock(Options::new().poll_cap(POLL)).await
 }
 
 /// Takes the lock on one side and holds it for a moment.
@@ -62,8 +57,7 @@ impl Inside {
 }
 
 /// Eight in a loop on one side, and one on the other, who must enter within the longest hold and one poll.
-async fn lets_in_the_one(wake: Wake, the_one_writes: bool) {
-    let setup = setup(wake).await;
+async fn lets_in_the_one(setup: Setup, the_one_writes: bool) {
     let (stop, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(Inside::default()));
     let mut crowd = JoinSet::new();
     for _ in 0..8 {
@@ -82,9 +76,9 @@ async fn lets_in_the_one(wake: Wake, the_one_writes: bool) {
         turn(&one, the_one_writes, &inside).await;
         longest = longest.max(start.elapsed() - HOLD);
     }
-    println!("{wake:?}: waited for {longest:?} at most");
+    println!("{:?} {:?}: waited for {longest:?} at most", setup.topology(), setup.wake);
     // Not a tighter one: the machine is busy with other tests.
-    assert!(longest < 2 * HOLD + POLL, "{wake:?}: waited for {longest:?}");
+    assert!(longest < 2 * HOLD + POLL, "waited for {longest:?}");
     stop.store(true, Ordering::SeqCst);
     while let Some(outcome) = crowd.join_next().await {
         outcome.unwrap();
@@ -93,22 +87,17 @@ async fn lets_in_the_one(wake: Wake, the_one_writes: bool) {
     setup.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_lets_in_one_writer_among_readers() {
-    lets_in_the_one(Wake::Push, true).await;
-    lets_in_the_one(Wake::Poll, true).await;
+pub async fn lets_in_one_writer_among_readers(setup: Setup) {
+    lets_in_the_one(setup, true).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_lets_in_one_reader_among_writers() {
-    lets_in_the_one(Wake::Push, false).await;
-    lets_in_the_one(Wake::Poll, false).await;
+pub async fn lets_in_one_reader_among_writers(setup: Setup) {
+    lets_in_the_one(setup, false).await;
 }
 
 /// As many readers as writers, all the time: neither side falls under a fifth of its fair share.
-async fn shares(wake: Wake) {
+pub async fn shares_among_both_sides(setup: Setup) {
     const EACH: usize = 4;
-    let setup = setup(wake).await;
     let end = Instant::now() + Duration::from_secs(20);
     let inside = Arc::new(Inside::default());
     let mut tasks = JoinSet::new();
@@ -129,30 +118,19 @@ async fn shares(wake: Wake) {
         all[usize::from(writes)] += turns;
         fewest[usize::from(writes)] = fewest[usize::from(writes)].min(turns);
     }
-    println!("{wake:?}: readers {} writers {}, fewest {fewest:?}", all[0], all[1]);
+    let cell = (setup.topology(), setup.wake);
+    println!("{cell:?}: readers {} writers {}, fewest {fewest:?}", all[0], all[1]);
     let fair = (all[0] + all[1]) / 2;
     for side in 0..2 {
-        assert!(all[side] * 5 >= fair, "{wake:?}: {all:?}");
-        assert!(fewest[side] * 5 >= all[side] / EACH as u64, "{wake:?}: {fewest:?} of {all:?}");
+        assert!(all[side] * 5 >= fair, "{all:?}");
+        assert!(fewest[side] * 5 >= all[side] / EACH as u64, "{fewest:?} of {all:?}");
     }
     setup.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_shares_among_those_who_are_told() {
-    shares(Wake::Push).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_shares_among_those_who_look() {
-    shares(Wake::Poll).await;
-}
-
 /// Readers and writers of one client, and re-entrant ones between them: all get their turns.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_serves_everybody_of_one_client() {
-    let server = Server::start().await;
-    let locks = Locks::open(&server.url()).await.unwrap();
+pub async fn serves_everybody_of_one_client(setup: Setup) {
+    let locks = setup.client().await;
     let lock = locks.rwlock("rw").unwrap();
     let inside = Arc::new(Inside::default());
     let mut tasks = JoinSet::new();
@@ -178,7 +156,7 @@ async fn rwlock_standalone_serves_everybody_of_one_client() {
     while let Some(outcome) = tasks.join_next().await {
         outcome.unwrap();
     }
-    crate::support::idles(&locks).await;
+    idles(&locks).await;
     drop((lock, locks));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }

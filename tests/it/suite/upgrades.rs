@@ -4,17 +4,15 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Mode, Options, Owner};
 
-use super::{client, queued, see, told};
-use crate::support::{Server, eventually, soon};
+use super::queued;
+use crate::support::{NEVER, Setup, eventually, see, soon, told};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_upgrades_the_sole_reader() {
-    let server = Server::start().await;
-    let (lock, other) = (client(&server, told()).await, client(&server, told()).await);
+pub async fn upgrades_the_sole_reader(setup: Setup) {
+    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let owner = Owner::new();
     let mine = lock.read_as(&owner).await.unwrap();
     let (second, third) = (other.read().await.unwrap(), other.read().await.unwrap());
-    let upgrading = queued(&lock, {
+    let upgrading = queued(&setup, &lock, {
         let lock = lock.clone();
         async move { lock.write_as(&owner).await }
     })
@@ -22,7 +20,7 @@ async fn rwlock_standalone_upgrades_the_sole_reader() {
     assert!(other.try_read().await.unwrap().is_none(), "new readers stay out meanwhile");
     assert!(lock.try_read_as(&owner).await.unwrap().is_some(), "but not he");
     // Another writer, who queued later, and cannot go first: he waits for the reader who waits.
-    let writer = queued(&lock, {
+    let writer = queued(&setup, &lock, {
         let other = other.clone();
         async move { other.write().await }
     })
@@ -33,7 +31,7 @@ async fn rwlock_standalone_upgrades_the_sole_reader() {
     let start = Instant::now();
     third.release().await.unwrap();
     let writing = soon("upgraded", upgrading).await.unwrap().unwrap();
-    assert!(start.elapsed() < super::NEVER / 2, "told: {:?}", start.elapsed());
+    assert!(start.elapsed() < NEVER / 2, "told: {:?}", start.elapsed());
     assert!(!mine.lease().is_lost() && !writer.is_finished());
     assert_eq!(see(&lock).await.mode, Mode::Write);
     mine.release().await.unwrap();
@@ -41,17 +39,15 @@ async fn rwlock_standalone_upgrades_the_sole_reader() {
     writing.release().await.unwrap();
     soon("the writer's turn", writer).await.unwrap().unwrap().release().await.unwrap();
     drop((lock, other));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_refuses_a_second_upgrade_at_once() {
-    let server = Server::start().await;
-    let (lock, elsewhere) = (client(&server, Options::new()).await, client(&server, Options::new()).await);
+pub async fn refuses_a_second_upgrade_at_once(setup: Setup) {
+    let (lock, elsewhere) = (setup.rwlock(Options::new()).await, setup.rwlock(Options::new()).await);
     for other in [&lock, &elsewhere] {
         let (one, two) = (Owner::new(), Owner::new());
         let (first, second) = (lock.read_as(&one).await.unwrap(), other.read_as(&two).await.unwrap());
-        let upgrading = queued(&lock, {
+        let upgrading = queued(&setup, &lock, {
             let lock = lock.clone();
             async move { lock.write_as(&one).await }
         })
@@ -69,7 +65,7 @@ async fn rwlock_standalone_refuses_a_second_upgrade_at_once() {
         first.release().await.unwrap();
         // The mark is gone with him: the next one may.
         let (first, second) = (lock.read_as(&one).await.unwrap(), other.read_as(&two).await.unwrap());
-        let upgrading = queued(&lock, {
+        let upgrading = queued(&setup, &lock, {
             let other = other.clone();
             async move { other.write_as(&two).await }
         })
@@ -79,23 +75,21 @@ async fn rwlock_standalone_refuses_a_second_upgrade_at_once() {
         second.release().await.unwrap();
     }
     drop((lock, elsewhere));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
 /// Who gives up waiting for an upgrade is in nobody's way.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_a_cancelled_upgrade_leaves_no_mark() {
-    let server = Server::start().await;
-    let (lock, other) = (client(&server, told()).await, client(&server, told()).await);
+pub async fn a_cancelled_upgrade_leaves_no_mark(setup: Setup) {
+    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let (one, two) = (Owner::new(), Owner::new());
     let first = lock.read_as(&one).await.unwrap();
     let second = other.read_as(&two).await.unwrap();
-    let upgrading = queued(&lock, {
+    let upgrading = queued(&setup, &lock, {
         let lock = lock.clone();
         async move { lock.write_as(&one).await.map(drop) }
     })
     .await;
-    let kept_out = queued(&lock, {
+    let kept_out = queued(&setup, &lock, {
         let other = other.clone();
         async move { other.read().await }
     })
@@ -103,8 +97,8 @@ async fn rwlock_standalone_a_cancelled_upgrade_leaves_no_mark() {
     upgrading.abort();
     let start = Instant::now();
     soon("let in at once", kept_out).await.unwrap().unwrap().release().await.unwrap();
-    assert!(start.elapsed() < super::NEVER / 2, "{:?}", start.elapsed());
-    let upgrading = queued(&lock, {
+    assert!(start.elapsed() < NEVER / 2, "{:?}", start.elapsed());
+    let upgrading = queued(&setup, &lock, {
         let other = other.clone();
         async move { other.write_as(&two).await }
     })
@@ -113,14 +107,12 @@ async fn rwlock_standalone_a_cancelled_upgrade_leaves_no_mark() {
     soon("the other one's upgrade", upgrading).await.unwrap().unwrap().release().await.unwrap();
     second.release().await.unwrap();
     drop((lock, other));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }
 
 /// Tasks of his own client wait for him: he must not wait behind them.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_upgrades_past_writers_of_the_same_client() {
-    let server = Server::start().await;
-    let (lock, other) = (client(&server, told()).await, client(&server, told()).await);
+pub async fn upgrades_past_writers_of_the_same_client(setup: Setup) {
+    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let owner = Owner::new();
     let mine = lock.read_as(&owner).await.unwrap();
     let beside = other.read().await.unwrap();
@@ -131,7 +123,7 @@ async fn rwlock_standalone_upgrades_past_writers_of_the_same_client() {
         })
         .collect();
     eventually("one queues for all", || async { see(&lock).await.waiting_writers == 1 }).await;
-    let upgrading = queued(&lock, {
+    let upgrading = queued(&setup, &lock, {
         let lock = lock.clone();
         async move { lock.write_as(&owner).await }
     })
@@ -143,36 +135,5 @@ async fn rwlock_standalone_upgrades_past_writers_of_the_same_client() {
         soon("a turn", writer).await.unwrap().unwrap();
     }
     drop((lock, other));
-    server.assert_nothing_left().await;
-}
-
-/// The upgrader is dead, the others are not: his mark ends with his heartbeat, his hold with its ttl.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_survives_a_dead_upgrader() {
-    let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
-    let short = client(&server, Options::new().read_ttl(Duration::from_millis(700))).await;
-    let (dead, owner) = (Owner::new(), Owner::new());
-    short.read_as(&dead).await.unwrap().leak();
-    let mine = lock.read_as(&owner).await.unwrap();
-    // His last words: he queued, and nobody hears his channel any more.
-    let script = include_str!("../../../lua/rwlock/write_acquire.lua");
-    let waiter = format!("aa 400 {dead} lock:wake:gone");
-    let keys = ["lock:rw", "{lock:rw}:fence", "{lock:rw}:waiters", "{lock:rw}:ended:aa"];
-    let mut words = vec!["EVAL", script, "4"];
-    words.extend(keys);
-    let dead = dead.to_string();
-    words.extend([&dead, "aa", "700", "1", "255", &waiter]);
-    let busy: Vec<u64> = server.run(&words).await;
-    assert_eq!(busy.len(), 2);
-    assert!(matches!(lock.write_as(&owner).await, Err(Error::WouldDeadlock { .. })));
-    let start = Instant::now();
-    eventually("his mark ends", || async { lock.try_read().await.unwrap().is_some() }).await;
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    let writing = soon("upgraded, once the dead reader's ttl is over", lock.write_as(&owner)).await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
-    writing.release().await.unwrap();
-    mine.release().await.unwrap();
-    drop((lock, short));
-    server.assert_nothing_left().await;
+    setup.finish().await;
 }

@@ -1,0 +1,109 @@
+//! From writing to reading.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Mode, Options, Owner};
+
+use super::queued;
+use crate::support::{NEVER, Setup, eventually, see, soon, told};
+
+pub async fn downgrades_without_an_instant_between(setup: Setup) {
+    let options = told().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
+    let (lock, other) = (setup.rwlock(options).await, setup.rwlock(told()).await);
+    for round in 0..5 {
+        let writing = lock.write().await.unwrap();
+        let old = writing.lease().clone();
+        let reader = queued(&setup, &lock, {
+            let other = other.clone();
+            async move { other.read().await }
+        })
+        .await;
+        let writer = queued(&setup, &lock, {
+            let other = other.clone();
+            async move { other.write().await }
+        })
+        .await;
+        let start = Instant::now();
+        let mine = writing.downgrade().await.unwrap();
+        assert!(old.is_lost(), "nobody may write under it any more");
+        assert_eq!(mine.lease().fencing_token(), old.fencing_token(), "the token stays");
+        let beside = soon("readers wake", reader).await.unwrap().unwrap();
+        assert!(start.elapsed() < NEVER / 2, "told: {:?}", start.elapsed());
+        assert!(setup.reads_after(beside.lease(), old.fencing_token()), "nobody wrote in between");
+        assert!(!writer.is_finished() && !mine.lease().is_lost(), "round {round}");
+        let until = mine.lease().valid_until();
+        assert!(until < Instant::now() + Duration::from_secs(9), "the ttl of reading");
+        mine.release().await.unwrap();
+        beside.release().await.unwrap();
+        soon("then the writer", writer).await.unwrap().unwrap().release().await.unwrap();
+    }
+    drop((lock, other));
+    setup.finish().await;
+}
+
+pub async fn renews_what_was_downgraded(setup: Setup) {
+    let short = Duration::from_millis(400);
+    let lock = setup.rwlock(Options::new().read_ttl(short).write_ttl(Duration::from_secs(60))).await;
+    let mine = lock.write().await.unwrap().downgrade().await.unwrap();
+    tokio::time::sleep(4 * short).await;
+    assert!(!mine.lease().is_lost() && lock.is_held_by_lease(mine.lease()).await.unwrap());
+    mine.leak();
+    eventually("its own ttl ends it", || async { see(&lock).await.mode == Mode::Free }).await;
+    drop(lock);
+    setup.finish().await;
+}
+
+/// One of several holds to write: the others stay.
+pub async fn downgrades_one_hold_of_several(setup: Setup) {
+    let lock = setup.rwlock(Options::new()).await;
+    let owner = Owner::new();
+    let (outer, inner) = (lock.write_as(&owner).await.unwrap(), lock.write_as(&owner).await.unwrap());
+    let reading = inner.downgrade().await.unwrap();
+    let seen = see(&lock).await;
+    assert_eq!((seen.writer.unwrap().count, seen.readers[0].count), (1, 1));
+    assert!(lock.try_read().await.unwrap().is_none(), "he still writes");
+    let both = outer.downgrade().await.unwrap();
+    let seen = see(&lock).await;
+    assert_eq!((seen.mode, seen.readers[0].count), (Mode::Read, 2));
+    lock.try_read().await.unwrap().expect("beside him").release().await.unwrap();
+    reading.release().await.unwrap();
+    both.release().await.unwrap();
+    drop(lock);
+    setup.finish().await;
+}
+
+/// The reply is lost, and the request sent again: it is changed once. A hold that was lost is not changed.
+pub async fn downgrades_over_faults(setup: Setup) {
+    let proxy = setup.proxy().await;
+    let options = Options::new().node_timeout(Duration::from_millis(300));
+    let lock = setup.client_behind(&proxy, options).await.rwlock("rw").unwrap();
+    let watcher = setup.rwlock(Options::new()).await;
+    lock.write().await.unwrap().downgrade().await.unwrap().release().await.unwrap();
+    for _ in 0..10 {
+        let writing = lock.write().await.unwrap();
+        setup.lose_next_answer(&proxy);
+        let reading = soon("changed", writing.downgrade()).await.unwrap();
+        let seen = see(&watcher).await;
+        assert_eq!((seen.mode, seen.readers.len(), seen.readers[0].count), (Mode::Read, 1, 1));
+        reading.release().await.unwrap();
+    }
+    assert!(proxy.lost() >= 10);
+    // No answer at all: an error, and the hold is given back once the server can be reached.
+    let writing = lock.write().await.unwrap();
+    proxy.hold_replies(true);
+    assert!(setup.failed(&writing.downgrade().await));
+    proxy.hold_replies(false);
+    eventually("given back", || async { see(&watcher).await.mode == Mode::Free }).await;
+    // Dropped in the middle: likewise.
+    for micros in (0..2_000).step_by(100) {
+        let writing = lock.write().await.unwrap();
+        drop(tokio::time::timeout(Duration::from_micros(micros), writing.downgrade()).await);
+        eventually("given back", || async { see(&watcher).await.mode == Mode::Free }).await;
+    }
+    let writing = lock.write().await.unwrap();
+    assert!(watcher.force_release_write().await.unwrap());
+    assert!(matches!(writing.downgrade().await, Err(Error::Lost { .. })));
+    assert_eq!(see(&watcher).await.mode, Mode::Free);
+    drop((lock, watcher));
+    setup.finish().await;
+}

@@ -1,0 +1,250 @@
+//! Re-entry: counts, depth, local nesting, shared losses.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Nesting, Options, Owner, ReentrantLock};
+
+use crate::support::{Setup, eventually, idles, soon, ttl};
+
+async fn count(lock: &ReentrantLock) -> u64 {
+    lock.inspect().await.unwrap().holders.first().map_or(0, |holder| holder.count)
+}
+
+async fn remaining(lock: &ReentrantLock) -> Duration {
+    lock.inspect().await.unwrap().holders[0].remaining.unwrap()
+}
+
+pub async fn counts_up_and_down(setup: Setup) {
+    let lock = setup.client().await.reentrant("nested").unwrap();
+    let owner = Owner::new();
+    let mut guards = Vec::new();
+    for depth in 1..=4 {
+        guards.push(lock.lock(&owner).await.unwrap());
+        assert_eq!(count(&lock).await, depth);
+        assert_eq!(guards[0].lease().fencing_token(), guards[depth as usize - 1].lease().fencing_token());
+        let field = ["HGET", lock.name().key(), &owner.to_string()];
+        let raw: Vec<Option<u64>> = setup.deployment.run_at(lock.name().key(), &field).await;
+        let known = raw.iter().filter(|raw| **raw == Some(depth)).count();
+        assert!(known >= setup.topology().majority(), "visible in Redis under the owner's name: {raw:?}");
+    }
+    // In any order: a guard is a hold, not a place on a stack.
+    for (left, index) in [(3, 1), (2, 0), (1, 1), (0, 0)] {
+        guards.remove(index).release().await.unwrap();
+        assert_eq!(count(&lock).await, left);
+    }
+    assert!(!lock.is_locked().await.unwrap());
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn enters_past_those_who_wait(setup: Setup) {
+    let locks = setup.client().await;
+    let lock = locks.reentrant("passed").unwrap();
+    let owner = Owner::new();
+    let outer = lock.lock(&owner).await.unwrap();
+    let waiting: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.lock(&Owner::new()).await?.release().await })
+        })
+        .collect();
+    eventually("they queue", || async { lock.inspect().await.unwrap().waiters == 1 }).await;
+    let inner = soon("not behind them", lock.lock(&owner)).await.unwrap();
+    let limited = soon("nor here", lock.lock_timeout(&owner, Duration::from_secs(5))).await.unwrap();
+    assert_eq!(count(&lock).await, 3);
+    for guard in [inner, limited, outer] {
+        guard.release().await.unwrap();
+    }
+    for waiter in waiting {
+        soon("a turn", waiter).await.unwrap().unwrap();
+    }
+    drop((lock, locks));
+    setup.finish().await;
+}
+
+/// He queued, behind another task of this client, before he got the lock elsewhere: he must get in.
+pub async fn enters_what_it_got_elsewhere_meanwhile(setup: Setup) {
+    let (locks, elsewhere) = (setup.client().await, setup.client().await);
+    let lock = locks.reentrant("meanwhile").unwrap();
+    let owner = Owner::new();
+    let first = lock.lock(&Owner::new()).await.unwrap();
+    // In this order in Redis: the owner, through the other client; then a stranger, and behind him, inside
+    // this client, the owner again.
+    let key = lock.name().key();
+    let outer = elsewhere.reentrant("meanwhile").unwrap();
+    let outer = setup.queued(key, async move { outer.lock(&owner).await }).await;
+    let stranger = lock.clone();
+    let stranger =
+        setup.queued(key, async move { stranger.lock(&Owner::new()).await?.release().await }).await;
+    let inner = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.lock(&owner).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    first.release().await.unwrap();
+    let outer = soon("handed over", outer).await.unwrap().unwrap();
+    let inner = soon("in, although the stranger waits before him", inner).await.unwrap().unwrap();
+    assert_eq!(count(&lock).await, 2);
+    inner.release().await.unwrap();
+    outer.release().await.unwrap();
+    soon("the stranger's turn", stranger).await.unwrap().unwrap();
+    drop((lock, locks, elsewhere));
+    setup.finish().await;
+}
+
+pub async fn an_inner_hold_neither_shortens_nor_adds(setup: Setup) {
+    let locks = setup.client().await;
+    let owner = Owner::new();
+    let with = |seconds: u64| locks.with_options(ttl(seconds * 1_000)).unwrap().reentrant("timed").unwrap();
+    let (short, long) = (with(5), with(60));
+    let outer = long.lock(&owner).await.unwrap();
+    let inner = short.lock(&owner).await.unwrap();
+    assert!(remaining(&long).await > Duration::from_secs(50), "a short hold does not shorten");
+    inner.release().await.unwrap();
+    assert!(remaining(&long).await > Duration::from_secs(50), "nor does its end");
+    outer.release().await.unwrap();
+    let outer = short.lock(&owner).await.unwrap();
+    let inner = long.lock(&owner).await.unwrap();
+    let now = remaining(&long).await;
+    assert!(now > Duration::from_secs(50) && now <= Duration::from_secs(60), "max, not sum: {now:?}");
+    for guard in [inner, outer] {
+        guard.release().await.unwrap();
+    }
+    drop((short, long, locks));
+    setup.finish().await;
+}
+
+pub async fn a_foreign_release_changes_nothing(setup: Setup) {
+    let lock = setup.client().await.reentrant("foreign").unwrap();
+    let (owner, stranger) = (Owner::new(), Owner::new());
+    let guard = lock.lock(&owner).await.unwrap();
+    let lost = guard.lease().clone();
+    assert!(lock.force_release().await.unwrap());
+    let next = lock.lock(&stranger).await.unwrap();
+    assert!(matches!(guard.release().await, Err(Error::NotHeld { .. })));
+    assert!(lost.is_lost());
+    assert!(lock.is_held_by(&stranger).await.unwrap() && !lock.is_held_by(&owner).await.unwrap());
+    // Nor does the same owner's release of a hold that has ended touch his new ones.
+    next.release().await.unwrap();
+    let old = lock.lock(&owner).await.unwrap();
+    assert!(lock.force_release().await.unwrap());
+    let new = lock.lock(&owner).await.unwrap();
+    assert!(matches!(old.release().await, Err(Error::NotHeld { .. })));
+    assert_eq!(count(&lock).await, 1);
+    new.release().await.unwrap();
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn a_loss_is_a_loss_at_every_depth(setup: Setup) {
+    let locks = setup.client_with(ttl(600)).await;
+    let lock = locks.reentrant("lost").unwrap();
+    let slow = locks.with_options(ttl(60_000)).unwrap().reentrant("lost").unwrap();
+    let owner = Owner::new();
+    // The slow ones would not be renewed for 20 s, or at all: they hear of it from the quick one.
+    let never = ttl(60_000).renewal(redlatch::Renewal::Never);
+    let never = locks.with_options(never).unwrap().reentrant("lost").unwrap();
+    let outermost = never.lock(&owner).await.unwrap();
+    let outer = slow.lock(&owner).await.unwrap();
+    let middle = lock.lock(&owner).await.unwrap();
+    let inner = slow.lock(&owner).await.unwrap();
+    setup.deployment.run_at::<i64>(lock.name().key(), &["DEL", lock.name().key()]).await;
+    let start = Instant::now();
+    for guard in [&outermost, &outer, &middle, &inner] {
+        soon("lost", guard.lease().lost()).await;
+        assert!(guard.lease().is_lost());
+    }
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    for guard in [inner, middle, outer, outermost] {
+        assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    }
+    drop((lock, slow, never, locks));
+    setup.finish().await;
+}
+
+pub async fn has_a_deepest_level(setup: Setup) {
+    for nesting in [Nesting::Counted, Nesting::Local] {
+        let lock =
+            setup.client_with(Options::new().max_depth(3).nesting(nesting)).await.reentrant("deep").unwrap();
+        let owner = Owner::new();
+        let mut guards = Vec::new();
+        for _ in 0..3 {
+            guards.push(lock.lock(&owner).await.unwrap());
+        }
+        for outcome in [
+            lock.lock(&owner).await.map(drop),
+            lock.try_lock(&owner).await.map(drop),
+            lock.lock_timeout(&owner, Duration::from_secs(1)).await.map(drop),
+        ] {
+            assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{nesting:?}: {outcome:?}");
+        }
+        guards.pop().unwrap().release().await.unwrap();
+        guards.push(lock.lock(&owner).await.unwrap());
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        assert!(!lock.is_locked().await.unwrap());
+    }
+    setup.finish().await;
+}
+
+pub async fn nests_locally_without_a_round_trip(setup: Setup) {
+    let locks = setup.client_with(ttl(900).nesting(Nesting::Local)).await;
+    let lock = locks.reentrant("local").unwrap();
+    let owner = Owner::new();
+    let outer = lock.lock(&owner).await.unwrap();
+    let before = setup.deployment.scripts_run().await;
+    let mut guards = Vec::new();
+    for _ in 0..20 {
+        guards.push(lock.lock(&owner).await.unwrap());
+    }
+    let scripts = setup.deployment.scripts_run().await - before;
+    assert!(scripts < 20, "20 holds cost {scripts} scripts"); // it may have been renewed meanwhile
+    assert_eq!(count(&lock).await, 1, "Redis knows of one");
+    assert!(lock.try_lock(&Owner::new()).await.unwrap().is_none());
+    let token = outer.lease().fencing_token();
+    assert!(guards.iter().all(|guard| guard.lease().fencing_token() == token));
+    // The outermost may go first: the last one to go gives the lock back.
+    outer.release().await.unwrap();
+    assert!(lock.is_held_by(&owner).await.unwrap());
+    let last = guards.pop().unwrap();
+    drop(guards);
+    assert!(lock.is_held_by(&owner).await.unwrap() && !last.lease().is_lost());
+    last.release().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+    // A hold that was lost is not entered again: the next one asks the server.
+    let old = lock.lock(&owner).await.unwrap();
+    lock.force_release().await.unwrap();
+    soon("the loss is known", old.lease().lost()).await;
+    let new = lock.lock(&owner).await.unwrap();
+    assert!(new.lease().fencing_token() > old.lease().fencing_token());
+    assert!(matches!(old.release().await, Err(Error::Lost { .. })));
+    assert!(lock.is_held_by(&owner).await.unwrap());
+    new.release().await.unwrap();
+    // Leaked by one guard, the hold is lost to the others on it: nobody is told that it was released.
+    let outer = lock.lock(&owner).await.unwrap();
+    lock.lock(&owner).await.unwrap().leak();
+    assert!(outer.lease().is_lost() && lock.is_held_by(&owner).await.unwrap());
+    assert!(matches!(outer.release().await, Err(Error::Lost { .. })));
+    eventually("its ttl frees it", || async { !lock.is_locked().await.unwrap() }).await;
+    idles(&locks).await;
+    drop((lock, locks));
+    setup.finish().await;
+}
+
+#[test]
+fn reentrant_owners_travel_as_text_and_through_serde() {
+    let owner = Owner::new();
+    assert_ne!(owner, Owner::new());
+    assert_eq!(owner.to_string().parse::<Owner>().unwrap(), owner);
+    let json = serde_json::to_string(&owner).unwrap();
+    assert_eq!(json, format!("\"{owner}\""));
+    assert_eq!(serde_json::from_str::<Owner>(&json).unwrap(), owner);
+    // In another form it would be another owner to the server.
+    let plain = owner.to_string().replace('-', "");
+    let capital = "0000000A-0000-0000-0000-000000000000";
+    for hostile in ["", "me", "a b", ":fence", "00000000-0000-0000-0000-00000000000", &plain, capital] {
+        assert!(hostile.parse::<Owner>().is_err(), "{hostile:?}");
+        assert!(serde_json::from_str::<Owner>(&format!("{hostile:?}")).is_err());
+    }
+}
