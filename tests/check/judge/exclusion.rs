@@ -111,7 +111,9 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
                 .find(|look| !found_elsewhere(&looks, look, hold) && !has_two_masters(case, &looks, look));
             let Some(look) = missing else { continue };
             if case.lost_by(hold.held_since(), look.to).is_some() {
-                windows.push((hold, look.from, until));
+                let back =
+                    looks.iter().find(|later| later.from > look.to && may_have_it_again(hold, later, holds));
+                windows.push((hold, look.from, back.map_or(until, |back| back.from.min(until))));
             } else {
                 let text = format!(
                     "{}: at {:.3} the server on port {} had {:?} by {:?}",
@@ -125,6 +127,15 @@ fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, v
             }
         }
     }
+}
+
+/// Whether it is his once more: whoever queues in an old copy as well, or at a replica that had not heard of his grant, is
+/// granted it there with a number that nobody is told. He has what he trusts.
+fn may_have_it_again(hold: &Hold, look: &Observation, holds: &[&Hold]) -> bool {
+    let is_told =
+        |token: u64| holds.iter().any(|other| other.granted.is_some_and(|grant| grant.token == token));
+    let may_be_his = look.by.as_ref().is_none_or(|by| !hold.has_owner() || *by == hold.owner);
+    hold.is_in(look) || may_be_his && look.held_with.is_some_and(|token| !is_told(token))
 }
 
 /// Whether another server had it at about that time.

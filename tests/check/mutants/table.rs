@@ -308,17 +308,6 @@ if ends < now + ttl_ms then
         rules: &["count"],
     },
     Mutant {
-        name: "the-last-in-the-queue-first",
-        edits: &[Edit {
-            file: "lua/mutex/release.lua",
-            from: "redis.pcall('ZPOPMIN', KEYS[3])[1]",
-            times: 1,
-            to: "redis.pcall('ZPOPMAX', KEYS[3])[1]",
-        }],
-        setting: RESENT,
-        rules: &["overtaking"],
-    },
-    Mutant {
         name: "counters-that-stay",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
