@@ -60,9 +60,9 @@ macro_rules! faults {
                     Fault::WorkerStopped | Fault::WorkerBlocked => {
                         "deadline: it does not trust what is over; the resource refuses its late writes"
                     }
-                    Fault::Majority => "exclusion: nothing is granted, and nothing lost before its deadline",
+                    Fault::Majority => "decision: nothing is granted; false loss: nothing is lost before its deadline",
                     Fault::Minority | Fault::NodeEmptied | Fault::NodeSetBack => {
-                        "exclusion: the other nodes decide, no lock is lost"
+                        "decision: the other nodes grant; false loss: what all nodes had is not lost"
                     }
                     _ if self.lane() == Lane::Connections => {
                         "exclusion: no lock is lost, no request counts twice; waiting: all are served after it"

@@ -28,12 +28,14 @@ fn cancelled_holds_without_one_node_leave_nothing() {
 }
 
 #[test]
+#[ignore = "takes long: scripts/test --full"]
 fn cancelled_exchanges_without_one_node_leave_nothing() {
     without_one("minority-upgrade", &["write_acquire at 2", "release"], &[Kind::Read], upgraded);
     without_one("minority-downgrade", &["downgrade at 2", "release"], &[Kind::Write], downgraded);
 }
 
 #[test]
+#[ignore = "takes long: scripts/test --full"]
 fn cancelled_waits_without_one_node_leave_nothing() {
     for how in [Away::Silent, Away::Refuses] {
         let case = Case::new("minority-wait", 15, &["message", "release"]).without_one(how);
@@ -49,6 +51,7 @@ fn cancelled_waits_without_one_node_leave_nothing() {
 }
 
 #[test]
+#[ignore = "takes long: scripts/test --full"]
 fn cancelled_holds_leave_nothing_whenever_one_node_fails() {
     let silent = async |stage: &Stage| disturbed(stage, |net| net.lose(0, Away::Silent)).await;
     let case = Case::new("one-fails", 9, &["acquire at 3", "held back", "release"]);

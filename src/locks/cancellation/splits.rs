@@ -43,7 +43,12 @@ fn cancelled_tries_that_are_split_leave_nothing() {
         .with(unrenewed)
         .outlasting()
         .run(async |stage| tried(stage, &[0]).await);
-    // Nobody has most of them, nor can have.
+}
+
+/// Nobody has most of them, nor can have.
+#[test]
+#[ignore = "takes long: scripts/test --full"]
+fn cancelled_tries_that_are_split_evenly_leave_nothing() {
     Case::new("split-evenly", 20, &["acquire at 2", LET_GO])
         .without_one(Away::Silent)
         .kinds(&[Kind::Mutex])

@@ -1,10 +1,12 @@
 //! A holder knows in time that its lease is over, and is told so only if it is.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Case, Hold, PROMPT, Verdict};
 use crate::arena::STALL;
 use crate::history::Time;
+use crate::observer::Observation;
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
 
 /// How often a holder looks who does not wait to be told.
@@ -75,7 +77,7 @@ fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &m
 /// The end of what no server has lost is told at its deadline; and what is renewed outlasts its ttl, unless something was
 /// done for so long that no renewal could be answered.
 fn is_true(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
-    if case.lost_by(hold.held_since(), at).is_some() {
+    if case.lost_by(hold.held_since(), at).is_some() || !outlasts_nodes(case, hold, at) {
         return;
     }
     if at + JITTER < until {
@@ -93,6 +95,25 @@ fn is_true(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Ve
         );
         verdict.violates("false loss", text);
     }
+}
+
+/// Of a quorum, what all nodes have outlasts whatever is done to a minority of them; what only a majority has need not. A
+/// node that was away may grant a lock to those who queue there before its holder gets it again.
+fn outlasts_nodes(case: &Case<'_>, hold: &Hold, at: Time) -> bool {
+    if case.plan.topology.nodes() == 1 {
+        return true;
+    }
+    let of_servers = case.windows_during(hold.held_since(), at).filter(|window| window.place.is_none());
+    let Some(last) = of_servers.map(|window| window.start).max() else { return true };
+    let mut latest: HashMap<u16, &Observation> = HashMap::new();
+    let looks = case.record.observations.iter().filter(|look| look.lock == hold.lock);
+    for look in looks.filter(|look| look.to < last && last.since(look.to) < TTL / 3) {
+        let seen = latest.entry(look.port).or_insert(look);
+        if seen.to < look.to {
+            *seen = look;
+        }
+    }
+    latest.values().filter(|look| hold.is_in(look)).count() == case.plan.topology.nodes()
 }
 
 /// The longest time in which nothing was done that may keep a hold from being renewed.
