@@ -67,8 +67,12 @@ fn overlaps<'a>(
     windows: &mut Vec<(&'a Hold, Time, Time)>,
     verdict: &mut Verdict,
 ) {
-    let mut spans: Vec<(Time, Time, &Hold)> =
-        holds.iter().filter_map(|hold| Some((since(hold)?, hold.trusted_until()?, *hold))).collect();
+    // Whoever was stopped while he was granted it may know of it only when it is over: he never trusted it.
+    let mut spans: Vec<(Time, Time, &Hold)> = holds
+        .iter()
+        .filter_map(|hold| Some((since(hold)?, hold.trusted_until()?, *hold)))
+        .filter(|(from, to, _)| from < to)
+        .collect();
     spans.sort_by_key(|(from, to, _)| (*from, *to));
     let mut trusted: Vec<(Time, &Hold)> = Vec::new();
     for (from, to, hold) in spans {
@@ -83,9 +87,7 @@ fn overlaps<'a>(
                 verdict.violates("exclusion", text);
             }
         }
-        if to > from {
-            trusted.push((to, hold));
-        }
+        trusted.push((to, hold));
     }
 }
 
