@@ -15,7 +15,7 @@ use crate::rwlock::RwLock;
 pub(super) const HOLD: &[&str] = &["acquire", "release"];
 
 /// A ttl is 30 s: long enough for a renewal.
-pub(super) const RENEWED: Duration = Duration::from_secs(12);
+const RENEWED: Duration = Duration::from_secs(12);
 
 #[test]
 fn cancelled_tries_leave_nothing() {
@@ -155,16 +155,19 @@ fn cancelled_releases_go_on() {
     });
 }
 
+/// A hold that is renewed.
+pub(super) async fn renewed(stage: &Stage) -> Scene {
+    let lock = stage.lock.clone();
+    Scene::of(async move {
+        let guard = lock.lock().await.unwrap();
+        guard.lease().while_held(sleep(RENEWED)).await.unwrap();
+        guard.release().await.unwrap();
+    })
+}
+
 #[test]
 fn cancelled_while_renewed_leaves_nothing() {
-    Case::new("renew", 30, &["acquire", "nothing", "renew", "release"]).run(async |stage| {
-        let lock = stage.lock.clone();
-        Scene::of(async move {
-            let guard = lock.lock().await.unwrap();
-            guard.lease().while_held(sleep(RENEWED)).await.unwrap();
-            guard.release().await.unwrap();
-        })
-    });
+    Case::new("renew", 30, &["acquire", "nothing", "renew", "release"]).run(renewed);
 }
 
 #[test]
