@@ -248,13 +248,14 @@ if state.err then return -2 end
 local write_ends, write = live(state[1])
 local writes, attempts = string.match(write or '', '^(%S+) (.+)$')
 local read_ends, reads = live(state[3])
-if reads and has(reads, attempt) then
+local reading, writing = reads and has(reads, attempt), writes == owner and has(attempts, attempt)
+if reading and not writing then
   redis.call('HDEL', KEYS[1], 'read:')
   redis.call('HSET', KEYS[1], 'read:' .. owner, math.max(ends, read_ends) .. ' ' .. reads)
   keep_until(ends)
   return time
 end
-if writes ~= owner or not has(attempts, attempt) then return 0 end
+if not writing then return 0 end
 
 local rest, left = without(attempts, attempt)
 if left > 0 then
@@ -264,7 +265,8 @@ else
   end_write()
 end
 ends = math.max(ends, read_ends or 0)
-redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. (reads and reads .. ' ' or '') .. attempt)
+local holds = reading and reads or (reads and reads .. ' ' or '') .. attempt
+redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. holds)
 if not state[3] then redis.call('HINCRBY', KEYS[1], 'readers', 1) end
 keep_until(ends)
 let_in()

@@ -304,26 +304,31 @@ if state.err then return once(-2) end
 local write_ends, writes, write = string.match(state[1] or '', '^(%d+) (%S+) (.+)$')
 local read_ends, read = string.match(state[3] or '', '^(%d+) (.+)$')
 if writes ~= owner then write = nil end
+local writing, reading = write and has(write, attempt), read and has(read, attempt)
 local answer = 0
-if write and has(write, attempt) then
+if writing then
   local rest, left = without(write, attempt)
-  if left > 0 then
+  write = left > 0 and rest
+  if write then
     redis.call('HDEL', KEYS[1], 'read:')
     redis.call('HSET', KEYS[1], 'write', write_ends .. ' ' .. owner .. ' ' .. rest)
   else
     end_write()
   end
-  answer = 1 + left + (read and count(read) or 0)
-elseif read and has(read, attempt) then
+end
+if reading then
   local rest, left = without(read, attempt)
-  if left > 0 then
+  read = left > 0 and rest
+  if read then
     redis.call('HDEL', KEYS[1], 'read:')
     redis.call('HSET', KEYS[1], 'read:' .. owner, read_ends .. ' ' .. rest)
   else
     redis.call('HDEL', KEYS[1], 'read:' .. owner)
     redis.call('HINCRBY', KEYS[1], 'readers', -1)
   end
-  answer = 1 + left + (write and count(write) or 0)
+end
+if writing or reading then
+  answer = 1 + (write and count(write) or 0) + (read and count(read) or 0)
 end
 once(answer)
 let_in()

@@ -49,7 +49,7 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a downgrade leaves a gap",
         "downgrade",
-        "redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. (reads and reads .. ' ' or '') .. attempt)",
+        "redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. holds)",
         "",
     ),
     mutant(

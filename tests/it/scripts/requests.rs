@@ -305,3 +305,30 @@ async fn scripts_refuse_what_is_not_an_argument() {
     let other = request("rwlock/write_acquire", &["p", "b", "1500", "7", "9"]).send(&server, "b").await;
     assert_eq!(other, Busy);
 }
+
+/// One hold on both sides: to write, since that was asked for first and came late, and to read since it was taken once more
+/// where it was missing. It ends on both, or reads.
+#[tokio::test]
+async fn scripts_rwlock_standalone_free_a_hold_from_both_sides() {
+    let server = Server::start().await;
+    let stranger = request("rwlock/read_acquire", &["p", "b", "60000", "7", "9"]);
+    let leave = request("rwlock/release", &["p", "b", "0", "7"]);
+    for (its, goes_on_to_read) in [("a1", true), ("a2", false)] {
+        let write = request("rwlock/write_acquire", &["o", its, "60000", "7", "9"]);
+        let read = request("rwlock/read_acquire", &["o", its, "60000", "7", "9"]);
+        let downgrade = request("rwlock/downgrade", &["o", its, "60000", "7"]);
+        let release = request("rwlock/release", &["o", its, "0", "7"]);
+        assert!(matches!(write.send(&server, its).await, Final(1..)));
+        assert!(matches!(read.send(&server, its).await, Final(1..)));
+        assert_eq!(stranger.send(&server, "b").await, Busy, "it writes");
+        if goes_on_to_read {
+            assert!(matches!(downgrade.send(&server, its).await, Final(1..)));
+            assert!(matches!(stranger.send(&server, "b").await, Final(1..)));
+            assert_eq!(leave.send(&server, "b").await, Final(1));
+            let held: String = server.run(&["HGET", "k", "read:o"]).await;
+            assert_eq!(held.split(' ').skip(1).collect::<Vec<_>>(), [its], "once");
+        }
+        assert_eq!(release.send(&server, its).await, Final(1));
+        assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "nothing is left");
+    }
+}
