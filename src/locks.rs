@@ -147,7 +147,7 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
-    /// Waits until everything that was dropped has been given back to the server, of a quorum to more than half of its nodes.
+    /// Waits until everything that was dropped has been given back to the server, of a quorum to so many of its nodes that the rest are in nobody's way.
     ///
     /// A dropped guard is released by a task in the background, which ends with its runtime: to be sure of
     /// it, wait here before `main` returns. Without it, the ttl frees the lock. Dropping goes on meanwhile

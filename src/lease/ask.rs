@@ -49,6 +49,7 @@ pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
     let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
     let nodes = &client.nodes;
     let mut bidding = Bidding::new(nodes.proposal(), attempt.options.fencing);
+    let mut granted_before = NodeSet::of([]);
     loop {
         let proposed = bidding.proposed();
         let call = attempt.acquire(waiter, bidding.proposal);
@@ -62,9 +63,16 @@ pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
         }
         let heard = bidding.hears(&count);
         armed.learns(&votes, count.granted.len() >= nodes.majority() && heard != Heard::NotGranted);
+        let granted = NodeSet::of(count.granted.iter().map(|(node, _)| *node));
         match heard {
-            Heard::Again => {}
-            Heard::NotGranted => return not_granted(armed, sent, count, votes),
+            Heard::Again => granted_before = granted_before.union(granted),
+            Heard::NotGranted => {
+                // A node may grant one proposal, and fail or refuse at the next.
+                if !granted_before.without(granted).is_empty() {
+                    attempt.doubt.stays();
+                }
+                return not_granted(armed, sent, count, votes);
+            }
             Heard::Granted(token) => {
                 let until = sent + attempt.trusted(attempt.options.ttl);
                 if Moment::now() >= until {

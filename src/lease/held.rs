@@ -205,6 +205,7 @@ impl Held {
         let attempt = Arc::new(self.armed.attempt.exchanged(kind, Arc::new(options)));
         self.armed.attempt = Arc::clone(&attempt);
         let call = attempt.exchange(script);
+        let late = attempt.doubt.is_open();
         let sent = Moment::now();
         let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await.0?;
         match answer {
@@ -214,7 +215,7 @@ impl Held {
                     return Err(lost());
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
-                exchange_the_rest(&client, script, &attempt, lease.clone(), &votes);
+                exchange_the_rest(&client, script, &attempt, lease.clone(), &votes, late);
                 Ok(self.armed.granted(lease, client.nodes.single().is_some()))
             }
             Answer::Final(0) => Err(lost()),
@@ -297,15 +298,17 @@ async fn insist(
 }
 
 /// Repeats an exchange on a minority of the nodes that have not answered, until they do: they would keep the hold as
-/// what it was, and renewals would prolong it.
+/// what it was, and renewals would prolong it. If what it was may arrive there `late`, until they have it.
 fn exchange_the_rest(
     client: &Arc<Client>,
     script: &'static Script,
     attempt: &Arc<Attempt>,
     lease: Lease,
     votes: &Votes,
+    late: bool,
 ) {
-    let mut left = votes.missing();
+    let not_yet = move |votes: &Votes| if late { votes.noes() } else { NodeSet::of([]) };
+    let mut left = votes.missing().union(not_yet(votes));
     if left.is_empty() {
         return;
     }
@@ -315,7 +318,7 @@ fn exchange_the_rest(
         while !left.is_empty() && !lease.is_lost() {
             let call = attempt.exchange(script);
             let votes = client.nodes.ask(&call, left, &attempt.doubt, Until::Answered).await;
-            left = votes.failed();
+            left = votes.failed().union(not_yet(&votes));
             tokio::time::sleep(client.nodes.limit()).await;
         }
     });

@@ -91,8 +91,8 @@ impl Keeper {
     pub(super) fn abandon(&self, attempt: Arc<Attempt>, for_good: bool, waiter: String, nodes: NodeSet) {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + PURSUIT;
-        // What only a minority keeps is in nobody's way.
-        let counts = nodes.len() >= self.nodes.majority();
+        // What so few keep is in nobody's way.
+        let counts = nodes.len() > self.nodes.spare();
         let mut book = self.book();
         book.returning += usize::from(counts);
         book.pursue(Abandoned { attempt, for_good, waiter, give_up, nodes, counts }, now);
@@ -214,7 +214,7 @@ impl Keeper {
     fn standing(&self, tally: &Tally) -> Standing {
         if tally.held >= self.nodes.majority() {
             Standing::Held
-        } else if tally.without.len() > self.nodes.count() - self.nodes.majority() {
+        } else if tally.without.len() > self.nodes.spare() {
             Standing::Lost
         } else {
             Standing::Unknown
@@ -324,7 +324,7 @@ impl Keeper {
             };
             // For as long as the server cannot be reached, it may still have the attempt in its queue. Once the
             // client is gone, nobody waits for that long, nor for a minority that does not come back.
-            let for_long = !book.closed && it.nodes.len() >= self.nodes.majority();
+            let for_long = !book.closed && it.nodes.len() > self.nodes.spare();
             if failure.is_passing() && (for_long || now < it.give_up) {
                 it.for_good |= failure.is_unknown();
                 left = left.with(*node);
@@ -332,7 +332,7 @@ impl Keeper {
                 event!(error, lock = %it.attempt.name, error = %Error::from(failure), "cannot give a lock back: its ttl will");
             }
         }
-        let returned = it.counts && left.len() < self.nodes.majority();
+        let returned = it.counts && left.len() <= self.nodes.spare();
         it.counts &= !returned;
         if !left.is_empty() {
             it.nodes = left;

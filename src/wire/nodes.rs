@@ -72,6 +72,11 @@ impl Nodes {
         self.count() / 2 + 1
     }
 
+    /// So many may be away, and the others decide.
+    pub(crate) fn spare(&self) -> usize {
+        self.count() - self.majority()
+    }
+
     pub(crate) fn everyone(&self) -> NodeSet {
         NodeSet::first(self.count())
     }
@@ -137,7 +142,7 @@ impl Nodes {
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();
         // One more than may fail.
-        let since = *begins.get(self.count() - self.majority())?;
+        let since = *begins.get(self.spare())?;
         let failed = outages.into_iter().map(|((_, failure), label)| (label, failure)).collect();
         Some((since, Failure::all_of(self.count(), failed)?))
     }

@@ -25,6 +25,10 @@ impl NodeSet {
         NodeSet(self.0 | 1 << node)
     }
 
+    pub(crate) fn union(self, others: NodeSet) -> NodeSet {
+        NodeSet(self.0 | others.0)
+    }
+
     pub(crate) fn without(self, others: NodeSet) -> NodeSet {
         NodeSet(self.0 & !others.0)
     }
@@ -151,6 +155,12 @@ impl Votes {
     pub(crate) fn missing(&self) -> NodeSet {
         let answered = self.cast.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
         NodeSet::first(self.of).without(NodeSet::of(answered))
+    }
+
+    /// Those who say that there was nothing to do.
+    pub(crate) fn noes(&self) -> NodeSet {
+        let is_no = |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number(0));
+        NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_no(outcome)).map(|(node, _)| *node))
     }
 
     /// Those who failed to answer.

@@ -300,3 +300,69 @@ async fn quorum_downgrades_on_nodes_that_come_back() {
     }
     quorum.finish().await;
 }
+
+/// What was asked for to write arrives at a node after all have been asked to read, and one had nothing to go on from.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_downgrades_what_is_written_late() {
+    let quorum = Quorum::start(3).await;
+    let proxies = quorum.proxies().await;
+    let client = quorum.client_behind(&proxies, short(60_000).renewal(Renewal::Never)).await;
+    // From here on, all nodes know the scripts.
+    let AnyGuard::Write(writing) = quorum.take(&Kind::Write.lock(&client, "known")).await else {
+        unreachable!("it writes")
+    };
+    writing.downgrade().await.unwrap().release().await.unwrap();
+    let lock = Kind::Write.lock(&client, "late");
+    let before = proxies[0].connections();
+    proxies[0].hold_requests(true);
+    let AnyGuard::Write(writing) = lock.lock().await.unwrap() else { unreachable!("it writes") };
+    // Once it has given up that request.
+    eventually("it connects again", || async {
+        client.nodes().await;
+        proxies[0].connections() > before
+    })
+    .await;
+    assert_eq!(quorum.having(0b111, lock.key()).await, 0b110);
+    let asked = quorum.servers[0].scripts_run().await;
+    let reading = writing.downgrade().await.unwrap();
+    eventually("it has nothing", || async { quorum.servers[0].scripts_run().await > asked }).await;
+    proxies[0].hold_requests(false);
+    eventually("it arrives", || async { quorum.having(0b001, lock.key()).await == 0b001 }).await;
+    // It takes this node to let others read.
+    quorum.hang(0b010);
+    let other = quorum.client(options()).await;
+    let reads = Kind::Read.lock(&other, "late");
+    eventually("others may read", || async { reads.try_lock().await.unwrap().is_some() }).await;
+    assert!(reads.for_rival().try_lock().await.unwrap().is_none(), "it reads still");
+    quorum.resume(0b010);
+    reading.release().await.unwrap();
+    for client in [&client, &other] {
+        client.settled().await;
+    }
+    eventually("nothing is left", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+    drop((client, other, lock, reads));
+    for proxy in proxies {
+        proxy.outlive_clients().await;
+    }
+    quorum.finish().await;
+}
+
+/// Half of an even number keep what was dropped, and nobody else could have it without one of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_is_not_settled_while_half_of_it_keeps_what_was_dropped() {
+    let quorum = Quorum::start(4).await;
+    for kind in KINDS {
+        let client = quorum.client(options()).await;
+        let lock = kind.lock(&client, kind.name());
+        let guard = quorum.take(&lock).await;
+        quorum.hang(0b1100);
+        drop(guard);
+        eventually("the others are free", || async { quorum.having(0b0011, lock.key()).await == 0 }).await;
+        let settled = tokio::time::timeout(TIMEOUT * 3, client.settled()).await;
+        assert!(settled.is_err(), "{kind:?}: half of them keep it");
+        quorum.resume(0b1100);
+        soon("settled", client.settled()).await;
+        assert!(quorum.having(0b1111, lock.key()).await.count_ones() <= 1, "{kind:?}");
+    }
+    quorum.finish().await;
+}

@@ -1,8 +1,11 @@
 //! What a majority refuses while some node grants it, and what the nodes do not agree on.
 
-use redlatch::Error;
+use std::time::Duration;
 
-use super::{KINDS, Quorum, no_quorum, options};
+use redlatch::{Error, Locks, Renewal};
+
+use super::{ALONE, KINDS, Quorum, no_quorum, options};
+use crate::support::{eventually, soon};
 
 /// More than half say that it is no lock; the one that says nothing of the kind keeps nothing.
 #[tokio::test(flavor = "multi_thread")]
@@ -26,11 +29,66 @@ async fn quorum_keeps_nothing_of_what_a_majority_refuses() {
     quorum.finish().await;
 }
 
+/// One grants a token for which the others have seen larger ones, and has no memory left when it is asked again; meanwhile
+/// somebody else has the lock on those.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_keeps_nothing_of_an_earlier_proposal() {
+    let quorum = Quorum::start(3).await;
+    let proxies = quorum.proxies().await;
+    let patient = options().node_timeout(Duration::from_secs(10));
+    let pair = [1, 2].map(|place: usize| quorum.servers[place].url());
+    let other = Locks::quorum_with(pair, options()).await.unwrap();
+    for kind in ALONE {
+        let client = quorum.client_behind(&proxies, patient.clone()).await;
+        let lock = kind.lock(&client, kind.name());
+        // From here on, all nodes know the scripts, and those two larger tokens.
+        quorum.take(&lock).await.release().await.unwrap();
+        let fence = format!("{{{}}}:fence", lock.key());
+        let clock: Vec<u64> = quorum.servers[1].run(&["TIME"]).await;
+        let ahead = ((clock[0] + 3_600) * 1_000_000).to_string();
+        quorum.run::<String>(0b110, &["SET", &fence, &ahead, "PX", "86400000"]).await;
+        for place in [1, 2] {
+            proxies[place].hold_replies(true);
+        }
+        let asked = [quorum.servers[1].scripts_run().await, quorum.servers[2].scripts_run().await];
+        let trying = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.try_lock().await.map(|guard| guard.is_some()) }
+        });
+        eventually("one grants it", || async { quorum.having(0b001, lock.key()).await == 0b001 }).await;
+        for (place, asked) in [1, 2].into_iter().zip(asked) {
+            eventually("the others do not", || async { quorum.servers[place].scripts_run().await > asked })
+                .await;
+        }
+        quorum.run::<String>(0b001, &["CONFIG", "SET", "maxmemory", "1"]).await;
+        let held = kind.lock(&other, kind.name()).lock().await.unwrap();
+        // So that the one without memory is heard as well.
+        for place in [1, 2] {
+            proxies[place].slow_down(Some(Duration::from_millis(100)));
+            proxies[place].hold_replies(false);
+        }
+        let granted = soon("told", trying).await.unwrap().unwrap();
+        assert!(!granted, "{kind:?}: somebody else has it");
+        for place in [1, 2] {
+            proxies[place].slow_down(None);
+        }
+        quorum.run::<String>(0b001, &["CONFIG", "SET", "maxmemory", "0"]).await;
+        eventually("given back", || async { quorum.having(0b001, lock.key()).await == 0 }).await;
+        held.release().await.unwrap();
+    }
+    drop(other);
+    for proxy in proxies {
+        proxy.outlive_clients().await;
+    }
+    quorum.finish().await;
+}
+
 /// All that is left of a quorum answers, one node in one way and another one in the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_says_that_those_who_answer_do_not_agree() {
     let mut quorum = Quorum::start(3).await;
-    let client = quorum.client(options()).await;
+    // Nobody takes once more what a node has lost.
+    let client = quorum.client(options().renewal(Renewal::Never)).await;
     let lock = KINDS[0].lock(&client, "divided");
     let guard = quorum.take(&lock).await;
     quorum.run::<u64>(0b001, &["DEL", lock.key()]).await;
