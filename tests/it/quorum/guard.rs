@@ -21,6 +21,7 @@ fn guarded() -> Options {
 /// How a node loses what it knew.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
+    /// A restart with nothing.
     Restart,
     Flush,
     /// A restart from what was saved before.
@@ -59,7 +60,9 @@ async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
     let (mut doubles, mut refused) = (0, [0; 4]);
     let proxies = quorum.proxies().await;
     for round in 0..rounds {
-        quorum.run::<String>(0b010, &["SAVE"]).await;
+        if loss == Loss::OldSnapshot {
+            quorum.run::<String>(0b010, &["SAVE"]).await;
+        }
         let first = quorum.client_behind(&proxies, options.clone()).await;
         proxies[2].be_deaf(true);
         proxies[2].cut();

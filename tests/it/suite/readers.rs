@@ -120,7 +120,7 @@ pub async fn a_waiting_writers_mark_ends_with_him(setup: Setup) {
 }
 
 /// It was taken away: the release finds out, or a renewal has before, which comes early where not all nodes have a hold.
-fn assert_gone(released: Result<(), Error>) {
+pub(super) fn assert_gone(released: Result<(), Error>) {
     assert!(matches!(released, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{released:?}");
 }
 
