@@ -74,6 +74,10 @@ pub enum Error {
         /// What the client library says.
         cause: redis::RedisError,
     },
+    /// The runtime that the client was made on has ended, and with it the client's connections and renewals. Make another
+    /// client, on a runtime that lasts for as long.
+    #[error("the runtime that this client was made on has ended: make another client, on one that lasts")]
+    RuntimeEnded,
     /// The server answered a script with something that the script never answers.
     #[error("{script} was answered with {reply}, which is not in its contract")]
     Reply {

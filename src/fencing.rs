@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// A number that only grows, one for every lease granted on a lock; who only reads has that of the last writer, or a larger
-/// one of his own: on one server if nobody has written for ten seconds, in a cluster, behind sentinels and of a
-/// [quorum](crate::Locks::quorum) in any case.
+/// one of his own: on one server if his client has connected since, or nobody has written for ten seconds; in a cluster,
+/// behind sentinels and of a [quorum](crate::Locks::quorum) in any case.
 ///
 /// Send it with every write to the resource that the lock protects, and let the resource refuse a
 /// token smaller than the largest it has seen: then a holder that was paused past its lease cannot

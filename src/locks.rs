@@ -29,7 +29,8 @@ pub use nodes::{NodeState, NodeStatus};
 /// application. The last clone, lock and guard to be dropped closes it.
 ///
 /// **What it does not do**: keep a runtime alive. The task lives on the runtime in which the client was
-/// opened; once that has shut down, leases end with their ttl.
+/// opened; once that has shut down, leases end with their ttl, and who asks for more is told
+/// [`Error::RuntimeEnded`]. Tests that have a runtime each need a client each.
 #[derive(Clone)]
 pub struct Locks {
     client: Arc<Client>,
@@ -147,7 +148,8 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
-    /// Waits until everything that was dropped has been given back to the server, of a quorum to so many of its nodes that the rest are in nobody's way.
+    /// Waits until everything that was dropped has been given back to the server, of a quorum to so many of its nodes that the
+    /// rest are in nobody's way; or left to its ttl, since the runtime of the client has ended.
     ///
     /// A dropped guard is released by a task in the background, which ends with its runtime: to be sure of
     /// it, wait here before `main` returns. Without it, the ttl frees the lock. Dropping goes on meanwhile

@@ -92,7 +92,7 @@ impl Mutex {
     /// granted it to several at a time.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// As [`lock`](Mutex::lock).
@@ -103,7 +103,7 @@ impl Mutex {
     /// Who holds the mutex and how many wait, as the server sees it now.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -142,7 +142,7 @@ impl Mutex {
     /// next one is larger.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.

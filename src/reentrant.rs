@@ -76,7 +76,7 @@ impl ReentrantLock {
     ///
     /// # Errors
     /// [`Error::TooDeep`] if the owner has as many holds as [`max_depth`](crate::Options::max_depth)
-    /// allows. [`Error::Redis`] if the server fails: at once for lasting failures, after two
+    /// allows. [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails: at once for lasting failures, after two
     /// [node timeouts](crate::Options::node_timeout) for one that may pass, or after a ttl for who was
     /// already queued. [`Error::WrongType`] if the key holds something else.
     ///
@@ -117,7 +117,7 @@ impl ReentrantLock {
     ///
     /// # Errors
     /// [`Error::TooDeep`] if the owner has as many holds as [`max_depth`](crate::Options::max_depth)
-    /// allows, [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// allows, [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// As [`lock`](ReentrantLock::lock).
@@ -132,7 +132,7 @@ impl ReentrantLock {
     /// Who holds the lock, how often, and how many wait, as the server sees it now.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -170,7 +170,7 @@ impl ReentrantLock {
     /// the next one is larger.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.

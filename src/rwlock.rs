@@ -133,7 +133,7 @@ impl RwLock {
     ///
     /// # Errors
     /// [`Error::Crowded`], at once, if as many read or wait as [`max_readers`](Options::max_readers) allows: try again
-    /// later. [`Error::Redis`] if the server fails: at once for lasting failures, after two
+    /// later. [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails: at once for lasting failures, after two
     /// [node timeouts](Options::node_timeout) for one that may pass, or after a ttl for who was already queued. [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
@@ -282,7 +282,7 @@ impl RwLock {
     /// Who reads or writes, how often, for how long, and how many wait on each side, as the server sees it now.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -324,7 +324,7 @@ impl RwLock {
     /// Whoever writes, keeps that.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.
@@ -339,7 +339,7 @@ impl RwLock {
     /// larger. What it reads besides, it keeps.
     ///
     /// # Errors
-    /// [`Error::Redis`] if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.

@@ -47,6 +47,9 @@ pub(super) enum Asked {
 /// Dropped, the attempt is abandoned: what it is granted is given back at once.
 pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
     let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
+    if client.keeper.has_ended() {
+        return Asked::Refused(Error::RuntimeEnded);
+    }
     let nodes = &client.nodes;
     let mut bidding = Bidding::new(nodes.proposal(), attempt.options.fencing);
     let mut granted_before = NodeSet::of([]);

@@ -1,6 +1,6 @@
 //! The keeper: the one task of a client that renews its leases and gives back what was dropped.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub(super) struct Keeper {
     bell: Notify,
     /// Rung when everything that was dropped has been given back.
     settled: Notify,
+    /// Its task has ended, with its runtime: nothing is renewed any more, nor given back. Written under the book's lock.
+    ended: AtomicBool,
 }
 
 /// Which nodes have a lease: so many have it, and these have it not.
@@ -57,8 +59,13 @@ enum Standing {
 impl Keeper {
     /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to do.
     pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
-        let keeper =
-            Arc::new(Keeper { nodes, book: Mutex::default(), bell: Notify::new(), settled: Notify::new() });
+        let keeper = Arc::new(Keeper {
+            nodes,
+            book: Mutex::default(),
+            bell: Notify::new(),
+            settled: Notify::new(),
+            ended: AtomicBool::new(false),
+        });
         tokio::spawn(Arc::clone(&keeper).run());
         keeper
     }
@@ -94,6 +101,9 @@ impl Keeper {
         // What so few keep is in nobody's way.
         let counts = nodes.len() > self.nodes.spare();
         let mut book = self.book();
+        if self.has_ended() {
+            return; // its ttl ends it
+        }
         book.returning += usize::from(counts);
         book.pursue(Abandoned { attempt, for_good, waiter, give_up, nodes, counts }, now);
         drop(book);
@@ -113,7 +123,12 @@ impl Keeper {
         }
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
     async fn run(self: Arc<Keeper>) {
+        let _ending = Ending(Arc::clone(&self));
         let mut rounds = JoinSet::new();
         // Rounds that give back may wait for a node that hangs: never so many that renewals wait for them, nor one more of
         // those that only see to what a minority has left.
@@ -359,6 +374,18 @@ impl Keeper {
     pub(super) fn entries(&self) -> usize {
         let book = self.book();
         book.due.len() + book.abandoned.len() + book.leftovers.len()
+    }
+}
+
+/// Nobody waits for what is not done any more.
+struct Ending(Arc<Keeper>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let mut book = self.0.book();
+        self.0.ended.store(true, Ordering::Relaxed);
+        book.returning = 0;
+        self.0.settled.notify_waiters();
     }
 }
 

@@ -64,11 +64,12 @@ impl Locks {
         }
         let Some(founding) = self.is_new(&before) else { return Err(self.too_few(before)) };
         let ticket = Uuid::new_v4().to_string();
-        let mut tickets = Vec::new();
+        let mut admitting = Vec::new();
         // In one order for all: of two who admit nodes at a time, one fails at the first.
         for (place, run) in before.strangers() {
-            // Of two who admit a node, each waits for long enough, and either may end it.
-            tickets.push(self.admit(place, run, &ticket, None).await?.unwrap_or_else(|| ticket.clone()));
+            if let Some(ticket) = self.admit(place, run, &ticket, None, founding).await? {
+                admitting.push((place, run, ticket));
+            }
         }
         let known = |survey: &Survey| Duration::from_millis(survey.longest_ttl);
         let mut longest = self.options.longest_ttl().max(known(&before));
@@ -91,11 +92,13 @@ impl Locks {
         // Of a new quorum, so many may have forgotten that their clocks must vouch for the rest.
         let floor = after.highest.max(if founding { latest(&after.clocks, nodes.majority()) } else { 0 });
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
-        for ((place, run), ticket) in before.strangers().zip(tickets) {
-            self.admit(place, run, &ticket, Some((floor, ttl))).await?;
+        let mut admitted = NodeSet::of([]);
+        for (place, run, ticket) in admitting {
+            if self.admit(place, run, &ticket, Some((floor, ttl)), founding).await?.is_some() {
+                admitted = admitted.with(place);
+            }
         }
         // One that has restarted again meanwhile has another run than the one that was admitted.
-        let admitted = NodeSet::of(before.strangers().map(|(place, _)| place));
         let now = self.survey().await;
         if now.strangers().any(|(place, _)| admitted.contains(place)) {
             return Err(Error::NotAdmitted);
@@ -132,13 +135,15 @@ impl Locks {
         without.map(|(_, status)| status).collect()
     }
 
-    /// The first step, which gives the ticket for the second one; none if there is nothing left to do.
+    /// The first step, which gives the ticket for the second one: that of another who admits it, if there is one, since each
+    /// of the two waits for long enough. `None`: it does not answer any more, as if it never had; but founding takes all.
     async fn admit(
         &self,
         place: usize,
         run: &str,
         ticket: &str,
         knowing: Option<(u64, u64)>,
+        founding: bool,
     ) -> Result<Option<String>, Error> {
         let nodes = &self.client.nodes;
         let key = node_key(&self.options.prefix);
@@ -148,14 +153,20 @@ impl Locks {
             None => call.text("").number(0),
         };
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), Until::Answered).await;
-        let Some((_, Ok(reply))) = votes.cast.pop_if(|(_, outcome)| outcome.is_ok()) else {
-            return Err(votes.failure().into());
+        let reply = match votes.cast.pop() {
+            Some((_, Ok(reply))) => reply,
+            Some((_, Err(failure))) if founding => {
+                let failed = NodeError { node: nodes.label(place).to_owned(), error: failure.into() };
+                let (of, answered) = (nodes.count(), nodes.count() - 1);
+                return Err(Error::NoQuorum { script: ADMIT.name(), of, answered, nodes: vec![failed] });
+            }
+            _ => return Ok(None),
         };
         if let Ok([_, ticket]) = reply.texts().as_deref() {
             return Ok(Some(ticket.clone()));
         }
         match reply.answer()? {
-            Answer::Final(1) => Ok(None),
+            Answer::Final(1) => Ok(Some(ticket.to_owned())),
             Answer::Final(0) => Err(Error::NotAdmitted),
             _ => Err(reply.unexpected().into()),
         }

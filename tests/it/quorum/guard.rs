@@ -258,6 +258,29 @@ async fn quorum_rejoin_refuses_where_too_few_may_vote() {
     no_quorum(client.mutex("few").unwrap().try_lock().await);
 }
 
+/// Two of five have forgotten, and one of them goes while it waits: the other one is let in.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_rejoin_passes_over_who_goes_meanwhile() {
+    let mut quorum = Quorum::start(5).await;
+    let client = quorum.client(guarded()).await;
+    client.rejoin().await.unwrap();
+    forget(&mut quorum, 0b11000, Loss::Restart).await;
+    let rejoining = begin(&quorum, 0b11000, &client).await;
+    quorum.kill(0b10000);
+    let rejoined = soon("told", rejoining).await.unwrap().unwrap();
+    let gone = quorum.labels(0b10000).remove(0);
+    let states: Vec<_> = rejoined
+        .iter()
+        .map(|it| (it.node == gone, it.is_voter(), matches!(it.state, NodeState::Failed(_))))
+        .collect();
+    assert!(states.contains(&(false, true, false)) && states.contains(&(true, false, true)), "{rejoined:?}");
+    assert_eq!(states.len(), 2);
+    quorum.restart(0b10000).await;
+    assert_eq!(admitted(client.rejoin().await), [gone]);
+    drop(client);
+    quorum.finish().await;
+}
+
 /// Begins to let nodes in, up to where it waits.
 async fn begin(
     quorum: &Quorum,
