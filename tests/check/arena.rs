@@ -30,6 +30,8 @@ pub struct Window {
     pub effect: Option<String>,
     /// When servers lost what they had answered: from when that may be seen, and until when what was granted may be lost.
     pub lost: Option<(Time, Time)>,
+    /// Which locks that concerns: those of one master of a cluster. `None`: all.
+    pub of: Option<Vec<String>>,
     /// When nobody answered for what was hit: a server was away, or so many nodes that the others do not decide.
     pub away: Option<(Time, Time)>,
 }

@@ -4,25 +4,7 @@ use crate::mutants::{MUTANTS, Mutant};
 use crate::plan::{Fault, topology_named};
 use crate::support::Topology;
 
-pub const HELP: &str = "\
-scripts/check [--seconds N] [--seed S] [--seeds K] [--topology T] [--fault F]...
-scripts/check --mutants [--mutant NAME]...
-
-  --seconds N    how long each run lasts (60)
-  --seed S       what is done when: the same again, as far as a machine allows (1)
-  --seeds K      so many runs, with the seeds S, S + 1, ... (1)
-  --topology T   standalone, cluster, sentinel, quorum3 or quorum5; unless given, the seed's turn
-  --fault F      only this class of faults; may be given several times
-  --short        six classes of faults on each topology, in four minutes
-  --linger N     one of N holds lasts longer than a lease, and another is not renewed (200)
-  --list         the classes of faults, and where they are done
-  --table        at the end, a table of what was done and seen, as in docs/testing.md
-  --keep DIR     where the histories are written, and stay
-  --judge DIR    judges the runs once more that were kept there
-  --mutants      checks the checker: breaks a copy of the crate in one way after the other, and says which it finds
-  --mutant NAME  only this one; may be given several times
-
-The last line says how it went; the exit code is 0 if nothing was violated and the runs were valid.";
+pub const HELP: &str = include_str!("help.txt");
 
 /// What is done everywhere, and stands for the rest: to each lane, with and without an end of leases.
 const SHORT: [Fault; 6] = [
@@ -114,6 +96,9 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
     }
     if arguments.seeds == 0 {
         return Err("--seeds: at least 1".to_owned());
+    }
+    if arguments.seed.checked_add(arguments.seeds).is_none() {
+        return Err(format!("--seed: so many from {} on are too large", arguments.seed));
     }
     Ok(arguments)
 }

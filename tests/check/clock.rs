@@ -58,7 +58,7 @@ impl Shim {
         let stepped = after.0 - before.0;
         // What ends by a clock that is ahead is lost; so is what had more time by one that was behind.
         let lost = Some((start, Time::now()));
-        Outcome { effect: (stepped.abs() > 5).then(|| format!("by {stepped} s")), lost, away: None }
+        Outcome { effect: (stepped.abs() > 5).then(|| format!("by {stepped} s")), lost, of: None, away: None }
     }
 
     fn set(&self, ahead: i64) {

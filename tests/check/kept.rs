@@ -43,7 +43,8 @@ pub fn runs(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let mut runs = Vec::new();
     for entry in fs::read_dir(directory).map_err(wrong)? {
         let path = entry.map_err(wrong)?.path();
-        if path.join(NAME).is_file() {
+        // One without a record broke off; reading it says so.
+        if path.is_dir() {
             runs.push(path);
         }
     }

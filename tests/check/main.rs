@@ -33,14 +33,10 @@ fn main() -> ExitCode {
             worker::main(duty);
             ExitCode::SUCCESS
         }
-        [word] if word == "--help" => {
-            println!("{}", arguments::HELP);
-            ExitCode::SUCCESS
-        }
         words => match arguments::read(words) {
             Ok(arguments) => report::run(&arguments),
             Err(error) => {
-                eprintln!("{error}\n\n{}", arguments::HELP);
+                eprint!("{error}\n\n{}", arguments::HELP);
                 ExitCode::from(2)
             }
         },

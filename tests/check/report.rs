@@ -58,7 +58,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         let directory = scratch.join(format!("seed-{seed}"));
         // What an earlier run left there would be judged with this one.
         let _ = std::fs::remove_dir_all(&directory);
-        std::fs::create_dir_all(&directory).unwrap();
+        if let Err(error) = std::fs::create_dir_all(&directory) {
+            eprintln!("{}: {error}", directory.display());
+            return ExitCode::from(2);
+        }
         let Some(verdict) = check(&plan, &directory) else {
             println!("interrupted; replay: {}", plan.replay(&arguments.faults));
             if arguments.keep.is_none() {

@@ -90,15 +90,15 @@ impl Scene<'_> {
 
     /// To be called once it is undone.
     pub fn done(&self, fault: Fault, place: Option<usize>, start: Time, effect: Option<String>) {
-        self.add(Window { fault, place, start, end: Time::now(), effect, lost: None, away: None });
+        self.add(Window { fault, place, start, end: Time::now(), effect, lost: None, of: None, away: None });
     }
 
     /// The same for what was done to servers.
     pub fn came_to(&self, fault: Fault, start: Time, outcome: Outcome) {
-        let Outcome { effect, lost, away } = outcome;
+        let Outcome { effect, lost, of, away } = outcome;
         // A quorum loses nothing with one of its nodes.
         let lost = lost.filter(|_| !fault.keeps_state());
-        self.add(Window { fault, place: None, start, end: Time::now(), effect, lost, away });
+        self.add(Window { fault, place: None, start, end: Time::now(), effect, lost, of, away });
     }
 
     fn add(&self, window: Window) {

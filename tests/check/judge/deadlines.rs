@@ -74,7 +74,7 @@ fn conservative(case: &Case<'_>, hold: &Hold, looks: &[Look<'_>], verdict: &mut 
         let Some((to, ends)) = look.ends(hold) else { continue };
         // A master that was replaced may come back, with what it had, before it is told.
         let replaced = || case.windows_during(look.from(), to).any(|window| window.fault == Fault::Failover);
-        if trusted > ends && case.lost_by(hold.held_since(), to).is_none() && !replaced() {
+        if trusted > ends && case.lost_by(&hold.lock, hold.held_since(), to).is_none() && !replaced() {
             let text = format!(
                 "{}: it said until {:.3} before {:.3}, and the server had it until {:.3}",
                 case.say(hold),

@@ -4,10 +4,15 @@ use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
 use crate::arena::Window;
-use crate::plan::Fault;
+use crate::history::Why;
+use crate::plan::{Fault, NODE_TIMEOUT};
+use crate::visit::LOCKS;
 
 /// A minority that is away for so long, all times together, is enough to judge by the others.
 const LONG: Duration = Duration::from_secs(2);
+
+/// So many who ask for one lock find it free at times.
+const MANY: usize = 20;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let windows = |fault: Fault| case.record.windows.iter().filter(move |window| window.fault == fault);
@@ -23,6 +28,33 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         let text = format!("a minority was away for {together:?}, and the others granted nothing");
         verdict.violates("decision", text);
     }
+    for (lock, _) in LOCKS {
+        let of_lock = |hold: &&Hold| hold.lock == lock;
+        let answered = minorities.iter().flat_map(|window| answered_in(case, window)).filter(of_lock);
+        let (granted, refused): (Vec<&Hold>, Vec<&Hold>) = answered.partition(|hold| hold.granted.is_some());
+        if granted.is_empty() && refused.len() >= MANY {
+            let text =
+                format!("a minority was away, and the others granted {lock} to nobody of {}", refused.len());
+            verdict.violates("decision", text);
+        }
+        for hold in refused.iter().filter(|hold| matches!(hold.not_granted, Some((_, Why::Failed(_))))) {
+            verdict.violates("decision", format!("{} failed, and only a minority was away", case.say(hold)));
+        }
+    }
+}
+
+/// What was asked for and answered while they were away, and nothing else was done to the one who asked.
+fn answered_in<'a>(case: &'a Case<'_>, window: &'a Window) -> impl Iterator<Item = &'a Hold> {
+    let within = move |hold: &&Hold| {
+        let (Some((from, to)), Some(end)) = (window.away, hold.asked_until()) else { return false };
+        let hit = |other: &Window| other.place == Some(hold.place);
+        hold.inside.is_none()
+            && hold.wants > from
+            && end < to
+            && !case.windows_during(hold.wants - NODE_TIMEOUT, end).any(hit)
+            && case.stalled(hold.wants, end).is_zero()
+    };
+    case.holds.iter().filter(within)
 }
 
 /// What was asked for and granted while they were away.

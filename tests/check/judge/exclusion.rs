@@ -9,16 +9,20 @@ use crate::observer::Observation;
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
-    let mut windows: Vec<(&Hold, Time, Time)> = Vec::new();
-    for holds in case.by_lock().values() {
-        overlaps(case, holds, &mut windows, verdict);
+    let mut missed: Vec<(&Hold, Time)> = Vec::new();
+    let locks = case.by_lock();
+    for (lock, holds) in &locks {
+        overlaps(case, holds, &mut missed, verdict);
+        unbacked(case, lock, holds, &mut missed, verdict);
     }
-    unbacked(case, &mut windows, verdict);
     // Several may have shown the loss of one hold: the first counts.
-    windows.sort_by_key(|(hold, from, _)| (hold.number, *from));
-    windows.dedup_by_key(|(hold, ..)| hold.number);
-    for (hold, from, to) in windows {
-        let Some(fault) = case.lost_by(hold.held_since(), from) else { continue };
+    missed.sort_by_key(|(hold, from)| (hold.number, *from));
+    missed.dedup_by_key(|(hold, _)| hold.number);
+    for (hold, from) in missed {
+        let Some(fault) = case.lost_by(&hold.lock, hold.held_since(), from) else { continue };
+        let Some(until) = hold.trusted_until() else { continue };
+        let to =
+            back(case, hold, from, fault, &locks[hold.lock.as_str()]).map_or(until, |back| back.min(until));
         let span = to.since(from);
         verdict.lost_windows.push(LostWindow { fault, hold: hold.number, from, span });
         let notice = notice(case, hold, from, to);
@@ -64,7 +68,7 @@ fn since(hold: &Hold) -> Option<Time> {
 fn overlaps<'a>(
     case: &Case<'_>,
     holds: &[&'a Hold],
-    windows: &mut Vec<(&'a Hold, Time, Time)>,
+    missed: &mut Vec<(&'a Hold, Time)>,
     verdict: &mut Verdict,
 ) {
     // Whoever was stopped while he was granted it may know of it only when it is over: he never trusted it.
@@ -77,11 +81,12 @@ fn overlaps<'a>(
     let mut trusted: Vec<(Time, &Hold)> = Vec::new();
     for (from, to, hold) in spans {
         trusted.retain(|(to, _)| *to >= from);
-        for (their_end, other) in trusted.iter().filter(|(_, other)| other.excludes(hold)) {
+        for (_, other) in trusted.iter().filter(|(_, other)| other.excludes(hold)) {
             // One may have been lost before it was known that it was granted: the answer was on its way.
-            let lost = [*other, hold].into_iter().find(|it| case.lost_by(it.held_since(), from).is_some());
+            let lost =
+                [*other, hold].into_iter().find(|it| case.lost_by(&it.lock, it.held_since(), from).is_some());
             if let Some(lost) = lost {
-                windows.push((lost, from, (*their_end).min(to)));
+                missed.push((lost, from));
             } else {
                 let text = format!("{} and {}", case.say(other), case.say(hold));
                 verdict.violates("exclusion", text);
@@ -92,52 +97,74 @@ fn overlaps<'a>(
 }
 
 /// A look that began and ended while a hold was trusted, and did not find it.
-fn unbacked<'a>(case: &'a Case<'_>, windows: &mut Vec<(&'a Hold, Time, Time)>, verdict: &mut Verdict) {
+fn unbacked<'a>(
+    case: &Case<'_>,
+    lock: &str,
+    holds: &[&'a Hold],
+    missed: &mut Vec<(&'a Hold, Time)>,
+    verdict: &mut Verdict,
+) {
     // In a quorum no single node tells; there, who is granted what tells.
     if case.plan.topology.nodes() > 1 {
         return;
     }
-    let locks = case.by_lock();
-    for (lock, holds) in &locks {
-        let mut looks: Vec<&Observation> =
-            case.record.observations.iter().filter(|look| look.lock == *lock).collect();
-        looks.sort_by_key(|look| look.from);
-        for hold in holds.iter().filter(|hold| hold.mode == Mode::Exclusive) {
-            let (Some(grant), Some(until)) = (hold.granted, hold.trusted_until()) else { continue };
-            let first = looks.partition_point(|look| look.from <= grant.at);
-            let during =
-                looks[first..].iter().take_while(|look| look.from < until).filter(|look| look.to < until);
-            let mut missing = during.filter(|look| !hold.is_in(look));
-            // While a master is replaced, two may answer, and a slot that moves has two places.
-            let missing = missing
-                .find(|look| !found_elsewhere(&looks, look, hold) && !has_two_masters(case, &looks, look));
-            let Some(look) = missing else { continue };
-            if case.lost_by(hold.held_since(), look.to).is_some() {
-                let back =
-                    looks.iter().find(|later| later.from > look.to && may_have_it_again(hold, later, holds));
-                windows.push((hold, look.from, back.map_or(until, |back| back.from.min(until))));
-            } else {
-                let text = format!(
-                    "{}: at {:.3} the server on port {} had {:?} by {:?}",
-                    case.say(hold),
-                    case.when(look.from),
-                    look.port,
-                    look.held_with,
-                    look.by
-                );
-                verdict.violates("backing", text);
-            }
+    let looks = looks(case, lock);
+    for hold in holds.iter().filter(|hold| hold.mode == Mode::Exclusive) {
+        let (Some(grant), Some(until)) = (hold.granted, hold.trusted_until()) else { continue };
+        let first = looks.partition_point(|look| look.from <= grant.at);
+        let during =
+            looks[first..].iter().take_while(|look| look.from < until).filter(|look| look.to < until);
+        let mut missing = during.filter(|look| !hold.is_in(look));
+        // While a master is replaced, two may answer, and a slot that moves has two places.
+        let missing =
+            missing.find(|look| !found_elsewhere(&looks, look, hold) && !has_two_masters(case, &looks, look));
+        let Some(look) = missing else { continue };
+        if case.lost_by(&hold.lock, hold.held_since(), look.to).is_some() {
+            missed.push((hold, look.from));
+        } else {
+            let text = format!(
+                "{}: at {:.3} the server on port {} had {:?} by {:?}",
+                case.say(hold),
+                case.when(look.from),
+                look.port,
+                look.held_with,
+                look.by
+            );
+            verdict.violates("backing", text);
         }
     }
 }
 
-/// Whether it is his once more: whoever queues in an old copy as well, or at a replica that had not heard of his grant, is
-/// granted it there with a number that nobody is told. He has what he trusts.
-fn may_have_it_again(hold: &Hold, look: &Observation, holds: &[&Hold]) -> bool {
+fn looks<'a>(case: &'a Case<'_>, lock: &str) -> Vec<&'a Observation> {
+    let mut looks: Vec<&Observation> =
+        case.record.observations.iter().filter(|look| look.lock == lock).collect();
+    looks.sort_by_key(|look| look.from);
+    looks
+}
+
+/// When a server was first seen to have it again after that: whoever queues in an old copy as well, or at a replica that had
+/// not heard of his grant, is granted it there. Then he has what he trusts.
+fn back(case: &Case<'_>, hold: &Hold, lost: Time, fault: Fault, holds: &[&Hold]) -> Option<Time> {
+    if case.plan.topology.nodes() > 1 {
+        return None;
+    }
+    if hold.mode == Mode::Exclusive {
+        let looks = looks(case, &hold.lock);
+        let mut later = looks.iter().filter(|look| look.from > lost);
+        return later.find(|look| may_have_it_again(hold, look, fault, holds)).map(|look| look.from);
+    }
+    let its =
+        case.record.reader_ends.iter().filter(|seen| seen.lock == hold.lock && seen.owner == hold.owner);
+    its.filter(|seen| seen.from > lost && seen.ends.0 > seen.to).map(|seen| seen.from).min()
+}
+
+/// Whether it may be his once more. Old queues grant it with a number that nobody is told.
+fn may_have_it_again(hold: &Hold, look: &Observation, fault: Fault, holds: &[&Hold]) -> bool {
+    let has_old_queues = matches!(fault, Fault::ServerSetBack | Fault::Failover);
     let is_told =
         |token: u64| holds.iter().any(|other| other.granted.is_some_and(|grant| grant.token == token));
     let may_be_his = look.by.as_ref().is_none_or(|by| !hold.has_owner() || *by == hold.owner);
-    hold.is_in(look) || may_be_his && look.held_with.is_some_and(|token| !is_told(token))
+    hold.is_in(look) || has_old_queues && may_be_his && look.held_with.is_some_and(|token| !is_told(token))
 }
 
 /// Whether another server had it at about that time.

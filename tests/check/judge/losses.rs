@@ -77,7 +77,7 @@ fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &m
 /// The end of what no server has lost is told at its deadline; and what is renewed outlasts its ttl, unless something was
 /// done for so long that no renewal could be answered.
 fn is_true(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
-    if case.lost_by(hold.held_since(), at).is_some() || !outlasts_nodes(case, hold, at) {
+    if case.lost_by(&hold.lock, hold.held_since(), at).is_some() || !outlasts_nodes(case, hold, at) {
         return;
     }
     if at + JITTER < until {

@@ -181,9 +181,13 @@ impl Case<'_> {
         self.windows_during(from, to).any(|window| window.place.is_none_or(|place| place == hold.place))
     }
 
-    /// The fault that had the servers lose what was granted at `granted`, if it is lost at `seen`.
-    pub fn lost_by(&self, granted: Time, seen: Time) -> Option<Fault> {
-        let lost = |window: &&Window| window.lost.is_some_and(|(from, to)| granted <= to && from <= seen);
+    /// The fault that had the servers lose what they had of a lock at `granted`, if it is lost at `seen`.
+    pub fn lost_by(&self, lock: &str, granted: Time, seen: Time) -> Option<Fault> {
+        let is_of =
+            |window: &Window| window.of.as_ref().is_none_or(|locks| locks.iter().any(|it| it == lock));
+        let lost = |window: &&Window| {
+            window.lost.is_some_and(|(from, to)| granted <= to && from <= seen) && is_of(window)
+        };
         self.record.windows.iter().filter(lost).map(|window| window.fault).next_back()
     }
 

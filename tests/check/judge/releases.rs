@@ -34,7 +34,7 @@ fn was_held(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
         return;
     }
     let until = hold.trusts.last().map_or(grant.until, |(_, until)| *until);
-    if *at < until && case.lost_by(hold.held_since(), *at).is_none() {
+    if *at < until && case.lost_by(&hold.lock, hold.held_since(), *at).is_none() {
         let text = format!("{} was not found at {:.3}", case.say(hold), case.when(*at));
         verdict.violates("release", text);
     }
@@ -55,7 +55,7 @@ fn is_gone(case: &Case<'_>, hold: &Hold, looks: &[&Observation], verdict: &mut V
     // An old copy still has it, and a replica that has not heard of it.
     let is_old = |look: &Observation| {
         let mut windows = case.windows_during(ends, look.to);
-        case.lost_by(ends, look.to).is_some() || windows.any(|it| it.fault == Fault::NodeSetBack)
+        case.lost_by(&hold.lock, ends, look.to).is_some() || windows.any(|it| it.fault == Fault::NodeSetBack)
     };
     if let Some(look) = kept
         && !is_old(look)

@@ -41,7 +41,9 @@ fn fenced(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
         }
         // Whoever is alone has the largest token.
         let trusted = hold.trusted_until().is_some_and(|until| *at < until);
-        let alone = hold.mode == Mode::Exclusive && trusted && case.lost_by(hold.held_since(), *at).is_none();
+        let alone = hold.mode == Mode::Exclusive
+            && trusted
+            && case.lost_by(&hold.lock, hold.held_since(), *at).is_none();
         if !accepted && alone {
             let text = format!("{} was refused at {:.3}", case.say(hold), case.when(*at));
             verdict.violates("fenced resource", text);

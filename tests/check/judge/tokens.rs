@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::holds::Grant;
 use super::{Case, Hold, Verdict};
 use crate::history::{Mode, Verb};
 
@@ -31,7 +32,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         };
         let ends = hold.trusted_until().map_or(grant.at, |until| until.max(grant.at));
         // Without the outer hold, it is not nested either.
-        if case.lost_by(outer.held_since(), ends).is_some() {
+        if case.lost_by(&outer.lock, outer.held_since(), ends).is_some() {
             continue;
         }
         if nested && !right {
@@ -77,6 +78,7 @@ fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdi
             }
         }
         let Some(grant) = hold.granted else { continue };
+        excluded(case, hold, grant, &first, verdict);
         let bound = if hold.mode == Mode::Exclusive { largest } else { largest_exclusive };
         let Some((token, earlier)) = bound else { continue };
         let grows = if hold.mode == Mode::Exclusive { grant.token > token } else { grant.token >= token };
@@ -91,5 +93,27 @@ fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdi
         if let Some(other) = given.insert(grant.token, hold) {
             verdict.violates("token unique", format!("{} and {}", case.say(other), case.say(hold)));
         }
+    }
+}
+
+/// Who waited while somebody whom he excludes was granted it and had it, was granted it after him, and has a larger token,
+/// or the same to read; unless the servers had lost it meanwhile.
+fn excluded(case: &Case<'_>, hold: &Hold, grant: Grant, first: &[&Hold], verdict: &mut Verdict) {
+    // One that was over when it was known may have been granted earlier.
+    if hold.trusted_until().is_none_or(|until| until <= grant.at) {
+        return;
+    }
+    let had = first.iter().filter(|other| other.mode == Mode::Exclusive && other.excludes(hold));
+    let had = had.filter_map(|other| Some((other.granted?, *other)));
+    let had = had.filter(|(earlier, _)| hold.wants <= earlier.at && earlier.at < grant.at);
+    let grows = |token: u64| match hold.mode {
+        Mode::Exclusive => grant.token > token,
+        Mode::Shared => grant.token >= token,
+    };
+    let mut wrong = had.filter(|(earlier, _)| !grows(earlier.token));
+    let wrong = wrong.find(|(_, other)| case.lost_by(&hold.lock, other.held_since(), grant.at).is_none());
+    if let Some((_, earlier)) = wrong {
+        let text = format!("{}, who waited for {}", case.say(hold), case.say(earlier));
+        verdict.violates("token order", text);
     }
 }

@@ -72,7 +72,9 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
     let moved = timeout(Duration::from_secs(20), whole(deployment)).await;
     let effect = (moved.is_ok() && !gone.is_empty())
         .then(|| format!("a replica that was {lag:?} behind took over, without {}", gone.join(", ")));
-    Outcome { effect, lost: Some((start, ended)), away: Some((start, taken_over)) }
+    // The other masters of a cluster have lost nothing.
+    let of = is_cluster.then(|| held.iter().map(|seen| seen.lock.to_owned()).collect());
+    Outcome { effect, lost: Some((start, ended)), of, away: Some((start, taken_over)) }
 }
 
 /// Waits until one that was a master knows that it is none any more.

@@ -36,7 +36,7 @@ pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) 
         answers(server).await;
     }
     let effect = silent.then(|| format!("{number} stood still for {span:?}"));
-    Outcome { effect, lost: None, away: Some((since, until)) }
+    Outcome { effect, lost: None, of: None, away: Some((since, until)) }
 }
 
 /// Killed, and back with all that it has answered.

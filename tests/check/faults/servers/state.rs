@@ -10,7 +10,7 @@ use crate::visit::LOCKS;
 /// One lock, as a server has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    lock: &'static str,
+    pub lock: &'static str,
     is_held: bool,
     /// The last token that it gave.
     fence: u64,
@@ -21,20 +21,22 @@ pub struct Outcome {
     pub effect: Option<String>,
     /// From when it may have been lost; until when what was granted may be.
     pub lost: Option<(Time, Time)>,
+    /// Which locks that concerns, if not all.
+    pub of: Option<Vec<String>>,
     /// When nobody answered for it.
     pub away: Option<(Time, Time)>,
 }
 
 impl From<Option<String>> for Outcome {
     fn from(effect: Option<String>) -> Outcome {
-        Outcome { effect, lost: None, away: None }
+        Outcome { effect, lost: None, of: None, away: None }
     }
 }
 
 impl Outcome {
     pub fn lost(since: Time, gone: &[&str]) -> Outcome {
         let effect = (!gone.is_empty()).then(|| format!("lost, while held: {}", gone.join(", ")));
-        Outcome { effect, lost: Some((since, Time::now())), away: None }
+        Outcome { effect, lost: Some((since, Time::now())), of: None, away: None }
     }
 
     /// Since then nobody answered, until now.
