@@ -70,6 +70,17 @@ fn cancelled_waits_that_are_split_leave_nothing() {
     );
 }
 
+/// The same for who is not told of anything yet: he gives up what he has, and begins anew as one who is.
+#[test]
+fn cancelled_first_waits_that_are_split_leave_nothing() {
+    let passes = &["acquire at 3", "SUBSCRIBE", "nothing", "message", "release"];
+    Case::new("split-first", 20, passes).of_three().kinds(&[Kind::Mutex]).with(unrenewed).run(async |stage| {
+        let before = stage.rival.lock().await.unwrap();
+        forget(stage, &[0]);
+        held(stage).await.meanwhile(async move { before.release().await.unwrap() })
+    });
+}
+
 /// Each node remembers another hold of the owner, or none: none is nested in what most of them know, and a larger token
 /// is proposed, once all have answered.
 #[test]

@@ -103,3 +103,20 @@ fn cancelled_waits_behind_others_leave_nothing() {
             .afterwards(async move { first.await.unwrap() })
     });
 }
+
+/// He holds it already, and a colleague with another owner waits for it before him.
+#[test]
+fn cancelled_further_holds_behind_others_leave_nothing() {
+    Case::new("further-behind", 9, &["acquire", "release"]).kinds(&[Kind::Reentrant]).run(async |stage| {
+        let (lock, first) = (stage.lock.clone(), stage.lock.for_another());
+        let outer = lock.lock().await.unwrap();
+        let first = tokio::spawn(async move { drop(first.lock().await.unwrap().release().await) });
+        while stage.queued() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Scene::of(async move { drop(lock.lock().await.unwrap().release().await) }).afterwards(async move {
+            drop(outer.release().await);
+            first.await.unwrap();
+        })
+    });
+}
