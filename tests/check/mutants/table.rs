@@ -308,6 +308,17 @@ if ends < now + ttl_ms then
         rules: &["count"],
     },
     Mutant {
+        name: "readers-tokens-from-before",
+        edits: &[Edit {
+            file: "lua/rwlock/read_acquire.lua",
+            from: "    redis.call('PEXPIRE', KEYS[1], ttl_ms)\n    return token\n",
+            times: 1,
+            to: "    redis.call('PEXPIRE', KEYS[1], ttl_ms)\n    return token - 1\n",
+        }],
+        setting: RESENT,
+        rules: &["token order"],
+    },
+    Mutant {
         name: "counters-that-stay",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
