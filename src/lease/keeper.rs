@@ -359,6 +359,9 @@ impl Keeper {
     }
 
     fn returned(&self, mut book: MutexGuard<'_, Book>) {
+        if self.has_ended() {
+            return; // while the last round was under way on another thread
+        }
         book.returning -= 1;
         if book.returning == 0 {
             self.settled.notify_waiters();
@@ -382,9 +385,12 @@ struct Ending(Arc<Keeper>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let mut book = self.0.book();
-        self.0.ended.store(true, Ordering::Relaxed);
-        book.returning = 0;
+        let left = {
+            let mut book = self.0.book();
+            self.0.ended.store(true, Ordering::Relaxed);
+            std::mem::take(&mut *book)
+        };
+        drop(left);
         self.0.settled.notify_waiters();
     }
 }

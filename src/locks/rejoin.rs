@@ -71,6 +71,9 @@ impl Locks {
                 admitting.push((place, run, ticket));
             }
         }
+        if admitting.is_empty() {
+            return Ok(self.without_vote(voted, self.survey().await));
+        }
         let known = |survey: &Survey| Duration::from_millis(survey.longest_ttl);
         let mut longest = self.options.longest_ttl().max(known(&before));
         let mut waited = Duration::ZERO;
@@ -136,7 +139,8 @@ impl Locks {
     }
 
     /// The first step, which gives the ticket for the second one: that of another who admits it, if there is one, since each
-    /// of the two waits for long enough. `None`: it does not answer any more, as if it never had; but founding takes all.
+    /// of the two waits for long enough. `None`: it does not answer any more, as if it never had; but founding takes all, and a
+    /// refusal is for people.
     async fn admit(
         &self,
         place: usize,
@@ -155,7 +159,7 @@ impl Locks {
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), Until::Answered).await;
         let reply = match votes.cast.pop() {
             Some((_, Ok(reply))) => reply,
-            Some((_, Err(failure))) if founding => {
+            Some((_, Err(failure))) if founding || !failure.is_silence() => {
                 let failed = NodeError { node: nodes.label(place).to_owned(), error: failure.into() };
                 let (of, answered) = (nodes.count(), nodes.count() - 1);
                 return Err(Error::NoQuorum { script: ADMIT.name(), of, answered, nodes: vec![failed] });

@@ -101,6 +101,15 @@ impl Failure {
         self.unknown
     }
 
+    /// Whether the server has said nothing at all.
+    pub(crate) fn is_silence(&self) -> bool {
+        match &self.cause {
+            Cause::Unsent(_) => true,
+            Cause::Sent(source) => !is_refusal(source),
+            _ => false,
+        }
+    }
+
     /// How many replicas were wanted, if that is what failed.
     pub(super) fn replicas(&self) -> Option<u32> {
         match self.cause {

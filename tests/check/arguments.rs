@@ -71,7 +71,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
                     .push(*found.ok_or_else(|| format!("no fault is called {name}: see --list"))?);
             }
             "--short" => {
-                (arguments.seeds, arguments.seconds, arguments.topology) = (5, 38, None);
+                (arguments.seeds, arguments.seconds) = (5, 38);
                 arguments.faults = SHORT.to_vec();
             }
             "--linger" => arguments.linger = number(value()?)?,
@@ -83,10 +83,19 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
                 arguments.chosen.push(found.ok_or_else(|| format!("no mutant is called {name}"))?);
             }
             "--table" => arguments.table = true,
-            "--keep" => arguments.keep = Some(value()?.into()),
-            "--judge" => arguments.judge = Some(value()?.into()),
+            "--keep" => arguments.keep = Some(from_caller(value()?)),
+            "--judge" => arguments.judge = Some(from_caller(value()?)),
             _ => return Err(format!("unknown: {word}")),
         }
+    }
+    let splits = |letter: char| letter.is_whitespace() || letter == ':';
+    if let Some(directory) = &arguments.keep
+        && directory.display().to_string().contains(splits)
+    {
+        return Err(format!(
+            "--keep: {}: no blanks and no colons, which separate preloaded libraries",
+            directory.display()
+        ));
     }
     if arguments.seconds < 10 {
         return Err("--seconds: at least 10".to_owned());
@@ -101,4 +110,10 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         return Err(format!("--seed: so many from {} on are too large", arguments.seed));
     }
     Ok(arguments)
+}
+
+/// The script changes the directory, and says which it was.
+fn from_caller(path: &str) -> std::path::PathBuf {
+    let caller = std::env::var_os("REDLATCH_CALLED_FROM").unwrap_or_default();
+    std::path::PathBuf::from(caller).join(path)
 }

@@ -60,7 +60,7 @@ macro_rules! faults {
                     Fault::WorkerStopped | Fault::WorkerBlocked => {
                         "deadline: it does not trust what is over; the resource refuses its late writes"
                     }
-                    Fault::Majority => "decision: nothing is granted; false loss: nothing is lost before its deadline",
+                    Fault::Majority => "decision: nothing is granted; false loss: what all nodes had is not lost before its deadline",
                     Fault::Minority | Fault::NodeEmptied | Fault::NodeSetBack => {
                         "decision: the other nodes grant; false loss: what all nodes had is not lost"
                     }

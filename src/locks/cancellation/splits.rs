@@ -74,11 +74,13 @@ fn cancelled_waits_that_are_split_leave_nothing() {
 #[test]
 fn cancelled_first_waits_that_are_split_leave_nothing() {
     let passes = &["acquire at 3", "SUBSCRIBE", "nothing", "message", "release"];
-    Case::new("split-first", 20, passes).of_three().kinds(&[Kind::Mutex]).with(unrenewed).run(async |stage| {
-        let before = stage.rival.lock().await.unwrap();
-        forget(stage, &[0]);
-        held(stage).await.meanwhile(async move { before.release().await.unwrap() })
-    });
+    Case::new("split-first", 20, passes).of_three().kinds(&[Kind::Mutex]).with(unrenewed).run(
+        async |stage| {
+            let before = stage.rival.lock().await.unwrap();
+            forget(stage, &[0]);
+            held(stage).await.meanwhile(async move { before.release().await.unwrap() })
+        },
+    );
 }
 
 /// Each node remembers another hold of the owner, or none: none is nested in what most of them know, and a larger token

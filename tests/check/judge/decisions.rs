@@ -51,7 +51,7 @@ fn answered_in<'a>(case: &'a Case<'_>, window: &'a Window) -> impl Iterator<Item
         hold.inside.is_none()
             && hold.wants > from
             && end < to
-            && !case.windows_during(hold.wants - NODE_TIMEOUT, end).any(hit)
+            && !case.windows_during(hold.wants - 2 * NODE_TIMEOUT, end).any(hit)
             && case.stalled(hold.wants, end).is_zero()
     };
     case.holds.iter().filter(within)

@@ -150,7 +150,7 @@ fn back(case: &Case<'_>, hold: &Hold, lost: Time, fault: Fault, holds: &[&Hold])
     }
     if hold.mode == Mode::Exclusive {
         let looks = looks(case, &hold.lock);
-        let mut later = looks.iter().filter(|look| look.from > lost);
+        let mut later = looks.iter().filter(|look| look.from > lost && !has_two_masters(case, &looks, look));
         return later.find(|look| may_have_it_again(hold, look, fault, holds)).map(|look| look.from);
     }
     let its =

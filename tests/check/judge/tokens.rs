@@ -111,7 +111,8 @@ fn excluded(case: &Case<'_>, hold: &Hold, grant: Grant, first: &[&Hold], verdict
         Mode::Shared => grant.token >= token,
     };
     let mut wrong = had.filter(|(earlier, _)| !grows(earlier.token));
-    let wrong = wrong.find(|(_, other)| case.lost_by(&hold.lock, other.held_since(), grant.at).is_none());
+    let is_lost = |it: &Hold| case.lost_by(&hold.lock, it.held_since(), grant.at).is_some();
+    let wrong = wrong.find(|(_, other)| !is_lost(other) && !is_lost(hold));
     if let Some((_, earlier)) = wrong {
         let text = format!("{}, who waited for {}", case.say(hold), case.say(earlier));
         verdict.violates("token order", text);

@@ -43,6 +43,8 @@ async fn quorum_keeps_nothing_of_an_earlier_proposal() {
         let lock = kind.lock(&client, kind.name());
         // From here on, all nodes know the scripts, and those two larger tokens.
         quorum.take(&lock).await.release().await.unwrap();
+        eventually("quiet", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        let before = quorum.servers[0].scripts_run().await;
         let fence = format!("{{{}}}:fence", lock.key());
         let clock: Vec<u64> = quorum.servers[1].run(&["TIME"]).await;
         let ahead = ((clock[0] + 3_600) * 1_000_000).to_string();
@@ -69,6 +71,7 @@ async fn quorum_keeps_nothing_of_an_earlier_proposal() {
         }
         let granted = soon("told", trying).await.unwrap().unwrap();
         assert!(!granted, "{kind:?}: somebody else has it");
+        assert!(quorum.servers[0].scripts_run().await >= before + 2, "{kind:?}: it was asked again");
         for place in [1, 2] {
             proxies[place].slow_down(None);
         }
