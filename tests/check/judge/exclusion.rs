@@ -20,7 +20,11 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     missed.dedup_by_key(|(hold, _)| hold.number);
     for (hold, from) in missed {
         let Some(fault) = case.lost_by(&hold.lock, hold.held_since(), from) else { continue };
-        let Some(until) = hold.trusted_until() else { continue };
+        // Who is dead trusts nothing.
+        let Some(until) = hold.trusted_until().map(|until| until.min(hold.worker_ended)) else { continue };
+        if until <= from {
+            continue;
+        }
         let to =
             back(case, hold, from, fault, &locks[hold.lock.as_str()]).map_or(until, |back| back.min(until));
         let span = to.since(from);
