@@ -47,10 +47,7 @@ async fn quorum_keeps_what_was_let_go_before() {
     quorum.resume(0b100);
     client.settled().await;
     drop((client, lone));
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// Who tries lets go of a part, to try again, and is dropped meanwhile: what he did not get rid of is given back all the same.
@@ -90,8 +87,5 @@ async fn quorum_gives_back_what_a_dropped_try_was_letting_go() {
     }
     client.settled().await;
     drop((client, pair));
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }

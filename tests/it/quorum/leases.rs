@@ -295,10 +295,7 @@ async fn quorum_downgrades_on_nodes_that_come_back() {
         other.settled().await;
     }
     drop(client);
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// What was asked for to write arrives at a node after all have been asked to read, and one had nothing to go on from.
@@ -340,10 +337,7 @@ async fn quorum_downgrades_what_is_written_late() {
     client.settled().await;
     eventually("nothing is left", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
     drop((client, other, lock, reads));
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// Half of an even number keep what was dropped, and nobody else could have it without one of them.

@@ -173,6 +173,14 @@ impl Quorum {
             server.assert_nothing_left().await;
         }
     }
+
+    /// The same, behind proxies.
+    async fn finish_behind(self, proxies: Vec<Proxy>) {
+        for proxy in proxies {
+            proxy.outlive_clients().await;
+        }
+        self.finish().await;
+    }
 }
 
 /// Of those who had no vote: who has one now.

@@ -74,10 +74,7 @@ async fn quorum_nested_holds_have_no_token_of_one_node() {
             client.settled().await;
         }
     }
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// One of two that an owner wants is handed over, and the other one is granted before the first has asked: no node has been
@@ -126,10 +123,7 @@ async fn quorum_nested_holds_agree_before_the_outer_one_has_a_token() {
     }
     println!("{differ} of 10 pairs differ");
     assert_eq!(differ, 0);
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// Read inside a write hold that not all nodes know, and written again by those who do: tokens do not go back.

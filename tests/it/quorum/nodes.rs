@@ -229,10 +229,7 @@ async fn quorum_works_where_info_is_unknown() {
     let (answered, failures) = no_quorum::<()>(Err(refused));
     assert_eq!((answered, failures.len()), (0, 3));
     assert!(failures[0].to_string().contains("unknown command"), "{}", failures[0]);
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// As a proxy may do that leaves the rest of `INFO` as it is.
@@ -252,10 +249,7 @@ async fn quorum_works_where_info_has_no_run_id() {
     eventually("it follows", || quorum.servers[2].follows()).await;
     assert_eq!(problem(Locks::quorum(&urls).await).1, NodeProblem::Replica);
     quorum.servers[2].run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// Opening asks all at a time: it takes as long as the slowest, and fails only for want of a majority.

@@ -152,10 +152,7 @@ async fn quorum_passes_a_waiter_that_hangs() {
         let _ = soon("its end", hanging).await.unwrap();
         eventually("free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
     }
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// A crowd inside one client gives up together, and each is told of all nodes that failed.
@@ -238,8 +235,5 @@ async fn quorum_refuses_one_of_two_upgrades_while_one_is_dead() {
         one.settled().await;
     }
     drop((one, other));
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }

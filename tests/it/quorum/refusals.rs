@@ -80,10 +80,7 @@ async fn quorum_keeps_nothing_of_an_earlier_proposal() {
         held.release().await.unwrap();
     }
     drop(other);
-    for proxy in proxies {
-        proxy.outlive_clients().await;
-    }
-    quorum.finish().await;
+    quorum.finish_behind(proxies).await;
 }
 
 /// All that is left of a quorum answers, one node in one way and another one in the other.
