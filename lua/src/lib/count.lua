@@ -1,0 +1,3 @@
+local function count(attempts)
+  return select(2, string.gsub(attempts, '%S+', ''))
+end

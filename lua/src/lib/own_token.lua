@@ -1,0 +1,3 @@
+local function own_token()
+  return proposed and accept(proposed) or next_token()
+end
