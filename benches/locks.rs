@@ -4,7 +4,7 @@
 //! trips, handovers among many clients against those between two. Absolute numbers belong to a machine;
 //! these ratios do not, or much less.
 //!
-//! Names of sections (`pairs`, `handover`, `renewal`) run only those.
+//! Names of sections (`pairs`, `handover`, `renewal`, `server`) run only those.
 
 mod suite;
 
@@ -12,7 +12,9 @@ use suite::plan::{Plan, Section};
 use suite::record::{self, Target};
 use suite::report::Report;
 use suite::server::Server;
-use suite::{Outcome, handover, pairs, renewal};
+use suite::server_cpu::Kind;
+use suite::work::Work;
+use suite::{Outcome, handover, pairs, renewal, server_cpu};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
@@ -31,6 +33,10 @@ async fn main() -> Outcome<()> {
     if plan.includes(Section::Renewal) {
         report.renewal = Some(renewal::measure(&server, &plan).await?);
         report.print_renewal();
+    }
+    if plan.includes(Section::Server) {
+        report.server_cpu = server_cpu::measure(&server, &plan).await?;
+        report.print_server_cpu();
     }
     report.targets = targets(&report);
     record::print_targets(&report.targets);
@@ -59,5 +65,27 @@ fn targets(report: &Report) -> Vec<Target> {
         let limit = "renewal: connections to the server, 1 while nobody waits";
         targets.push(Target::at_most(limit, f64::from(row.connections), 1.0));
     }
+    targets.extend(report.server_cpu.iter().filter_map(server_cpu_target));
     targets
+}
+
+/// The floors have none.
+fn server_cpu_target(row: &server_cpu::Row) -> Option<Target> {
+    let title = row.kind.title();
+    let most = match row.kind {
+        Kind::Pair(Work::Mutex) => 2.0,
+        Kind::Pair(Work::MutexWithoutFencing) => 1.7,
+        Kind::Pair(Work::Reentrant) => 2.3,
+        Kind::Pair(Work::Read | Work::Write) => 2.4,
+        Kind::Pair(_) => return None,
+        Kind::HandOver => {
+            let limit = format!("server CPU time, {title}: at most 35 us");
+            return Some(Target::at_most(limit, row.server_us, 35.0));
+        }
+    };
+    Some(Target::at_most(
+        format!("server CPU time, {title}: at most {most:.1} x the floor's"),
+        row.to_floor,
+        most,
+    ))
 }

@@ -13,6 +13,7 @@ use super::Outcome;
 use super::plan::Plan;
 use super::samples::median;
 use super::server::{Observer, Server};
+use super::server_cpu::client_cpu;
 
 /// Each has its own connections, as processes would have.
 const CLIENTS: [usize; 4] = [2, 16, 64, 256];
@@ -71,13 +72,14 @@ fn row(clients: usize, windows: &[Window], two_clients: &[f64]) -> Row {
     }
 }
 
-struct Window {
-    rate: f64,
+pub(crate) struct Window {
+    pub(crate) rate: f64,
     handed_over: f64,
     fewest: usize,
     most: usize,
     longest_wait: Duration,
-    server_cpu_us: f64,
+    pub(crate) server_cpu_us: f64,
+    pub(crate) client_cpu_us: f64,
 }
 
 impl Window {
@@ -87,7 +89,12 @@ impl Window {
 }
 
 /// Opens the clients, lets them run until each has had a turn, and then counts.
-async fn window(server: &Server, observer: &mut Observer, clients: usize, span: Duration) -> Outcome<Window> {
+pub(crate) async fn window(
+    server: &Server,
+    observer: &mut Observer,
+    clients: usize,
+    span: Duration,
+) -> Outcome<Window> {
     let signals = Arc::new(Signals::default());
     let mut running = JoinSet::new();
     for _ in 0..clients {
@@ -96,9 +103,9 @@ async fn window(server: &Server, observer: &mut Observer, clients: usize, span: 
     }
     signals.all_had_a_turn(clients).await?;
     let (cpu, published) = (observer.cpu().await?, observer.published().await?);
-    let start = Instant::now();
+    let (start, own_cpu) = (Instant::now(), client_cpu());
     sleep(span).await;
-    let end = Instant::now();
+    let (end, own_cpu) = (Instant::now(), client_cpu().saturating_sub(own_cpu));
     let (cpu, published) =
         (observer.cpu().await?.saturating_sub(cpu), observer.published().await? - published);
     signals.stop.store(true, Ordering::Relaxed);
@@ -118,6 +125,7 @@ async fn window(server: &Server, observer: &mut Observer, clients: usize, span: 
         most: counts.iter().max().copied().unwrap_or(0),
         longest_wait,
         server_cpu_us: cpu.as_secs_f64() * 1e6 / turns as f64,
+        client_cpu_us: own_cpu.as_secs_f64() * 1e6 / turns as f64,
     })
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod renewal;
 pub(crate) mod report;
 pub(crate) mod samples;
 pub(crate) mod server;
+pub(crate) mod server_cpu;
 pub(crate) mod work;
 
 /// Whatever goes wrong ends the bench: a figure from a run with errors in it means nothing.

@@ -13,6 +13,7 @@ use super::placement::{Cores, Placement};
 use super::plan::Plan;
 use super::samples::{Samples, median};
 use super::server::{Observer, Server};
+use super::server_cpu::client_cpu;
 use super::work::{Bench, Pair, Work};
 
 /// Enough tasks that everybody has always something to do: then it does not matter who runs where.
@@ -95,13 +96,14 @@ async fn compare(
 }
 
 /// What some tasks did with one kind of pair for a short while.
-struct Slice {
-    samples: Samples,
-    took: Duration,
-    server_cpu: Duration,
+pub(crate) struct Slice {
+    pub(crate) samples: Samples,
+    pub(crate) took: Duration,
+    pub(crate) server_cpu: Duration,
+    pub(crate) client_cpu: Duration,
 }
 
-async fn run(
+pub(crate) async fn run(
     bench: &Bench,
     observer: &mut Observer,
     work: Work,
@@ -114,7 +116,7 @@ async fn run(
         running.spawn(repeat(bench.pair(work, task)?, Arc::clone(&gate), span));
     }
     gate.prepared().await;
-    let cpu = observer.cpu().await?;
+    let (cpu, own_cpu) = (observer.cpu().await?, client_cpu());
     let start = gate.start().await;
     let (mut samples, mut outer) = (Samples::default(), Vec::new());
     while let Some(done) = running.join_next().await {
@@ -122,11 +124,12 @@ async fn run(
         samples.append(some);
         outer.extend(guard);
     }
-    let (took, server_cpu) = (start.elapsed(), observer.cpu().await?.saturating_sub(cpu));
+    let (took, client_cpu) = (start.elapsed(), client_cpu().saturating_sub(own_cpu));
+    let server_cpu = observer.cpu().await?.saturating_sub(cpu);
     for guard in outer {
         guard.release().await?;
     }
-    Ok(Slice { samples, took, server_cpu })
+    Ok(Slice { samples, took, server_cpu, client_cpu })
 }
 
 /// One task. It returns the outer hold, if it has one, so that its release is not measured.

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use super::Outcome;
 
-const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [renewal] [peers]";
+const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [renewal] [server] [peers]";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Section {
     Pairs,
     Handover,
     Renewal,
+    /// The server's CPU time.
+    Server,
     /// Measured by a program of its own, in `benches/peers`.
     Peers,
 }
@@ -24,6 +26,9 @@ pub(crate) struct Plan {
     /// How long one window of handovers is, and how many there are for each number of clients.
     pub(crate) window: Duration,
     pub(crate) windows: usize,
+    /// How long one slice of the server's CPU time is, and how many rounds of slices there are.
+    pub(crate) slice: Duration,
+    pub(crate) rounds: usize,
     sections: Vec<Section>,
 }
 
@@ -38,16 +43,18 @@ impl Plan {
                 "pairs" => sections.push(Section::Pairs),
                 "handover" => sections.push(Section::Handover),
                 "renewal" => sections.push(Section::Renewal),
+                "server" => sections.push(Section::Server),
                 "peers" => sections.push(Section::Peers),
                 other => return Err(format!("{other}? {USAGE}").into()),
             }
         }
         let command = ["scripts/bench".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ");
-        let seconds = Duration::from_secs;
-        Ok(match quick {
-            true => Plan { command, pairs: seconds(1), window: seconds(2), windows: 1, sections },
-            false => Plan { command, pairs: seconds(3), window: seconds(4), windows: 3, sections },
-        })
+        let (seconds, millis) = (Duration::from_secs, Duration::from_millis);
+        let (pairs, window, windows, slice, rounds) = match quick {
+            true => (seconds(1), seconds(2), 1, millis(700), 1),
+            false => (seconds(3), seconds(4), 3, millis(500), 9),
+        };
+        Ok(Plan { command, pairs, window, windows, slice, rounds, sections })
     }
 
     /// Without any name, all of them.

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::plan::Plan;
 use super::record::{self, Head, Target};
 use super::server::Server;
-use super::{Outcome, handover, pairs, renewal};
+use super::{Outcome, handover, pairs, renewal, server_cpu};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -14,6 +14,7 @@ pub(crate) struct Report {
     pub(crate) pairs: Vec<pairs::Row>,
     pub(crate) handover: Vec<handover::Row>,
     pub(crate) renewal: Option<renewal::Row>,
+    pub(crate) server_cpu: Vec<server_cpu::Row>,
     pub(crate) targets: Vec<Target>,
 }
 
@@ -24,6 +25,7 @@ impl Report {
             pairs: Vec::new(),
             handover: Vec::new(),
             renewal: None,
+            server_cpu: Vec::new(),
             targets: Vec::new(),
         })
     }
@@ -91,6 +93,27 @@ impl Report {
             row.connections,
             row.server_cpu_part * 100.0,
         );
+    }
+
+    pub(crate) fn print_server_cpu(&self) {
+        println!(
+            "\nCPU time of the server and of all clients; pairs: 256 tasks, each with a lock of its own"
+        );
+        println!(
+            "{:<25} {:>14} {:>8} {:>12} {:>9} {:>14}",
+            "pair", "server us/pair", "x floor", "x pipelined", "pairs/s", "client us/pair"
+        );
+        for row in &self.server_cpu {
+            println!(
+                "{:<25} {:>14.2} {:>8.2} {:>12.2} {:>9.0} {:>14.2}",
+                row.kind.title(),
+                row.server_us,
+                row.to_floor,
+                row.to_pipelined,
+                row.pairs_per_second,
+                row.client_us,
+            );
+        }
     }
 
     pub(crate) fn write(&self) -> Outcome<()> {

@@ -1,8 +1,8 @@
 //! The pairs that are compared: something is taken and given back, in two round trips or none.
 
 use redis::aio::MultiplexedConnection;
-use redis::{Script, Value};
-use redlatch::{Fencing, Locks, Mutex, Nesting, Owner, ReentrantGuard, ReentrantLock};
+use redis::{Cmd, Pipeline, Script, Value};
+use redlatch::{Fencing, Locks, Mutex, Nesting, Owner, ReentrantGuard, ReentrantLock, RwLock};
 use serde::Serialize;
 
 use super::Outcome;
@@ -20,9 +20,25 @@ pub(crate) enum Work {
     Reentrant,
     NestedCounted,
     NestedLocal,
+    /// What a lock costs at least: `SET NX PX`, and a script that compares and deletes.
+    SetNx,
+    /// The same in pipelines, as the crate sends when many requests are in flight.
+    SetNxPipelined,
+    Read,
+    Write,
 }
 
+/// How many pairs one task runs at once, in pipelines as long as the crate's.
+const PIPELINE: usize = 64;
+
+const COMPARE_AND_DELETE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
+
+/// The crate's default.
+const TTL_MS: usize = 30_000;
+
 impl Work {
+    /// What the section `pairs` compares.
     pub(crate) const ALL: [Work; 7] = [
         Work::Floor,
         Work::Mutex,
@@ -42,7 +58,15 @@ impl Work {
             Work::Reentrant => "reentrant lock+release",
             Work::NestedCounted => "nested, Nesting::Counted",
             Work::NestedLocal => "nested, Nesting::Local",
+            Work::SetNx => "floor: SET NX, EVALSHA",
+            Work::SetNxPipelined => "floor, in pipelines",
+            Work::Read => "read+release",
+            Work::Write => "write+release",
         }
+    }
+
+    pub(crate) fn pairs_at_once(self) -> usize {
+        if self == Work::SetNxPipelined { PIPELINE } else { 1 }
     }
 }
 
@@ -51,6 +75,7 @@ impl Work {
 pub(crate) struct Bench {
     bare: MultiplexedConnection,
     trivial: String,
+    compare_and_delete: String,
     locks: Locks,
     unfenced: Locks,
     local: Locks,
@@ -60,10 +85,11 @@ impl Bench {
     pub(crate) async fn new(server: &Server) -> Outcome<Bench> {
         let mut bare = server.connect().await?;
         let trivial = Script::new("return 1").load_async(&mut bare).await?;
+        let compare_and_delete = Script::new(COMPARE_AND_DELETE).load_async(&mut bare).await?;
         let locks = Locks::open(&server.url()).await?;
         let unfenced = locks.with_options(locks.options().clone().fencing(Fencing::Off))?;
         let local = locks.with_options(locks.options().clone().nesting(Nesting::Local))?;
-        Ok(Bench { bare, trivial, locks, unfenced, local })
+        Ok(Bench { bare, trivial, compare_and_delete, locks, unfenced, local })
     }
 
     /// One task's own pair: no two tasks ever want the same key.
@@ -82,6 +108,14 @@ impl Bench {
             Work::Reentrant => Pair::Enter(reentrant(&self.locks)?, Owner::new()),
             Work::NestedCounted => Pair::Nest(reentrant(&self.locks)?, Owner::new()),
             Work::NestedLocal => Pair::Nest(reentrant(&self.local)?, Owner::new()),
+            Work::SetNx | Work::SetNxPipelined => Pair::SetNx(SetNx {
+                connection: self.bare.clone(),
+                compare_and_delete: self.compare_and_delete.clone(),
+                keys: (0..work.pairs_at_once()).map(|pair| format!("lock:set:{task}:{pair}")).collect(),
+                token: Owner::new().to_string(),
+            }),
+            Work::Read => Pair::Read(self.locks.rwlock(format!("read:{task}"))?),
+            Work::Write => Pair::Write(self.locks.rwlock(format!("write:{task}"))?),
         })
     }
 }
@@ -97,6 +131,9 @@ pub(crate) enum Pair {
     Enter(ReentrantLock, Owner),
     /// As `Enter`, inside a hold that the owner has already.
     Nest(ReentrantLock, Owner),
+    SetNx(SetNx),
+    Read(RwLock),
+    Write(RwLock),
 }
 
 impl Pair {
@@ -120,6 +157,9 @@ impl Pair {
                 guard.release().await?;
             }
             Pair::Enter(lock, owner) | Pair::Nest(lock, owner) => lock.lock(owner).await?.release().await?,
+            Pair::SetNx(locks) => locks.run().await?,
+            Pair::Read(lock) => lock.read().await?.release().await?,
+            Pair::Write(lock) => lock.write().await?.release().await?,
         }
         Ok(())
     }
@@ -128,4 +168,47 @@ impl Pair {
 async fn bare_trip(connection: &mut MultiplexedConnection, sha1: &str, key: &str) -> Outcome<()> {
     redis::cmd("EVALSHA").arg(sha1).arg(1).arg(key).query_async::<Value>(connection).await?;
     Ok(())
+}
+
+/// Bare locks without a client library for locks, one or a pipeline of them.
+pub(crate) struct SetNx {
+    connection: MultiplexedConnection,
+    compare_and_delete: String,
+    keys: Vec<String>,
+    token: String,
+}
+
+impl SetNx {
+    async fn run(&mut self) -> Outcome<()> {
+        let set = |key| {
+            let mut set = redis::cmd("SET");
+            set.arg(key).arg(&self.token).arg("NX").arg("PX").arg(TTL_MS);
+            set
+        };
+        let delete = |key| {
+            let mut delete = redis::cmd("EVALSHA");
+            delete.arg(&self.compare_and_delete).arg(1).arg(key).arg(&self.token);
+            delete
+        };
+        self.send(set, &Value::Okay).await?;
+        self.send(delete, &Value::Int(1)).await
+    }
+
+    async fn send<'a>(&'a self, request: impl Fn(&'a String) -> Cmd, expected: &Value) -> Outcome<()> {
+        let mut connection = self.connection.clone();
+        let replies: Vec<Value> = match self.keys.as_slice() {
+            [key] => vec![request(key).query_async(&mut connection).await?],
+            keys => {
+                let mut pipeline = Pipeline::with_capacity(keys.len());
+                for key in keys {
+                    pipeline.add_command(request(key));
+                }
+                pipeline.query_async(&mut connection).await?
+            }
+        };
+        match replies.iter().find(|reply| *reply != expected) {
+            Some(reply) => Err(format!("a bare lock: {reply:?} instead of {expected:?}").into()),
+            None => Ok(()),
+        }
+    }
 }
