@@ -50,7 +50,8 @@ fn words(request: &[u8]) -> Vec<&[u8]> {
 /// By SHA1.
 static NAMES: LazyLock<HashMap<Vec<u8>, String>> = LazyLock::new(|| {
     let folders = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/lua")).read_dir().unwrap();
-    let folders = folders.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let folders = folders.map(|entry| entry.unwrap().path());
+    let folders = folders.filter(|path| path.is_dir() && !path.ends_with("src"));
     let files = folders.flat_map(|folder| folder.read_dir().unwrap()).map(|entry| entry.unwrap().path());
     files
         .map(|file| {
