@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Held, Kind, Lease, Queue, acquire, acquire_within, try_acquire};
+use crate::lease::{Held, Kind, Lease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
 use crate::lock::Lock;
 use crate::name::Name;
 use crate::wire::Script;
@@ -16,7 +16,10 @@ static MUTEX: Kind = Kind {
     reenters: false,
     queue: Queue::Inside,
     crowd: None,
-    acquire: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
+    acquire: ScriptSet {
+        server: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
+        quorum: Script::new("quorum/mutex_acquire", include_str!("../lua/quorum/mutex_acquire.lua")),
+    },
     renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
     release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),
     force: Script::new("mutex/force", include_str!("../lua/mutex/force.lua")),

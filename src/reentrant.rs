@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Held, Kind, Lease, Queue, Shared, Target, acquire, acquire_within, try_acquire};
+use crate::lease::{
+    Held, Kind, Lease, Queue, ScriptSet, Shared, Target, acquire, acquire_within, try_acquire,
+};
 use crate::lock::Lock;
 use crate::name::Name;
 use crate::options::Nesting;
@@ -19,7 +21,10 @@ static REENTRANT: Kind = Kind {
     reenters: true,
     queue: Queue::Inside,
     crowd: None,
-    acquire: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
+    acquire: ScriptSet {
+        server: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
+        quorum: Script::new("quorum/reentrant_acquire", include_str!("../lua/quorum/reentrant_acquire.lua")),
+    },
     renew: Script::new("reentrant/renew", include_str!("../lua/reentrant/renew.lua")),
     release: Script::new("reentrant/release", include_str!("../lua/reentrant/release.lua")),
     force: Script::new("reentrant/force", include_str!("../lua/reentrant/force.lua")),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
-use crate::lease::{Kind, Lease, Queue, Target, acquire, acquire_within, try_acquire};
+use crate::lease::{Kind, Lease, Queue, ScriptSet, Target, acquire, acquire_within, try_acquire};
 use crate::lock::Lock;
 use crate::name::Name;
 use crate::options::Options;
@@ -23,7 +23,10 @@ static READ: Kind = Kind {
     reenters: true,
     queue: Queue::InRedis,
     crowd: Some(|options| options.max_readers),
-    acquire: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
+    acquire: ScriptSet {
+        server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
+        quorum: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
+    },
     renew: Script::new("rwlock/renew", RENEW),
     release: Script::new("rwlock/release", RELEASE),
     force: Script::new("rwlock/read_force", include_str!("../lua/rwlock/read_force.lua")),
@@ -36,14 +39,20 @@ static WRITE: Kind = Kind {
     reenters: true,
     queue: Queue::InsideUnlessOwned,
     crowd: None,
-    acquire: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
+    acquire: ScriptSet {
+        server: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
+        quorum: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
+    },
     renew: Script::new("rwlock/renew", RENEW),
     release: Script::new("rwlock/release", RELEASE),
     force: Script::new("rwlock/write_force", include_str!("../lua/rwlock/write_force.lua")),
     inspect: Script::new("rwlock/inspect", INSPECT),
 };
 
-static DOWNGRADE: Script = Script::new("rwlock/downgrade", include_str!("../lua/rwlock/downgrade.lua"));
+static DOWNGRADE: ScriptSet = ScriptSet {
+    server: Script::new("rwlock/downgrade", include_str!("../lua/rwlock/downgrade.lua")),
+    quorum: Script::new("quorum/downgrade", include_str!("../lua/quorum/downgrade.lua")),
+};
 
 const FOUND: &str = "something that is not a read-write lock";
 const RENEW: &str = include_str!("../lua/rwlock/renew.lua");

@@ -1,20 +1,16 @@
 -- reentrant/acquire.lua: take the lock, take it once more, or queue for it.
 --
--- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt" for each hold; ":fence" -> its token
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed by waiters
+-- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt": each hold; ":fence" -> token
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed
 -- KEYS[4]  ended     string: exists once this attempt was ended
--- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
--- ARGV[1]  owner     who holds; no white space, no ":" in front
+-- ARGV[1]  owner     the holder; no white space, no ":" in front
 -- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
 -- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     the token must be larger than this; of a quorum "=N": it is N, "~N": N once more,
---                    ">N": N, also if the owner has a hold with an earlier one; empty: none
+-- ARGV[4]  floor     the token must be larger than this number; empty: no token
 -- ARGV[5]  limit     how many holds the owner may have at most
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
 -- ARGV[7]  crowd     ignored: one owner holds it
--- ARGV[8]  run       with KEYS[5]: the run id of this server
--- ARGV[9]  since     the place in the queue, a microsecond that is the same on all nodes of a quorum; absent: now
 --
 -- Returns  token          granted; 0 without fencing
 --          {pttl, time}   busy: free in at most pttl ms; the server's clock in microseconds
@@ -23,31 +19,16 @@
 --          -3             refused: the key holds something without a ttl
 --          -4             refused: the owner has that many holds already
 --          -5             refused: an argument is not what it must be
---          {-8, highest}  refused: a token is proposed that is not larger than the largest accepted before
---          -9             refused: this node of a guarded quorum was not admitted since it started or lost its data
 --
 -- A further hold of the same owner keeps the token, and the ttl becomes max(remaining, ttl_ms).
--- Delivered twice, it grants once, and the second answer carries the same token. It writes each time, so that WAIT on
--- the same connection waits for the grant.
+-- Delivered twice, it grants once, and the second answer carries the same token. It writes each
+-- time, so that WAIT on the same connection waits for the grant.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
 if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(owner, '^[^%s:]%S*$')) then
   return -5
 end
-
--- Of a quorum, whose nodes must agree on a token: one is proposed. More than a day ahead is a mistake.
-local proposed
-if (string.byte(floor) or 0) > 57 then
-  proposed = tonumber(string.match(floor, '^[=~>](%d+)$') or '')
-  if not proposed or proposed > (redis.call('TIME')[1] + 86400) * 1000000 then return -5 end
-end
-
--- Of a guarded quorum: a node that restarted or lost its data has no vote until it is admitted again.
-local node
-if KEYS[5] then
-  node = redis.call('HMGET', KEYS[5], 'run', 'floor', 'high', 'ttl')
-  if node[1] ~= ARGV[8] then return -9 end
-  if ttl_ms > tonumber(node[4] or 0) then redis.call('HSET', KEYS[5], 'ttl', ttl_ms) end
-end
+-- A proposed token belongs to the scripts for quorums.
+if (string.byte(floor) or 0) > 57 then return -5 end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -65,43 +46,9 @@ local function next_token()
   return token
 end
 
--- The common case: nobody is there. On one server, the token is the next one.
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
-if keys == 0 and not proposed then
+-- The common case: the lock is free, and nothing waits for it.
+if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
   local token = floor ~= '' and next_token() or 0
-  redis.call('HSET', KEYS[1], owner, 1, ':fence', string.format('%.0f', token), ':' .. attempt, 1)
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return token
-end
-
--- The largest token that this node has accepted, or that it was told of when it was admitted.
-local function largest()
-  return math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
-end
-
-local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
-  if KEYS[5] and token > tonumber(node[3] or 0) then
-    redis.call('HSET', KEYS[5], 'high', string.format('%.0f', token))
-  end
-  return token
-end
-
--- What keeps a node from accepting: a token as large or larger. An attempt may propose its own again.
-local mends = string.byte(floor) == 126 -- "~"
-local function obstacle(again)
-  local highest = proposed and largest() or -1
-  if proposed and (proposed < highest or proposed == highest and not (again or mends)) then return highest end
-end
-
-local function own_token()
-  return proposed and accept(proposed) or next_token()
-end
-
-if keys == 0 then
-  local blocked = obstacle()
-  if blocked and not mends then return {-8, blocked} end
-  local token = blocked and 0 or accept(proposed)
   redis.call('HSET', KEYS[1], owner, 1, ':fence', string.format('%.0f', token), ':' .. attempt, 1)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
@@ -118,28 +65,25 @@ if holds[1] then
   if not count then return -2 end
   if not holds[2] then
     if count >= tonumber(ARGV[5]) then return -4 end
-    if string.byte(floor) == 62 and obstacle() then return {-8, obstacle()} end
     redis.call('HSET', KEYS[1], owner, count + 1, ':' .. attempt, 1)
-  end
-  if proposed and (count == 1 and holds[2] or string.byte(floor) == 62) then -- ">"
-    if obstacle(true) then return {-8, obstacle(true)} end
-    holds[3] = accept(proposed)
-    redis.call('HSET', KEYS[1], ':fence', string.format('%.0f', proposed))
   end
   if holds[2] or pttl < ttl_ms then redis.call('PEXPIRE', KEYS[1], math.max(pttl, ttl_ms)) end
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
   return tonumber(holds[3] or 0)
 end
 
-local now = redis.call('TIME')
-local time = now[1] * 1000000 + now[2]
-local function queue()
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local function queue(queued_at)
   if waiter == '' then return end
-  redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', tonumber(ARGV[9]) or time), waiter)
+  redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', queued_at), waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end
+
 if pttl >= 0 then
-  queue()
+  queue(time)
   return {pttl, time}
 end
 
@@ -183,19 +127,13 @@ local function hand_over()
   return nil, token
 end
 
--- Free, but others queued first: theirs, if one of them can be told.
-if obstacle() and not mends then return {-8, obstacle()} end
+-- Free, but others queued first: theirs, if one of them can be notified.
 local claimed, token = hand_over()
 if claimed then
-  queue()
+  queue(time)
   return {claimed, time}
 end
-local blocked = obstacle(true)
-if blocked and not mends then
-  redis.call('DEL', KEYS[1]) -- from one who was not there to be told
-  return {-8, blocked}
-end
-token = floor ~= '' and not blocked and (not proposed and token or own_token()) or 0
+token = floor ~= '' and (token or next_token()) or 0
 if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-grant(owner, attempt, math.floor(time / 1000) + ttl_ms, token)
+grant(owner, attempt, now + ttl_ms, token)
 return token

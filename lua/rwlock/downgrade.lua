@@ -1,30 +1,25 @@
 -- rwlock/downgrade.lua: go from writing to reading, without an instant between.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
--- KEYS[4]  node      hash: the admission of this node of a guarded quorum; absent: no guard
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> end and attempts of a hold; see README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond of queueing, less 2^52 for readers; ttl one minute
 -- ARGV[1]  owner     as in acquire
 -- ARGV[2]  attempt   as in acquire: which hold to change
 -- ARGV[3]  ttl_ms    integer, at least 1; counted from now
 -- ARGV[4]  floor     a token that is handed over must be larger than this
 --
--- Returns  time    it reads, for at least ttl_ms from now, under the token that it had; the clock in microseconds
---          0       lost: over, released, or somebody else's; nothing is changed
+-- Returns  time    it reads, for at least ttl_ms from now, under the token that it had; the
+--                  server's clock in microseconds
+--          0       lost: over, released, or another owner's; nothing is changed
 --          -2      lost: the key holds something that is not a read-write lock
 --
--- If the owner has no other hold to write, all readers who wait are let in. Delivered twice, it changes once, and lasts
--- longer by as little as the deliveries are apart.
+-- If the owner has no other hold to write, all waiting readers are admitted. Delivered twice, it
+-- changes once, and lasts longer by as little as the deliveries are apart.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ''
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local ends = now + ttl_ms
-
--- The longest lease, which whoever admits a node must wait for.
-if KEYS[4] and ttl_ms > tonumber(redis.call('HGET', KEYS[4], 'ttl') or 0) then
-  redis.call('HSET', KEYS[4], 'ttl', ttl_ms)
-end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()

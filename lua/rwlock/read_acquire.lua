@@ -1,23 +1,18 @@
 -- rwlock/read_acquire.lua: read, read once more, or queue to read.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> end and attempts of a hold; see README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond of queueing, less 2^52 for readers; ttl one minute
 -- KEYS[4]  ended     string: exists once this attempt was ended
--- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
 -- ARGV[1]  owner     no white space; without one, send the attempt
 -- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
 -- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     a new token must be larger than this; of a quorum "=N": it is at least N, ">N": also if
---                    the owner writes with an earlier one; empty: none
+-- ARGV[4]  floor     a new token must be larger than this number; empty: no token
 -- ARGV[5]  limit     how many holds the owner may have to read
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
 -- ARGV[7]  crowd     how many may read or wait at a time; absent: 10000
--- ARGV[8]  run       with KEYS[5]: the run id of this server
--- ARGV[9]  since     the place in the queue, a microsecond that is the same on all nodes of a quorum; absent: now
 --
--- Returns  token          granted: that of the last writer; 0 without fencing; of a quorum, the largest that this node
---                         knows: if it is more than was proposed, propose that, so that a majority knows it
+-- Returns  token          granted: that of the last writer; 0 without fencing
 --          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
 --          -1             refused: this attempt was ended
 --          -2             refused: the key holds something that is not a read-write lock
@@ -25,41 +20,17 @@
 --          -4             refused: the owner has that many holds already
 --          -5             refused: an argument is not what it must be
 --          -7             refused: so many read or wait already
---          -9             refused: this node of a guarded quorum was not admitted since it started or lost its data
 --
--- Busy: somebody else writes, or waits to write; who reads or writes already need not wait for the latter.
+-- Busy: another owner writes, or waits to write. An owner that holds the lock does not wait for a
+-- waiting writer.
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
 local hold_of = owner .. ' ' .. attempt
 if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(hold_of, '^%S+ %S+$')) then
   return -5
 end
-
--- Of a quorum, whose nodes must agree on a token: one is proposed. More than a day ahead is a mistake.
-local proposed
-if (string.byte(floor) or 0) > 57 then
-  proposed = tonumber(string.match(floor, '^[=~>](%d+)$') or '')
-  if not proposed or proposed > (redis.call('TIME')[1] + 86400) * 1000000 then return -5 end
-end
-
--- Of a guarded quorum: a node that restarted or lost its data has no vote until it is admitted again.
-local node
-if KEYS[5] then
-  node = redis.call('HMGET', KEYS[5], 'run', 'floor', 'high', 'ttl')
-  if node[1] ~= ARGV[8] then return -9 end
-  if ttl_ms > tonumber(node[4] or 0) then redis.call('HSET', KEYS[5], 'ttl', ttl_ms) end
-end
-
--- The common case: nobody is there, and the last writer's token is known.
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
-if keys == 0 and not proposed then
-  local token = floor == '' and 0 or tonumber(redis.call('GET', KEYS[2]))
-  if token and token >= (tonumber(floor) or 0) then
-    redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
-    redis.call('PEXPIRE', KEYS[1], ttl_ms)
-    return token
-  end
-end
+-- A proposed token belongs to the scripts for quorums.
+if (string.byte(floor) or 0) > 57 then return -5 end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -83,29 +54,10 @@ local function readers_token(known)
   return token and token >= (tonumber(floor) or 0) and token or next_token()
 end
 
--- The largest token that this node has accepted, or that it was told of when it was admitted.
-local function largest()
-  return math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
-end
-
-local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
-  if KEYS[5] and token > tonumber(node[3] or 0) then
-    redis.call('HSET', KEYS[5], 'high', string.format('%.0f', token))
-  end
-  return token
-end
-
--- That of the last writer. Of a quorum: what is proposed, or more, which is larger than those of all writers before
--- and, once a majority knows it, smaller than those of all after.
-local function current_token()
-  if floor == '' then return 0 end
-  if not proposed then return readers_token() end
-  return accept(math.max(proposed, largest()))
-end
-
+-- The common case: the lock is free, and nothing waits for it.
+local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
 if keys == 0 then
-  local token = current_token()
+  local token = floor ~= '' and readers_token() or 0
   redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
@@ -114,6 +66,7 @@ end
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local queued_at = time
 local ends = now + ttl_ms
 
 local function look()
@@ -124,14 +77,14 @@ if state.err then return -2 end
 local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -1 then return -3 end
 
--- That of the last writer, from the hash if there is one; of a quorum, only who writes may take it from there.
+-- That of the last writer, from the hash if there is one.
 local function known_token(writes)
   if floor == '' then return 0 end
-  local nested = writes and string.byte(floor) ~= 62 -- ">"
-  if nested and state[5] then return tonumber(state[5]) end
-  if not state[5] or proposed and not writes then return current_token() end
-  local token = proposed and current_token() or readers_token(state[5])
-  if token ~= tonumber(state[5]) then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
+  if writes and state[5] then return tonumber(state[5]) end
+  local token = readers_token(state[5])
+  if state[5] and token ~= tonumber(state[5]) then
+    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
+  end
   return token
 end
 
@@ -361,7 +314,7 @@ local writes = write and string.match(write, '^%S+')
 local read_ends, attempts = live(state[4])
 readers = tonumber(state[2]) or 0
 
--- Readers who are dead do not count: where there seem to be too many, those of a sample are removed.
+-- Expired readers do not count: where there seem to be too many, those of a sample are removed.
 local function is_crowded(queued)
   if readers + queued < crowd then return false end
   local sample, over = redis.call('HRANDFIELD', KEYS[1], 128, 'WITHVALUES'), {}
@@ -376,8 +329,7 @@ end
 local function queue()
   if waiter == '' then return end
   if redis.call('ZSCORE', KEYS[3], waiter) == false and is_crowded(redis.call('ZCARD', KEYS[3])) then return -7 end
-  local since = tonumber(ARGV[9]) or time
-  redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', since - 4503599627370496), waiter)
+  redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', queued_at - 4503599627370496), waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end
 

@@ -1,20 +1,16 @@
 -- rwlock/write_acquire.lua: write, write once more, or queue to write.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
+-- KEYS[1]  lock      hash: "write" and "read:owner" -> end and attempts of a hold; see README.md
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond of queueing, less 2^52 for readers; ttl one minute
 -- KEYS[4]  ended     string: exists once this attempt was ended
--- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
 -- ARGV[1]  owner     no white space; without one, send the attempt
 -- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
 -- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     the token must be larger than this; of a quorum "=N": it is N, "~N": N once more,
---                    ">N": N, also if the owner has a hold with an earlier one; empty: none
+-- ARGV[4]  floor     the token must be larger than this number; empty: no token
 -- ARGV[5]  limit     how many holds the owner may have to write
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
 -- ARGV[7]  crowd     ignored: one owner writes
--- ARGV[8]  run       with KEYS[5]: the run id of this server
--- ARGV[9]  since     the place in the queue, a microsecond that is the same on all nodes of a quorum; absent: now
 --
 -- Returns  token          granted; 0 without fencing
 --          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
@@ -23,33 +19,19 @@
 --          -3             refused: the key holds something without a ttl
 --          -4             refused: the owner has that many holds already
 --          -5             refused: an argument is not what it must be
---          -6             refused: the owner reads, and another reader waits to write: each would wait for the other
---          {-8, highest}  refused: a token is proposed that is not larger than the largest accepted before
---          -9             refused: this node of a guarded quorum was not admitted since it started or lost its data
+--          -6             refused: the owner and another reader both wait to write: a deadlock
 --
--- Busy: somebody else writes or reads. Queued, it keeps new readers out for claim_ms after each poll.
--- A further hold of the same owner keeps the token. An owner who reads is granted once he is the only reader.
+-- Busy: another owner writes or reads. Queued, it keeps new readers out for claim_ms after a poll.
+-- A further hold of the same owner keeps the token. An owner that reads is granted the lock once it
+-- is the only reader.
 -- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
 local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
 local hold_of = owner .. ' ' .. attempt
 if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(hold_of, '^%S+ %S+$')) then
   return -5
 end
-
--- Of a quorum, whose nodes must agree on a token: one is proposed. More than a day ahead is a mistake.
-local proposed
-if (string.byte(floor) or 0) > 57 then
-  proposed = tonumber(string.match(floor, '^[=~>](%d+)$') or '')
-  if not proposed or proposed > (redis.call('TIME')[1] + 86400) * 1000000 then return -5 end
-end
-
--- Of a guarded quorum: a node that restarted or lost its data has no vote until it is admitted again.
-local node
-if KEYS[5] then
-  node = redis.call('HMGET', KEYS[5], 'run', 'floor', 'high', 'ttl')
-  if node[1] ~= ARGV[8] then return -9 end
-  if ttl_ms > tonumber(node[4] or 0) then redis.call('HSET', KEYS[5], 'ttl', ttl_ms) end
-end
+-- A proposed token belongs to the scripts for quorums.
+if (string.byte(floor) or 0) > 57 then return -5 end
 
 -- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
 local function next_token()
@@ -73,44 +55,10 @@ local function readers_token(known)
   return token and token >= (tonumber(floor) or 0) and token or next_token()
 end
 
--- The common case: nobody is there. On one server, the token is the next one.
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
-if keys == 0 and not proposed then
+-- The common case: the lock is free, and nothing waits for it.
+if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
   local token = floor ~= '' and next_token() or 0
   redis.call('HSET', KEYS[1], 'sole', (floor ~= '' and 'write ' or 'unfenced ') .. hold_of)
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return token
-end
-
--- The largest token that this node has accepted, or that it was told of when it was admitted.
-local function largest()
-  return math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
-end
-
-local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
-  if KEYS[5] and token > tonumber(node[3] or 0) then
-    redis.call('HSET', KEYS[5], 'high', string.format('%.0f', token))
-  end
-  return token
-end
-
--- What keeps a node from accepting: a token as large or larger. An attempt may propose its own again.
-local mends = string.byte(floor) == 126 -- "~"
-local function obstacle(again)
-  local highest = proposed and largest() or -1
-  if proposed and (proposed < highest or proposed == highest and not (again or mends)) then return highest end
-end
-
-local function own_token()
-  return proposed and accept(proposed) or next_token()
-end
-
-if keys == 0 then
-  local blocked = obstacle()
-  if blocked and not mends then return {-8, blocked} end
-  local token = blocked and 0 or accept(proposed)
-  redis.call('HSET', KEYS[1], 'sole', (token > 0 and 'write ' or 'unfenced ') .. hold_of)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
@@ -118,6 +66,7 @@ end
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local queued_at = time
 local ends = now + ttl_ms
 
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
@@ -382,29 +331,16 @@ end
 local reads = live(state[3])
 local write_ends, write = live(state[1])
 local writes, attempts = string.match(write or '', '^(%S+) (.+)$')
-local function hold(words)
-  redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. owner .. ' ' .. words)
-  keep_until(ends)
-  if waiter ~= '' then redis.call('ZREM', KEYS[3], waiter) end
-end
-if writes == owner then
+
+-- A hold of an owner who writes already. A second delivery counts once.
+local nested = writes == owner
+if nested then
   if not has(attempts, attempt) then
     if count(attempts) >= tonumber(ARGV[5]) then return -4 end
     attempts = attempts .. ' ' .. attempt
   end
   ends = math.max(ends, write_ends)
-  local alone = proposed and (attempts == attempt or string.byte(floor) == 62) -- ">"
-  if alone and obstacle(true) then return {-8, obstacle(true)} end
-  local known = not alone and redis.call('HGET', KEYS[1], 'fence')
-  -- Nested in a hold without a token, it has none either: no node may be asked to accept one then.
-  local token = tonumber(known or floor ~= '' and (alone or not proposed) and own_token() or 0)
-  hold(attempts)
-  if token > 0 then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
-  if state[5] and not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
-  return token
-end
-
-if write or other_ends then
+elseif write or other_ends then
   if waiter ~= '' then
     local upgrades = not write and reads
     local _, upgrader = live(state[4])
@@ -414,7 +350,7 @@ if write or other_ends then
     if upgrades then
       redis.pcall('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader
     else
-      redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', tonumber(ARGV[9]) or time), waiter)
+      redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', queued_at), waiter)
     end
     redis.call('PEXPIRE', KEYS[3], 60000)
     redis.call('HSET', KEYS[1], 'gate', math.max(now + claim_ms, tonumber(state[5]) or 0))
@@ -423,14 +359,19 @@ if write or other_ends then
   return {(write_ends or other_ends) - now, time}
 end
 
-local blocked = obstacle()
-if blocked and not mends then return {-8, blocked} end
-local token = floor ~= '' and not blocked and own_token() or 0
-hold(attempt)
+local known = nested and redis.call('HGET', KEYS[1], 'fence')
+local token = tonumber(known or floor ~= '' and next_token() or 0)
+redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. owner .. ' ' .. (nested and attempts or attempt))
+keep_until(ends)
+if waiter ~= '' then redis.call('ZREM', KEYS[3], waiter) end
 if token > 0 then
   redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
-else
+elseif not nested then
   redis.call('HDEL', KEYS[1], 'fence')
+end
+if nested then
+  if state[5] and not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
+  return token
 end
 local _, upgrader = live(state[4])
 if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end

@@ -54,7 +54,7 @@ pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<H
         Ok(outcome) => outcome,
         Err(_) => Err(match target.outage() {
             // Nobody had the lock, as far as is known: it was the server that failed.
-            Some((_, failure)) => failure.during(&target.kind.acquire).into(),
+            Some((_, failure)) => failure.during(target.script()).into(),
             None => Error::TimedOut { name: target.name.clone(), limit },
         }),
     }
@@ -245,7 +245,7 @@ impl Patience<'_> {
     fn check(&self) -> Result<(), Error> {
         match self.target.outage() {
             Some((since, failure)) if Moment::now().since(since) >= self.newcomers => {
-                Err(failure.during(&self.target.kind.acquire).into())
+                Err(failure.during(self.target.script()).into())
             }
             _ => Ok(()),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Kind, validity};
+use super::{Kind, ScriptSet, validity};
 use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::name::Name;
@@ -65,9 +65,9 @@ impl Attempt {
     }
 
     /// Makes a hold of this attempt one of this attempt's kind.
-    pub(super) fn exchange(&self, script: &'static Script) -> Call<'_> {
-        let call = Call::new(script, &self.keys()[..3]);
+    pub(super) fn exchange(&self, scripts: &'static ScriptSet) -> Call<'_> {
         let guarded = self.options.restart_guard == RestartGuard::On;
+        let call = Call::new(scripts.pick(guarded), &self.keys()[..3]);
         let call = if guarded { call.key(self.name.node()) } else { call };
         call.text(&self.owner).text(&self.text).number(millis(self.options.ttl)).floor()
     }
@@ -115,23 +115,26 @@ impl Attempt {
         // Its first one is its place in the queues of all nodes.
         let since = proposal.map(|it| *self.since.get_or_init(|| it.token));
         let proposal = proposal.map(|it| format!("{}{}", if it.for_nested { '>' } else { '=' }, it.token));
-        self.take(self.options.ttl, waiter, proposal, since).replicated(self.options.wants_replicas())
+        let for_quorum = proposal.is_some();
+        self.take(for_quorum, self.options.ttl, waiter, proposal, since)
+            .replicated(self.options.wants_replicas())
     }
 
     /// Takes the lock once more on a node that has lost it, under the token that it has elsewhere.
     pub(super) fn mend(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
-        self.take(ttl, "", token.map(|token| format!("~{token}")), None)
+        self.take(true, ttl, "", token.map(|token| format!("~{token}")), None)
     }
 
     fn take<'a>(
         &'a self,
+        for_quorum: bool,
         ttl: Duration,
         waiter: &'a str,
         proposal: Option<String>,
         since: Option<u64>,
     ) -> Call<'a> {
         let guarded = self.options.restart_guard == RestartGuard::On;
-        let call = Call::new(&self.kind.acquire, &self.keys());
+        let call = Call::new(self.kind.acquire.pick(for_quorum || guarded), &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
         let call = call.text(&self.owner).text(&self.text).number(millis(ttl));
         let call = match (self.options.fencing, proposal) {

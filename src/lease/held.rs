@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Attempt, Client, Kind, Lease};
+use super::{Attempt, Client, Kind, Lease, ScriptSet};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::options::Options;
-use crate::wire::{Answer, Call, Failure, NodeSet, Reply, Script, Until, Votes};
+use crate::wire::{Answer, Call, Failure, NodeSet, Reply, Until, Votes};
 
 /// How often a release is sent before the rest is left to the keeper, or an exchange before it fails.
 const TRIES: u32 = 3;
@@ -192,7 +192,7 @@ impl Held {
     /// Dropped, the hold is given back in the background, of whichever kind it is by then.
     pub(crate) async fn exchange(
         mut self,
-        script: &'static Script,
+        scripts: &'static ScriptSet,
         kind: &'static Kind,
         options: Options,
     ) -> Result<Held, Error> {
@@ -204,7 +204,7 @@ impl Held {
         client.keeper.forget(&lease);
         let attempt = Arc::new(self.armed.attempt.exchanged(kind, Arc::new(options)));
         self.armed.attempt = Arc::clone(&attempt);
-        let call = attempt.exchange(script);
+        let call = attempt.exchange(scripts);
         let late = attempt.doubt.is_open();
         let sent = Moment::now();
         let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await.0?;
@@ -215,7 +215,7 @@ impl Held {
                     return Err(lost());
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
-                exchange_the_rest(&client, script, &attempt, lease.clone(), &votes, late);
+                exchange_the_rest(&client, scripts, &attempt, lease.clone(), &votes, late);
                 Ok(self.armed.granted(lease, client.nodes.single().is_some()))
             }
             Answer::Final(0) => Err(lost()),
@@ -301,7 +301,7 @@ async fn insist(
 /// what it was, and renewals would prolong it. If what it was may arrive there `late`, until they have it.
 fn exchange_the_rest(
     client: &Arc<Client>,
-    script: &'static Script,
+    scripts: &'static ScriptSet,
     attempt: &Arc<Attempt>,
     lease: Lease,
     votes: &Votes,
@@ -316,7 +316,7 @@ fn exchange_the_rest(
     let nodes = Arc::clone(&client.nodes);
     nodes.spawn(async move {
         while !left.is_empty() && !lease.is_lost() {
-            let call = attempt.exchange(script);
+            let call = attempt.exchange(scripts);
             let votes = client.nodes.ask(&call, left, &attempt.doubt, Until::Answered).await;
             left = votes.failed().union(not_yet(&votes));
             tokio::time::sleep(client.nodes.limit()).await;

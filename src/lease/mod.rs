@@ -48,11 +48,25 @@ pub(crate) struct Kind {
     pub(crate) queue: Queue,
     /// How many may hold it or wait for it at a time, where several may.
     pub(crate) crowd: Option<fn(&Options) -> u32>,
-    pub(crate) acquire: Script,
+    pub(crate) acquire: ScriptSet,
     pub(crate) renew: Script,
     pub(crate) release: Script,
     pub(crate) force: Script,
     pub(crate) inspect: Script,
+}
+
+/// A verb that has a script of its own for quorums.
+pub(crate) struct ScriptSet {
+    /// For one server, servers behind sentinels, and a cluster.
+    pub(crate) server: Script,
+    /// The same keys and arguments, and those that only a quorum sends.
+    pub(crate) quorum: Script,
+}
+
+impl ScriptSet {
+    fn pick(&'static self, for_quorum: bool) -> &'static Script {
+        if for_quorum { &self.quorum } else { &self.server }
+    }
 }
 
 /// Where the tasks of one client wait.

@@ -8,8 +8,8 @@ use super::{Attempt, Client, Kind, Queue};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::name::Name;
-use crate::options::Options;
-use crate::wire::Failure;
+use crate::options::{Options, RestartGuard};
+use crate::wire::{Failure, Script};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
@@ -30,6 +30,12 @@ impl Target {
 
     pub(super) fn arm(&self) -> Armed {
         Armed::new(&self.client, self.attempt())
+    }
+
+    /// The script that its attempts send to acquire.
+    pub(super) fn script(&self) -> &'static Script {
+        let guarded = self.options.restart_guard == RestartGuard::On;
+        self.kind.acquire.pick(guarded || self.client.nodes.single().is_none())
     }
 
     /// Since when its nodes have failed, and how, as far as that matters to it.

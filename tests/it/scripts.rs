@@ -36,10 +36,16 @@ fn script(name: &str) -> String {
 /// Where the script of a kind is.
 fn path(kind: &str, verb: &str) -> String {
     match (kind, verb) {
-        ("write", "acquire" | "force") => format!("rwlock/write_{verb}"),
-        ("write", _) => format!("rwlock/{verb}"),
+        ("read" | "write", "acquire" | "force") => format!("rwlock/{kind}_{verb}"),
+        ("read" | "write", _) => format!("rwlock/{verb}"),
         _ => format!("{kind}/{verb}"),
     }
+}
+
+/// Every kind with the scripts that acquire it: on one server, and on a node of a quorum.
+fn acquires(kinds: &[&'static str]) -> Vec<(&'static str, String)> {
+    let of = |kind: &'static str| [(kind, path(kind, "acquire")), (kind, format!("quorum/{kind}_acquire"))];
+    kinds.iter().copied().flat_map(of).collect()
 }
 
 #[tokio::test]

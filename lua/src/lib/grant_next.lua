@@ -1,3 +1,5 @@
+--@include publish
+
 -- Grants the free lock to the first waiter who can be told, for a claim that ends at a time of the same
 -- clock that the message dates it by. Nil and a token if there is none.
 -- PUBLISH answers how many heard it: 0 is a client that is gone, unless its channel ends in "~": then it listens to

@@ -1,5 +1,5 @@
-local function queue()
+local function queue(queued_at)
   if waiter == '' then return end
-  redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', tonumber(ARGV[9]) or time), waiter)
+  redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', queued_at), waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end

@@ -1,19 +1,16 @@
 -- mutex/acquire.lua: take the mutex, or queue for it.
 --
 -- KEYS[1]  lock      string: the attempt that holds the mutex; always with a ttl
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed by waiters
+-- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
+-- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed
 -- KEYS[4]  ended     string: exists once this attempt was ended
--- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
 -- ARGV[1]  owner     ignored: the one holder of a mutex is the attempt
 -- ARGV[2]  attempt   fresh for every lease, the same in every delivery and every poll
 -- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     the token must be larger than this; of a quorum "=N", ">N": N, "~N": N once more; empty: none
+-- ARGV[4]  floor     the token must be larger than this number; empty: no token
 -- ARGV[5]  limit     ignored: a mutex has one hold
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent or empty: do not queue
+-- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
 -- ARGV[7]  crowd     ignored: a mutex has one holder
--- ARGV[8]  run       with KEYS[5]: the run id of this server
--- ARGV[9]  since     the place in the queue, a microsecond that is the same on all nodes of a quorum; absent: now
 --
 -- Returns  token          granted; 0 without fencing
 --          {pttl, time}   busy: free in at most pttl ms; the server's clock in microseconds
@@ -21,39 +18,18 @@
 --          -2             refused: the key holds something that is not a mutex
 --          -3             refused: the key holds something without a ttl
 --          -5             refused: an argument is not what it must be
---          {-8, highest}  refused: a token is proposed that is not larger than the largest accepted before
---          -9             refused: this node of a guarded quorum was not admitted since it started or lost its data
 --
 -- Delivered twice, it grants once, and the second answer carries the same token.
 local attempt, ttl_ms, floor, waiter = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
+local owner = attempt -- the one holder of a mutex
 if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0) then return -5 end
-
---@include proposal
-
---@include restart_guard
+--@include plain_floor
 
 --@include next_token
 
--- The common case: nobody is there. On one server, the token is the next one.
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
-if keys == 0 and not proposed then
+-- The common case: the mutex is free, and nothing waits for it.
+if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
   local token = floor ~= '' and next_token() or 0
-  redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)
-  return token
-end
-
---@include largest_accepted
-
---@include accept
-
---@include obstacle
-
---@include own_token
-
-if keys == 0 then
-  local blocked = obstacle()
-  if blocked and not mends then return {-8, blocked} end
-  local token = blocked and 0 or accept(proposed)
   redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)
   return token
 end
@@ -63,41 +39,22 @@ if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ %S*$') 
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return -2 end
 if holder == attempt then -- a second delivery, or a poll that finds what a release handed over
-  if obstacle(true) then return {-8, obstacle(true)} end
-  local token = floor ~= '' and tonumber(not proposed and redis.call('GET', KEYS[2]) or own_token()) or 0
+  local token = floor ~= '' and tonumber(redis.call('GET', KEYS[2]) or next_token()) or 0
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
 
 local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -1 then return -3 end
-local now = redis.call('TIME')
-local time = now[1] * 1000000 + now[2]
+--@include clock
+
 --@include queue
+
 if holder then
-  queue()
+  queue(time)
   return {pttl, time}
 end
 
 --@include grant_mutex
 
---@include publish
-
---@include grant_next
-
--- Free, but others queued first: theirs, if one of them can be told.
-if obstacle() and not mends then return {-8, obstacle()} end
-local claimed, token = hand_over()
-if claimed then
-  queue()
-  return {claimed, time}
-end
-local blocked = obstacle(true)
-if blocked and not mends then
-  redis.call('DEL', KEYS[1]) -- from one who was not there to be told
-  return {-8, blocked}
-end
-token = floor ~= '' and not blocked and (not proposed and token or own_token()) or 0
-if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-grant(nil, attempt, math.floor(time / 1000) + ttl_ms, token)
-return token
+--@include hand_over_or_grant

@@ -22,8 +22,6 @@ local ended_ms, floor, waiter = tonumber(ARGV[3]), ARGV[4], ''
 
 --@include grant_mutex
 
---@include publish
-
 --@include grant_next
 
 --@include record_answer

@@ -28,8 +28,6 @@ end
 
 --@include grant_mutex
 
---@include publish
-
 --@include grant_next
 
 --@include is_queued

@@ -37,8 +37,6 @@ end
 
 --@include grant_reentrant
 
---@include publish
-
 --@include grant_next
 
 --@include is_queued

@@ -39,7 +39,7 @@ pub const MUTANTS: &[Mutant] = &[
         name: "acquire-what-is-held",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
-            from: "if holder then\n  queue()\n  return {pttl, time}\nend\n",
+            from: "if holder then\n  queue(time)\n  return {pttl, time}\nend\n",
             times: 1,
             to: "",
         }],
@@ -311,9 +311,9 @@ if ends < now + ttl_ms then
         name: "readers-tokens-from-before",
         edits: &[Edit {
             file: "lua/rwlock/read_acquire.lua",
-            from: "    redis.call('PEXPIRE', KEYS[1], ttl_ms)\n    return token\n",
+            from: "  redis.call('PEXPIRE', KEYS[1], ttl_ms)\n  return token\n",
             times: 1,
-            to: "    redis.call('PEXPIRE', KEYS[1], ttl_ms)\n    return token - 1\n",
+            to: "  redis.call('PEXPIRE', KEYS[1], ttl_ms)\n  return token - 1\n",
         }],
         setting: RESENT,
         rules: &["token order"],
@@ -323,7 +323,7 @@ if ends < now + ttl_ms then
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
             from: "'PX', 86400000)",
-            times: 2,
+            times: 1,
             to: "'PX', 864000000)",
         }],
         setting: RESENT,

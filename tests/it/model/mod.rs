@@ -62,9 +62,18 @@ impl Lab {
     }
 
     async fn load(&self, change: impl Fn(&str, String) -> String) -> Sums {
+        self.load_from(|_| "rwlock", change).await
+    }
+
+    /// The scripts, each from the folder that is named for it.
+    async fn load_from(
+        &self,
+        folder: impl Fn(&str) -> &'static str,
+        change: impl Fn(&str, String) -> String,
+    ) -> Sums {
         let mut sums = Vec::new();
         for name in SCRIPTS {
-            let path = format!("{}/lua/rwlock/{name}.lua", env!("CARGO_MANIFEST_DIR"));
+            let path = format!("{}/lua/{}/{name}.lua", env!("CARGO_MANIFEST_DIR"), folder(name));
             let text = change(name, std::fs::read_to_string(path).unwrap());
             sums.push(self.server.run(&["SCRIPT", "LOAD", &text]).await);
         }
@@ -95,6 +104,19 @@ async fn model_rwlock_standalone_excludes_loses_nothing_and_never_sticks() {
         }
     }
     assert!(broken.is_empty(), "{broken}");
+}
+
+/// The scripts for quorums are searched on one node, and without proposals.
+#[tokio::test(flavor = "multi_thread")]
+async fn model_rwlock_scripts_for_quorums_exclude_lose_nothing_and_never_stick() {
+    let lab = Lab::open().await;
+    let for_quorums = ["read_acquire", "write_acquire", "downgrade"];
+    let folder = |name: &str| if for_quorums.contains(&name) { "quorum" } else { "rwlock" };
+    let sums = lab.load_from(folder, |_, text| text).await;
+    for cast in casts() {
+        let size = lab.search(&cast, &sums).await.unwrap_or_else(|found| panic!("{}:\n{found}", cast.title));
+        println!("{}: {size}", cast.title);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

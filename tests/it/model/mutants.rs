@@ -106,8 +106,8 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a writer goes on under the old token",
         "write_acquire",
-        "local token = floor ~= '' and not blocked and own_token() or 0\nhold(attempt)",
-        "local token = tonumber(redis.call('GET', KEYS[2]) or 1)\nhold(attempt)",
+        "local token = tonumber(known or floor ~= '' and next_token() or 0)",
+        "local token = tonumber(known or redis.call('GET', KEYS[2]) or 1)",
     ),
     mutant(
         "who was granted stays in the queue",

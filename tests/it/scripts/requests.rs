@@ -1,6 +1,6 @@
 //! Requests to the scripts, as a program in any language would send them.
 
-use super::{path, script};
+use super::{acquires, path, script};
 use crate::support::Server;
 
 /// What each delivery left in the server.
@@ -77,11 +77,17 @@ fn request<'a>(script: &'a str, arguments: &[&'a str]) -> Request<'a> {
     Request { script, arguments: arguments.to_vec() }
 }
 
-async fn every_script_may_arrive_twice(kind: &str) {
+async fn every_script_may_arrive_twice(kind: &'static str) {
+    for (_, acquire) in acquires(&[kind]) {
+        may_arrive_twice(kind, &acquire).await;
+    }
+}
+
+async fn may_arrive_twice(kind: &str, acquire: &str) {
     let server = Server::start().await;
     let name = |verb: &str| format!("{kind}/{verb}");
-    let (acquire, renew, release, force) = (name("acquire"), name("renew"), name("release"), name("force"));
-    let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
+    let (renew, release, force) = (name("renew"), name("release"), name("force"));
+    let take = |owner, attempt, waiter| request(acquire, &[owner, attempt, "60000", "7", "9", waiter]);
     let give = |owner, attempt, ended_ms, waiter| request(&release, &[owner, attempt, ended_ms, "7", waiter]);
     let keep = |owner, attempt| request(&renew, &[owner, attempt, "60000"]);
 
@@ -122,8 +128,8 @@ async fn every_script_may_arrive_twice(kind: &str) {
 async fn scripts_end_attempts_or_fail() {
     let server = Server::start().await;
     let set = async |name, value| server.run::<()>(&["CONFIG", "SET", name, value]).await;
-    for kind in ["mutex", "reentrant", "write"] {
-        let (acquire, release) = (path(kind, "acquire"), path(kind, "release"));
+    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
+        let release = path(kind, "release");
         let take = |attempt| request(&acquire, &["o", attempt, "60000", "7", "9"]);
         let end = |attempt| request(&release, &["o", attempt, "60000", "7"]);
         set("maxmemory", "1").await;
@@ -168,8 +174,8 @@ async fn scripts_reentrant_standalone_may_arrive_twice() {
 #[tokio::test]
 async fn scripts_pass_over_waiters_who_cannot_be_told() {
     let server = Server::start().await;
-    for kind in ["mutex", "reentrant", "write"] {
-        let (acquire, release) = (path(kind, "acquire"), path(kind, "release"));
+    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
+        let release = path(kind, "release");
         let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
         assert!(matches!(take("o1", "a1", "").send(&server, "a1").await, Final(1..)));
         let junk = ["dead 3000 o nobody-listens", "junk", "", "a 0 o c", "a 999999 o c", "x -5 o c"];
@@ -190,8 +196,7 @@ async fn scripts_pass_over_waiters_who_cannot_be_told() {
 #[tokio::test]
 async fn scripts_leave_nobody_queued_who_was_granted() {
     let server = Server::start().await;
-    for kind in ["mutex", "reentrant", "write"] {
-        let acquire = path(kind, "acquire");
+    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
         let take = || request(&acquire, &["o1", "a1", "60000", "7", "9", "a1 3000 o1 somewhere"]);
         for number in 0..100 {
             let dead = format!("d{number} 3000 o nobody-listens");
@@ -216,9 +221,9 @@ async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
     assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })));
     assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "no lock without its token");
     // Nor a place in the queue.
-    for kind in ["mutex", "reentrant", "write"] {
+    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
         let _: i64 = server.run(&["ZADD", "{k}:waiters", "1", "junk"]).await;
-        let text = script(&path(kind, "acquire"));
+        let text = script(&acquire);
         let mut refused = redis::cmd("EVAL");
         refused.arg(text).arg(4).arg(&["k", "{k}:fence", "{k}:waiters", "{k}:ended:a"]);
         refused.arg(&["o", "a", "1000", "7", "9", "a 3000 o c"]);
@@ -249,8 +254,7 @@ async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
 async fn scripts_refuse_what_is_not_an_argument() {
     let server = Server::start().await;
     let (clock, _): (u64, u64) = server.run(&["TIME"]).await;
-    for kind in ["mutex", "reentrant", "write", "read"] {
-        let acquire = if kind == "read" { "rwlock/read_acquire".to_owned() } else { path(kind, "acquire") };
+    for (kind, acquire) in acquires(&["mutex", "reentrant", "write", "read"]) {
         let has_owner = kind != "mutex";
         let mut wrong = Vec::new();
         for ttl_ms in ["0", "-5", "250.5", "0.5", "1s", "", "1e20", "nan", "inf"] {
@@ -259,19 +263,24 @@ async fn scripts_refuse_what_is_not_an_argument() {
         for owner in ["", "web 7", "a\tb", " o", "o "].into_iter().filter(|_| has_owner) {
             wrong.push(vec![owner, "a", "1000", "7", "9", ""]);
         }
-        // Of a quorum, a token is proposed, a day ahead at most.
+        // A token is proposed to a quorum only, a day ahead at most.
         let proposal = |hours: u64| format!("={}000000", clock + hours * 3_600);
         let (near, far) = (proposal(23), proposal(25));
         for floor in ["=", "=x", "=-7", ">1.5", "~", "?7", &far] {
             wrong.push(vec!["o", "a", "1000", floor, "9", ""]);
         }
+        let for_quorum = acquire.starts_with("quorum/");
+        for proposal in [&near, "=7", ">7", "~7"].into_iter().filter(|_| !for_quorum) {
+            wrong.push(vec!["o", "a", "1000", proposal, "9", ""]);
+        }
+        let near = if for_quorum { &near } else { "7" };
         for arguments in wrong {
             let answer = request(&acquire, &arguments).send(&server, "a").await;
             assert_eq!(answer, Final(-5), "{acquire} {arguments:?}");
             assert_eq!(server.run::<u64>(&["DBSIZE"]).await, 0, "{acquire} {arguments:?}");
         }
         assert!(matches!(
-            request(&acquire, &["o1", "a1", "1500", &near, "9", ""]).send(&server, "a1").await,
+            request(&acquire, &["o1", "a1", "1500", near, "9", ""]).send(&server, "a1").await,
             Final(1..)
         ));
         let before = state(&server).await;
@@ -330,5 +339,44 @@ async fn scripts_rwlock_standalone_free_a_hold_from_both_sides() {
         }
         assert_eq!(release.send(&server, its).await, Final(1));
         assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "nothing is left");
+    }
+}
+
+/// What only a quorum sends: a token that is larger than all accepted ones, and the run that was admitted.
+#[tokio::test]
+async fn scripts_for_quorums_refuse_lower_proposals_and_nodes_that_were_not_admitted() {
+    let server = Server::start().await;
+    for kind in ["mutex", "reentrant", "write"] {
+        let acquire = format!("quorum/{kind}_acquire");
+        let take = |attempt, floor| request(&acquire, &[attempt, attempt, "60000", floor, "9", ""]);
+        let free = async || server.run::<u64>(&["DEL", "k"]).await;
+        for _delivery in 0..2 {
+            assert_eq!(take("a", "=20").send(&server, "a").await, Final(20), "{acquire}");
+        }
+        free().await;
+        let text = script(&acquire);
+        let words = ["EVAL", &text, "4", "k", "{k}:fence", "{k}:waiters", "{k}:ended:b"];
+        let words = [&words[..], &["b", "b", "60000", "=20", "9"]].concat();
+        assert_eq!(server.run::<[i64; 2]>(&words).await, [-8, 20], "{acquire}");
+        assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "{acquire}");
+        for _delivery in 0..2 {
+            assert_eq!(take("b", "~20").send(&server, "b").await, Final(20), "{acquire}");
+        }
+        free().await;
+        assert_eq!(take("b", "~19").send(&server, "b").await, Final(0), "{acquire}");
+        free().await;
+        server.run::<()>(&["FLUSHALL"]).await;
+    }
+    for kind in ["mutex", "reentrant", "write", "read"] {
+        let text = script(&format!("quorum/{kind}_acquire"));
+        let words = ["EVAL", &text, "5", "k", "{k}:fence", "{k}:waiters", "{k}:ended:a", "lock:{}node"];
+        let words = [&words[..], &["a", "a", "60000", "=20", "9", "", "9", "run"]].concat();
+        assert_eq!(server.run::<i64>(&words).await, -9, "{kind}");
+        assert_eq!(server.run::<u64>(&["DBSIZE"]).await, 0, "{kind}");
+        let _: i64 = server.run(&["HSET", "lock:{}node", "run", "run", "floor", "19"]).await;
+        assert_eq!(server.run::<i64>(&words).await, 20, "{kind}");
+        let ttl: String = server.run(&["HGET", "lock:{}node", "ttl"]).await;
+        assert_eq!(ttl, "60000", "{kind}");
+        server.run::<()>(&["FLUSHALL"]).await;
     }
 }
