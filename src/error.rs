@@ -197,6 +197,18 @@ pub enum ConfigError {
     /// Nobody at all may read.
     #[error("max_readers is 0; it must be at least 1")]
     NoReaders,
+    /// An owner may have at most 65,535 holds.
+    #[error("max_depth is {depth}: at most 65535")]
+    LargeDepth {
+        /// What was asked for.
+        depth: u32,
+    },
+    /// At most a million readers may hold one lock.
+    #[error("max_readers is {readers}: at most 1000000")]
+    ManyReaders {
+        /// What was asked for.
+        readers: u32,
+    },
     /// To wait for replicas, a request must know its server, which a cluster's client does not tell.
     #[error("replicas cannot be waited for in a cluster")]
     ReplicasOfCluster,

@@ -17,11 +17,12 @@ use serde::{Deserialize, Serialize};
 /// a reader's: others who read beside him may have smaller ones.
 ///
 /// Tokens are below 2^53, so they survive JavaScript, Lua, JSON, and an `i64` of SQL. A further hold of the same owner
-/// has the same token, but for one to write inside one that is more than a day old, and for a quorum in which no majority of the nodes can tell the first one's any more: then it has a
-/// larger one, and a resource that has seen that refuses the first one's. A renewal keeps it.
+/// has the same token, with two exceptions, in which it has a larger one, so that a resource refuses the first one from then
+/// on: a hold to write inside one that is older than [`Options::token_ttl`](crate::Options::token_ttl); and a quorum in
+/// which no majority of the nodes knows the first token any more. A renewal keeps the token.
 ///
-/// **What it does not promise**: consecutive numbers. After a restart, an expiry of the counter (one
-/// day) or a failover, tokens go on from the server's clock in microseconds. They could only repeat
+/// **What it does not promise**: consecutive numbers. After a restart, an expiry of the counter
+/// ([`Options::token_ttl`](crate::Options::token_ttl)) or a failover, tokens go on from the server's clock in microseconds. They could only repeat
 /// if the counter were lost *and* the server's clock stepped back behind what this client has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -50,7 +50,7 @@ impl Lock {
     ) -> Result<T, Error> {
         let keys = [self.name.key(), self.name.fence(), self.name.waiters()];
         let call = Call::new(&kind.inspect, &keys);
-        let call = owner.into_iter().fold(call, |call, owner| call.text(owner));
+        let call = owner.into_iter().fold(call, Call::text);
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
         let (mut views, mut refusal) = (Vec::new(), None);

@@ -14,6 +14,7 @@ static MUTEX: Kind = Kind {
     name: "mutex",
     found: "something that is not a mutex",
     reenters: false,
+    has_owner: false,
     queue: Queue::Inside,
     crowd: None,
     acquire: ScriptSet {

@@ -10,7 +10,9 @@ const LONGEST: usize = 512;
 /// Suffixes of the keys that live beside a lock.
 const FENCE: &str = "fence";
 const WAITERS: &str = "waiters";
-const ENDED: &str = "ended";
+
+/// What follows the prefix in the key at which a node of a guarded quorum keeps its admission.
+const NODE: &str = "{}node";
 
 /// The name of a lock, checked, with its keys. Cheap to clone.
 ///
@@ -26,7 +28,6 @@ struct Keys {
     lock: String,
     fence: String,
     waiters: String,
-    ended: String,
 }
 
 impl Name {
@@ -46,14 +47,14 @@ impl Name {
         let companion = |suffix: &str| {
             if tagged { format!("{lock}:{suffix}") } else { format!("{{{lock}}}:{suffix}") }
         };
-        let (fence, waiters, ended) = (companion(FENCE), companion(WAITERS), companion(ENDED));
+        let (fence, waiters) = (companion(FENCE), companion(WAITERS));
         // A tagged key may look like a companion: `{a}:fence` belongs to `{a}`. And the companions of `{a}`
         // would be those of `a`.
         let is_tag = lock.starts_with('{') && lock.find('}') == Some(lock.len() - 1);
-        if tagged && (is_tag || belongs_to_another(&lock)) {
+        if tagged && (is_tag || belongs_to_another(&lock) || lock.ends_with(NODE)) {
             return Err(problem(NameProblem::Reserved));
         }
-        Ok(Name(Arc::new(Keys { prefix: prefix.len(), lock, fence, waiters, ended })))
+        Ok(Name(Arc::new(Keys { prefix: prefix.len(), lock, fence, waiters })))
     }
 
     /// The name as it was given, without the prefix.
@@ -78,16 +79,11 @@ impl Name {
     pub(crate) fn node(&self) -> String {
         node_key(&self.0.lock[..self.0.prefix])
     }
-
-    /// The key that remembers that an attempt was ended.
-    pub(crate) fn ended(&self, attempt: &str) -> String {
-        format!("{}:{attempt}", self.0.ended)
-    }
 }
 
 /// The key at which a node of a guarded quorum keeps what it remembers of itself.
 pub(crate) fn node_key(prefix: &str) -> String {
-    format!("{prefix}{{}}node")
+    format!("{prefix}{NODE}")
 }
 
 /// Two names are one if they stand for the same key.
@@ -127,9 +123,7 @@ fn hash_tag(key: &str) -> Option<&str> {
 
 fn belongs_to_another(key: &str) -> bool {
     let Some((front, last)) = key.rsplit_once(':') else { return false };
-    let is_tagged = |key: &str| hash_tag(key).is_some();
-    let ended = || front.rsplit_once(':').is_some_and(|(front, word)| word == ENDED && is_tagged(front));
-    ([FENCE, WAITERS].contains(&last) && is_tagged(front)) || ended()
+    [FENCE, WAITERS].contains(&last) && hash_tag(front).is_some()
 }
 
 /// The name cannot be the name of a lock.
@@ -183,7 +177,7 @@ mod tests {
         for key in ["plain", "a b", "tag:{x}", "{x}y", "{x}}y", "open{", "{", "x{y}z{w}", "\n\0🔒"] {
             let name = Name::new("", key).unwrap();
             let slot = |key: &str| hash_tag(key).unwrap_or(key).to_owned();
-            for companion in [name.fence(), name.waiters(), &name.ended("1")] {
+            for companion in [name.fence(), name.waiters()] {
                 assert_eq!(slot(companion), slot(name.key()), "{companion:?} beside {key:?}");
             }
         }
@@ -201,10 +195,10 @@ mod tests {
 
     #[test]
     fn names_of_companions_are_refused() {
-        for name in ["{a}", "{a}:fence", "x{a}y:waiters", "{a}:ended:1", "{a}:b:ended:2"] {
+        for name in ["{a}", "{a}:fence", "x{a}y:waiters", "{a}{}node", "x{a}y{}node"] {
             assert_eq!(problem(name), Some(NameProblem::Reserved), "{name}");
         }
-        for name in ["a:fence", "{a}fence", "{a}:fences", "ended:{a}", "{a}:ended"] {
+        for name in ["a:fence", "{a}fence", "{a}:fences", "fence:{a}", "{a}:ended"] {
             assert_eq!(problem(name), None, "{name}");
         }
     }

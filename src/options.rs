@@ -109,6 +109,10 @@ pub struct Options {
     pub(crate) prefix: String,
     pub(crate) wakeups: Wakeups,
     pub(crate) restart_guard: RestartGuard,
+    #[serde(rename = "token_ttl_ms", with = "millis")]
+    pub(crate) token_ttl: Duration,
+    #[serde(rename = "grant_within_ms", with = "optional_millis")]
+    pub(crate) grant_within: Option<Duration>,
     replicas: u32,
     #[serde(rename = "replica_timeout_ms", with = "millis")]
     replica_timeout: Duration,
@@ -132,6 +136,8 @@ impl Default for Options {
             prefix: "lock:".to_owned(),
             wakeups: Wakeups::Push,
             restart_guard: RestartGuard::Off,
+            token_ttl: Duration::from_secs(3600),
+            grant_within: None,
             replicas: 0,
             replica_timeout: Duration::from_millis(100),
         }
@@ -270,6 +276,29 @@ impl Options {
         self
     }
 
+    /// How long the server keeps a lock's fencing counter after it has started one. Default: one hour.
+    ///
+    /// The counter is the only key that a released lock leaves behind: about 60 bytes and the length of the lock's name
+    /// (`MEMORY USAGE` on Redis 7.0: 72 for `lock:orders:42`). When it is gone, the next token starts from the server's clock, which is larger than all tokens
+    /// before unless that clock was set back meanwhile. A shorter time saves memory where names are many and used
+    /// once; a longer one outlasts larger steps of the clock.
+    pub fn token_ttl(mut self, ttl: Duration) -> Options {
+        self.token_ttl = ttl;
+        self
+    }
+
+    /// The server refuses a request to acquire that reaches it later than this after it was sent. Default: never.
+    ///
+    /// An attempt that was given up leaves a mark on the server, which refuses what is still under way of it. The mark
+    /// lasts one minute. Without this option, a network that holds a request back for longer than that makes the lock
+    /// be granted to nobody, for one ttl. With it, the request is refused, however late it arrives; each acquire costs
+    /// the server one more command (0.4 µs on Redis 7.0). It relies on the server's clock, as far as this client has
+    /// seen it.
+    pub fn grant_within(mut self, span: Duration) -> Options {
+        self.grant_within = Some(span);
+        self
+    }
+
     /// Of either side.
     pub(crate) fn longest_ttl(&self) -> Duration {
         [Some(self.ttl), self.read_ttl, self.write_ttl].into_iter().flatten().max().unwrap_or(self.ttl)
@@ -303,6 +332,8 @@ impl Options {
             ("write_ttl", self.write_ttl.unwrap_or(self.ttl), shortest, longest),
             ("poll_cap", self.poll_cap, Duration::from_millis(10), Duration::from_secs(10)),
             ("node_timeout", self.node_timeout, Duration::from_millis(10), Duration::from_secs(60)),
+            ("token_ttl", self.token_ttl, Duration::from_secs(1), longest),
+            ("grant_within", self.grant_within.unwrap_or(longest), shortest, longest),
             ("replica_timeout", replica_timeout, Duration::from_millis(1), self.node_timeout),
         ];
         for (option, value, least, most) in spans {
@@ -320,6 +351,12 @@ impl Options {
         }
         if self.max_depth == 0 {
             return Err(ConfigError::NoDepth);
+        }
+        if self.max_depth > 65_535 {
+            return Err(ConfigError::LargeDepth { depth: self.max_depth });
+        }
+        if self.max_readers > 1_000_000 {
+            return Err(ConfigError::ManyReaders { readers: self.max_readers });
         }
         if self.max_readers == 0 {
             return Err(ConfigError::NoReaders);

@@ -2,9 +2,13 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+/// The longest owner, in bytes.
+const LONGEST: usize = 256;
 
 /// Who holds a lock that may be held more than once.
 ///
@@ -23,22 +27,56 @@ use uuid::Uuid;
 /// assert_eq!(owner, elsewhere);
 /// # Ok::<(), redlatch::OwnerError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Owner(Uuid);
+pub struct Owner(Word);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Word {
+    Uuid(Uuid),
+    /// Of another library.
+    Other(Arc<str>),
+}
 
 impl Owner {
     /// An owner that nobody else is: 122 random bits.
     #[expect(clippy::new_without_default, reason = "a default that differs each time would surprise")]
     pub fn new() -> Owner {
-        Owner(Uuid::new_v4())
+        Owner(Word::Uuid(Uuid::new_v4()))
+    }
+
+    /// The owner that another library or program names by this word, like Redisson's `8743c9c0-…:1`. The other side must
+    /// make words that nobody can guess or repeat.
+    ///
+    /// ```
+    /// use redlatch::Owner;
+    /// let thread = Owner::from_word("8743c9c0-0795-4907-87fd-6c719a6b4586:61")?;
+    /// assert!(Owner::from_word("two words").is_err());
+    /// # let _ = thread;
+    /// # Ok::<(), redlatch::OwnerError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`OwnerError`]: the protocol does not allow the word. It has 1 to 256 bytes, no space, no `:` in front, and is not
+    ///   `mode`. A UUID is in small letters, with hyphens: in any other form it would be another owner to the server.
+    pub fn from_word(word: &str) -> Result<Owner, OwnerError> {
+        let error = || OwnerError { text: word.chars().take(64).collect() };
+        if let Ok(uuid) = Uuid::try_parse(word) {
+            let owner = Owner(Word::Uuid(uuid));
+            return if owner.to_string() == word { Ok(owner) } else { Err(error()) };
+        }
+        let is_allowed = (1..=LONGEST).contains(&word.len())
+            && !word.contains(' ')
+            && !word.starts_with(':')
+            && word != "mode";
+        if is_allowed { Ok(Owner(Word::Other(word.into()))) } else { Err(error()) }
     }
 }
 
 impl From<Uuid> for Owner {
     /// For programs that have an identity already. It must be one that nobody can guess or repeat.
     fn from(uuid: Uuid) -> Owner {
-        Owner(uuid)
+        Owner(Word::Uuid(uuid))
     }
 }
 
@@ -58,23 +96,28 @@ impl TryFrom<String> for Owner {
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match &self.0 {
+            Word::Uuid(uuid) => uuid.fmt(f),
+            Word::Other(word) => f.write_str(word),
+        }
     }
 }
 
 impl FromStr for Owner {
     type Err = OwnerError;
 
+    /// As [`Owner::from_word`].
     fn from_str(text: &str) -> Result<Owner, OwnerError> {
-        let owner = Uuid::try_parse(text).map(Owner).ok();
-        // In any other form it would be another owner to the server.
-        owner.filter(|owner| owner.to_string() == text).ok_or_else(|| OwnerError { text: text.to_owned() })
+        Owner::from_word(text)
     }
 }
 
-/// The text is not an [`Owner`]: it must be a UUID in small letters, with hyphens.
+/// The text is not an [`Owner`]: see [`Owner::from_word`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not an owner: an owner is a UUID in small letters, with hyphens")]
+#[error(
+    "{text:?} is not an owner: an owner has 1 to 256 bytes, no space, no colon in front, is not \"mode\", and a UUID is in \
+     small letters with hyphens"
+)]
 pub struct OwnerError {
     text: String,
 }

@@ -19,6 +19,7 @@ static REENTRANT: Kind = Kind {
     name: "reentrant",
     found: "something that is not a re-entrant lock",
     reenters: true,
+    has_owner: true,
     queue: Queue::Inside,
     crowd: None,
     acquire: ScriptSet {
@@ -92,8 +93,8 @@ impl ReentrantLock {
     pub async fn lock(&self, owner: &Owner) -> Result<ReentrantGuard, Error> {
         let target = self.lock.target(&REENTRANT, Some(owner));
         match self.nested(&target)? {
-            Some(shared) => Ok(guard(*owner, shared)),
-            None => Ok(self.guard(*owner, &target, acquire(&target).await?)),
+            Some(shared) => Ok(guard(owner, shared)),
+            None => Ok(self.guard(owner, &target, acquire(&target).await?)),
         }
     }
 
@@ -110,8 +111,8 @@ impl ReentrantLock {
     pub async fn lock_timeout(&self, owner: &Owner, limit: Duration) -> Result<ReentrantGuard, Error> {
         let target = self.lock.target(&REENTRANT, Some(owner));
         match self.nested(&target)? {
-            Some(shared) => Ok(guard(*owner, shared)),
-            None => Ok(self.guard(*owner, &target, acquire_within(&target, limit).await?)),
+            Some(shared) => Ok(guard(owner, shared)),
+            None => Ok(self.guard(owner, &target, acquire_within(&target, limit).await?)),
         }
     }
 
@@ -129,8 +130,8 @@ impl ReentrantLock {
     pub async fn try_lock(&self, owner: &Owner) -> Result<Option<ReentrantGuard>, Error> {
         let target = self.lock.target(&REENTRANT, Some(owner));
         match self.nested(&target)? {
-            Some(shared) => Ok(Some(guard(*owner, shared))),
-            None => Ok(try_acquire(&target).await?.map(|held| self.guard(*owner, &target, held))),
+            Some(shared) => Ok(Some(guard(owner, shared))),
+            None => Ok(try_acquire(&target).await?.map(|held| self.guard(owner, &target, held))),
         }
     }
 
@@ -191,7 +192,7 @@ impl ReentrantLock {
         }
     }
 
-    fn guard(&self, owner: Owner, target: &Target, held: Held) -> ReentrantGuard {
+    fn guard(&self, owner: &Owner, target: &Target, held: Held) -> ReentrantGuard {
         guard(
             owner,
             match target.options.nesting {
@@ -202,8 +203,8 @@ impl ReentrantLock {
     }
 }
 
-fn guard(owner: Owner, shared: Arc<Shared>) -> ReentrantGuard {
-    ReentrantGuard { owner, shared }
+fn guard(owner: &Owner, shared: Arc<Shared>) -> ReentrantGuard {
+    ReentrantGuard { owner: owner.clone(), shared }
 }
 
 impl fmt::Debug for ReentrantLock {

@@ -21,6 +21,7 @@ static READ: Kind = Kind {
     name: "read",
     found: FOUND,
     reenters: true,
+    has_owner: true,
     queue: Queue::InRedis,
     crowd: Some(|options| options.max_readers),
     acquire: ScriptSet {
@@ -37,6 +38,7 @@ static WRITE: Kind = Kind {
     name: "write",
     found: FOUND,
     reenters: true,
+    has_owner: true,
     queue: Queue::InsideUnlessOwned,
     crowd: None,
     acquire: ScriptSet {

@@ -1,20 +1,23 @@
--- mutex/renew.lua: extend the lease, if it is still this attempt's.
+-- mutex/renew: generated from lua/src/mutex/renew.lua, do not edit.
+-- mutex/renew: extends the lease, if this attempt still has it.
 --
--- KEYS[1]  lock      string: the attempt that holds the mutex
--- ARGV[1]  owner     ignored: the one holder of a mutex is the attempt
--- ARGV[2]  attempt   as in acquire
--- ARGV[3]  ttl_ms    integer, at least 1; counted from now
+-- KEYS[1]  lock      string: the attempt that holds the mutex, with a TTL
+-- ARGV[1]  attempt   as in acquire
+-- ARGV[2]  ttl_ms    1 to 9999999999, counted from now
 --
--- Returns  time    held for ttl_ms from now; the server's clock in microseconds
---          0       lost: expired, released, or somebody else's; nothing is changed
---          -2      lost: the key holds something that is not a mutex
+-- Returns  time   held for ttl_ms from now; the server's clock in microseconds
+--          0      lost: expired, released, or another attempt's
+--          -2     lost: the key holds something else
+--          -5     refused: an argument is malformed
 --
--- Delivered twice, it extends twice, by as little as the deliveries are apart. It never creates the key.
-local attempt, ttl_ms = ARGV[2], ARGV[3]
-
+-- A second delivery extends the lease again, by as little as the deliveries are apart. It never
+-- creates the key.
+local attempt, ttl_ms = unpack(ARGV)
+if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
+if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return -2 end
 if holder ~= attempt then return 0 end
 redis.call('PEXPIRE', KEYS[1], ttl_ms)
-local now = redis.call('TIME')
-return now[1] * 1000000 + now[2]
+local clock = redis.call('TIME')
+return clock[1] * 1000000 + clock[2]

@@ -1,198 +1,349 @@
--- quorum/reentrant_acquire.lua: take the lock on one node of a quorum, take it once more, or queue.
+-- quorum/reentrant_acquire: generated from lua/src/quorum/reentrant_acquire.lua, do not edit.
+-- quorum/reentrant_acquire: takes the lock, takes it once more, or queues for it, on one node of a
+-- quorum.
 --
--- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt": each hold; ":fence" -> token
--- KEYS[2]  fence     string: the largest accepted token; ttl one day, then anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed
--- KEYS[4]  ended     string: exists once this attempt was ended
--- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
--- ARGV[1]  owner     the holder; no white space, no ":" in front
--- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
--- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     "=N": the proposed token N; ">N": the same, also if the owner has a hold with
---                    an earlier one; "~N": repair, with the token N of the lease; N: the token
---                    must be larger; empty: no token
--- ARGV[5]  limit     how many holds the owner may have at most
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
--- ARGV[7]  crowd     ignored: one owner holds it
--- ARGV[8]  run       with KEYS[5]: the run id of this server
--- ARGV[9]  since     the place in the queue, a microsecond, the same on all nodes; absent: now
+-- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
+-- KEYS[2]  fence          string: the largest token that this node has accepted
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- KEYS[4]  node           hash: the admission of this node to a guarded quorum; default: no guard
+-- ARGV[1]  attempt        up to 128 bytes, no space; new for every hold, the same in each request
+-- ARGV[2]  ttl_ms         1 to 9999999999
+-- ARGV[3]  owner          up to 256 bytes, no space, not beginning with ":"
+-- ARGV[4]  proposal       1 to a day ahead of the clock in microseconds: the token to accept;
+--                         default: no token
+-- ARGV[5]  purpose        nested: also inside a hold with another token; repair: the token of a
+--                         lease that is held elsewhere; default: a new lease
+-- ARGV[6]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
+-- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
+--                         those and "~"; default: it polls
+-- ARGV[8]  max_depth      1 to 65535: how many holds the owner may have; default: 255
+-- ARGV[9]  queued_at      below 2^52: its place, the same on all nodes; default: now
+-- ARGV[10] grant_before   refuse the attempt from this microsecond on; default: never
+-- ARGV[11] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
+-- ARGV[12] run            with KEYS[4], the run id of this server; default: no guard
 --
--- Returns  token          granted; 0 without fencing
---          {pttl, time}   busy: free in at most pttl ms; the server's clock in microseconds
---          -1             refused: this attempt was ended
---          -2             refused: the key holds something that is not a re-entrant lock
---          -3             refused: the key holds something without a ttl
---          -4             refused: the owner has that many holds already
---          -5             refused: an argument is not what it must be
---          {-8, highest}  refused: the proposed token is not larger than this accepted one
---          -9             refused: the node was not admitted since it started or lost its data
+-- Returns  token           granted; 0: without a token
+--          {pttl, time}    busy: free in at most pttl ms; the server's clock in microseconds
+--          -1              refused: the attempt was ended, or comes too late
+--          -2              refused: the key holds something else
+--          -3              refused: the key has no TTL
+--          -4              refused: the owner has max_depth holds
+--          -5              refused: an argument is malformed
+--          {-8, highest}   refused: the proposal is not larger than this token, which the node has
+--                          accepted
+--          -9              refused: the node was not admitted since it started or lost its data
 --
--- A further hold of the same owner keeps the token, and the ttl becomes max(remaining, ttl_ms).
--- Delivered twice, it grants once, and the second answer carries the same token. It writes each
--- time, so that WAIT on the same connection waits for the grant.
-local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
-if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(owner, '^[^%s:]%S*$')) then
+-- The rest is as on one server: reentrant/acquire.
+local attempt, ttl_ms, owner, proposal, purpose, claim_ms, channel, max_depth, queued_at, grant_before,
+  token_ttl_ms, run = unpack(ARGV)
+local kind = 'reentrant'
+-- Every argument is checked on every path, before the first write.
+if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
+if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+-- other one: a release publishes with the rights of its own user, for whatever was queued.
+local claim
+if claim_ms and claim_ms ~= '' then
+  claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and tonumber(claim_ms)
+  if not claim or claim > 60000 then return -5 end
+end
+if channel and channel ~= '' then
+  local word = string.find(channel, 'wake:', -38, true)
+  if not word or not string.find(channel, '^%x+~?$', word + 5) or #channel > 256
+    or string.find(channel, ' ', 1, true) then
+    return -5
+  end
+end
+if not token_ttl_ms or token_ttl_ms == '' then
+  token_ttl_ms = '3600000'
+elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
   return -5
 end
-
--- Of a quorum, whose nodes must agree on a token: one is proposed. More than a day ahead is a mistake.
-local proposed
-if (string.byte(floor) or 0) > 57 then
-  proposed = tonumber(string.match(floor, '^[=~>](%d+)$') or '')
-  if not proposed or proposed > (redis.call('TIME')[1] + 86400) * 1000000 then return -5 end
+local place
+if queued_at and queued_at ~= '' then
+  place = tonumber(queued_at)
+  if not (place and place >= 1 and place < 2^52 and place % 1 == 0) then return -5 end
+end
+if grant_before and grant_before ~= '' then
+  local latest, instant = tonumber(grant_before), redis.call('TIME')
+  if not (latest and latest < 2^53 and latest % 1 == 0) then return -5 end
+  if instant[1] * 1000000 + instant[2] >= latest then return -1 end
+end
+local proposed, least = nil, nil
+if proposal and proposal ~= '' then
+  local instant = redis.call('TIME')
+  proposed = tonumber(proposal)
+  if not (proposed and proposed >= 1 and proposed % 1 == 0 and proposed <= (instant[1] + 86400) * 1000000) then
+    return -5
+  end
+end
+if purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair' then return -5 end
+-- `mode` is a field of the hash that says its kind.
+if not owner or owner == '' or owner == 'mode' or #owner > 256 or string.byte(owner) == 58
+  or string.find(owner, ' ', 1, true) then
+  return -5
+end
+local depth = 255
+if max_depth and max_depth ~= '' then
+  depth = tonumber(max_depth)
+  if not (depth and depth >= 1 and depth <= 65535 and depth % 1 == 0) then return -5 end
 end
 
--- Of a guarded quorum: a node that restarted or lost its data has no vote until it is admitted again.
+-- A node that restarted or lost its data has no vote until it is admitted again.
 local node
-if KEYS[5] then
-  node = redis.call('HMGET', KEYS[5], 'run', 'floor', 'high', 'ttl')
-  if node[1] ~= ARGV[8] then return -9 end
-  if ttl_ms > tonumber(node[4] or 0) then redis.call('HSET', KEYS[5], 'ttl', ttl_ms) end
+if KEYS[4] then
+  node = redis.call('HMGET', KEYS[4], 'run', 'floor', 'high', 'ttl')
+  if node[1] ~= run then return -9 end
+  if tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end
 
--- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+-- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
 local function next_token()
-  local token = redis.call('INCR', KEYS[2])
-  local least = tonumber(floor) or 0
-  if token == 1 or token <= least then
-    local now = redis.call('TIME')
-    token = math.max(least + 1, now[1] * 1000000 + now[2])
-    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  local token = redis.pcall('INCR', KEYS[2])
+  if type(token) == 'table' then return nil, token end
+  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  local now = redis.call('TIME')
+  local time = now[1] * 1000000 + now[2]
+  if token >= 2^53 or (least or 0) > time + 86400000000 then
+    if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
+    return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
   end
-  if token > 9007199254740991 then
-    redis.call('DECR', KEYS[2])
-    error('the fencing counter is at 2^53')
-  end
+  token = math.max((least or 0) + 1, time)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
-end
-
--- The largest token that this node has accepted, or that it was told of when it was admitted.
-local function largest()
-  return math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
-end
-
-local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
-  if KEYS[5] and token > tonumber(node[3] or 0) then
-    redis.call('HSET', KEYS[5], 'high', string.format('%.0f', token))
-  end
-  return token
-end
-
--- What keeps a node from accepting: a token as large or larger. An attempt may propose its own again.
-local mends = string.byte(floor) == 126 -- "~"
-local function obstacle(again)
-  local highest = proposed and largest() or -1
-  if proposed and (proposed < highest or proposed == highest and not (again or mends)) then return highest end
-end
-
-local function own_token()
-  return proposed and accept(proposed) or next_token()
-end
-
--- The common case: the lock is free, and nothing waits for it.
-if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
-  local blocked = obstacle()
-  if blocked and not mends then return {-8, blocked} end
-  local token = floor ~= '' and not blocked and own_token() or 0
-  redis.call('HSET', KEYS[1], owner, 1, ':fence', string.format('%.0f', token), ':' .. attempt, 1)
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return token
-end
-
-if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ %S*$') then return -5 end
-local holds = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, ':fence')
-if holds.err then return -2 end
-local pttl = redis.call('PTTL', KEYS[1])
-if pttl == -1 then return -3 end
-if holds[1] then
-  local count = tonumber(holds[1])
-  if not count then return -2 end
-  if not holds[2] then
-    if count >= tonumber(ARGV[5]) then return -4 end
-    if string.byte(floor) == 62 and obstacle() then return {-8, obstacle()} end
-    redis.call('HSET', KEYS[1], owner, count + 1, ':' .. attempt, 1)
-  end
-  if proposed and (count == 1 and holds[2] or string.byte(floor) == 62) then -- ">"
-    if obstacle(true) then return {-8, obstacle(true)} end
-    holds[3] = accept(proposed)
-    redis.call('HSET', KEYS[1], ':fence', string.format('%.0f', proposed))
-  end
-  if holds[2] or pttl < ttl_ms then redis.call('PEXPIRE', KEYS[1], math.max(pttl, ttl_ms)) end
-  if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-  return tonumber(holds[3] or 0)
 end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local queued_at = tonumber(ARGV[9]) or time
+local now = math.floor(time / 1000)
 
-local function queue(queued_at)
-  if waiter == '' then return end
-  redis.call('ZADD', KEYS[3], 'NX', string.format('%.0f', queued_at), waiter)
+-- The client chooses the token, and more than half of the nodes must accept it. (On one server,
+-- these functions are in tokens.lua: the server chooses.)
+
+-- The largest token that this node had accepted, or was told of when it was admitted, before this
+-- request.
+local highest
+local function is_too_low(again)
+  highest = highest or math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
+  return proposed < highest or proposed == highest and not again
+end
+
+local function accept(token)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+  if KEYS[4] and token > tonumber(node[3] or 0) then
+    redis.call('HSET', KEYS[4], 'high', string.format('%.0f', token))
+  end
+  return token
+end
+
+-- Why no lease may be granted with this token, if that is so.
+local function refuse_token()
+  if proposed and purpose ~= 'repair' and is_too_low(false) then return {-8, highest} end
+end
+
+-- The token of a new lease. A lease that is repaired after larger tokens were accepted has none on
+-- this node.
+local function take_token()
+  if not proposed or purpose == 'repair' and is_too_low(true) then return 0 end
+  return accept(proposed)
+end
+
+-- The token of a hold beside or inside another one of its owner: that of the other one, unless the
+-- nodes know different ones ("nested"). An attempt may propose its own token again.
+local function hold_token(current, is_only, is_new)
+  if not proposed then return 0 end
+  if not is_only and purpose ~= 'nested' then return tonumber(current) or 0 end
+  if is_too_low(not is_new) then return nil, {-8, highest} end
+  return accept(proposed)
+end
+
+-- Whether this attempt was ended, as far as that is remembered.
+local function is_ended()
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time
+end
+
+-- The token of a re-entrant lock, 0 if it has none; nil if the hash is something else. A Redisson
+-- RLock is one field `id:thread` -> count.
+local function reentrant_token(mode)
+  if mode then return tonumber(string.match(mode, '^reentrant (%d+)$')) end
+  local field = redis.call('HLEN', KEYS[1]) == 1 and redis.call('HRANDFIELD', KEYS[1])
+  local is_redisson = field and string.find(field, '^[^ ]+:%d+$')
+    and tonumber(redis.call('HGET', KEYS[1], field))
+  return is_redisson and 0 or nil
+end
+
+-- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
+local function parse(entry)
+  local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+    string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
+  if not its_attempt then return nil end
+  if its_channel ~= '' then -- an entry may have been written by hand
+    local word = string.find(its_channel, 'wake:', -38, true)
+    if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
+  end
+  return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
+end
+
+-- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
+-- polls leave a mark.
+local function is_alive(its_attempt, its_place, ms)
+  if its_place < 0 then its_place = its_place + 2^52 end
+  if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+end
+
+-- The text by which an attempt is queued.
+local function waiter_for(its_kind, its_owner, its_depth)
+  if not claim then return '' end
+  return attempt .. ' ' .. its_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' ' .. its_owner .. its_depth
+end
+local waiter = waiter_for('reentrant', owner, ' ' .. depth)
+-- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
+-- claim. A poll also removes marks that have expired, and some dead waiters, wherever they are in
+-- the queue.
+local function queue(at, lane)
+  if not claim then return end
+  local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
   redis.call('PEXPIRE', KEYS[3], 60000)
+  if added == 1 and at == time then return end
+  redis.call('ZADD', KEYS[3], 2^52 + time + claim * 1000, 'seen ' .. attempt)
+  if added == 1 then return end
+  -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
+  local function parse(entry)
+    local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+      string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
+    if not its_attempt then return nil end
+    if its_channel ~= '' then -- an entry may have been written by hand
+      local word = string.find(its_channel, 'wake:', -38, true)
+      if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
+    end
+    return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
+  end
+
+  -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
+  -- polls leave a mark.
+  local function is_alive(its_attempt, its_place, ms)
+    if its_place < 0 then its_place = its_place + 2^52 end
+    if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
+    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+  end
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
+  local some = redis.call('ZRANDMEMBER', KEYS[3], 16, 'WITHSCORES')
+  for i = 1, #some, 2 do
+    local score = tonumber(some[i + 1])
+    if score < 2^52 then
+      local its_attempt, _, ms = parse(some[i])
+      if not (its_attempt and is_alive(its_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
+    end
+  end
 end
 
-if pttl >= 0 then
-  queue(queued_at)
-  return {pttl, time}
+-- Only if it is queued, so that a server that refuses to write says so where there is something to
+-- write.
+local function leave_queue(waiter)
+  if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
+  redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
+  return true
 end
 
-local function grant(to_owner, to, until_ms, token)
-  redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], to_owner, 1, ':fence', string.format('%.0f', token), ':' .. to, 1)
-  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', until_ms))
+-- `attempt,attempt token time lock`: to whom the lock was granted, with which token, at which
+-- microsecond.
+local function message(attempts, its_token)
+  return attempts .. string.format(' %.0f ', its_token)
+    .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
--- Not passed on to replicas: who listens to one is not counted, and must not hear that he has what goes to the next.
-local function publish(channel, message)
+-- False: nobody listens to the channel, so the waiter is gone. Where a channel ends in "~", the
+-- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
+-- channel that this user may not publish to. The message is not replicated: subscribers of a
+-- replica are not in our count, and must not be told that they own a lock that goes to the next
+-- waiter.
+local function notify(its_channel, text)
+  if its_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
-  local heard = redis.pcall('PUBLISH', channel, message)
+  local heard = redis.pcall('PUBLISH', its_channel, text)
   redis.set_repl(redis.REPL_ALL)
-  return heard
+  return heard ~= 0 or string.sub(its_channel, -1) == '~'
 end
 
--- Grants the free lock to the first waiter who can be told, for a claim that ends at a time of the same
--- clock that the message dates it by. Nil and a token if there is none.
--- PUBLISH answers how many heard it: 0 is a client that is gone, unless its channel ends in "~": then it listens to
--- another node of a cluster. An error is a denied channel.
-local function hand_over()
-  if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
-  local minted, token = pcall(next_token)
-  if not minted then return nil end
-  local now = redis.call('TIME')
-  local time = now[1] * 1000000 + now[2]
-  local news = string.format(' %.0f %.0f ', token, time) .. KEYS[1]
-  for _ = 1, 64 do
-    local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
-    if not waiting or waiting == waiter then return nil, token end
-    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
-    claim_ms = tonumber(claim_ms) or 0
-    if claim_ms > 0 then
-      grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)
-      if channel == '' or publish(channel, heir .. news) ~= 0 or string.sub(channel, -1) == '~' then
-        return claim_ms
+local function grant(its_attempt, its_owner, its_token, ms)
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', its_token), its_owner, 1,
+    ':' .. its_attempt, 1)
+  redis.call('PEXPIRE', KEYS[1], ms)
+end
+
+-- Grants the free lock to the waiter of this kind that has waited longest and is alive, for its
+-- claim: that ends at a time of the clock that the message is dated by. Returns the claim; nothing
+-- if there is no such waiter before this attempt. Waiters of other kinds keep their places, dead
+-- ones lose theirs.
+local minted
+local function grant_next()
+  local others = 0
+  for _ = 1, 256 do
+    local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
+    local entry, its_place = first[1], tonumber(first[2])
+    if not its_place or its_place >= 2^52 then return nil end
+    local heir, its_kind, ms, its_channel, its_owner = parse(entry)
+    if heir == attempt then return nil end
+    local lives = heir and is_alive(heir, its_place, ms)
+    if lives and its_kind ~= kind then
+      others = others + 1
+    else
+      if lives then minted = minted or next_token() end
+      if lives and not minted then return nil end
+      -- It has a mark once it has polled, which takes some milliseconds.
+      if heir and its_place + 5000 < time then redis.call('ZREM', KEYS[3], 'seen ' .. heir) end
+      redis.call('ZREM', KEYS[3], entry)
+      if lives and notify(its_channel, message(heir, minted)) then
+        grant(heir, its_owner, minted, ms)
+        return ms
       end
     end
   end
-  return nil, token
 end
 
--- Free, but others queued first: theirs, if one of them can be notified.
-if obstacle() and not mends then return {-8, obstacle()} end
-local claimed, token = hand_over()
+if is_ended() then return -1 end
+local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
+if held.err then return -2 end
+local pttl = redis.call('PTTL', KEYS[1])
+if pttl == -1 then return -3 end
+local current = pttl ~= -2 and reentrant_token(held[3])
+if not current and pttl ~= -2 then return -2 end
+if held[1] then
+  local count = tonumber(held[1])
+  if not count then return -2 end
+  if not held[2] and count >= depth then return -4 end
+  local token, refusal = hold_token(current, held[2] and count == 1, not held[2])
+  if not token then return refusal end
+  if not held[2] then
+    redis.call('HINCRBY', KEYS[1], owner, 1)
+    redis.call('HSET', KEYS[1], ':' .. attempt, 1)
+  end
+  if not held[3] or token > 0 and token ~= current then
+    redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token))
+  end
+  if held[2] or pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[1], math.max(pttl, ttl_ms)) end
+  leave_queue(waiter)
+  return token
+end
+if pttl ~= -2 then
+  queue(place or time, 0)
+  return {pttl, time}
+end
+
+-- Free, but others queued before.
+local refusal = refuse_token()
+if refusal then return refusal end
+local claimed = grant_next()
 if claimed then
-  queue(queued_at)
+  queue(place or time, 0)
   return {claimed, time}
 end
-local blocked = obstacle(true)
-if blocked and not mends then
-  redis.call('DEL', KEYS[1]) -- from a waiter that was not notified
-  return {-8, blocked}
-end
-token = floor ~= '' and not blocked and (not proposed and token or own_token()) or 0
-if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
-grant(owner, attempt, now + ttl_ms, token)
+local token
+token, refusal = take_token(minted)
+if not token then return refusal end
+leave_queue(waiter)
+grant(attempt, owner, token, ttl_ms)
 return token

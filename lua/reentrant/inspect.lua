@@ -1,27 +1,42 @@
--- reentrant/inspect.lua: who holds the lock, how often, for how long, and how many wait. Writes nothing.
+-- reentrant/inspect: generated from lua/src/reentrant/inspect.lua, do not edit.
+-- reentrant/inspect: the owner of the lock, its holds, the time that is left, and how many wait.
+-- Writes nothing.
 --
--- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt" for each hold; ":fence" -> its token
+-- KEYS[1]  lock      hash: the owner and its count, `mode`, and `:<attempt>` for each hold
 -- KEYS[2]  fence     string: the last fencing token
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
+-- KEYS[3]  waiters   zset: waiters by their places, and marks
 --
--- Returns  { 1, fence, waiters, time}    then for each holder: owner, count, pttl
---          {-2, 0, 0, time}              the key holds something that is not a re-entrant lock
+-- Returns  {1, token, waiters, time}   then, if it is held: owner, count, pttl
+--          {-2, '0', 0, time}          refused: the key holds something else
 --
--- fence is the last token granted, as a string, or '0'. A pttl of -1 is a key without a ttl.
-local now = redis.call('TIME')
-local time = now[1] * 1000000 + now[2]
+-- token is a string, '0' if there is none. A pttl of -1 is a key without a TTL.
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = math.floor(time / 1000)
+local waiting = redis.pcall('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
+if type(waiting) == 'table' then waiting = 0 end
+local token = redis.pcall('GET', KEYS[2])
+if type(token) ~= 'string' or not tonumber(token) then token = '0' end
+-- The token of a re-entrant lock, 0 if it has none; nil if the hash is something else. A Redisson
+-- RLock is one field `id:thread` -> count.
+local function reentrant_token(mode)
+  if mode then return tonumber(string.match(mode, '^reentrant (%d+)$')) end
+  local field = redis.call('HLEN', KEYS[1]) == 1 and redis.call('HRANDFIELD', KEYS[1])
+  local is_redisson = field and string.find(field, '^[^ ]+:%d+$')
+    and tonumber(redis.call('HGET', KEYS[1], field))
+  return is_redisson and 0 or nil
+end
+
 local fields = redis.pcall('HGETALL', KEYS[1])
-if fields.err then return {-2, 0, 0, time} end
-local waiters = redis.pcall('ZCARD', KEYS[3])
-if type(waiters) == 'table' then waiters = 0 end
-local fence = redis.pcall('GET', KEYS[2])
-if type(fence) ~= 'string' then fence = '0' end
-local answer = {1, fence, waiters, time}
+if fields.err then return {-2, '0', 0, time} end
+local found = {1, token, waiting, time}
+if not fields[1] then return found end
+if not reentrant_token(redis.call('HGET', KEYS[1], 'mode')) then return {-2, '0', 0, time} end
 for i = 1, #fields, 2 do
-  if string.sub(fields[i], 1, 1) ~= ':' then
-    answer[#answer + 1] = fields[i]
-    answer[#answer + 1] = tonumber(fields[i + 1]) or 0
-    answer[#answer + 1] = redis.call('PTTL', KEYS[1])
+  if fields[i] ~= 'mode' and string.sub(fields[i], 1, 1) ~= ':' then
+    found[#found + 1] = fields[i]
+    found[#found + 1] = tonumber(fields[i + 1]) or 0
+    found[#found + 1] = redis.call('PTTL', KEYS[1])
   end
 end
-return answer
+return found

@@ -1,72 +1,90 @@
--- rwlock/inspect.lua: who holds the lock, how often, for how long, and who waits. Writes nothing.
+-- rwlock/inspect: generated from lua/src/rwlock/inspect.lua, do not edit.
+-- rwlock/inspect: the holders of the lock, their holds, the time that is left, and who waits.
+-- Writes nothing.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> when a hold ends, and its attempts; more in README.md
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then it starts anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued, less 2^52 for readers; ttl one minute
--- ARGV[1]  owner     to list only this owner's holds; absent: everybody's
+-- KEYS[1]  lock      hash: the holds, and the field `mode`
+-- KEYS[2]  fence     string: the last fencing token
+-- KEYS[3]  waiters   zset: waiters by their places, and marks
+-- ARGV[1]  owner     whose holds to list; default: those of all owners
 --
--- Returns  { 1, fence, waiters, time, waiting_writers, readers}    then for each holder: side, owner, count, pttl
---          {-2, 0, 0, time}    the key holds something that is not a read-write lock
---          {-3, 0, 0, time}    the key holds something without a ttl
+-- Returns  {1, token, waiters, time, waiting_writers, readers}   then for each holder: side, owner,
+--             count, pttl
+--          {-2, '0', 0, time}   refused: the key holds something else
+--          {-3, '0', 0, time}   refused: the key has no TTL
 --
--- fence is the last token granted, as a string, or '0'. The writer comes first, side "write"; then readers, side
--- "read": five hundred at most, and fewer where many of a thousand are dead, since to look at all takes too long.
--- waiters counts both sides; readers counts all: if not all are listed, with the dead who were not swept yet.
+-- token is a string, '0' if there is none. The writer comes first, side "write"; then readers, side
+-- "read": of more than five hundred, a sample. waiters counts both sides. readers counts all: of
+-- more than five hundred, also expired ones.
+local owner = ARGV[1] or ''
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local now = math.floor(time / 1000)
+local waiting = redis.pcall('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
+if type(waiting) == 'table' then waiting = 0 end
+local token = redis.pcall('GET', KEYS[2])
+if type(token) ~= 'string' or not tonumber(token) then token = '0' end
+-- What the hash says of the lock. Returns a refusal if the key holds something else.
+local state = {}
+local function look()
+  local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
+    'writer_wait_until', 'upgrade', 'writer_left')
+  if found.err then return -2 end
+  state = {
+    mode = found[1], write = found[2], readers = tonumber(found[3]) or 0, read = found[4], token = found[5],
+    wait_until = tonumber(found[6]) or 0, upgrade = found[7], writer_left = tonumber(found[8]),
+    pttl = redis.call('PTTL', KEYS[1]),
+  }
+  if state.pttl == -1 then return -3 end
+  local is_ours = state.mode == 'several' or string.find(state.mode or '', '^sole ')
+  if state.pttl ~= -2 and not is_ours then return -2 end
+end
 
--- "end word...": the end in ms and the words, or nil once it is over.
-local function live(hold)
+-- A hold, `end word...`: the millisecond at which it ends, and the words; nothing once it has
+-- expired.
+local function unexpired(hold)
   local ends, words = string.match(hold or '', '^(%d+) (.+)$')
   if ends and tonumber(ends) > now then return tonumber(ends), words end
 end
 
-local function count(attempts)
-  return select(2, string.gsub(attempts, '%S+', ''))
+local function has(attempts, one)
+  return string.find(' ' .. attempts .. ' ', ' ' .. one .. ' ', 1, true) ~= nil
 end
 
-local write = redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'sole')
-if write.err then return {-2, 0, 0, time} end
-if redis.call('PTTL', KEYS[1]) == -1 then return {-3, 0, 0, time} end
-local waiters = redis.pcall('ZCARD', KEYS[3])
-if type(waiters) == 'table' then waiters = 0 end
-local writers = waiters > 0 and redis.call('ZCOUNT', KEYS[3], 0, '+inf') or 0
-local fence = redis.pcall('GET', KEYS[2])
-if type(fence) ~= 'string' or not tonumber(fence) then fence = '0' end
-local answer = {1, fence, waiters, time, writers, tonumber(write[2]) or 0}
-local function add(side, its_owner, attempts, ends)
-  for _, word in ipairs({side, its_owner, count(attempts), ends - now}) do answer[#answer + 1] = word end
+local function count(attempts)
+  return select(2, string.gsub(attempts, '[^ ]+', ''))
 end
-local ends, words = live(write[1])
-local owner = ARGV[1]
-local side, alone, attempt = string.match(write[3] or '', '^(%S+) (%S+) (%S+)$')
+
+local refusal = look()
+if refusal then return {refusal, '0', 0, time} end
+local writers = waiting > 0 and redis.call('ZCOUNT', KEYS[3], 0, '(4503599627370496') or 0
+local found = {1, token, waiting, time, writers, state.readers}
+local function add(side, its_owner, holds, pttl)
+  if owner ~= '' and its_owner ~= owner then return end
+  for _, word in ipairs({side, its_owner, holds, pttl}) do found[#found + 1] = word end
+end
+local side, its_owner = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) [^ ]+$')
 if side then
-  if side == 'unfenced' then side = 'write' end
-  if side == 'read' then answer[6] = 1 end
-  if not owner or owner == alone then add(side, alone, attempt, now + redis.call('PTTL', KEYS[1])) end
-  return answer
+  if side == 'read' then found[6] = 1 end
+  add(side == 'read' and 'read' or 'write', its_owner, 1, state.pttl)
+  return found
 end
+local ends, words = unexpired(state.write)
 if ends then
-  local its_owner, attempts = string.match(words, '^(%S+) (.+)$')
-  if not owner or owner == its_owner then add('write', its_owner, attempts, ends) end
+  local writer, attempts = string.match(words, '^([^ ]+) (.+)$')
+  add('write', writer, count(attempts), ends - now)
 end
-if owner then
-  local till, attempts = live(redis.call('HGET', KEYS[1], 'read:' .. owner))
-  if till then add('read', owner, attempts, till) end
-  return answer
+if owner ~= '' then
+  local till, attempts = unexpired(state.read)
+  if till then add('read', owner, count(attempts), till - now) end
+  return found
 end
-local cursor, listed, pages = '0', 0, 0
-repeat
-  local page = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', 256)
-  cursor, pages = page[1], pages + 1
-  for i = 1, #page[2], 2 do
-    local till, attempts = live(page[2][i + 1])
-    if till and string.sub(page[2][i], 1, 5) == 'read:' and listed < 500 then
-      add('read', string.sub(page[2][i], 6), attempts, till)
-      listed = listed + 1
-    end
+local sample, listed = redis.call('HRANDFIELD', KEYS[1], 512, 'WITHVALUES'), 0
+for i = 1, #sample, 2 do
+  local till, attempts = unexpired(sample[i + 1])
+  if till and string.sub(sample[i], 1, 5) == 'read:' and listed < 500 then
+    add('read', string.sub(sample[i], 6), count(attempts), till - now)
+    listed = listed + 1
   end
-until cursor == '0' or listed == 500 or pages == 4
-if cursor == '0' then answer[6] = listed end
-return answer
+end
+if #sample < 2 * 512 then found[6] = listed end
+return found

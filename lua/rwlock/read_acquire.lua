@@ -1,108 +1,205 @@
--- rwlock/read_acquire.lua: read, read once more, or queue to read.
+-- rwlock/read_acquire: generated from lua/src/rwlock/read_acquire.lua, do not edit.
+-- rwlock/read_acquire: takes the lock to read, or queues for it.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> end and attempts of a hold; see README.md
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond of queueing, less 2^52 for readers; ttl one minute
--- KEYS[4]  ended     string: exists once this attempt was ended
--- ARGV[1]  owner     no white space; without one, send the attempt
--- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
--- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     a new token must be larger than this number; empty: no token
--- ARGV[5]  limit     how many holds the owner may have to read
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
--- ARGV[7]  crowd     how many may read or wait at a time; absent: 10000
+-- KEYS[1]  lock           hash: the holds, and the field `mode`
+-- KEYS[2]  fence          string: the last fencing token
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- ARGV[1]  attempt        up to 128 bytes, no space; new for every hold, the same in each request
+-- ARGV[2]  ttl_ms         1 to 9999999999
+-- ARGV[3]  owner          up to 256 bytes, no space, not beginning with ":"; default: the attempt
+-- ARGV[4]  min_token      below 2^52: the token is at least this; default: no token
+-- ARGV[5]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
+-- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
+--                         those and "~"; default: it polls
+-- ARGV[7]  max_depth      1 to 65535: how many holds to read the owner may have; default: 255
+-- ARGV[8]  queued_at      below 2^52: its place, the time of its first busy answer; default: now
+-- ARGV[9]  grant_before   refuse the attempt from this microsecond on; default: never
+-- ARGV[10] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
+-- ARGV[11] max_readers    1 to 1000000: how many may read or wait; default: 10000
 --
--- Returns  token          granted: that of the last writer; 0 without fencing
---          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
---          -1             refused: this attempt was ended
---          -2             refused: the key holds something that is not a read-write lock
---          -3             refused: the key holds something without a ttl
---          -4             refused: the owner has that many holds already
---          -5             refused: an argument is not what it must be
---          -7             refused: so many read or wait already
+-- Returns  token          granted: that of the last writer, or a larger one; 0: without a token
+--          {pttl, time}   busy: poll again in pttl ms at most; the server's clock in microseconds
+--          -1             refused: the attempt was ended, or comes too late
+--          -2             refused: the key holds something else
+--          -3             refused: the key has no TTL
+--          -4             refused: the owner has max_depth holds to read
+--          -5             refused: an argument is malformed
+--          -7             refused: max_readers read or wait
 --
--- Busy: another owner writes, or waits to write. An owner that holds the lock does not wait for a
--- waiting writer.
--- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
-local owner, attempt, ttl_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
-local hold_of = owner .. ' ' .. attempt
-if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0 and string.find(hold_of, '^%S+ %S+$')) then
+-- Busy: another owner writes, or waits to write; an owner that holds the lock need not wait for the
+-- latter. A second delivery grants nothing more, and the hold lasts longer by as little as the
+-- deliveries are apart.
+local attempt, ttl_ms, owner, min_token, claim_ms, channel, max_depth, queued_at, grant_before,
+  token_ttl_ms, max_readers = unpack(ARGV)
+local kind = 'read'
+-- Every argument is checked on every path, before the first write.
+if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
+if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+-- other one: a release publishes with the rights of its own user, for whatever was queued.
+local claim
+if claim_ms and claim_ms ~= '' then
+  claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and tonumber(claim_ms)
+  if not claim or claim > 60000 then return -5 end
+end
+if channel and channel ~= '' then
+  local word = string.find(channel, 'wake:', -38, true)
+  if not word or not string.find(channel, '^%x+~?$', word + 5) or #channel > 256
+    or string.find(channel, ' ', 1, true) then
+    return -5
+  end
+end
+if not token_ttl_ms or token_ttl_ms == '' then
+  token_ttl_ms = '3600000'
+elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
   return -5
 end
--- A proposed token belongs to the scripts for quorums.
-if (string.byte(floor) or 0) > 57 then return -5 end
+local place
+if queued_at and queued_at ~= '' then
+  place = tonumber(queued_at)
+  if not (place and place >= 1 and place < 2^52 and place % 1 == 0) then return -5 end
+end
+if grant_before and grant_before ~= '' then
+  local latest, instant = tonumber(grant_before), redis.call('TIME')
+  if not (latest and latest < 2^53 and latest % 1 == 0) then return -5 end
+  if instant[1] * 1000000 + instant[2] >= latest then return -1 end
+end
+local least = tonumber(min_token)
+if min_token == '' then min_token = nil end
+if min_token and not (least and least >= 0 and least < 2^52 and least % 1 == 0) then return -5 end
+if not owner or owner == '' then
+  owner = attempt
+elseif #owner > 256 or string.byte(owner) == 58 or string.find(owner, ' ', 1, true) then
+  return -5
+end
+local depth = 255
+if max_depth and max_depth ~= '' then
+  depth = tonumber(max_depth)
+  if not (depth and depth >= 1 and depth <= 65535 and depth % 1 == 0) then return -5 end
+end
+local most = 10000
+if max_readers and max_readers ~= '' then
+  most = tonumber(max_readers)
+  if not (most and most >= 1 and most <= 1000000 and most % 1 == 0) then return -5 end
+end
 
--- A counter above a floor: INCR is enough until the counter is lost or the clock has passed it.
+-- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
 local function next_token()
-  local token = redis.call('INCR', KEYS[2])
-  local least = tonumber(floor) or 0
-  if token == 1 or token <= least then
-    local now = redis.call('TIME')
-    token = math.max(least + 1, now[1] * 1000000 + now[2])
-    redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', 86400000)
+  local token = redis.pcall('INCR', KEYS[2])
+  if type(token) == 'table' then return nil, token end
+  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  local now = redis.call('TIME')
+  local time = now[1] * 1000000 + now[2]
+  if token >= 2^53 or (least or 0) > time + 86400000000 then
+    if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
+    return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
   end
-  if token > 9007199254740991 then
-    redis.call('DECR', KEYS[2])
-    error('the fencing counter is at 2^53')
-  end
+  token = math.max((least or 0) + 1, time)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
 
--- What readers get: that of the last writer, unless it is below the floor, since others may have had larger ones then.
+-- Readers get the token of the last writer, unless it is below min_token: others may have had
+-- larger ones then.
 local function readers_token(known)
-  local token = tonumber(known or redis.call('GET', KEYS[2]) or '')
-  return token and token >= (tonumber(floor) or 0) and token or next_token()
+  local token = tonumber(known or redis.call('GET', KEYS[2]) or nil)
+  if token and token >= (least or 0) and token < 2^53 then return token end
+  return next_token()
 end
 
--- The common case: the lock is free, and nothing waits for it.
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
+-- The common case: the lock is free, and nobody waits.
+local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
-  local token = floor ~= '' and readers_token() or 0
-  redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
+  local token, refusal = 0, nil
+  if min_token then token, refusal = readers_token() end
+  if not token then return refusal end
+  redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local queued_at = time
-local ends = now + ttl_ms
+local now = math.floor(time / 1000)
 
+-- What the hash says of the lock. Returns a refusal if the key holds something else.
+local state = {}
 local function look()
-  return redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'gate', 'read:' .. owner, 'fence', 'sole')
+  local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
+    'writer_wait_until', 'upgrade', 'writer_left')
+  if found.err then return -2 end
+  state = {
+    mode = found[1], write = found[2], readers = tonumber(found[3]) or 0, read = found[4], token = found[5],
+    wait_until = tonumber(found[6]) or 0, upgrade = found[7], writer_left = tonumber(found[8]),
+    pttl = redis.call('PTTL', KEYS[1]),
+  }
+  if state.pttl == -1 then return -3 end
+  local is_ours = state.mode == 'several' or string.find(state.mode or '', '^sole ')
+  if state.pttl ~= -2 and not is_ours then return -2 end
 end
-local state = look()
-if state.err then return -2 end
-local pttl = redis.call('PTTL', KEYS[1])
-if pttl == -1 then return -3 end
 
--- That of the last writer, from the hash if there is one.
-local function known_token(writes)
-  if floor == '' then return 0 end
-  if writes and state[5] then return tonumber(state[5]) end
-  local token = readers_token(state[5])
-  if state[5] and token ~= tonumber(state[5]) then
-    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
+-- The server chooses the token. (The scripts of a quorum have these functions in proposals.lua:
+-- there, the client does.)
+
+-- Also if the lock is busy: a release would grant it with a smaller token.
+if least and least > time + 86400000000 then return -5 end
+
+-- Why no lease may be granted with this token, if that is so: of a quorum only.
+local function refuse_token() end
+
+-- The token of a new lease, or nil and a refusal. `minted` was made for a waiter that was gone.
+local function take_token(minted)
+  if not min_token then return 0 end
+  if minted then return minted end
+  return next_token()
+end
+
+-- The token of a hold beside or inside another one of its owner: that of the other one, if it has
+-- one.
+local function hold_token(current)
+  if not min_token then return 0 end
+  if (tonumber(current) or 0) > 0 then return tonumber(current) end
+  return next_token()
+end
+
+-- The token of a hold to read: inside a hold to write, that of the latter.
+local function read_token(writes)
+  if not min_token then return 0 end
+  if writes and (tonumber(state.token) or 0) > 0 then return tonumber(state.token) end
+  return readers_token(state.token)
+end
+
+local refusal = look()
+if refusal then return refusal end
+local ends = now + tonumber(ttl_ms)
+
+-- A second delivery and later readers get this token again.
+local function note_token(token)
+  if token > 0 and token ~= tonumber(state.token) then
+    redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token))
   end
-  return token
 end
 
 -- One reader more, and nobody writes or waits.
-local readers, crowd = tonumber(state[2]) or 0, tonumber(ARGV[7] or 10000)
-if keys == 1 and readers > 0 and readers < crowd and not (state[1] or state[3] or state[4]) then
-  local token = known_token()
-  redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', readers + 1)
-  if pttl < ttl_ms then redis.call('PEXPIREAT', KEYS[1], ends) end
+if keys == 1 and state.readers > 0 and state.readers < most
+  and not (state.write or state.read) and state.wait_until == 0 then
+  local token, problem = read_token()
+  if not token then return problem end
+  redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', state.readers + 1)
+  note_token(token)
+  if state.pttl < tonumber(ttl_ms) then redis.call('PEXPIREAT', KEYS[1], ends) end
   return token
 end
 
-if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-local heir, its_owner = string.match(waiter, '^(%S+) [1-9]%d?%d?%d?%d? (%S+) %S*$')
-if waiter ~= '' and (heir ~= attempt or its_owner ~= owner) then return -5 end
-local waiting = redis.call('ZCARD', KEYS[3])
--- "end word...": the end in ms and the words, or nil once it is over.
-local function live(hold)
+-- Whether this attempt was ended, as far as that is remembered.
+local function is_ended()
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time
+end
+
+-- A hold, `end word...`: the millisecond at which it ends, and the words; nothing once it has
+-- expired.
+local function unexpired(hold)
   local ends, words = string.match(hold or '', '^(%d+) (.+)$')
   if ends and tonumber(ends) > now then return tonumber(ends), words end
 end
@@ -112,255 +209,387 @@ local function has(attempts, one)
 end
 
 local function count(attempts)
-  return select(2, string.gsub(attempts, '%S+', ''))
+  return select(2, string.gsub(attempts, '[^ ]+', ''))
 end
 
--- The lock is kept until the latest end of a hold.
+-- The key lasts until the latest end of a hold.
 local function keep_until(ends)
   if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end
 end
 
--- Nobody writes any more: who queued before this goes before the next writer, but not who asks right now. HDEL
--- comes first, since a full server refuses HSET as the first write; and the key must not be empty in between.
+-- The lock has no writer any more. Readers that queued before this go before the next writer, but
+-- not those that ask right now. HDEL comes first, since a full server refuses HSET as the first
+-- write.
 local function end_write()
   redis.call('HDEL', KEYS[1], 'upgrade')
-  redis.call('HSET', KEYS[1], 'phase', string.format('%.0f', time - 1))
+  redis.call('HSET', KEYS[1], 'writer_left', string.format('%.0f', time - 1))
   redis.call('HDEL', KEYS[1], 'write')
 end
 
-local function writer_waits()
-  return redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '+inf', 'LIMIT', 0, 1)[1]
+-- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
+local function parse(entry)
+  local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+    string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
+  if not its_attempt then return nil end
+  if its_channel ~= '' then -- an entry may have been written by hand
+    local word = string.find(its_channel, 'wake:', -38, true)
+    if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
+  end
+  return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
 end
 
--- How many dead waiters one script passes over is bounded.
-local passes = 0
+-- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
+-- polls leave a mark.
+local function is_alive(its_attempt, its_place, ms)
+  if its_place < 0 then its_place = its_place + 2^52 end
+  if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+end
 
--- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
--- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits, and
--- to the one who waits for the others to leave.
--- One message for each client: PUBLISH answers how many heard it. 0 is a client that is gone, unless its channel ends
--- in "~": then it listens to another node of a cluster. An error is a denied channel. It comes before the grant, which
--- cannot fail: after a first write, no memory is asked for.
-local function let_in()
-  if redis.call('EXISTS', KEYS[3]) == 0 then return end
-  local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
-  if live(state[1]) then return end
-  local readers = tonumber(state[2]) or 0
-  local gated = (tonumber(state[3]) or 0) > now
-  local phase, upgrade, fence = tonumber(state[4]), state[5], state[6]
-  if state[1] then -- its writer is dead
-    end_write()
-    phase = time - 1
-  end
-  local function hears(channel, heirs, token, at)
-    if channel == '' then return true end
-    -- Not passed on to replicas: who listens to one is not counted, and must not hear that he has what others get.
-    redis.set_repl(redis.REPL_NONE)
-    local heard = redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1])
-    redis.set_repl(redis.REPL_ALL)
-    return heard ~= 0 or string.sub(channel, -1) == '~'
-  end
-  local function claim(waiting)
-    local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
-    if waiting == waiter then channel = '' end
-    if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
-  end
-
-  -- The rest, beyond one batch: the first of them who hears it asks, and lets in the next batch.
-  local function go_on(latest)
-    for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
-      local heir, _, _, channel = claim(each)
-      if heir and channel ~= '' and hears(channel, heir, 0, 0) then return end
+-- The text by which an attempt is queued.
+local function waiter_for(its_kind, its_owner, its_depth)
+  if not claim then return '' end
+  return attempt .. ' ' .. its_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' ' .. its_owner .. its_depth
+end
+local waiter = waiter_for('read', owner ~= attempt and owner or '', ' ' .. depth)
+-- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
+-- claim. A poll also removes marks that have expired, and some dead waiters, wherever they are in
+-- the queue.
+local function queue(at, lane)
+  if not claim then return end
+  local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
+  redis.call('PEXPIRE', KEYS[3], 60000)
+  if added == 1 and at == time then return end
+  redis.call('ZADD', KEYS[3], 2^52 + time + claim * 1000, 'seen ' .. attempt)
+  if added == 1 then return end
+  -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
+  local function parse(entry)
+    local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+      string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
+    if not its_attempt then return nil end
+    if its_channel ~= '' then -- an entry may have been written by hand
+      local word = string.find(its_channel, 'wake:', -38, true)
+      if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
     end
+    return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
+  end
+
+  -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
+  -- polls leave a mark.
+  local function is_alive(its_attempt, its_place, ms)
+    if its_place < 0 then its_place = its_place + 2^52 end
+    if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
+    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+  end
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
+  local some = redis.call('ZRANDMEMBER', KEYS[3], 16, 'WITHSCORES')
+  for i = 1, #some, 2 do
+    local score = tonumber(some[i + 1])
+    if score < 2^52 then
+      local its_attempt, _, ms = parse(some[i])
+      if not (its_attempt and is_alive(its_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
+    end
+  end
+end
+
+-- Only if it is queued, so that a server that refuses to write says so where there is something to
+-- write.
+local function leave_queue(waiter)
+  if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
+  redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
+  return true
+end
+
+-- `attempt,attempt token time lock`: to whom the lock was granted, with which token, at which
+-- microsecond.
+local function message(attempts, its_token)
+  return attempts .. string.format(' %.0f ', its_token)
+    .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
+end
+
+-- False: nobody listens to the channel, so the waiter is gone. Where a channel ends in "~", the
+-- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
+-- channel that this user may not publish to. The message is not replicated: subscribers of a
+-- replica are not in our count, and must not be told that they own a lock that goes to the next
+-- waiter.
+local function notify(its_channel, text)
+  if its_channel == '' then return true end
+  redis.set_repl(redis.REPL_NONE)
+  local heard = redis.pcall('PUBLISH', its_channel, text)
+  redis.set_repl(redis.REPL_ALL)
+  return heard ~= 0 or string.sub(its_channel, -1) == '~'
+end
+
+-- How many waiters one script looks at here is bounded: 512 at each call took 9 ms in all.
+local looks = 256
+
+-- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
+-- keep their places.
+local function first_writer()
+  local others = 0
+  while looks > 0 do
+    looks = looks - 1
+    local first =
+      redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '(4503599627370496', 'WITHSCORES', 'LIMIT', others, 1)
+    if not first[1] then return nil end
+    local its_attempt, its_kind, ms, its_channel, its_owner = parse(first[1])
+    if its_attempt and is_alive(its_attempt, tonumber(first[2]), ms) then
+      if its_kind == 'write' then
+        if its_owner == '' then its_owner = its_attempt end
+        return first[1], its_attempt, ms, its_channel, its_owner, tonumber(first[2])
+      end
+      others = others + 1
+    else
+      redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (its_attempt or ''))
+    end
+  end
+end
+
+-- How many batches of dead waiters one script passes over is bounded.
+local batches = 0
+
+-- Grants what the lock is free for, each time for a claim: to all readers that queued before the
+-- last writer left; else to the writer that has waited longest; else to all readers. Beside
+-- readers, to more of them while no writer waits, and to the one that waits for the others to
+-- leave. One message for each client. It comes before the grant, which cannot fail: after a first
+-- write, no memory is asked for.
+local function admit_waiters()
+  if redis.call('EXISTS', KEYS[3]) == 0 then return end
+  if look() or unexpired(state.write) then return end
+  local readers, gated, writer_left = state.readers, state.wait_until > now, state.writer_left
+  if state.write then -- its writer is dead
+    end_write()
+    writer_left = time - 1
+  end
+
+  -- The rest, beyond one batch: the first of them that hears it asks, and admits the next batch.
+  local function notify_rest(latest)
+    for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
+      local its_attempt, _, _, its_channel = parse(each)
+      if its_attempt and its_channel ~= '' and notify(its_channel, its_attempt .. ' 0 0 ' .. KEYS[1]) then return end
+    end
+  end
+
+  -- The readers of a batch that may enter, by channel: dead ones may not, nor those whose owner has
+  -- enough holds.
+  local function select_readers(waiting)
+    local channels, holds = {}, {}
+    for i = 1, #waiting, 2 do
+      local its_attempt, its_kind, ms, its_channel, its_owner, its_depth = parse(waiting[i])
+      if its_attempt and its_kind == 'read' and is_alive(its_attempt, tonumber(waiting[i + 1]), ms) then
+        if its_owner == '' then its_owner = its_attempt end
+        local hold = holds[its_owner]
+        if not hold then
+          local field = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+          local ends, attempts = unexpired(field)
+          hold = {ends = ends or 0, attempts = attempts or '', count = count(attempts or ''), is_new = not field}
+          holds[its_owner] = hold
+        end
+        if hold.count < (tonumber(its_depth) or 255) then
+          hold.count = hold.count + 1
+          if its_attempt == attempt then its_channel = '' end
+          channels[its_channel] = channels[its_channel] or {}
+          table.insert(channels[its_channel], {its_attempt, its_owner, now + ms})
+        end
+      end
+    end
+    return channels, holds
   end
 
   -- False once nobody is queued, or too many were dead.
   local function admit_readers(latest)
-    passes = passes + 1
-    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 128)
-    if passes > 3 or not waiting[1] then return false end
-    local known, token = pcall(readers_token, fence)
-    if not known then return false end
-    redis.call('ZREM', KEYS[3], unpack(waiting))
-    local told = {}
-    for _, each in ipairs(waiting) do
-      local heir, ends, its_owner, channel = claim(each)
-      if heir then
-        told[channel] = told[channel] or {heirs = {}, owners = {}, ends = {}}
-        table.insert(told[channel].heirs, heir)
-        table.insert(told[channel].owners, its_owner)
-        table.insert(told[channel].ends, ends)
-      end
+    batches = batches + 1
+    local most = readers > 512 and 16 or 128
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'WITHSCORES', 'LIMIT', 0, most)
+    if batches > 3 or not waiting[1] then return false end
+    local token = readers_token(state.token)
+    if not token then return false end
+    local channels, holds = select_readers(waiting)
+    local gone = {}
+    for i = 1, #waiting, 2 do
+      gone[i], gone[i + 1] = waiting[i], 'seen ' .. string.match(waiting[i], '^[^ ]*')
     end
-    local holds, last = {}, now
-    for channel, some in pairs(told) do
-      if hears(channel, table.concat(some.heirs, ','), token, time) then
-        for i, its_owner in ipairs(some.owners) do
-          local hold = holds[its_owner]
-          if not hold then
-            local before = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
-            local ends, attempts = live(before)
-            if not before then readers = readers + 1 end
-            hold = {ends = ends or 0, attempts}
-            holds[its_owner] = hold
-          end
-          hold.ends = math.max(hold.ends, some.ends[i])
-          hold[#hold + 1] = some.heirs[i]
+    redis.call('ZREM', KEYS[3], unpack(gone))
+    local last, admitted = now, {}
+    for its_channel, some in pairs(channels) do
+      local names = {}
+      for i, each in ipairs(some) do names[i] = each[1] end
+      if notify(its_channel, message(table.concat(names, ','), token)) then
+        for _, each in ipairs(some) do
+          local hold = holds[each[2]]
+          hold.ends = math.max(hold.ends, each[3])
+          hold.attempts = (hold.attempts == '' and '' or hold.attempts .. ' ') .. each[1]
+          admitted[each[2]] = hold
           last = math.max(last, hold.ends)
         end
       end
     end
-    if not next(holds) then return admit_readers(latest) end
-    for its_owner, hold in pairs(holds) do
-      redis.call('HSET', KEYS[1], 'read:' .. its_owner, hold.ends .. ' ' .. table.concat(hold, ' '))
+    if not next(admitted) then return admit_readers(latest) end
+    for its_owner, hold in pairs(admitted) do
+      if hold.is_new then readers = readers + 1 end
+      redis.call('HSET', KEYS[1], 'read:' .. its_owner, hold.ends .. ' ' .. hold.attempts)
     end
-    redis.call('HSET', KEYS[1], 'readers', readers, 'fence', string.format('%.0f', token))
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'readers', readers, 'token', string.format('%.0f', token))
     keep_until(last)
-    if #waiting == 128 then go_on(latest) end
+    if #waiting == 2 * most then notify_rest(latest) end
     return true
   end
 
   local function admit_writer(reader)
-    local minted, token
+    local token
     for _ = 1, reader and 1 or 64 do
-      local waiting = writer_waits()
-      if not waiting then
-        redis.call('HDEL', KEYS[1], 'gate', 'upgrade')
+      local entry, heir, ms, its_channel, its_owner = first_writer()
+      if not entry then
+        redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         return false
       end
-      local heir, ends, its_owner, channel = claim(waiting)
       if reader and its_owner ~= reader then return false end
-      if not minted then minted, token = pcall(next_token) end
-      if not minted then return false end
-      redis.call('ZREM', KEYS[3], waiting)
+      token = token or next_token()
+      if not token then return false end
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. heir)
       redis.call('HDEL', KEYS[1], 'upgrade')
-      if heir and hears(channel, heir, token, time) then
-        redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. heir,
-          'fence', string.format('%.0f', token))
-        if not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
-        keep_until(ends)
+      if heir == attempt then its_channel = '' end
+      if notify(its_channel, message(heir, token)) then
+        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. its_owner .. ' ' .. heir,
+          'token', string.format('%.0f', token))
+        if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+        keep_until(now + ms)
         return true
       end
     end
     return false
   end
 
-  local waited = phase and string.format('%.0f', phase - 4503599627370496)
+  local waited = writer_left and string.format('%.0f', writer_left - 2^52)
   if readers > 0 then
     if not gated then
       if admit_readers('(0') then return end
     elseif waited and admit_readers(waited) then
       return
     else
-      local _, its_owner = live(upgrade)
-      local alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
-      if alone and admit_writer(its_owner) then return end
-      if not writer_waits() then
-        redis.call('HDEL', KEYS[1], 'gate', 'upgrade')
+      local _, its_owner = unexpired(state.upgrade)
+      local is_alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
+      if is_alone and admit_writer(its_owner) then return end
+      if not first_writer() then
+        redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         admit_readers('(0')
       end
     end
     return
   end
-  -- Everything but the queue has ended with its ttl: then age decides, and the writer's gate is his again.
-  local first = redis.call('EXISTS', KEYS[1]) == 0 and writer_waits()
-  if first then waited = string.format('(%.0f', redis.call('ZSCORE', KEYS[3], first) - 4503599627370496) end
+  -- All but the queue has expired: then age decides, and the writer that waits keeps new readers
+  -- out again.
+  local ms, its_place
+  if state.pttl == -2 then
+    local _, _, its_claim, _, _, score = first_writer()
+    ms, its_place = its_claim, score
+  end
+  if its_place then waited = string.format('(%.0f', its_place - 2^52) end
   if waited and admit_readers(waited) then
-    local _, ends = claim(first or '')
-    if ends then redis.call('HSET', KEYS[1], 'gate', ends) end
+    if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
   elseif not admit_writer() then
     admit_readers('(0')
   end
 end
 
--- A hold that was alone ends with the key, until somebody else comes: from then on it has an end of its own.
--- HDEL comes first, since a full server refuses HSET as the first write of a script.
-local function unfold()
-  local sole = redis.pcall('HGET', KEYS[1], 'sole')
-  local side, its_owner, its_attempt = string.match(type(sole) == 'string' and sole or '', '^(%S+) (%S+) (%S+)$')
+-- A hold that is alone is the field `mode`, and ends with the key. When another one comes, it gets
+-- a field and an end of its own. HDEL comes first, since a full server refuses HSET as the first
+-- write of a script.
+local function expand_sole_hold()
+  local side, its_owner, its_attempt = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
   if not side then return end
-  local ends = now + math.max(redis.call('PTTL', KEYS[1]), 1)
+  local hold = now + math.max(state.pttl, 1) .. ' '
   redis.call('HDEL', KEYS[1], 'read:')
   if side == 'read' then
-    redis.call('HSET', KEYS[1], 'read:' .. its_owner, ends .. ' ' .. its_attempt, 'readers', 1)
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. its_owner, hold .. its_attempt, 'readers', 1)
   else
-    redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. its_attempt)
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. its_owner .. ' ' .. its_attempt)
   end
-  local token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
-  if type(token) == 'string' then redis.call('HSET', KEYS[1], 'fence', token) end
-  redis.call('HDEL', KEYS[1], 'sole')
+  local its_token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
+  if type(its_token) == 'string' then redis.call('HSET', KEYS[1], 'token', its_token) end
+  look()
 end
 
--- Fields that nobody here knows are a later version's, but for those of other kinds of locks: ours, and Redisson's.
-local function is_foreign()
-  local kinds = redis.call('HMGET', KEYS[1], ':fence', 'mode')
-  local some = redis.call('HRANDFIELD', KEYS[1])
-  return kinds[1] or kinds[2] or string.match(some or '', '^[%x-]+:%d+$')
-end
-
-if not (state[1] or state[2] or state[6]) and is_foreign() then return -2 end
-if state[6] then
-  unfold()
-  state = look()
-  readers = tonumber(state[2]) or 0
-end
-if waiting > 0 and not live(state[1]) and (readers == 0 or state[1]) then
-  let_in()
-  state = look()
-end
-
-local write_ends, write = live(state[1])
-local writes = write and string.match(write, '^%S+')
-local read_ends, attempts = live(state[4])
-readers = tonumber(state[2]) or 0
-
--- Expired readers do not count: where there seem to be too many, those of a sample are removed.
-local function is_crowded(queued)
-  if readers + queued < crowd then return false end
-  local sample, over = redis.call('HRANDFIELD', KEYS[1], 128, 'WITHVALUES'), {}
+-- Until when another owner reads: the latest end that it finds, or the next millisecond if there is
+-- more to look at; nil if there is none. Of many readers it looks at a sample, and removes those
+-- that have expired: what it finds last is what is left.
+local function other_reader()
+  local size = redis.call('HLEN', KEYS[1])
+  local sample = redis.call('HRANDFIELD', KEYS[1], size > 512 and 32 or size, 'WITHVALUES')
+  local expired, latest = {}, nil
   for i = 1, #sample, 2 do
-    if string.sub(sample[i], 1, 5) == 'read:' and not live(sample[i + 1]) then over[#over + 1] = sample[i] end
+    if string.sub(sample[i], 1, 5) == 'read:' then
+      local ends = unexpired(sample[i + 1])
+      if not ends then
+        expired[#expired + 1] = sample[i]
+      elseif sample[i] ~= 'read:' .. owner then
+        latest = math.max(latest or 0, ends)
+      end
+    end
   end
-  if over[1] then readers = redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(over))) end
-  state = look()
-  return readers + queued >= crowd
+  if expired[1] then
+    redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(expired)))
+  end
+  if latest or size > 512 then return latest or now + 1 end
+  local reads = redis.call('HEXISTS', KEYS[1], 'read:' .. owner)
+  if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
-local function queue()
-  if waiter == '' then return end
-  if redis.call('ZSCORE', KEYS[3], waiter) == false and is_crowded(redis.call('ZCARD', KEYS[3])) then return -7 end
-  redis.pcall('ZADD', KEYS[3], 'NX', string.format('%.0f', queued_at - 4503599627370496), waiter)
-  redis.call('PEXPIRE', KEYS[3], 60000)
+if is_ended() then return -1 end
+expand_sole_hold()
+if not unexpired(state.write) and (state.readers == 0 or state.write) then
+  admit_waiters()
+  look()
 end
 
+-- Dead readers do not count: they are removed where there seem to be too many.
+local function is_crowded(queued)
+  if state.readers + queued < most then return false end
+  other_reader()
+  look()
+  return state.readers + queued >= most
+end
+
+local function queue_to_read()
+  if not claim then return nil end
+  local queued = redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
+  if not redis.call('ZSCORE', KEYS[3], waiter) and is_crowded(queued) then return -7 end
+  queue(place or time, -2^52)
+end
+
+local write_ends, write = unexpired(state.write)
+local writer = write and string.match(write, '^[^ ]+')
+local read_ends, attempts = unexpired(state.read)
 if read_ends then
   if not has(attempts, attempt) then
-    if count(attempts) >= tonumber(ARGV[5]) then return -4 end
+    if count(attempts) >= depth then return -4 end
     attempts = attempts .. ' ' .. attempt
   end
   ends = math.max(ends, read_ends)
-elseif writes and writes ~= owner then
-  return queue() or {write_ends - now, time}
+elseif writer and writer ~= owner then
+  return queue_to_read() or {write_ends - now, time}
 else
-  local gate = tonumber(state[3]) or 0
-  if not writes and gate > now then
-    -- A writer waits. Who queued before the last one left goes first all the same.
-    local queued = waiter ~= '' and redis.call('ZSCORE', KEYS[3], waiter)
-    local phase = redis.call('HGET', KEYS[1], 'phase')
-    if not (queued and phase and queued + 4503599627370496 <= tonumber(phase)) then
-      return queue() or {gate - now, time}
+  if not writer and state.wait_until > now then
+    -- A writer waits. Readers that queued before the last one left go first all the same, even if
+    -- they have lost their places since.
+    local score = claim and redis.call('ZSCORE', KEYS[3], waiter)
+    local since = score and tonumber(score) + 2^52 or claim and place
+    if not (since and state.writer_left and since <= state.writer_left) then
+      return queue_to_read() or {state.wait_until - now, time}
     end
   end
   if is_crowded(0) then return -7 end
   attempts = attempt
 end
 
-local token = known_token(writes)
-if state[1] and not write then redis.call('HDEL', KEYS[1], 'write') end
-if state[3] and tonumber(state[3]) <= now then redis.call('HDEL', KEYS[1], 'gate') end
-if not state[4] then readers = readers + 1 end
-redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempts, 'readers', readers)
+local token, problem = read_token(writer)
+if not token then return problem end
+if state.write and not write then redis.call('HDEL', KEYS[1], 'write') end
+if state.wait_until > 0 and state.wait_until <= now then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. owner, ends .. ' ' .. attempts,
+  'readers', state.readers + (state.read and 0 or 1))
+note_token(token)
 keep_until(ends)
-if waiter ~= '' then redis.call('ZREM', KEYS[3], waiter) end
-let_in()
+leave_queue(waiter)
+admit_waiters()
 return token

@@ -30,7 +30,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
     let (mut armed, mut split) = (target.arm(), Split::default());
     loop {
-        match ask(armed, "").await {
+        match ask(armed, None).await {
             Asked::Granted(held) => return Ok(Some(held)),
             Asked::Busy { .. } => return Ok(None),
             Asked::Split { armed: parted, by, .. } => {
@@ -79,7 +79,7 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
     let mut split = Split::default();
     loop {
         let subscription = client.wakeups.subscription();
-        let pause = match ask(seat.armed, &seat.waiter).await {
+        let pause = match ask(seat.armed, seat.entry.as_ref()).await {
             Asked::Granted(held) => return Ok(held),
             Asked::Refused(error) => return Err(error),
             Asked::TooLate => {
@@ -91,9 +91,9 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
                 patience.fails(|| failure.into())?
             }
             Asked::Split { armed, by, taken_for } => {
-                patience.restore(!seat.waiter.is_empty());
+                patience.restore(seat.entry.is_some());
                 seat.armed = armed;
-                let mut is_queued = !seat.waiter.is_empty();
+                let mut is_queued = seat.entry.is_some();
                 if !is_queued {
                     seat.armed.give_back();
                     seat = Seat::new(target, client.wakeups.start(seat.poll).await);
@@ -116,8 +116,8 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
                     }
                     _ => None,
                 };
-                patience.restore(!seat.waiter.is_empty());
-                if seat.waiter.is_empty() {
+                patience.restore(seat.entry.is_some());
+                if seat.entry.is_none() {
                     // First listen, then look again, then sleep.
                     seat = Seat::new(target, client.wakeups.start(seat.poll).await);
                     continue;
@@ -156,7 +156,7 @@ async fn queue_inside(target: &Target) -> Result<Inside, Error> {
     let mut pause = target.options.poll_cap;
     loop {
         if may_enter && Moment::now() >= look_at {
-            match ask(target.arm(), "").await {
+            match ask(target.arm(), None).await {
                 Asked::Granted(held) => return Ok(Inside::Entered(held)),
                 Asked::Refused(error) => return Err(error),
                 Asked::Split { armed, .. } => armed.give_back(),

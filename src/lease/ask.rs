@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Lease;
-use super::attempt::Proposal;
+use super::attempt::{Proposal, QueueEntry};
 use super::held::{Armed, Held};
 use super::validity::Sighting;
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::options::Fencing;
+use crate::options::{Fencing, RestartGuard};
 use crate::wire::{Answer, Failure, NodeSet, Nodes, Until, Votes};
 
 /// How often an attempt proposes a token in a row: others may propose larger ones meanwhile.
@@ -45,18 +45,21 @@ pub(super) enum Asked {
 ///
 /// # Cancel safety
 /// Dropped, the attempt is abandoned: what it is granted is given back at once.
-pub(super) async fn ask(mut armed: Armed, waiter: &str) -> Asked {
+pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
     let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
     if client.keeper.has_ended() {
         return Asked::Refused(Error::RuntimeEnded);
     }
     let nodes = &client.nodes;
-    let mut bidding = Bidding::new(nodes.proposal(), attempt.options.fencing);
+    let mut bidding = Bidding::new(
+        nodes.proposal(attempt.options.restart_guard == RestartGuard::On),
+        attempt.options.fencing,
+    );
     let mut granted_before = NodeSet::of([]);
     loop {
         let proposed = bidding.proposed();
-        let call = attempt.acquire(waiter, bidding.proposal);
-        armed.sends(waiter);
+        let call = attempt.acquire(entry, bidding.proposal);
+        armed.sends(entry);
         let sent = Moment::now();
         let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.doubt, Until::Decided(0)).await;
         let mut count = Count::new(nodes, &votes);
@@ -184,6 +187,9 @@ fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked 
     match free_in {
         Some(free_in) if by.is_empty() => {
             let dated = armed.client.nodes.server().and(busy.first());
+            if let Some(busy) = busy.first() {
+                armed.note_queued(busy.time);
+            }
             let dated = dated.map(|busy| (Sighting { sent, server: busy.time }, busy.generation));
             Asked::Busy { armed, free_in, dated }
         }

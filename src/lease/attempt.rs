@@ -10,10 +10,7 @@ use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
-use crate::wire::{Call, Doubt, Script};
-
-/// For how long a server remembers that an attempt was ended, so as to refuse it if it arrives late.
-const REMEMBERED: Duration = Duration::from_secs(60);
+use crate::wire::{Call, Doubt};
 
 /// The longest that a lock is kept for a waiter that it was handed to and that has not answered.
 const CLAIM: Duration = Duration::from_secs(3);
@@ -26,6 +23,14 @@ pub(super) struct Proposal {
     pub(super) for_nested: bool,
 }
 
+/// How an attempt is queued: for how long the lock is kept for it once it is granted, and on which channel it is
+/// notified, if on any. The same in each of its requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct QueueEntry {
+    pub(super) claim: Duration,
+    pub(super) channel: Option<Arc<str>>,
+}
+
 /// One try to get a lock. Its id is in every request of it, which makes each of them idempotent.
 pub(crate) struct Attempt {
     pub(super) kind: &'static Kind,
@@ -34,10 +39,10 @@ pub(crate) struct Attempt {
     pub(super) owner: String,
     pub(super) id: Uuid,
     text: String,
-    ended: String,
     /// What is not known of its requests.
     pub(super) doubt: Arc<Doubt>,
-    since: OnceLock<u64>,
+    /// Its place in the queues, which it gets again where it has lost it.
+    queued_at: OnceLock<u64>,
 }
 
 impl Attempt {
@@ -50,39 +55,40 @@ impl Attempt {
     ) -> Attempt {
         let id = Uuid::new_v4();
         let text = id.simple().to_string();
-        let ended = name.ended(&text);
         let owner = owner.unwrap_or_else(|| text.clone());
-        let (doubt, since) = (Arc::default(), OnceLock::new());
-        Attempt { kind, name, options, owner, id, text, ended, doubt, since }
+        let (doubt, queued_at) = (Arc::default(), OnceLock::new());
+        Attempt { kind, name, options, owner, id, text, doubt, queued_at }
     }
 
     /// The same hold, from now on of another kind and with other options.
     pub(super) fn exchanged(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
-        let (name, owner) = (self.name.clone(), self.owner.clone());
-        let (id, text, ended) = (self.id, self.text.clone(), self.ended.clone());
-        let (doubt, since) = (Arc::clone(&self.doubt), self.since.clone());
-        Attempt { kind, name, options, owner, id, text, ended, doubt, since }
+        let (name, owner, id, text) = (self.name.clone(), self.owner.clone(), self.id, self.text.clone());
+        let (doubt, queued_at) = (Arc::clone(&self.doubt), self.queued_at.clone());
+        Attempt { kind, name, options, owner, id, text, doubt, queued_at }
     }
 
     /// Makes a hold of this attempt one of this attempt's kind.
     pub(super) fn exchange(&self, scripts: &'static ScriptSet) -> Call<'_> {
         let guarded = self.options.restart_guard == RestartGuard::On;
-        let call = Call::new(scripts.pick(guarded), &self.keys()[..3]);
+        let call = Call::new(scripts.pick(guarded), &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
-        call.text(&self.owner).text(&self.text).number(millis(self.options.ttl)).floor()
+        let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
+        call.floor().optional(self.token_ttl())
     }
 
-    /// How this attempt stands in the queue, told through `channel` or looking every `poll`; and its
-    /// claim: for how long the lock is kept for it once it is handed over.
-    pub(super) fn waiter(&self, channel: Option<&str>, poll: Duration) -> (String, Duration) {
-        let claim = if channel.is_some() { self.claim() } else { 10 * poll };
-        let (text, owner, channel) = (&self.text, &self.owner, channel.unwrap_or_default());
-        (format!("{text} {} {owner} {channel}", claim.as_millis()), claim)
+    /// How this attempt is queued, notified through `channel` or polling.
+    pub(super) fn queue_entry(&self, channel: Option<&Arc<str>>) -> QueueEntry {
+        QueueEntry { claim: self.claim(), channel: channel.cloned() }
     }
 
-    /// For how long the lock is kept for one who is told.
+    /// For how long the lock is kept for this attempt once it is handed over.
     pub(super) fn claim(&self) -> Duration {
         self.options.ttl.min(CLAIM)
+    }
+
+    /// Notes when it was queued first, on the server's clock.
+    pub(super) fn note_queued(&self, time: u64) {
+        self.queued_at.get_or_init(|| time);
     }
 
     /// What a script of any kind may refuse with.
@@ -111,47 +117,69 @@ impl Attempt {
     }
 
     /// A number may be proposed as the token: several nodes must agree on one.
-    pub(super) fn acquire<'a>(&'a self, waiter: &'a str, proposal: Option<Proposal>) -> Call<'a> {
-        // Its first one is its place in the queues of all nodes.
-        let since = proposal.map(|it| *self.since.get_or_init(|| it.token));
-        let proposal = proposal.map(|it| format!("{}{}", if it.for_nested { '>' } else { '=' }, it.token));
-        let for_quorum = proposal.is_some();
-        self.take(for_quorum, self.options.ttl, waiter, proposal, since)
-            .replicated(self.options.wants_replicas())
+    pub(super) fn acquire(&self, entry: Option<&QueueEntry>, proposal: Option<Proposal>) -> Call<'_> {
+        let call = match proposal {
+            Some(Proposal { token, for_nested }) => {
+                // Its first one is its place in the queues of all nodes.
+                self.note_queued(token);
+                self.propose(self.options.ttl, Some(token), if for_nested { "nested" } else { "" }, entry)
+            }
+            None => {
+                let call = Call::new(&self.kind.acquire.server, &self.keys());
+                let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
+                let call = if self.options.fencing == Fencing::On { call.floor() } else { call.default() };
+                self.with_crowd(self.with_options(call, entry))
+            }
+        };
+        call.replicated(self.options.wants_replicas())
     }
 
     /// Takes the lock once more on a node that has lost it, under the token that it has elsewhere.
     pub(super) fn mend(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
-        self.take(true, ttl, "", token.map(|token| format!("~{token}")), None)
+        self.propose(ttl, token.map(FencingToken::get), "repair", None)
     }
 
-    fn take<'a>(
-        &'a self,
-        for_quorum: bool,
+    fn propose(
+        &self,
         ttl: Duration,
-        waiter: &'a str,
-        proposal: Option<String>,
-        since: Option<u64>,
-    ) -> Call<'a> {
+        token: Option<u64>,
+        purpose: &'static str,
+        entry: Option<&QueueEntry>,
+    ) -> Call<'_> {
         let guarded = self.options.restart_guard == RestartGuard::On;
-        let call = Call::new(self.kind.acquire.pick(for_quorum || guarded), &self.keys());
+        let call = Call::new(&self.kind.acquire.quorum, &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
-        let call = call.text(&self.owner).text(&self.text).number(millis(ttl));
-        let call = match (self.options.fencing, proposal) {
-            (Fencing::Off, _) => call.text(""),
-            (Fencing::On, Some(proposal)) => call.owned(proposal),
-            (Fencing::On, None) => call.floor(),
-        };
-        let call = call.number(self.options.max_depth.into());
+        let call = self.with_owner(call.text(&self.text).number(millis(ttl)));
+        let call = call.optional(token.filter(|_| self.options.fencing == Fencing::On)).text(purpose);
+        let call = self.with_options(call, entry);
+        self.with_crowd(if guarded { call.run() } else { call.default() })
+    }
+
+    fn with_owner<'a>(&'a self, call: Call<'a>) -> Call<'a> {
+        match self.kind.has_owner {
+            true if self.owner == self.text => call.default(),
+            true => call.text(&self.owner),
+            false => call,
+        }
+    }
+
+    fn with_options<'a>(&self, call: Call<'a>, entry: Option<&QueueEntry>) -> Call<'a> {
+        let place = entry.and(self.queued_at.get().copied());
+        self.with_depth(queued_as(call, entry))
+            .optional(place)
+            .until(self.options.grant_within)
+            .optional(self.token_ttl())
+    }
+
+    fn with_depth<'a>(&self, call: Call<'a>) -> Call<'a> {
+        let depth = self.options.max_depth;
+        if self.kind.has_owner { call.optional((depth != 255).then(|| depth.into())) } else { call }
+    }
+
+    fn with_crowd<'a>(&self, call: Call<'a>) -> Call<'a> {
         match self.crowd() {
-            crowd if guarded || since.is_some() => {
-                let call = call.text(waiter).number(crowd.unwrap_or_default().into());
-                let call = if guarded { call.run() } else { call.text("") };
-                since.into_iter().fold(call, Call::number)
-            }
-            Some(crowd) => call.text(waiter).number(crowd.into()),
-            None if waiter.is_empty() => call,
-            None => call.text(waiter),
+            Some(crowd) => call.optional((crowd != 10_000).then(|| crowd.into())),
+            None => call,
         }
     }
 
@@ -159,39 +187,65 @@ impl Attempt {
         self.kind.crowd.map(|crowd| crowd(&self.options))
     }
 
+    /// For how long a new fencing counter is kept, if not as long as by default.
+    fn token_ttl(&self) -> Option<u64> {
+        let span = self.options.token_ttl;
+        (span != Duration::from_secs(3600)).then(|| millis(span))
+    }
+
     /// Extends the lease; with no ttl it only asks, since a further hold never shortens what is left.
     pub(super) fn renew(&self, ttl: Option<Duration>) -> Call<'_> {
         let ttl = ttl.map_or(1, millis);
-        Call::new(&self.kind.renew, &[self.name.key()]).text(&self.owner).text(&self.text).number(ttl)
+        self.with_owner(Call::new(&self.kind.renew, &[self.name.key()]).text(&self.text).number(ttl))
     }
 
     /// Gives up what the attempt holds and its place in the queue. With `for_good` the server also
     /// refuses what may still be under way of it.
-    pub(super) fn release<'a>(&'a self, for_good: bool, waiter: &'a str) -> Call<'a> {
-        let call = self.ending(&self.kind.release, for_good);
-        if waiter.is_empty() { call } else { call.text(waiter) }
+    pub(super) fn release(&self, for_good: bool, entry: Option<&QueueEntry>) -> Call<'_> {
+        let call = Call::new(&self.kind.release, &self.keys()).text(&self.text);
+        let call = self.with_owner(call).floor();
+        let call = queued_as(call.optional(for_good.then_some(1)), entry);
+        self.with_depth(call).optional(self.token_ttl())
     }
 
     /// Takes the lock away from whoever holds it. This attempt only names the request.
     pub(crate) fn force(&self) -> Call<'_> {
-        self.ending(&self.kind.force, true)
+        Call::new(&self.kind.force, &self.keys()).text(&self.text).floor().optional(self.token_ttl())
     }
 
-    fn ending(&self, script: &'static Script, for_good: bool) -> Call<'_> {
-        let keys = self.keys();
-        Call::new(script, if for_good { &keys } else { &keys[..3] })
-            .text(&self.owner)
-            .text(&self.text)
-            .number(if for_good { millis(REMEMBERED) } else { 0 })
-            .floor()
+    fn keys(&self) -> [&str; 3] {
+        [self.name.key(), self.name.fence(), self.name.waiters()]
     }
+}
 
-    fn keys(&self) -> [&str; 4] {
-        [self.name.key(), self.name.fence(), self.name.waiters(), &self.ended]
+fn queued_as<'a>(call: Call<'a>, entry: Option<&QueueEntry>) -> Call<'a> {
+    match entry {
+        Some(QueueEntry { claim, channel }) => {
+            let call = call.number(millis(*claim));
+            match channel {
+                Some(channel) => call.owned(channel.to_string()),
+                None => call.default(),
+            }
+        }
+        None => call.default().default(),
     }
 }
 
 /// Whole milliseconds, at least one.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX).max(1)
+}
+
+/// A request for an attempt is under way, until it is known that it was answered.
+pub(super) struct Leaving(Arc<Attempt>);
+
+impl Leaving {
+    pub(super) fn new(attempt: &Arc<Attempt>) -> Leaving {
+        attempt.doubt.leaves();
+        Leaving(Arc::clone(attempt))
+    }
+
+    pub(super) fn arrives(self) {
+        self.0.doubt.arrives();
+    }
 }

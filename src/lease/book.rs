@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::attempt::QueueEntry;
 use super::{Attempt, Lease};
 use crate::clock::Moment;
 use crate::event::event;
@@ -44,7 +45,7 @@ pub(super) struct Entry {
 pub(super) struct Abandoned {
     pub(super) attempt: Arc<Attempt>,
     pub(super) for_good: bool,
-    pub(super) waiter: String,
+    pub(super) entry: Option<QueueEntry>,
     pub(super) give_up: Moment,
     /// Who may still have it.
     pub(super) nodes: NodeSet,

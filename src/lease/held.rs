@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::attempt::QueueEntry;
 use super::{Attempt, Client, Kind, Lease, ScriptSet};
 use crate::clock::Moment;
 use crate::error::Error;
@@ -19,8 +20,8 @@ pub(super) struct Armed {
     pub(super) client: Arc<Client>,
     pub(super) attempt: Arc<Attempt>,
     lease: Option<Lease>,
-    /// How the attempt may stand in the queue; empty: it does not.
-    waiter: String,
+    /// How the attempt may be queued, if it may.
+    entry: Option<QueueEntry>,
     /// It was queued, once.
     queued: bool,
     /// A request has left, and what came of it was not looked at.
@@ -37,7 +38,7 @@ impl Armed {
             client: Arc::clone(client),
             attempt: Arc::new(attempt),
             lease: None,
-            waiter: String::new(),
+            entry: None,
             queued: false,
             in_flight: false,
             asked: false,
@@ -46,11 +47,11 @@ impl Armed {
     }
 
     /// To be called before a request leaves: from then on it must be undone.
-    pub(super) fn sends(&mut self, waiter: &str) {
+    pub(super) fn sends(&mut self, entry: Option<&QueueEntry>) {
         (self.in_flight, self.asked) = (true, true);
-        self.queued |= !waiter.is_empty();
-        if self.waiter.is_empty() {
-            self.waiter.push_str(waiter);
+        self.queued |= entry.is_some();
+        if self.entry.is_none() {
+            self.entry = entry.cloned();
         }
     }
 
@@ -67,11 +68,18 @@ impl Armed {
     pub(super) fn granted(mut self, lease: Lease, unanimous: bool) -> Held {
         // What was granted has left the queue; only a late delivery could put it back.
         if unanimous && !self.attempt.doubt.is_open() {
-            self.waiter.clear();
+            self.entry = None;
         }
         self.client.keeper.schedule(&lease, unanimous);
         self.lease = Some(lease.clone());
         Held { armed: self, lease }
+    }
+
+    /// Notes when the attempt was queued first, on the only server's clock.
+    pub(super) fn note_queued(&self, time: u64) {
+        if self.entry.is_some() && self.client.nodes.single().is_some() {
+            self.attempt.note_queued(time);
+        }
     }
 
     /// Gives back what was granted in vain.
@@ -86,7 +94,7 @@ impl Armed {
     /// Dropped, they are still answered for.
     pub(super) async fn let_go(&mut self, by: NodeSet) -> bool {
         self.in_flight = true;
-        let (call, doubt) = (self.attempt.release(false, ""), Arc::default());
+        let (call, doubt) = (self.attempt.release(false, None), Arc::default());
         self.client.nodes.ask(&call, by, &doubt, Until::Answered).await;
         self.in_flight = false;
         !doubt.is_open()
@@ -99,7 +107,7 @@ impl Armed {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
             let for_good = self.client.nodes.resend();
             self.client.wakeups.expect_stray(attempt.id, move |node| {
-                keeper.abandon(Arc::clone(&attempt), for_good, String::new(), NodeSet::of([node]));
+                keeper.abandon(Arc::clone(&attempt), for_good, None, NodeSet::of([node]));
             });
         }
     }
@@ -126,15 +134,14 @@ impl Drop for Armed {
         // Sent again unseen, it may yet be granted after "busy" was answered.
         let resent = self.asked && self.client.nodes.resend();
         let may_have = self.lease.is_some() || self.in_flight || resent || self.attempt.doubt.is_open();
-        let nothing_to_undo = !may_have && self.waiter.is_empty();
+        let nothing_to_undo = !may_have && self.entry.is_none();
         if !self.is_disarmed() {
             self.expect_strays();
         }
         if !self.is_disarmed() && !nothing_to_undo {
             let for_good = self.ends_for_good();
             let everyone = self.client.nodes.everyone();
-            let waiter = std::mem::take(&mut self.waiter);
-            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, waiter, everyone);
+            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, self.entry.take(), everyone);
         }
     }
 }
@@ -169,13 +176,13 @@ impl Held {
         }
         client.keeper.forget(&self.lease);
         let for_good = self.armed.ends_for_good();
-        let call = attempt.release(for_good, &self.armed.waiter);
+        let call = attempt.release(for_good, self.armed.entry.as_ref());
         let (outcome, doubt) = insist(&client, &attempt, &call).await;
         let Settled { answer, reply, votes } = outcome?;
         let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };
         self.armed.expect_strays();
         self.armed.disarm();
-        see_to_the_rest(&client, &attempt, &self.armed.waiter, votes);
+        see_to_the_rest(&client, &attempt, self.armed.entry.clone(), votes);
         match (answer, doubt) {
             (1.., _) => Ok(()),
             // Released by an earlier delivery, or lost before: never to be taken for a success.
@@ -325,20 +332,20 @@ fn exchange_the_rest(
 }
 
 /// Has the keeper release what a minority of the nodes may still keep, which a majority has released.
-fn see_to_the_rest(client: &Arc<Client>, attempt: &Arc<Attempt>, waiter: &str, votes: Votes) {
-    let give_back = |client: &Client, attempt: &Arc<Attempt>, waiter: &str, nodes: NodeSet| {
-        client.keeper.abandon(Arc::clone(attempt), true, waiter.to_owned(), nodes);
+fn see_to_the_rest(client: &Arc<Client>, attempt: &Arc<Attempt>, entry: Option<QueueEntry>, votes: Votes) {
+    let give_back = |client: &Client, attempt: &Arc<Attempt>, entry: &Option<QueueEntry>, nodes: NodeSet| {
+        client.keeper.abandon(Arc::clone(attempt), true, entry.clone(), nodes);
     };
     let failed = votes.failed();
     if !failed.is_empty() {
-        give_back(client, attempt, waiter, failed);
+        give_back(client, attempt, &entry, failed);
     }
     if let Some(mut rest) = votes.rest {
-        let (client, attempt, waiter) = (Arc::clone(client), Arc::clone(attempt), waiter.to_owned());
+        let (client, attempt) = (Arc::clone(client), Arc::clone(attempt));
         client.clone().nodes.spawn(async move {
             while let Some((node, outcome)) = rest.next().await {
                 if outcome.is_err() {
-                    give_back(&client, &attempt, &waiter, NodeSet::of([node]));
+                    give_back(&client, &attempt, &entry, NodeSet::of([node]));
                 }
             }
         });

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::attempt::{Leaving, QueueEntry};
 use super::book::{Abandoned, Book, May, Round};
 use super::{Attempt, LONGEST_SLEEP, Lease};
 use crate::clock::Moment;
@@ -95,7 +96,13 @@ impl Keeper {
     }
 
     /// Gives back what a dropped attempt has or gets on some nodes.
-    pub(super) fn abandon(&self, attempt: Arc<Attempt>, for_good: bool, waiter: String, nodes: NodeSet) {
+    pub(super) fn abandon(
+        &self,
+        attempt: Arc<Attempt>,
+        for_good: bool,
+        entry: Option<QueueEntry>,
+        nodes: NodeSet,
+    ) {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + PURSUIT;
         // What so few keep is in nobody's way.
@@ -105,7 +112,7 @@ impl Keeper {
             return; // its ttl ends it
         }
         book.returning += usize::from(counts);
-        book.pursue(Abandoned { attempt, for_good, waiter, give_up, nodes, counts }, now);
+        book.pursue(Abandoned { attempt, for_good, entry, give_up, nodes, counts }, now);
         drop(book);
         self.bell.notify_one();
     }
@@ -183,7 +190,7 @@ impl Keeper {
         let everyone = self.nodes.everyone();
         let renewals = round.renewals.iter().map(|(lease, ttl)| (lease.0.attempt.renew(*ttl), everyone));
         let releases =
-            round.releases.iter().map(|it| (it.attempt.release(it.for_good, &it.waiter), it.nodes));
+            round.releases.iter().map(|it| (it.attempt.release(it.for_good, it.entry.as_ref()), it.nodes));
         let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
         // A silent connection must leave time for another one before the shortest lease is over.
         let shortest = round.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
@@ -245,7 +252,7 @@ impl Keeper {
             torn.into_iter()
                 .filter(|(lease, ..)| held(lease))
                 // From here on, a release waits for it, or has it refused.
-                .map(|(lease, ttl, nodes)| (Leaving::new(&lease), lease, ttl, nodes))
+                .map(|(lease, ttl, nodes)| (Leaving::new(&lease.0.attempt), lease, ttl, nodes))
                 .collect()
         };
         if torn.is_empty() {
@@ -326,7 +333,7 @@ impl Keeper {
     }
 
     fn abandon_everywhere(&self, lease: &Lease) {
-        self.abandon(Arc::clone(&lease.0.attempt), true, String::new(), self.nodes.everyone());
+        self.abandon(Arc::clone(&lease.0.attempt), true, None, self.nodes.everyone());
     }
 
     fn conclude_release(&self, mut it: Abandoned, votes: &[Vote]) {
@@ -400,18 +407,4 @@ impl Drop for Ending {
 fn first_failure(votes: &[Vote]) -> Option<Error> {
     let failures = votes.iter().filter_map(|(_, outcome)| outcome.as_ref().err());
     failures.cloned().map(Error::from).next()
-}
-
-/// A request for a lease is under way, until it is known that it was answered.
-struct Leaving(Arc<Attempt>);
-
-impl Leaving {
-    fn new(lease: &Lease) -> Leaving {
-        lease.0.attempt.doubt.leaves();
-        Leaving(Arc::clone(&lease.0.attempt))
-    }
-
-    fn arrives(self) {
-        self.0.doubt.arrives();
-    }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Kind {
     pub(crate) found: &'static str,
     /// An owner that holds it may enter again, past everybody who waits.
     pub(crate) reenters: bool,
+    /// Its requests name an owner.
+    pub(crate) has_owner: bool,
     pub(crate) queue: Queue,
     /// How many may hold it or wait for it at a time, where several may.
     pub(crate) crowd: Option<fn(&Options) -> u32>,
@@ -59,7 +61,7 @@ pub(crate) struct Kind {
 pub(crate) struct ScriptSet {
     /// For one server, servers behind sentinels, and a cluster.
     pub(crate) server: Script,
-    /// The same keys and arguments, and those that only a quorum sends.
+    /// The client proposes the token.
     pub(crate) quorum: Script,
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
+use super::attempt::QueueEntry;
 use super::held::Armed;
 use super::validity::Sighting;
 use super::{Lease, Target};
@@ -15,9 +16,8 @@ use crate::wire::Mailbox;
 /// How an attempt waits: in the queue or not, told or looking.
 pub(super) struct Seat {
     pub(super) armed: Armed,
-    /// How it stands in the queue; empty: it does not.
-    pub(super) waiter: String,
-    claim: Duration,
+    /// How it is queued, if it is.
+    pub(super) entry: Option<QueueEntry>,
     pub(super) poll: Duration,
     pub(super) mailbox: Option<Mailbox>,
     pub(super) sighted: Option<Sighted>,
@@ -34,7 +34,7 @@ impl Seat {
     pub(super) fn unqueued(target: &Target) -> Seat {
         let armed = target.arm();
         let poll = target.poll(&armed.attempt, false);
-        Seat { armed, waiter: String::new(), claim: Duration::ZERO, poll, mailbox: None, sighted: None }
+        Seat { armed, entry: None, poll, mailbox: None, sighted: None }
     }
 
     pub(super) fn told(target: &Target) -> Seat {
@@ -42,7 +42,7 @@ impl Seat {
         seat.poll = target.poll(&seat.armed.attempt, true);
         seat.mailbox = Some(target.client.wakeups.mailbox(seat.armed.attempt.id));
         let channel = target.client.wakeups.channel();
-        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(Some(channel), seat.poll);
+        seat.entry = Some(seat.armed.attempt.queue_entry(Some(channel)));
         seat
     }
 
@@ -52,7 +52,7 @@ impl Seat {
 
     pub(super) fn polling(target: &Target) -> Seat {
         let mut seat = Seat::unqueued(target);
-        (seat.waiter, seat.claim) = seat.armed.attempt.waiter(None, seat.poll);
+        seat.entry = Some(seat.armed.attempt.queue_entry(None));
         seat
     }
 
@@ -90,7 +90,7 @@ impl Seat {
         }
         let now = Moment::now();
         let granted = sighting.earliest(time, attempt.options.drift, now)?;
-        let trusted = attempt.trusted(self.claim);
+        let trusted = attempt.trusted(self.entry.as_ref()?.claim);
         if now.since(granted) > trusted / 2 {
             return None;
         }

@@ -45,8 +45,9 @@ impl Target {
 
     /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
     pub(super) fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
-        // Whom no message reaches must look before his claim is over.
-        let cap = if told { attempt.claim() / 2 } else { UNTOLD_POLL }.min(self.options.poll_cap);
+        // A waiter that is not seen for as long as its claim is taken to be dead.
+        let half = attempt.claim() / 2;
+        let cap = if told { half } else { UNTOLD_POLL.min(half) }.min(self.options.poll_cap);
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
     }
 

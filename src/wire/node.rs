@@ -1,10 +1,12 @@
 //! One Redis deployment that scripts are run on.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::connection::too_slow;
@@ -12,7 +14,7 @@ use super::crowd::Crowd;
 use super::floor::Floor;
 use super::greeting::Greeting;
 use super::link::{Connected, Link};
-use super::reply::NOT_ADMITTED;
+use super::reply::{LATE, NOT_ADMITTED};
 use super::roster::Roster;
 use super::script::Filled;
 use super::{Call, Dial, Failure, Reply};
@@ -20,6 +22,9 @@ use crate::clock::Moment;
 
 /// How late a server may find that the time of who waits is over, as it is set up unless told otherwise.
 const TICK: Duration = Duration::from_millis(100);
+
+/// How far a floor may be ahead of the server's clock, in microseconds: a day, less what clocks may drift meanwhile.
+const MOST_AHEAD: u64 = 86_000_000_000;
 
 /// One deployment, reached through one shared connection, and one beside it to wait for replicas.
 #[derive(Debug)]
@@ -30,6 +35,8 @@ pub(crate) struct Node {
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage, so that nobody locks to find that there is none.
     fails: AtomicBool,
+    /// One request at a time sends the source of a script to a server that does not know it.
+    loading: Loading,
     /// Of a quorum: its place in it, and the others.
     place: Option<(usize, Arc<Roster>)>,
 }
@@ -48,6 +55,7 @@ impl Node {
             floor: Arc::default(),
             outage: Mutex::new(None),
             fails: AtomicBool::new(false),
+            loading: Loading::default(),
             place,
         }
     }
@@ -75,7 +83,10 @@ impl Node {
 
     /// New fencing tokens must be larger than this, whatever the server has forgotten.
     fn floor(&self) -> u64 {
-        if self.is_one_server() { self.floor.seen() } else { self.floor.advanced() }
+        let floor = if self.is_one_server() { self.floor.seen() } else { self.floor.advanced() };
+        // A server refuses a floor that is more than a day ahead of its clock. If the clock was set back by more than
+        // that, tokens are in no order across that step; but the locks work.
+        floor.min(self.clock().saturating_add(MOST_AHEAD))
     }
 
     /// The server's clock, as far as it is known.
@@ -157,9 +168,12 @@ impl Node {
                 Err(source) => return Err(resent.unwrap_or_else(|| Failure::unsent(script, source))),
             };
             let generation = connected.generation;
-            let error = match run(&connected.crowd, &self.fill(call, &connected)).await {
+            let error = match self.loading.run(&connected.crowd, &self.fill(call, &connected)).await {
                 Ok(value) => {
                     let reply = Reply { script, value, generation, resent };
+                    if call.may_be_late() && reply.is_number(LATE) {
+                        return Err(Failure::unsent(script, too_slow())); // it was refused, and may be sent again
+                    }
                     return self.confirm(call, &connected, reply).await;
                 }
                 Err(error) => error,
@@ -204,7 +218,7 @@ impl Node {
         };
         let generation = connected.generation;
         let filled: Vec<_> = calls.iter().map(|call| self.fill(call, &connected)).collect();
-        let answers = run_all(&connected.crowd, &filled, limit).await;
+        let answers = self.loading.run_all(&connected.crowd, &filled, limit).await;
         let reply = |(call, answer): (&&Call<'_>, Result<Value, RedisError>)| {
             if let Err(error) = &answer {
                 self.link.drop_if_spent(generation, error);
@@ -223,7 +237,12 @@ impl Node {
     }
 
     fn fill<'a>(&self, call: &'a Call<'a>, connected: &'a Connected) -> Filled<'a> {
-        Filled { call, floor: self.floor(), run: connected.run.as_deref().unwrap_or_default() }
+        Filled {
+            call,
+            floor: self.floor(),
+            clock: if self.floor.seen() == 0 { 0 } else { self.clock() },
+            run: connected.run.as_deref().unwrap_or_default(),
+        }
     }
 
     fn note(&self, failure: Option<&Failure>) {
@@ -254,21 +273,118 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-async fn run(crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
-    match crowd.send(call.by_sha1()).await {
-        Err(error) if is_unknown_script(&error) => crowd.send(call.by_source()).await,
-        answer => answer,
+/// Sends the source of a script where its SHA1 is not known: after a restart or SCRIPT FLUSH, 20,000 requests that
+/// are under way would else each send some kilobytes.
+#[derive(Debug, Default)]
+struct Loading {
+    tickets: AtomicU64,
+    /// The ticket of the request that is sending a source; 0 if none is.
+    sender: AtomicU64,
+    /// How often a source was sent.
+    sent: AtomicU64,
+    /// Notified when the sender is done.
+    done: Notify,
+}
+
+/// How often a request waits for another one to send a source: about the number of scripts. A cluster has several
+/// servers that may not know them.
+const TURNS: u32 = 8;
+
+/// How long it waits for that each time, before it sends the source itself. The other request may belong to a future
+/// that is not polled any more, and would keep all requests of its client waiting.
+const TURN: Duration = Duration::from_millis(250);
+
+impl Loading {
+    async fn run(&self, crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
+        let mut turn = None;
+        for _ in 0..TURNS {
+            let seen = self.sent.load(Ordering::SeqCst);
+            match crowd.send(call.by_sha1()).await {
+                Err(error) if is_unknown_script(&error) => {}
+                answer => return answer,
+            }
+            let done = self.done.notified();
+            tokio::pin!(done);
+            done.as_mut().enable();
+            if self.sent.load(Ordering::SeqCst) != seen {
+                continue; // another request has sent one meanwhile
+            }
+            turn = Turn::take(self, 0);
+            if turn.is_none() {
+                let sender = self.sender.load(Ordering::SeqCst);
+                if timeout(TURN, done).await.is_err() {
+                    turn = Turn::take(self, sender);
+                }
+            }
+            if turn.is_some() {
+                break;
+            }
+        }
+        let answer = self.send_source(crowd, call).await;
+        drop(turn);
+        answer
+    }
+
+    async fn send_source(&self, crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
+        let answer = crowd.send(call.by_source()).await;
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        answer
+    }
+
+    /// The same for one pipeline. Each script's source is sent once, and then the rest again by SHA1; between two
+    /// commands of a pipeline another client may flush the scripts again, so what fails then goes by its source.
+    async fn run_all(
+        &self,
+        crowd: &Crowd,
+        calls: &[Filled<'_>],
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        let mut answers = crowd.send_all(calls.iter().map(Filled::by_sha1).collect(), limit).await;
+        for by_source in [false, true] {
+            let unknown: Vec<usize> = (0..answers.len())
+                .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
+                .collect();
+            if unknown.is_empty() {
+                break;
+            }
+            let mut sources = HashSet::new();
+            let again = unknown.iter().map(|&index| {
+                let call = &calls[index];
+                if sources.insert(call.call.script().name()) || by_source {
+                    call.by_source()
+                } else {
+                    call.by_sha1()
+                }
+            });
+            let again = again.collect();
+            for (index, answer) in unknown.into_iter().zip(crowd.send_all(again, limit).await) {
+                answers[index] = answer;
+            }
+            self.sent.fetch_add(1, Ordering::SeqCst);
+        }
+        answers
     }
 }
 
-async fn run_all(crowd: &Crowd, calls: &[Filled<'_>], limit: Duration) -> Vec<Result<Value, RedisError>> {
-    let mut answers = crowd.send_all(calls.iter().map(Filled::by_sha1).collect(), limit).await;
-    let forgotten: Vec<usize> =
-        (0..answers.len()).filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script)).collect();
-    // Each by its source: between two commands of a pipeline, somebody may flush the scripts again.
-    let again = forgotten.iter().map(|&index| calls[index].by_source()).collect();
-    for (index, answer) in forgotten.into_iter().zip(crowd.send_all(again, limit).await) {
-        answers[index] = answer;
+/// The right to send a source, until it is dropped or another request has taken it over.
+struct Turn<'a> {
+    loading: &'a Loading,
+    ticket: u64,
+}
+
+impl<'a> Turn<'a> {
+    /// Takes the turn from the request with this ticket, if that still has it.
+    fn take(loading: &'a Loading, from: u64) -> Option<Turn<'a>> {
+        let ticket = loading.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+        let taken = loading.sender.compare_exchange(from, ticket, Ordering::SeqCst, Ordering::SeqCst);
+        taken.is_ok().then_some(Turn { loading, ticket })
     }
-    answers
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let _taken_over =
+            self.loading.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
+        self.loading.done.notify_waiters();
+    }
 }

@@ -95,9 +95,9 @@ impl Nodes {
     }
 
     /// A number that no node has seen yet, as far as is known; nodes of a quorum must be told one, since each would
-    /// choose another.
-    pub(crate) fn proposal(&self) -> Option<u64> {
-        if self.single().is_some() {
+    /// choose another. The only node of a `guarded` quorum is told one as well: it remembers what it has accepted.
+    pub(crate) fn proposal(&self, guarded: bool) -> Option<u64> {
+        if self.single().is_some() && !guarded {
             return None;
         }
         let clocks = self.all.iter().map(|node| node.clock()).collect();
@@ -320,7 +320,7 @@ mod tests {
             &[behind, now, behind, now, now],
             &[ahead, unknown, now, now, unknown],
         ] {
-            let proposal = with_clocks(clocks).proposal().unwrap();
+            let proposal = with_clocks(clocks).proposal(false).unwrap();
             let near = NOW..NOW + DAY / 24; // the clocks go on meanwhile
             assert!(near.contains(&proposal), "{proposal} of {clocks:?}");
         }
@@ -331,7 +331,7 @@ mod tests {
         let nodes = with_clocks(&[Some(NOW); 3]);
         nodes.accepted(NOW + DAY);
         nodes.accepted(NOW);
-        assert_eq!(nodes.proposal(), Some(NOW + DAY + 1));
-        assert_eq!(with_clocks(&[Some(NOW)]).proposal(), None, "one server makes its tokens itself");
+        assert_eq!(nodes.proposal(false), Some(NOW + DAY + 1));
+        assert_eq!(with_clocks(&[Some(NOW)]).proposal(false), None, "one server makes its tokens itself");
     }
 }

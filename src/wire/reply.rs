@@ -7,6 +7,9 @@ use super::{Failure, Script};
 /// The first of two numbers, if the second is a token that is as large as the one proposed, or larger.
 const TOO_LOW: i64 = -8;
 
+/// A request that came after the time until which it may be granted; or its attempt was ended.
+pub(super) const LATE: i64 = -1;
+
 /// A node that has not been admitted to its quorum.
 pub(super) const NOT_ADMITTED: i64 = -9;
 

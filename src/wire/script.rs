@@ -41,8 +41,12 @@ pub(crate) struct Call<'a> {
 enum Arg<'a> {
     Text(Cow<'a, str>),
     Number(u64),
+    /// Its default. What is left out at the end is not sent.
+    Default,
     /// The latest server time known when the request leaves: a new connection may have raised it.
     Floor,
+    /// The server's clock this much after the request leaves, as far as the clock is known.
+    Until(Duration),
     /// Which run of the server it is sent to.
     Run,
 }
@@ -69,6 +73,26 @@ impl<'a> Call<'a> {
 
     pub(crate) fn number(self, number: u64) -> Call<'a> {
         self.arg(Arg::Number(number))
+    }
+
+    /// An argument that may have its default.
+    pub(crate) fn optional(self, number: Option<u64>) -> Call<'a> {
+        self.arg(number.map_or(Arg::Default, Arg::Number))
+    }
+
+    /// An argument that has its default.
+    pub(crate) fn default(self) -> Call<'a> {
+        self.arg(Arg::Default)
+    }
+
+    /// Until when on the server's clock the request may have an effect; no limit by default.
+    pub(crate) fn until(self, span: Option<Duration>) -> Call<'a> {
+        self.arg(span.map_or(Arg::Default, Arg::Until))
+    }
+
+    /// Whether the server refuses the request if it comes late.
+    pub(super) fn may_be_late(&self) -> bool {
+        self.args.iter().any(|arg| matches!(arg, Arg::Until(_)))
     }
 
     pub(crate) fn floor(self) -> Call<'a> {
@@ -109,7 +133,9 @@ impl<'a> Call<'a> {
         let arg = |arg: &Arg<'_>| match arg {
             Arg::Text(text) => Arg::Text(own(text)),
             Arg::Number(number) => Arg::Number(*number),
+            Arg::Default => Arg::Default,
             Arg::Floor => Arg::Floor,
+            Arg::Until(span) => Arg::Until(*span),
             Arg::Run => Arg::Run,
         };
         Call {
@@ -125,6 +151,8 @@ impl<'a> Call<'a> {
 pub(super) struct Filled<'a> {
     pub(super) call: &'a Call<'a>,
     pub(super) floor: u64,
+    /// The server's clock; 0 if it is not known.
+    pub(super) clock: u64,
     pub(super) run: &'a str,
 }
 
@@ -147,11 +175,15 @@ impl Filled<'_> {
         for key in keys {
             cmd.arg(&**key);
         }
-        for arg in args {
+        let sent = args.iter().rposition(|arg| !matches!(arg, Arg::Default)).map_or(0, |last| last + 1);
+        for arg in &args[..sent] {
             match arg {
+                Arg::Default => cmd.arg(""),
                 Arg::Text(text) => cmd.arg(&**text),
                 Arg::Number(number) => cmd.arg(number),
                 Arg::Floor => cmd.arg(self.floor),
+                Arg::Until(_) if self.clock == 0 => cmd.arg(""),
+                Arg::Until(span) => cmd.arg(self.clock + u64::try_from(span.as_micros()).unwrap_or(0)),
                 Arg::Run => cmd.arg(self.run),
             };
         }

@@ -38,7 +38,7 @@ const GATHERING: Duration = Duration::from_millis(20);
 /// they belong to.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
-    channel: String,
+    channel: Arc<str>,
     /// One for each node.
     ears: OnceLock<Vec<Ear>>,
     limit: Duration,
@@ -86,7 +86,7 @@ impl Wakeups {
             made: AtomicU64::new(0),
         };
         Wakeups {
-            channel,
+            channel: channel.into(),
             ears: ears.map(OnceLock::from).unwrap_or_default(),
             limit,
             runtime: Handle::current(),
@@ -95,7 +95,7 @@ impl Wakeups {
         }
     }
 
-    pub(crate) fn channel(&self) -> &str {
+    pub(crate) fn channel(&self) -> &Arc<str> {
         &self.channel
     }
 
@@ -121,7 +121,7 @@ impl Wakeups {
             if tasks.is_empty() {
                 for (place, ear) in ears.iter().enumerate() {
                     let (ear, post) = (ear.clone(), Arc::clone(&self.post));
-                    let subscribing = subscribe(ear, place, self.channel.clone(), self.limit, post);
+                    let subscribing = subscribe(ear, place, Arc::clone(&self.channel), self.limit, post);
                     tasks.push(self.runtime.spawn(subscribing));
                 }
             }
@@ -264,7 +264,7 @@ impl Slot {
     }
 }
 
-async fn subscribe(ear: Ear, place: usize, channel: String, limit: Duration, post: Arc<Post>) {
+async fn subscribe(ear: Ear, place: usize, channel: Arc<str>, limit: Duration, post: Arc<Post>) {
     let mut pause = PAUSES.0;
     let mut failed = false;
     loop {

@@ -31,6 +31,7 @@ pub async fn forget_old_queues(deployment: &Deployment, windows: &[Window]) {
             let members: Vec<(String, f64)> = server.run(&["ZRANGE", &queue, "0", "-1", "WITHSCORES"]).await;
             for (waiter, score) in members {
                 let queued = if score < 0.0 { score + READERS } else { score };
+                // Marks have larger scores than all waiters, and stay.
                 if queued < copied {
                     server.run::<()>(&["ZREM", &queue, &waiter]).await;
                 }
@@ -59,7 +60,7 @@ async fn is_overdue(server: &Server, plan: &Plan, key: &str) -> Option<String> {
     let longest = if key.starts_with("lock:") {
         Duration::ZERO
     } else if key.ends_with(":fence") {
-        Duration::from_secs(86_400)
+        Duration::from_secs(3_600)
     } else {
         Duration::from_secs(60)
     };

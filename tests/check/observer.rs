@@ -163,10 +163,14 @@ impl Held {
         for (field, value) in hash {
             let words: Vec<&str> = value.split(' ').collect();
             match (kind, field.strip_prefix("read:"), field.as_str(), words.as_slice()) {
-                (Kind::Reentrant, ..) if field.starts_with(':') => {}
+                (Kind::Reentrant, ..) if field == "mode" || field.starts_with(':') => {}
                 (Kind::Reentrant, ..) => held.alone = Some((Some(field), pttl)),
-                (_, _, "sole", ["read", owner, ..]) => held.readers.push(((*owner).to_owned(), true, pttl)),
-                (_, _, "sole", [_, owner, ..]) => held.alone = Some((Some((*owner).to_owned()), pttl)),
+                (_, _, "mode", ["sole", "read", owner, ..]) => {
+                    held.readers.push(((*owner).to_owned(), true, pttl));
+                }
+                (_, _, "mode", ["sole", _, owner, ..]) => {
+                    held.alone = Some((Some((*owner).to_owned()), pttl));
+                }
                 // What is over may stay in the hash; it counts for nothing.
                 (_, _, "write", [end, owner, ..]) => {
                     let left = end.parse::<i64>().ok()? - now;

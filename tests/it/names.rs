@@ -27,6 +27,7 @@ async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
         "KEYS[1]",
         "-- x",
         "%s%.0f",
+        "{a}:ended:1",
     ] {
         let mutex = locks.mutex(name).unwrap();
         let guard = soon(name, mutex.lock()).await.unwrap();
@@ -52,7 +53,7 @@ async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
         ("{}", NameProblem::BrokenHashTag),
         ("a}{b", NameProblem::BrokenHashTag),
         ("{a}:fence", NameProblem::Reserved),
-        ("{a}:ended:1", NameProblem::Reserved),
+        ("{a}:waiters", NameProblem::Reserved),
     ] {
         assert_eq!(locks.mutex(name).unwrap_err().problem(), &problem);
         assert_eq!(locks.reentrant(name).unwrap_err().problem(), &problem);

@@ -13,8 +13,15 @@ fn reentrant_owners_travel_as_text_and_through_serde() {
     // In another form it would be another owner to the server.
     let plain = owner.to_string().replace('-', "");
     let capital = "0000000A-0000-0000-0000-000000000000";
-    for hostile in ["", "me", "a b", ":fence", "00000000-0000-0000-0000-00000000000", &plain, capital] {
+    let (long, longer) = ("o".repeat(256), "o".repeat(257));
+    for hostile in ["", "a b", ":fence", "mode", &plain, capital, &longer] {
         assert!(hostile.parse::<Owner>().is_err(), "{hostile:?}");
         assert!(serde_json::from_str::<Owner>(&format!("{hostile:?}")).is_err());
+    }
+    // Words of other libraries.
+    for word in ["me", "8743c9c0-0795-4907-87fd-6c719a6b4586:61", "00000000-0000", &long] {
+        let other = word.parse::<Owner>().unwrap();
+        assert_eq!(other.to_string(), word);
+        assert_eq!(serde_json::from_str::<Owner>(&format!("{word:?}")).unwrap(), other);
     }
 }

@@ -1,6 +1,14 @@
 //! The scripts as a product of their own: contract, idempotence, bytes.
 
+mod arguments;
+mod channels;
+#[cfg(target_os = "linux")]
+mod durations;
+mod limits;
+mod memory;
+mod request;
 mod requests;
+mod tokens;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +27,8 @@ fn scripts() -> Vec<(String, String)> {
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.is_dir() && !path.ends_with("src"))
     {
-        for file in std::fs::read_dir(&kind).unwrap().map(|entry| entry.unwrap().path()) {
+        let files = std::fs::read_dir(&kind).unwrap().map(|entry| entry.unwrap().path());
+        for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "lua")) {
             let name = file.strip_prefix(folder()).unwrap().with_extension("").to_str().unwrap().to_owned();
             scripts.push((name, std::fs::read_to_string(&file).unwrap()));
         }
@@ -31,21 +40,6 @@ fn scripts() -> Vec<(String, String)> {
 
 fn script(name: &str) -> String {
     std::fs::read_to_string(folder().join(name).with_extension("lua")).unwrap()
-}
-
-/// Where the script of a kind is.
-fn path(kind: &str, verb: &str) -> String {
-    match (kind, verb) {
-        ("read" | "write", "acquire" | "force") => format!("rwlock/{kind}_{verb}"),
-        ("read" | "write", _) => format!("rwlock/{verb}"),
-        _ => format!("{kind}/{verb}"),
-    }
-}
-
-/// Every kind with the scripts that acquire it: on one server, and on a node of a quorum.
-fn acquires(kinds: &[&'static str]) -> Vec<(&'static str, String)> {
-    let of = |kind: &'static str| [(kind, path(kind, "acquire")), (kind, format!("quorum/{kind}_acquire"))];
-    kinds.iter().copied().flat_map(of).collect()
 }
 
 #[tokio::test]
@@ -60,9 +54,16 @@ async fn scripts_have_the_sums_that_are_published_and_that_a_server_gives_them()
     assert_eq!(published, loaded, "lua/SHA1SUMS should be:\n{loaded}");
 }
 
+/// The names in `local a, b = unpack(ARGV)`.
+fn unpacked(body: &str) -> Vec<String> {
+    let names = body.split_once("= unpack(ARGV)").and_then(|(before, _)| before.rsplit_once("local "));
+    let names = names.map_or("", |(_, names)| names);
+    names.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
+}
+
 #[test]
 fn scripts_declare_what_they_use_in_their_headers() {
-    let used = |text: &str, table: &str| -> BTreeSet<u32> {
+    let indices = |text: &str, table: &str| -> BTreeSet<usize> {
         let pieces = text.split(table).skip(1);
         pieces.filter_map(|rest| rest.strip_prefix('[')?.split(']').next()?.parse().ok()).collect()
     };
@@ -70,28 +71,36 @@ fn scripts_declare_what_they_use_in_their_headers() {
         let header: String =
             text.lines().take_while(|line| line.starts_with("--")).map(|line| format!("{line}\n")).collect();
         let body = &text[header.len()..];
-        assert!(header.starts_with(&format!("-- {name}.lua: ")), "{name} begins with its name");
-        assert!(header.contains("-- Returns"), "{name} says what it answers");
+        assert!(header.starts_with(&format!("-- {name}: ")), "{name} begins with its name");
+        assert!(header.contains("\n-- Returns"), "{name} says what it answers");
         for table in ["KEYS", "ARGV"] {
-            let (declared, used) = (used(&header, table), used(body, table));
-            assert!(declared.is_superset(&used), "{name} uses {table}{used:?}, declares {declared:?}");
-            assert_eq!(
-                declared.iter().copied().max().unwrap_or(0) as usize,
-                declared.len(),
-                "{name}: {table}"
-            );
-            let ignored = |index: &u32| {
-                header.lines().any(|line| {
-                    line.contains(&format!("{table}[{index}]"))
-                        && (line.contains("ignored") || line.contains("empty"))
+            let declared: Vec<usize> = header
+                .lines()
+                .filter_map(|line| {
+                    line.strip_prefix(&format!("-- {table}["))?.split(']').next()?.parse().ok()
                 })
-            };
-            for index in declared.difference(&used) {
-                assert!(
-                    ignored(index),
-                    "{name} declares {table}[{index}], does not use it, and does not say so"
-                );
-            }
+                .collect();
+            assert_eq!(declared, (1..=declared.len()).collect::<Vec<_>>(), "{name}: {table} in order");
+            let declared = BTreeSet::from_iter(declared);
+            let used = indices(body, table);
+            assert!(declared.is_superset(&used), "{name} uses {table}{used:?}, declares {declared:?}");
+            // All verbs take the companions of the lock, also those that have no use for one of them.
+            let is_common = |index: &usize| table == "KEYS" && *index <= 3;
+            let is_unpacked = table == "ARGV" && body.contains("unpack(ARGV)");
+            let unused: Vec<_> = declared.difference(&used).filter(|index| !is_common(index)).collect();
+            assert!(
+                unused.is_empty() || is_unpacked,
+                "{name} declares {table}{unused:?} and does not use it"
+            );
+        }
+        let names = unpacked(body);
+        if body.contains("unpack(ARGV)") {
+            assert_eq!(names, request::declared(&text), "{name}: names of the arguments");
+        }
+        for argument in names {
+            let words = body.split(|c: char| !c.is_alphanumeric() && c != '_');
+            let uses = words.filter(|word| *word == argument).count();
+            assert!(uses > 1, "{name} does not use {argument}");
         }
     }
 }

@@ -4,9 +4,9 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use redlatch::{Locks, Options};
+use redlatch::{Error, Locks, Options};
 
-use crate::support::{Kind, role};
+use crate::support::{Kind, Protocol, Topology, Wake, open_at, role};
 
 /// Not a test of its own: what a worker process runs. See `support::Worker`.
 #[test]
@@ -19,6 +19,15 @@ fn play() {
             ["count", url, kind, file, turns] => count(url, kind, file, turns.parse().unwrap()).await,
             ["hold", url, kind, ttl_ms] => hold(url, kind, ttl_ms.parse().unwrap()).await,
             ["reenter", url, owner] => reenter(url, owner).await,
+            ["wait", topology, user, ports, wake, kind, name, ttl_ms, count] => {
+                let (topology, wake) = (topology_of(topology), wake_of(wake));
+                let ports: Vec<u16> = ports.split(',').map(|port| port.parse().unwrap()).collect();
+                let ttl = Duration::from_millis(ttl_ms.parse().unwrap());
+                let options = Options::new().ttl(ttl).node_timeout(Duration::from_secs(5));
+                let (host, ports) = (format!("{user}127.0.0.1"), ports.as_slice());
+                let open = || open_at(topology, &host, ports, Protocol::Resp3, wake, options.clone());
+                wait(open, Kind::from_name(kind), name, count.parse().unwrap()).await;
+            }
             unknown => panic!("no such role: {unknown:?}"),
         }
     });
@@ -74,4 +83,31 @@ async fn reenter(url: &str, owner: &str) {
     tokio::task::spawn_blocking(hear).await.unwrap();
     guard.release().await.unwrap();
     say("outside", "");
+}
+
+fn topology_of(name: &str) -> Topology {
+    match name {
+        "standalone" => Topology::Standalone,
+        "cluster" => Topology::Cluster,
+        "sentinel" => Topology::Sentinel,
+        "quorum3" => Topology::Quorum3,
+        "quorum5" => Topology::Quorum5,
+        _ => panic!("no such topology: {name}"),
+    }
+}
+
+fn wake_of(name: &str) -> Wake {
+    if name == "push" { Wake::Push } else { Wake::Poll }
+}
+
+/// Waits for a lock in several clients, each of which releases it as soon as it has it.
+async fn wait(open: impl AsyncFn() -> Result<Locks, Error>, kind: Kind, name: &str, count: usize) {
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..count {
+        let lock = kind.lock(&open().await.unwrap(), name);
+        waiting.spawn(async move { lock.lock().await.unwrap().release().await });
+    }
+    while let Some(outcome) = waiting.join_next().await {
+        let _ = outcome.unwrap(); // a client that was stopped may have lost it
+    }
 }

@@ -3,11 +3,17 @@
 //! The scripts that Redis gets are made of the sources in `lua/src`: `scripts/lua` writes them, and
 //! these tests fail where what is checked in differs.
 
+mod header;
 mod sources;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use header::{Entry, Header};
+use serde_json::{Map, Value, json};
 use sources::{Sources, folder};
+
+/// The version of the protocol: keys, arguments, answers and what is stored.
+const VERSION: u32 = 1;
 
 /// Set by `scripts/lua`: write what differs instead of failing.
 fn writes() -> bool {
@@ -57,8 +63,92 @@ fn functions_stand_in_one_source_file() {
 fn every_fragment_is_included() {
     let sources = Sources::read();
     for fragment in sources.fragments() {
-        let line = format!("--@include {fragment}\n");
-        let uses = sources.files().filter(|(_, text)| text.contains(&line)).count();
+        let line = format!("--@include {fragment}");
+        let is_included = |text: &str| text.lines().any(|it| it.trim_start() == line);
+        let uses = sources.files().filter(|(_, text)| is_included(text)).count();
         assert!(uses > 0, "lua/src/lib/{fragment}.lua is included nowhere");
+    }
+}
+
+/// The contracts of all scripts, for programs. The headers are the source.
+#[test]
+fn protocol_json_matches_the_headers() {
+    let sources = Sources::read();
+    let outputs = sources.outputs();
+    let mut scripts = Map::new();
+    for (name, source) in sources.scripts() {
+        let header = Header::parse(name, source);
+        let argument = |entry: &Entry| match entry.default() {
+            Some(default) => json!({ "name": entry.name, "text": entry.meaning(), "default": default }),
+            None => json!({ "name": entry.name, "text": entry.text }),
+        };
+        let answer = |entry: Entry| json!({ "answer": entry.name, "text": entry.text });
+        let script = json!({
+            "file": format!("{name}.lua"),
+            "sha1": redis::Script::new(&outputs[name]).get_hash(),
+            "summary": header.summary,
+            "keys": header.keys.iter().map(argument).collect::<Value>(),
+            "arguments": header.arguments.iter().map(argument).collect::<Value>(),
+            "answers": header.answers().map(answer).collect::<Value>(),
+            "refusals": header.refusals().map(answer).collect::<Value>(),
+            "notes": header.notes,
+        });
+        scripts.insert(name.to_owned(), script);
+    }
+    let protocol = json!({ "version": VERSION, "scripts": scripts });
+    check("protocol.json", &format!("{protocol:#}\n"));
+}
+
+/// The pages for other languages.
+fn pages() -> [(&'static str, String); 2] {
+    ["README.md", "quorum/README.md"]
+        .map(|page| (page, std::fs::read_to_string(folder().join(page)).unwrap()))
+}
+
+#[test]
+fn pages_mention_every_argument_and_refusal() {
+    let [(_, page), (_, quorum)] = pages();
+    for (name, source) in Sources::read().scripts() {
+        let (file, page) =
+            if name.starts_with("quorum/") { ("quorum/README.md", &quorum) } else { ("README.md", &page) };
+        let header = Header::parse(name, source);
+        let heading = format!("\n### `{name}`\n");
+        let (_, rest) =
+            page.split_once(&heading).unwrap_or_else(|| panic!("{file} has no heading {heading:?}"));
+        let section = rest.split("\n#").next().unwrap();
+        let words = section.split_whitespace().collect::<Vec<_>>().join(" ");
+        let signature = header.signature();
+        assert!(words.contains(&signature), "{file}, {name}: the signature should be\n{signature}");
+        for Entry { name: argument, .. } in header.keys.iter().chain(&header.arguments) {
+            assert!(page.contains(&format!("`{argument}`")), "{file} has no `{argument}`, of {name}");
+        }
+        for Entry { name: refusal, .. } in header.refusals() {
+            let is_there = words.contains(&format!("`{refusal}`"));
+            assert!(is_there, "{file}: the section {name} has no `{refusal}`");
+        }
+    }
+}
+
+#[test]
+fn the_acl_names_every_command_of_the_kinds_and_no_other() {
+    let [(_, page), _] = pages();
+    let line = page.lines().find(|line| line.starts_with("ACL SETUSER ")).unwrap();
+    let allowed: BTreeSet<String> =
+        line.split(' ').filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect();
+    let outputs = Sources::read().outputs();
+    let kinds =
+        outputs.iter().filter(|(name, _)| !name.starts_with("quorum/") && !name.starts_with("fenced/"));
+    let mut used: BTreeSet<String> = kinds.flat_map(|(_, text)| sources::commands(text)).collect();
+    let outside = ["eval", "evalsha", "subscribe", "ping", "hello", "publish", "time"];
+    used.extend(outside.map(str::to_owned));
+    assert_eq!(allowed, used);
+}
+
+#[test]
+fn comment_lines_fit_into_100_columns() {
+    for (file, text) in Sources::read().files() {
+        for line in text.lines().filter(|line| line.trim_start().starts_with("--")) {
+            assert!(line.chars().count() <= 100, "lua/src/{file}.lua: {line}");
+        }
     }
 }

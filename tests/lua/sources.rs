@@ -29,22 +29,35 @@ impl Sources {
         self.0.keys().filter_map(|name| name.strip_prefix("lib/"))
     }
 
+    /// The sources of scripts, without the fragments.
+    pub fn scripts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files().filter(|(name, _)| !name.starts_with("lib/"))
+    }
+
     /// What Redis gets: each script with its fragments in place of the lines that include them.
     pub fn outputs(&self) -> BTreeMap<String, String> {
-        let scripts = self.0.iter().filter(|(name, _)| !name.starts_with("lib/"));
-        scripts.map(|(name, text)| (name.clone(), self.expand(name, text, 0))).collect()
+        let output = |(name, text): (&str, &str)| {
+            let mark = format!("-- {name}: generated from lua/src/{name}.lua, do not edit.\n");
+            (name.to_owned(), mark + &self.expand(name, text, 0))
+        };
+        self.scripts().map(output).collect()
     }
 
     fn expand(&self, name: &str, text: &str, depth: usize) -> String {
         assert!(depth < 8, "{name} includes itself");
         let mut output = String::new();
         for line in text.lines() {
-            match line.strip_prefix(INCLUDE) {
+            let indent = &line[..line.len() - line.trim_start().len()];
+            match line.trim_start().strip_prefix(INCLUDE) {
                 Some(fragment) => {
                     let lines = self.0.get(&format!("lib/{fragment}"));
                     let lines =
                         lines.unwrap_or_else(|| panic!("{name} includes {fragment}, which is not there"));
-                    output += &self.expand(fragment, lines, depth + 1);
+                    for line in self.expand(fragment, lines, depth + 1).lines() {
+                        output += if line.is_empty() { "" } else { indent };
+                        output += line;
+                        output.push('\n');
+                    }
                 }
                 None => {
                     output += line;
@@ -91,4 +104,10 @@ fn names(top: &Path) -> Vec<String> {
     }
     names.sort();
     names
+}
+
+/// The commands that a script calls, in lower case.
+pub fn commands(text: &str) -> impl Iterator<Item = String> {
+    let calls = text.split("call('").skip(1);
+    calls.map(|rest| rest.split('\'').next().unwrap().to_lowercase())
 }

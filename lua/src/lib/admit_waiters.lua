@@ -1,139 +1,145 @@
--- How many dead waiters one script passes over is bounded.
-local passes = 0
+-- How many batches of dead waiters one script passes over is bounded.
+local batches = 0
 
--- Grants what the lock is free for, each time for a claim: to all readers who queued before the last writer
--- left; else to the oldest writer; else to all readers. Beside readers, to more of them while no writer waits, and
--- to the one who waits for the others to leave.
--- One message for each client: PUBLISH answers how many heard it. 0 is a client that is gone, unless its channel ends
--- in "~": then it listens to another node of a cluster. An error is a denied channel. It comes before the grant, which
--- cannot fail: after a first write, no memory is asked for.
-local function let_in()
+-- Grants what the lock is free for, each time for a claim: to all readers that queued before the
+-- last writer left; else to the writer that has waited longest; else to all readers. Beside
+-- readers, to more of them while no writer waits, and to the one that waits for the others to
+-- leave. One message for each client. It comes before the grant, which cannot fail: after a first
+-- write, no memory is asked for.
+local function admit_waiters()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
-  local state = redis.call('HMGET', KEYS[1], 'write', 'readers', 'gate', 'phase', 'upgrade', 'fence')
-  if live(state[1]) then return end
-  local readers = tonumber(state[2]) or 0
-  local gated = (tonumber(state[3]) or 0) > now
-  local phase, upgrade, fence = tonumber(state[4]), state[5], state[6]
-  if state[1] then -- its writer is dead
+  if look() or unexpired(state.write) then return end
+  local readers, gated, writer_left = state.readers, state.wait_until > now, state.writer_left
+  if state.write then -- its writer is dead
     end_write()
-    phase = time - 1
-  end
-  local function hears(channel, heirs, token, at)
-    if channel == '' then return true end
-    -- Not passed on to replicas: who listens to one is not counted, and must not hear that he has what others get.
-    redis.set_repl(redis.REPL_NONE)
-    local heard = redis.pcall('PUBLISH', channel, string.format('%s %.0f %.0f ', heirs, token, at) .. KEYS[1])
-    redis.set_repl(redis.REPL_ALL)
-    return heard ~= 0 or string.sub(channel, -1) == '~'
-  end
-  local function claim(waiting)
-    local heir, ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
-    if waiting == waiter then channel = '' end
-    if heir and tonumber(ms) > 0 then return heir, now + ms, its_owner, channel end
+    writer_left = time - 1
   end
 
-  -- The rest, beyond one batch: the first of them who hears it asks, and lets in the next batch.
-  local function go_on(latest)
+  -- The rest, beyond one batch: the first of them that hears it asks, and admits the next batch.
+  local function notify_rest(latest)
     for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
-      local heir, _, _, channel = claim(each)
-      if heir and channel ~= '' and hears(channel, heir, 0, 0) then return end
+      local its_attempt, _, _, its_channel = parse(each)
+      if its_attempt and its_channel ~= '' and notify(its_channel, its_attempt .. ' 0 0 ' .. KEYS[1]) then return end
     end
+  end
+
+  -- The readers of a batch that may enter, by channel: dead ones may not, nor those whose owner has
+  -- enough holds.
+  local function select_readers(waiting)
+    local channels, holds = {}, {}
+    for i = 1, #waiting, 2 do
+      local its_attempt, its_kind, ms, its_channel, its_owner, its_depth = parse(waiting[i])
+      if its_attempt and its_kind == 'read' and is_alive(its_attempt, tonumber(waiting[i + 1]), ms) then
+        if its_owner == '' then its_owner = its_attempt end
+        local hold = holds[its_owner]
+        if not hold then
+          local field = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+          local ends, attempts = unexpired(field)
+          hold = {ends = ends or 0, attempts = attempts or '', count = count(attempts or ''), is_new = not field}
+          holds[its_owner] = hold
+        end
+        if hold.count < (tonumber(its_depth) or 255) then
+          hold.count = hold.count + 1
+          if its_attempt == attempt then its_channel = '' end
+          channels[its_channel] = channels[its_channel] or {}
+          table.insert(channels[its_channel], {its_attempt, its_owner, now + ms})
+        end
+      end
+    end
+    return channels, holds
   end
 
   -- False once nobody is queued, or too many were dead.
   local function admit_readers(latest)
-    passes = passes + 1
-    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 128)
-    if passes > 3 or not waiting[1] then return false end
-    local known, token = pcall(readers_token, fence)
-    if not known then return false end
-    redis.call('ZREM', KEYS[3], unpack(waiting))
-    local told = {}
-    for _, each in ipairs(waiting) do
-      local heir, ends, its_owner, channel = claim(each)
-      if heir then
-        told[channel] = told[channel] or {heirs = {}, owners = {}, ends = {}}
-        table.insert(told[channel].heirs, heir)
-        table.insert(told[channel].owners, its_owner)
-        table.insert(told[channel].ends, ends)
-      end
+    batches = batches + 1
+    local most = readers > 512 and 16 or 128
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'WITHSCORES', 'LIMIT', 0, most)
+    if batches > 3 or not waiting[1] then return false end
+    local token = readers_token(state.token)
+    if not token then return false end
+    local channels, holds = select_readers(waiting)
+    local gone = {}
+    for i = 1, #waiting, 2 do
+      gone[i], gone[i + 1] = waiting[i], 'seen ' .. string.match(waiting[i], '^[^ ]*')
     end
-    local holds, last = {}, now
-    for channel, some in pairs(told) do
-      if hears(channel, table.concat(some.heirs, ','), token, time) then
-        for i, its_owner in ipairs(some.owners) do
-          local hold = holds[its_owner]
-          if not hold then
-            local before = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
-            local ends, attempts = live(before)
-            if not before then readers = readers + 1 end
-            hold = {ends = ends or 0, attempts}
-            holds[its_owner] = hold
-          end
-          hold.ends = math.max(hold.ends, some.ends[i])
-          hold[#hold + 1] = some.heirs[i]
+    redis.call('ZREM', KEYS[3], unpack(gone))
+    local last, admitted = now, {}
+    for its_channel, some in pairs(channels) do
+      local names = {}
+      for i, each in ipairs(some) do names[i] = each[1] end
+      if notify(its_channel, message(table.concat(names, ','), token)) then
+        for _, each in ipairs(some) do
+          local hold = holds[each[2]]
+          hold.ends = math.max(hold.ends, each[3])
+          hold.attempts = (hold.attempts == '' and '' or hold.attempts .. ' ') .. each[1]
+          admitted[each[2]] = hold
           last = math.max(last, hold.ends)
         end
       end
     end
-    if not next(holds) then return admit_readers(latest) end
-    for its_owner, hold in pairs(holds) do
-      redis.call('HSET', KEYS[1], 'read:' .. its_owner, hold.ends .. ' ' .. table.concat(hold, ' '))
+    if not next(admitted) then return admit_readers(latest) end
+    for its_owner, hold in pairs(admitted) do
+      if hold.is_new then readers = readers + 1 end
+      redis.call('HSET', KEYS[1], 'read:' .. its_owner, hold.ends .. ' ' .. hold.attempts)
     end
-    redis.call('HSET', KEYS[1], 'readers', readers, 'fence', string.format('%.0f', token))
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'readers', readers, 'token', string.format('%.0f', token))
     keep_until(last)
-    if #waiting == 128 then go_on(latest) end
+    if #waiting == 2 * most then notify_rest(latest) end
     return true
   end
 
   local function admit_writer(reader)
-    local minted, token
+    local token
     for _ = 1, reader and 1 or 64 do
-      local waiting = writer_waits()
-      if not waiting then
-        redis.call('HDEL', KEYS[1], 'gate', 'upgrade')
+      local entry, heir, ms, its_channel, its_owner = first_writer()
+      if not entry then
+        redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         return false
       end
-      local heir, ends, its_owner, channel = claim(waiting)
       if reader and its_owner ~= reader then return false end
-      if not minted then minted, token = pcall(next_token) end
-      if not minted then return false end
-      redis.call('ZREM', KEYS[3], waiting)
+      token = token or next_token()
+      if not token then return false end
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. heir)
       redis.call('HDEL', KEYS[1], 'upgrade')
-      if heir and hears(channel, heir, token, time) then
-        redis.call('HSET', KEYS[1], 'write', ends .. ' ' .. its_owner .. ' ' .. heir,
-          'fence', string.format('%.0f', token))
-        if not writer_waits() then redis.call('HDEL', KEYS[1], 'gate') end
-        keep_until(ends)
+      if heir == attempt then its_channel = '' end
+      if notify(its_channel, message(heir, token)) then
+        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. its_owner .. ' ' .. heir,
+          'token', string.format('%.0f', token))
+        if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+        keep_until(now + ms)
         return true
       end
     end
     return false
   end
 
-  local waited = phase and string.format('%.0f', phase - 4503599627370496)
+  local waited = writer_left and string.format('%.0f', writer_left - 2^52)
   if readers > 0 then
     if not gated then
       if admit_readers('(0') then return end
     elseif waited and admit_readers(waited) then
       return
     else
-      local _, its_owner = live(upgrade)
-      local alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
-      if alone and admit_writer(its_owner) then return end
-      if not writer_waits() then
-        redis.call('HDEL', KEYS[1], 'gate', 'upgrade')
+      local _, its_owner = unexpired(state.upgrade)
+      local is_alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
+      if is_alone and admit_writer(its_owner) then return end
+      if not first_writer() then
+        redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         admit_readers('(0')
       end
     end
     return
   end
-  -- Everything but the queue has ended with its ttl: then age decides, and the writer's gate is his again.
-  local first = redis.call('EXISTS', KEYS[1]) == 0 and writer_waits()
-  if first then waited = string.format('(%.0f', redis.call('ZSCORE', KEYS[3], first) - 4503599627370496) end
+  -- All but the queue has expired: then age decides, and the writer that waits keeps new readers
+  -- out again.
+  local ms, its_place
+  if state.pttl == -2 then
+    local _, _, its_claim, _, _, score = first_writer()
+    ms, its_place = its_claim, score
+  end
+  if its_place then waited = string.format('(%.0f', its_place - 2^52) end
   if waited and admit_readers(waited) then
-    local _, ends = claim(first or '')
-    if ends then redis.call('HSET', KEYS[1], 'gate', ends) end
+    if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
   elseif not admit_writer() then
     admit_readers('(0')
   end

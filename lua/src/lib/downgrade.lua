@@ -1,52 +1,50 @@
 --@include clock
-local ends = now + ttl_ms
+
+--@include check_clock
 
 --@include next_token
 
 --@include readers_token
 
---@include unexpired
+--@include look
 
---@include has
+--@include holds
 
 --@include without
 
 --@include keep_until
 
---@include end_write
+--@include waiter
 
---@include writer_waits
+--@include notify
+
+--@include first_writer
 
 --@include admit_waiters
 
 --@include expand_sole_hold
 
-unfold()
-local state = redis.pcall('HMGET', KEYS[1], 'write', 'readers', 'read:' .. owner)
-if state.err then return -2 end
-local write_ends, write = live(state[1])
-local writes, attempts = string.match(write or '', '^(%S+) (.+)$')
-local read_ends, reads = live(state[3])
-local reading, writing = reads and has(reads, attempt), writes == owner and has(attempts, attempt)
-if reading and not writing then
-  redis.call('HDEL', KEYS[1], 'read:')
-  redis.call('HSET', KEYS[1], 'read:' .. owner, math.max(ends, read_ends) .. ' ' .. reads)
-  keep_until(ends)
-  return time
+if look() then return -2 end
+expand_sole_hold()
+local ends = now + tonumber(ttl_ms)
+local write_ends, write = unexpired(state.write)
+local writer, writes = string.match(write or '', '^([^ ]+) (.+)$')
+local read_ends, reads = unexpired(state.read)
+local is_reading, is_writing = reads and has(reads, attempt), writer == owner and has(writes, attempt)
+if not is_reading and not is_writing then return 0 end
+if is_writing then
+  writes = without(writes, attempt)
+  if writes then
+    redis.call('HDEL', KEYS[1], 'read:')
+    redis.call('HSET', KEYS[1], 'write', write_ends .. ' ' .. owner .. ' ' .. writes)
+  else
+    end_write()
+  end
 end
-if not writing then return 0 end
-
-local rest, left = without(attempts, attempt)
-if left > 0 then
-  redis.call('HDEL', KEYS[1], 'read:')
-  redis.call('HSET', KEYS[1], 'write', write_ends .. ' ' .. owner .. ' ' .. rest)
-else
-  end_write()
-end
-ends = math.max(ends, read_ends or 0)
-local holds = reading and reads or (reads and reads .. ' ' or '') .. attempt
-redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. holds)
-if not state[3] then redis.call('HINCRBY', KEYS[1], 'readers', 1) end
+if not is_reading then reads = (reads and reads .. ' ' or '') .. attempt end
+redis.call('HDEL', KEYS[1], 'read:')
+redis.call('HSET', KEYS[1], 'read:' .. owner, math.max(ends, read_ends or 0) .. ' ' .. reads)
+if not state.read then redis.call('HINCRBY', KEYS[1], 'readers', 1) end
 keep_until(ends)
-let_in()
+if is_writing then admit_waiters() end
 return time

@@ -1,3 +1,3 @@
-local function grant(_, to, until_ms)
-  redis.call('SET', KEYS[1], to, 'PXAT', string.format('%.0f', until_ms))
+local function grant(its_attempt, _, _, ms)
+  redis.call('SET', KEYS[1], its_attempt, 'PX', ms)
 end

@@ -1,27 +1,29 @@
---@include publish
-
--- Grants the free lock to the first waiter who can be told, for a claim that ends at a time of the same
--- clock that the message dates it by. Nil and a token if there is none.
--- PUBLISH answers how many heard it: 0 is a client that is gone, unless its channel ends in "~": then it listens to
--- another node of a cluster. An error is a denied channel.
-local function hand_over()
-  if redis.call('EXISTS', KEYS[3]) == 0 then return nil end
-  local minted, token = pcall(next_token)
-  if not minted then return nil end
-  local now = redis.call('TIME')
-  local time = now[1] * 1000000 + now[2]
-  local news = string.format(' %.0f %.0f ', token, time) .. KEYS[1]
-  for _ = 1, 64 do
-    local waiting = redis.pcall('ZPOPMIN', KEYS[3])[1]
-    if not waiting or waiting == waiter then return nil, token end
-    local heir, claim_ms, its_owner, channel = string.match(waiting, '^(%S+) (%d%d?%d?%d?%d?) (%S+) ?(.*)$')
-    claim_ms = tonumber(claim_ms) or 0
-    if claim_ms > 0 then
-      grant(its_owner, heir, math.floor(time / 1000) + claim_ms, token)
-      if channel == '' or publish(channel, heir .. news) ~= 0 or string.sub(channel, -1) == '~' then
-        return claim_ms
+-- Grants the free lock to the waiter of this kind that has waited longest and is alive, for its
+-- claim: that ends at a time of the clock that the message is dated by. Returns the claim; nothing
+-- if there is no such waiter before this attempt. Waiters of other kinds keep their places, dead
+-- ones lose theirs.
+local minted
+local function grant_next()
+  local others = 0
+  for _ = 1, 256 do
+    local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
+    local entry, its_place = first[1], tonumber(first[2])
+    if not its_place or its_place >= 2^52 then return nil end
+    local heir, its_kind, ms, its_channel, its_owner = parse(entry)
+    if heir == attempt then return nil end
+    local lives = heir and is_alive(heir, its_place, ms)
+    if lives and its_kind ~= kind then
+      others = others + 1
+    else
+      if lives then minted = minted or next_token() end
+      if lives and not minted then return nil end
+      -- It has a mark once it has polled, which takes some milliseconds.
+      if heir and its_place + 5000 < time then redis.call('ZREM', KEYS[3], 'seen ' .. heir) end
+      redis.call('ZREM', KEYS[3], entry)
+      if lives and notify(its_channel, message(heir, minted)) then
+        grant(heir, its_owner, minted, ms)
+        return ms
       end
     end
   end
-  return nil, token
 end

@@ -1,5 +1,6 @@
-local function grant(to_owner, to, until_ms, token)
+local function grant(its_attempt, its_owner, its_token, ms)
   redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], to_owner, 1, ':fence', string.format('%.0f', token), ':' .. to, 1)
-  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', until_ms))
+  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', its_token), its_owner, 1,
+    ':' .. its_attempt, 1)
+  redis.call('PEXPIRE', KEYS[1], ms)
 end

@@ -1,31 +1,24 @@
--- Removes readers whose time is over, some hundred at most, going on where the last look stopped, until it finds
--- others than the owner who still read: when those found will be over, or at once if there is more to look at.
--- Nil: there is none, since all were seen in this look, or all that were counted are gone.
+-- Until when another owner reads: the latest end that it finds, or the next millisecond if there is
+-- more to look at; nil if there is none. Of many readers it looks at a sample, and removes those
+-- that have expired: what it finds last is what is left.
 local function other_reader()
-  local reads = live(redis.call('HGET', KEYS[1], 'read:' .. owner)) and 1 or 0
-  local began = redis.call('HGET', KEYS[1], 'sweep') or '0'
-  local cursor, pages, latest = began, 0, nil
-  local left = tonumber(redis.call('HGET', KEYS[1], 'readers')) or 0
-  repeat
-    local page, over = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', pages == 0 and 16 or 256), {}
-    if page[1] == '0' or pages == 2 then redis.call('HDEL', KEYS[1], 'sweep') end
-    cursor, pages = page[1], pages + 1
-    for i = 1, #page[2], 2 do
-      local field, ends = page[2][i], live(page[2][i + 1])
-      if string.sub(field, 1, 5) == 'read:' then
-        if not ends then
-          over[#over + 1] = field
-        elseif field ~= 'read:' .. owner then
-          latest = math.max(latest or 0, ends)
-        end
+  local size = redis.call('HLEN', KEYS[1])
+  local sample = redis.call('HRANDFIELD', KEYS[1], size > 512 and 32 or size, 'WITHVALUES')
+  local expired, latest = {}, nil
+  for i = 1, #sample, 2 do
+    if string.sub(sample[i], 1, 5) == 'read:' then
+      local ends = unexpired(sample[i + 1])
+      if not ends then
+        expired[#expired + 1] = sample[i]
+      elseif sample[i] ~= 'read:' .. owner then
+        latest = math.max(latest or 0, ends)
       end
     end
-    if over[1] then left = redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(over))) end
-  until latest or cursor == '0' or pages == 3
-  if latest then return latest end
-  if left > reads and not (began == '0' and cursor == '0') then
-    if cursor ~= '0' then redis.call('HSET', KEYS[1], 'sweep', cursor) end
-    return now + 1
   end
+  if expired[1] then
+    redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(expired)))
+  end
+  if latest or size > 512 then return latest or now + 1 end
+  local reads = redis.call('HEXISTS', KEYS[1], 'read:' .. owner)
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end

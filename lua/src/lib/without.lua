@@ -1,7 +1,7 @@
 local function without(attempts, one)
   local rest = {}
-  for each in string.gmatch(attempts, '%S+') do
+  for each in string.gmatch(attempts, '[^ ]+') do
     if each ~= one then rest[#rest + 1] = each end
   end
-  return table.concat(rest, ' '), #rest
+  return #rest > 0 and table.concat(rest, ' ') or nil
 end

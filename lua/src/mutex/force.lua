@@ -1,35 +1,43 @@
--- mutex/force.lua: take the mutex away from whoever holds it.
+-- mutex/force: takes the mutex away from its holder.
 --
--- KEYS[1]  lock      string: the attempt that holds the mutex
--- KEYS[2]  fence     string: the last fencing token
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
--- KEYS[4]  ended     string: the answer with which this request was ended
--- ARGV[1]  owner     ignored
--- ARGV[2]  attempt   fresh for every request, the same in every delivery; ignored beside KEYS[4]
--- ARGV[3]  ended_ms  for how long to remember this answer
--- ARGV[4]  floor     a token that is handed over must be larger than this
+-- KEYS[1]  lock           string: the attempt that holds the mutex
+-- KEYS[2]  fence          string: the last fencing token
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- ARGV[1]  attempt        up to 128 bytes, no space; new for every call, the same in each delivery
+-- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
+-- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
 --
--- Returns  1     taken away: handed to the next waiter, or free
---          0     nobody held it
---          -2    the key holds something that is not a mutex; nothing is changed
---          -3    the key holds something without a ttl; nothing is changed
+-- Returns  1    taken away: granted to the next waiter, or free
+--          0    it was free
+--          -2   refused: the key holds something else
+--          -3   refused: the key has no TTL
+--          -5   refused: an argument is malformed
 --
--- The former holder learns of it from its next renewal or its release. Delivered twice, it takes the
--- mutex away once: the heir of the first delivery keeps it.
-local ended_ms, floor, waiter = tonumber(ARGV[3]), ARGV[4], ''
+-- The former holder learns of it from its next renewal or release. A second delivery within a
+-- minute gets the first answer, and takes nothing away from the next holder.
+local attempt, min_token, token_ttl_ms = unpack(ARGV)
+local kind, remember = 'mutex', '1'
+--@include check_force
+
+--@include clock
+
+--@include check_clock
 
 --@include next_token
+
+--@include waiter
+
+--@include notify
 
 --@include grant_mutex
 
 --@include grant_next
 
---@include record_answer
+--@include remember
 
---@include recorded_answer
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return once(-2) end
-if redis.call('PTTL', KEYS[1]) == -1 then return once(-3) end
-local answer = holder and once(1) or once(0)
-if not hand_over() then redis.call('DEL', KEYS[1]) end
-return answer
+if type(holder) == 'table' then return answer(-2) end
+if redis.call('PTTL', KEYS[1]) == -1 then return answer(-3) end
+local number = answer(holder and 1 or 0)
+if not grant_next() then redis.call('DEL', KEYS[1]) end
+return number

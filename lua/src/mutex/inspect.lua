@@ -1,20 +1,15 @@
--- mutex/inspect.lua: who holds the mutex, for how long, and how many wait. Writes nothing.
+-- mutex/inspect: the holder of the mutex, the time that is left, and how many wait. Writes nothing.
 --
 -- KEYS[1]  lock      string: the attempt that holds the mutex
 -- KEYS[2]  fence     string: the last fencing token
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
+-- KEYS[3]  waiters   zset: waiters by their places, and marks
 --
--- Returns  { 1, fence, waiters, time}    then for each holder: owner, count, pttl
---          {-2, 0, 0, time}              the key holds something that is not a mutex
+-- Returns  {1, token, waiters, time}   then, if it is held: owner, count, pttl
+--          {-2, '0', 0, time}          refused: the key holds something else
 --
--- fence is the last token granted, as a string, or '0'. A pttl of -1 is a key without a ttl.
-local now = redis.call('TIME')
-local time = now[1] * 1000000 + now[2]
+-- token is a string, '0' if there is none. A pttl of -1 is a key without a TTL.
+--@include inspection
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return {-2, 0, 0, time} end
-local waiters = redis.pcall('ZCARD', KEYS[3])
-if type(waiters) == 'table' then waiters = 0 end
-local fence = redis.pcall('GET', KEYS[2])
-if type(fence) ~= 'string' then fence = '0' end
-if not holder then return {1, fence, waiters, time} end
-return {1, fence, waiters, time, holder, 1, redis.call('PTTL', KEYS[1])}
+if type(holder) == 'table' then return {-2, '0', 0, time} end
+if not holder then return {1, token, waiting, time} end
+return {1, token, waiting, time, holder, 1, redis.call('PTTL', KEYS[1])}

@@ -1,19 +1,22 @@
--- quorum/admit.lua: admit a node to a guarded quorum, in two steps with a ttl of the longest lease between them.
+-- quorum/admit: admits a node to a guarded quorum, in two steps with the longest lease between
+-- them.
 --
--- KEYS[1]  node    hash: run -> run id of the server that was admitted; floor -> what its tokens must be larger than;
---                  high -> the largest token it has accepted; ttl -> the longest lease it has granted; ticket -> who
---                  admits it
--- ARGV[1]  run     the run id of this server, from INFO
--- ARGV[2]  ticket  fresh for every admission
--- ARGV[3]  floor   the largest token of a majority of the other nodes; empty: the first step
--- ARGV[4]  ttl_ms  the longest lease of a majority of the other nodes
+-- KEYS[1]  node     hash: run: the run id of the server that was admitted; floor: its tokens must
+--                   be larger than this; high: the largest token that it has accepted; ttl: the
+--                   longest lease that it has granted; ticket: of the admission that was begun
+-- ARGV[1]  run      the run id of this server, from INFO
+-- ARGV[2]  ticket   new for every admission
+-- ARGV[3]  floor    the largest token that a majority of the other nodes knows; empty: the first
+--                   step
+-- ARGV[4]  ttl_ms   the longest lease of a majority of the other nodes; default: none, in the first
+--                   step
 --
--- Returns  1   admitted
---          {2, ticket}  begun, by this ticket or an earlier one: wait for longer than the longest lease, then take the
---                       second step with that one
---          0   refused: the node has lost its data since the first step
+-- Returns  1             admitted
+--          {2, ticket}   begun, with this ticket or an earlier one: wait for longer than the
+--                        longest lease, then take the second step with that ticket
+--          0             refused: the node has lost its data since the first step
 --
--- The key has no ttl: what it says must be gone only when all else is gone as well. Delivered twice, it admits once.
+-- The key has no TTL: it must last as long as any other key. A second delivery changes nothing.
 local run, ticket, floor = ARGV[1], ARGV[2], ARGV[3]
 
 local node = redis.call('HMGET', KEYS[1], 'run', 'ticket', 'floor', 'ttl')

@@ -1,81 +1,45 @@
--- quorum/mutex_acquire.lua: take the mutex on one node of a quorum, or queue for it there.
+-- quorum/mutex_acquire: takes the mutex, or queues for it, on one node of a quorum.
 --
--- KEYS[1]  lock      string: the attempt that holds the mutex; always with a ttl
--- KEYS[2]  fence     string: the largest accepted token; ttl one day, then anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued; ttl one minute, refreshed
--- KEYS[4]  ended     string: exists once this attempt was ended
--- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
--- ARGV[1]  owner     ignored: the one holder of a mutex is the attempt
--- ARGV[2]  attempt   fresh for every lease, the same in every delivery and every poll
--- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     "=N", ">N": the proposed token N; "~N": repair, with the token N of the lease;
---                    N: the token must be larger; empty: no token
--- ARGV[5]  limit     ignored: a mutex has one hold
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
--- ARGV[7]  crowd     ignored: a mutex has one holder
--- ARGV[8]  run       with KEYS[5]: the run id of this server
--- ARGV[9]  since     the place in the queue, a microsecond, the same on all nodes; absent: now
+-- KEYS[1]  lock           string: the attempt that holds the mutex, with a TTL
+-- KEYS[2]  fence          string: the largest token that this node has accepted
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- KEYS[4]  node           hash: the admission of this node to a guarded quorum; default: no guard
+-- ARGV[1]  attempt        up to 128 bytes, no space; new for every lease, the same in each request
+-- ARGV[2]  ttl_ms         1 to 9999999999
+-- ARGV[3]  proposal       1 to a day ahead of the clock in microseconds: the token to accept;
+--                         default: no token
+-- ARGV[4]  purpose        nested: also inside a hold with another token; repair: the token of a
+--                         lease that is held elsewhere; default: a new lease
+-- ARGV[5]  claim_ms       1 to 60000: queue if the mutex is busy; default: do not queue
+-- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
+--                         those and "~"; default: it polls
+-- ARGV[7]  queued_at      below 2^52: its place, the same on all nodes; default: now
+-- ARGV[8]  grant_before   refuse the attempt from this microsecond on; default: never
+-- ARGV[9]  token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
+-- ARGV[10] run            with KEYS[4], the run id of this server; default: no guard
 --
--- Returns  token          granted; 0 without fencing
---          {pttl, time}   busy: free in at most pttl ms; the server's clock in microseconds
---          -1             refused: this attempt was ended
---          -2             refused: the key holds something that is not a mutex
---          -3             refused: the key holds something without a ttl
---          -5             refused: an argument is not what it must be
---          {-8, highest}  refused: the proposed token is not larger than this accepted one
---          -9             refused: the node was not admitted since it started or lost its data
+-- Returns  token           granted; 0: without a token
+--          {pttl, time}    busy: free in at most pttl ms; the server's clock in microseconds
+--          -1              refused: the attempt was ended, or comes too late
+--          -2              refused: the key holds something else
+--          -3              refused: the key has no TTL
+--          -5              refused: an argument is malformed
+--          {-8, highest}   refused: the proposal is not larger than this token, which the node has
+--                          accepted
+--          -9              refused: the node was not admitted since it started or lost its data
 --
--- Delivered twice, it grants once, and the second answer carries the same token.
-local attempt, ttl_ms, floor, waiter = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[6] or ''
-local owner = attempt -- the one holder of a mutex
-if not (ttl_ms and ttl_ms >= 1 and ttl_ms < 2^53 and ttl_ms % 1 == 0) then return -5 end
-
---@include proposal
+-- The rest is as on one server: mutex/acquire.
+local attempt, ttl_ms, proposal, purpose, claim_ms, channel, queued_at, grant_before, token_ttl_ms, run = unpack(ARGV)
+local kind = 'mutex'
+--@include check_acquire
+--@include check_proposal
 
 --@include restart_guard
 
 --@include next_token
 
---@include largest_accepted
-
---@include accept
-
---@include obstacle
-
---@include own_token
-
--- The common case: the mutex is free, and nothing waits for it.
-if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
-  local blocked = obstacle()
-  if blocked and not mends then return {-8, blocked} end
-  local token = floor ~= '' and not blocked and own_token() or 0
-  redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)
-  return token
-end
-
-if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-if waiter ~= '' and not string.match(waiter, '^%S+ [1-9]%d?%d?%d?%d? %S+ %S*$') then return -5 end
-local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return -2 end
-if holder == attempt then -- a second delivery, or a poll that finds what a release handed over
-  if obstacle(true) then return {-8, obstacle(true)} end
-  local token = floor ~= '' and tonumber(not proposed and redis.call('GET', KEYS[2]) or own_token()) or 0
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return token
-end
-
-local pttl = redis.call('PTTL', KEYS[1])
-if pttl == -1 then return -3 end
 --@include clock
-local queued_at = tonumber(ARGV[9]) or time
 
---@include queue
+--@include proposals
 
-if holder then
-  queue(queued_at)
-  return {pttl, time}
-end
-
---@include grant_mutex
-
---@include hand_over_or_accept
+--@include mutex_acquire

@@ -1,79 +1,67 @@
--- quorum/read_acquire.lua: read on one node of a quorum, read once more, or queue to read.
+-- quorum/read_acquire: takes the lock to read, or queues for it, on one node of a quorum.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> end and attempts of a hold; see README.md
--- KEYS[2]  fence     string: the largest accepted token; ttl one day, then anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond of queueing, less 2^52 for readers; ttl one minute
--- KEYS[4]  ended     string: exists once this attempt was ended
--- KEYS[5]  node      hash: the admission of this node of a guarded quorum; absent: no guard
--- ARGV[1]  owner     no white space; without one, send the attempt
--- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
--- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     "=N", "~N": the token is N or more; ">N": the same, also if the owner writes
---                    with an earlier one; N: a new token must be larger; empty: no token
--- ARGV[5]  limit     how many holds the owner may have to read
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
--- ARGV[7]  crowd     how many may read or wait at a time; absent: 10000
--- ARGV[8]  run       with KEYS[5]: the run id of this server
--- ARGV[9]  since     the place in the queue, a microsecond, the same on all nodes; absent: now
+-- KEYS[1]  lock           hash: the holds, and the field `mode`
+-- KEYS[2]  fence          string: the largest token that this node has accepted
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- KEYS[4]  node           hash: the admission of this node to a guarded quorum; default: no guard
+-- ARGV[1]  attempt        up to 128 bytes, no space; new for every hold, the same in each request
+-- ARGV[2]  ttl_ms         1 to 9999999999
+-- ARGV[3]  owner          up to 256 bytes, no space, not beginning with ":"; default: the attempt
+-- ARGV[4]  proposal       1 to a day ahead of the clock in microseconds: the token to accept;
+--                         default: no token
+-- ARGV[5]  purpose        nested: also inside a hold with another token; repair: the token of a
+--                         lease that is held elsewhere; default: a new lease
+-- ARGV[6]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
+-- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
+--                         those and "~"; default: it polls
+-- ARGV[8]  max_depth      1 to 65535: how many holds to read the owner may have; default: 255
+-- ARGV[9]  queued_at      below 2^52: its place, the same on all nodes; default: now
+-- ARGV[10] grant_before   refuse the attempt from this microsecond on; default: never
+-- ARGV[11] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
+-- ARGV[12] run            with KEYS[4], the run id of this server; default: no guard
+-- ARGV[13] max_readers    1 to 1000000: how many may read or wait; default: 10000
 --
--- Returns  token          granted: the largest that this node knows, 0 without fencing; if it is
---                         more than the proposed one, propose it again, so that a majority knows it
---          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
---          -1             refused: this attempt was ended
---          -2             refused: the key holds something that is not a read-write lock
---          -3             refused: the key holds something without a ttl
---          -4             refused: the owner has that many holds already
---          -5             refused: an argument is not what it must be
---          -7             refused: so many read or wait already
+-- Returns  token          granted: the largest that the node knows; if it is larger than the
+--                         proposal, propose it to all nodes
+--          {pttl, time}   busy: poll again in pttl ms at most; the server's clock in microseconds
+--          -1             refused: the attempt was ended, or comes too late
+--          -2             refused: the key holds something else
+--          -3             refused: the key has no TTL
+--          -4             refused: the owner has max_depth holds to read
+--          -5             refused: an argument is malformed
+--          -7             refused: max_readers read or wait
 --          -9             refused: the node was not admitted since it started or lost its data
 --
--- Busy: another owner writes, or waits to write. An owner that holds the lock does not wait for a
--- waiting writer.
--- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
---@include hold_arguments
-
---@include proposal
+-- The rest is as on one server: rwlock/read_acquire.
+local attempt, ttl_ms, owner, proposal, purpose, claim_ms, channel, max_depth, queued_at, grant_before,
+  token_ttl_ms, run, max_readers = unpack(ARGV)
+local kind = 'read'
+--@include check_acquire
+--@include check_proposal
+--@include check_optional_owner
+--@include check_depth
+--@include check_max_readers
 
 --@include restart_guard
 
 --@include next_token
 
+--@include clock
+
+--@include look
+
 --@include readers_token
 
---@include largest_accepted
+--@include proposals
 
---@include accept
+--@include read_proposal
 
--- The proposed token or a larger one that the node knows: it is larger than those of all earlier
--- writers and, once a majority knows it, smaller than those of all later ones.
-local function current_token()
-  if floor == '' then return 0 end
-  if not proposed then return readers_token() end
-  return accept(math.max(proposed, largest()))
-end
-
--- The common case: the lock is free, and nothing waits for it.
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
+local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
-  local token = current_token()
-  redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
+  local token = read_token()
+  redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
 
---@include clock
-local queued_at = tonumber(ARGV[9]) or time
---@include read_state
-
--- Only an owner that writes may take the token from the hash.
-local function known_token(writes)
-  if floor == '' then return 0 end
-  local nested = writes and string.byte(floor) ~= 62 -- ">"
-  if nested and state[5] then return tonumber(state[5]) end
-  if not state[5] or proposed and not writes then return current_token() end
-  local token = proposed and current_token() or readers_token(state[5])
-  if token ~= tonumber(state[5]) then redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token)) end
-  return token
-end
-
---@include read_or_queue
+--@include read_acquire

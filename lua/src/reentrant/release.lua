@@ -1,29 +1,36 @@
--- reentrant/release.lua: give one hold up, or end an attempt whose outcome nobody waits for.
+-- reentrant/release: releases one hold, or ends an attempt.
 --
--- KEYS[1]  lock      hash: owner -> how many holds it has; ":attempt" for each hold; ":fence" -> its token
--- KEYS[2]  fence     string: the last fencing token
--- KEYS[3]  waiters   zset: waiter -> microsecond at which it queued
--- KEYS[4]  ended     string: the answer with which this attempt was ended; absent if ended_ms is 0
--- ARGV[1]  owner     as in acquire
--- ARGV[2]  attempt   as in acquire: which hold to give up
--- ARGV[3]  ended_ms  0, or for how long to remember this answer and to refuse the attempt
--- ARGV[4]  floor     a token that is handed over must be larger than this
--- ARGV[5]  waiter    as in acquire, to leave the queue; absent or empty: it is not queued
+-- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
+-- KEYS[2]  fence          string: the last fencing token
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- ARGV[1]  attempt        as in acquire
+-- ARGV[2]  owner          as in acquire
+-- ARGV[3]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
+-- ARGV[4]  remember       1: refuse the attempt and repeat this answer for a minute; default: no
+-- ARGV[5]  claim_ms       as in acquire, to leave the queue; default: it is not queued
+-- ARGV[6]  channel        as in acquire; default: it polls
+-- ARGV[7]  max_depth      as in acquire; default: 255
+-- ARGV[8]  token_ttl_ms   as in acquire; default: 3600000
 --
--- Returns  1     released, the last hold of its owner: handed to the next waiter, or free
+-- Returns  1     released, the last hold of its owner: granted to the next waiter, or free
 --          1+n   released; the owner has n holds left
---          0     it held nothing
---          -2    the key holds something that is not a re-entrant lock
+--          0     the attempt held nothing
+--          -2    refused: the key holds something else
+--          -5    refused: an argument is malformed
 --
--- The ttl stays as it is while holds are left. Delivered twice, it releases once. Where the outcome of an
--- acquire or of a release may stay unknown, send ended_ms: the second answer is then the first one, and a
--- late acquire is refused.
-local owner, attempt, ended_ms, floor, waiter = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] or ''
+-- The TTL stays as it is while holds are left. A second delivery changes nothing; with remember, it
+-- gets the first answer.
+local attempt, owner, min_token, remember, claim_ms, channel, max_depth, token_ttl_ms = unpack(ARGV)
+local kind = 'reentrant'
+--@include check_release
+--@include check_owner
+--@include check_depth
 
--- The common cases: one of several holds, or the last one while nobody waits, and nothing to remember.
-if ended_ms == 0 and waiter == '' then
-  local holds = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
-  local count = holds[2] and tonumber(holds[1]) or 0
+-- The common cases: one of several holds, or the last one while nobody waits, and nothing to
+-- remember.
+if not remember and not claim then
+  local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
+  local count = held[2] and tonumber(held[1]) or 0
   if count > 1 then
     redis.call('HDEL', KEYS[1], ':' .. attempt)
     return 1 + redis.call('HINCRBY', KEYS[1], owner, -1)
@@ -33,22 +40,35 @@ if ended_ms == 0 and waiter == '' then
   end
 end
 
+--@include clock
+
+--@include check_clock
+
 --@include next_token
+
+--@include reentrant_token
+
+--@include waiter
+
+--@include notify
 
 --@include grant_reentrant
 
 --@include grant_next
 
---@include is_queued
+--@include waiter_text
 
---@include record_answer
+--@include leave_queue
 
---@include recorded_answer
-if waiter ~= '' and is_queued() then redis.call('ZREM', KEYS[3], waiter) end
-local count = redis.pcall('HGET', KEYS[1], owner)
-if type(count) == 'table' or (count and not tonumber(count)) then return once(-2) end
-if not count or redis.call('HDEL', KEYS[1], ':' .. attempt) == 0 then return once(0) end
-count = redis.call('HINCRBY', KEYS[1], owner, -1)
-local answer = once(1 + math.max(count, 0))
-if count <= 0 and not hand_over() then redis.call('DEL', KEYS[1]) end
-return answer
+--@include remember
+
+leave_queue(waiter_for('reentrant', owner, ' ' .. depth))
+local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
+if held.err then return answer(-2) end
+if redis.call('EXISTS', KEYS[1]) == 1 and not reentrant_token(held[3]) then return answer(-2) end
+if not held[1] or not held[2] then return answer(0) end
+redis.call('HDEL', KEYS[1], ':' .. attempt)
+local count = math.max(redis.call('HINCRBY', KEYS[1], owner, -1), 0)
+answer(1 + count)
+if count == 0 and not grant_next() then redis.call('DEL', KEYS[1]) end
+return 1 + count

@@ -1,58 +1,63 @@
--- rwlock/read_acquire.lua: read, read once more, or queue to read.
+-- rwlock/read_acquire: takes the lock to read, or queues for it.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> end and attempts of a hold; see README.md
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond of queueing, less 2^52 for readers; ttl one minute
--- KEYS[4]  ended     string: exists once this attempt was ended
--- ARGV[1]  owner     no white space; without one, send the attempt
--- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
--- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     a new token must be larger than this number; empty: no token
--- ARGV[5]  limit     how many holds the owner may have to read
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
--- ARGV[7]  crowd     how many may read or wait at a time; absent: 10000
+-- KEYS[1]  lock           hash: the holds, and the field `mode`
+-- KEYS[2]  fence          string: the last fencing token
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- ARGV[1]  attempt        up to 128 bytes, no space; new for every hold, the same in each request
+-- ARGV[2]  ttl_ms         1 to 9999999999
+-- ARGV[3]  owner          up to 256 bytes, no space, not beginning with ":"; default: the attempt
+-- ARGV[4]  min_token      below 2^52: the token is at least this; default: no token
+-- ARGV[5]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
+-- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
+--                         those and "~"; default: it polls
+-- ARGV[7]  max_depth      1 to 65535: how many holds to read the owner may have; default: 255
+-- ARGV[8]  queued_at      below 2^52: its place, the time of its first busy answer; default: now
+-- ARGV[9]  grant_before   refuse the attempt from this microsecond on; default: never
+-- ARGV[10] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
+-- ARGV[11] max_readers    1 to 1000000: how many may read or wait; default: 10000
 --
--- Returns  token          granted: that of the last writer; 0 without fencing
---          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
---          -1             refused: this attempt was ended
---          -2             refused: the key holds something that is not a read-write lock
---          -3             refused: the key holds something without a ttl
---          -4             refused: the owner has that many holds already
---          -5             refused: an argument is not what it must be
---          -7             refused: so many read or wait already
+-- Returns  token          granted: that of the last writer, or a larger one; 0: without a token
+--          {pttl, time}   busy: poll again in pttl ms at most; the server's clock in microseconds
+--          -1             refused: the attempt was ended, or comes too late
+--          -2             refused: the key holds something else
+--          -3             refused: the key has no TTL
+--          -4             refused: the owner has max_depth holds to read
+--          -5             refused: an argument is malformed
+--          -7             refused: max_readers read or wait
 --
--- Busy: another owner writes, or waits to write. An owner that holds the lock does not wait for a
--- waiting writer.
--- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
---@include hold_arguments
---@include plain_floor
+-- Busy: another owner writes, or waits to write; an owner that holds the lock need not wait for the
+-- latter. A second delivery grants nothing more, and the hold lasts longer by as little as the
+-- deliveries are apart.
+local attempt, ttl_ms, owner, min_token, claim_ms, channel, max_depth, queued_at, grant_before,
+  token_ttl_ms, max_readers = unpack(ARGV)
+local kind = 'read'
+--@include check_acquire
+--@include check_min_token
+--@include check_optional_owner
+--@include check_depth
+--@include check_max_readers
 
 --@include next_token
 
 --@include readers_token
 
--- The common case: the lock is free, and nothing waits for it.
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4])
+-- The common case: the lock is free, and nobody waits.
+local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
-  local token = floor ~= '' and readers_token() or 0
-  redis.call('HSET', KEYS[1], 'sole', 'read ' .. hold_of)
+  local token, refusal = 0, nil
+  if min_token then token, refusal = readers_token() end
+  if not token then return refusal end
+  redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
 
 --@include clock
-local queued_at = time
---@include read_state
 
--- That of the last writer, from the hash if there is one.
-local function known_token(writes)
-  if floor == '' then return 0 end
-  if writes and state[5] then return tonumber(state[5]) end
-  local token = readers_token(state[5])
-  if state[5] and token ~= tonumber(state[5]) then
-    redis.call('HSET', KEYS[1], 'fence', string.format('%.0f', token))
-  end
-  return token
-end
+--@include look
 
---@include read_or_queue
+--@include tokens
+
+--@include read_token
+
+--@include read_acquire

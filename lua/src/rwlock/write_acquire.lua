@@ -1,49 +1,61 @@
--- rwlock/write_acquire.lua: write, write once more, or queue to write.
+-- rwlock/write_acquire: takes the lock to write, or queues for it.
 --
--- KEYS[1]  lock      hash: "write" and "read:owner" -> end and attempts of a hold; see README.md
--- KEYS[2]  fence     string: the last fencing token; ttl one day, then anew from the clock
--- KEYS[3]  waiters   zset: waiter -> microsecond of queueing, less 2^52 for readers; ttl one minute
--- KEYS[4]  ended     string: exists once this attempt was ended
--- ARGV[1]  owner     no white space; without one, send the attempt
--- ARGV[2]  attempt   fresh for every hold, the same in every delivery and every poll
--- ARGV[3]  ttl_ms    integer, at least 1
--- ARGV[4]  floor     the token must be larger than this number; empty: no token
--- ARGV[5]  limit     how many holds the owner may have to write
--- ARGV[6]  waiter    "attempt claim_ms owner channel" to queue if busy; absent, empty: do not queue
--- ARGV[7]  crowd     ignored: one owner writes
+-- KEYS[1]  lock           hash: the holds, and the field `mode`
+-- KEYS[2]  fence          string: the last fencing token
+-- KEYS[3]  waiters        zset: waiters by their places, and marks
+-- ARGV[1]  attempt        up to 128 bytes, no space; new for every hold, the same in each request
+-- ARGV[2]  ttl_ms         1 to 9999999999
+-- ARGV[3]  owner          up to 256 bytes, no space, not beginning with ":"; default: the attempt
+-- ARGV[4]  min_token      below 2^52: the token is larger than this; default: no token
+-- ARGV[5]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
+-- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
+--                         those and "~"; default: it polls
+-- ARGV[7]  max_depth      1 to 65535: how many holds to write the owner may have; default: 255
+-- ARGV[8]  queued_at      below 2^52: its place, the time of its first busy answer; default: now
+-- ARGV[9]  grant_before   refuse the attempt from this microsecond on; default: never
+-- ARGV[10] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
 --
--- Returns  token          granted; 0 without fencing
---          {pttl, time}   busy: look again in pttl ms at most; the server's clock in microseconds
---          -1             refused: this attempt was ended
---          -2             refused: the key holds something that is not a read-write lock
---          -3             refused: the key holds something without a ttl
---          -4             refused: the owner has that many holds already
---          -5             refused: an argument is not what it must be
---          -6             refused: the owner and another reader both wait to write: a deadlock
+-- Returns  token          granted; 0: without a token
+--          {pttl, time}   busy: poll again in pttl ms at most; the server's clock in microseconds
+--          -1             refused: the attempt was ended, or comes too late
+--          -2             refused: the key holds something else
+--          -3             refused: the key has no TTL
+--          -4             refused: the owner has max_depth holds to write
+--          -5             refused: an argument is malformed
+--          -6             refused: the owner reads, and another reader waits to write: each would
+--                         wait for the other
 --
--- Busy: another owner writes or reads. Queued, it keeps new readers out for claim_ms after a poll.
--- A further hold of the same owner keeps the token. An owner that reads is granted the lock once it
--- is the only reader.
--- Delivered twice, it grants once, and lasts longer by as little as the deliveries are apart.
---@include hold_arguments
---@include plain_floor
+-- Busy: another owner writes or reads. While it waits, new readers stay out, for claim_ms after
+-- each poll. A nested hold has the token of the first one. An owner that reads is granted the lock
+-- once it is the only reader. A second delivery grants nothing more, and the hold lasts longer by
+-- as little as the deliveries are apart.
+local attempt, ttl_ms, owner, min_token, claim_ms, channel, max_depth, queued_at, grant_before,
+  token_ttl_ms = unpack(ARGV)
+local kind = 'write'
+--@include check_acquire
+--@include check_min_token
+--@include check_optional_owner
+--@include check_depth
 
 --@include next_token
 
---@include readers_token
-
--- The common case: the lock is free, and nothing waits for it.
-if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
-  local token = floor ~= '' and next_token() or 0
-  redis.call('HSET', KEYS[1], 'sole', (floor ~= '' and 'write ' or 'unfenced ') .. hold_of)
+-- The common case: the lock is free, and nobody waits.
+if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+  local token, refusal = 0, nil
+  if min_token then token, refusal = next_token() end
+  if not token then return refusal end
+  local side = token > 0 and 'sole write ' or 'sole unfenced '
+  redis.call('HSET', KEYS[1], 'mode', side .. owner .. ' ' .. attempt)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
 
 --@include clock
-local queued_at = time
---@include write_or_queue
 
-local known = nested and redis.call('HGET', KEYS[1], 'fence')
-local token = tonumber(known or floor ~= '' and next_token() or 0)
---@include grant_write
+--@include look
+
+--@include readers_token
+
+--@include tokens
+
+--@include write_acquire

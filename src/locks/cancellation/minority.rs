@@ -61,7 +61,7 @@ fn cancelled_holds_leave_nothing_whenever_one_node_fails() {
 /// A node comes back, and is told of the hold.
 #[test]
 fn cancelled_while_mended_leaves_nothing() {
-    Case::new("mend", 15, &["renew", "acquire ~ at 1", "release"])
+    Case::new("mend", 15, &["renew", "acquire repair at 1", "release"])
         .without_one(Away::Refuses)
         .kinds(&[Kind::Mutex, Kind::Read])
         .run(async |stage| {

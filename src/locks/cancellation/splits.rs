@@ -87,7 +87,7 @@ fn cancelled_first_waits_that_are_split_leave_nothing() {
 /// is proposed, once all have answered.
 #[test]
 fn cancelled_holds_with_mixed_tokens_leave_nothing() {
-    let passes = &["acquire at 3", "acquire at 1", "acquire > at 3"];
+    let passes = &["acquire at 3", "acquire at 1", "acquire nested at 3"];
     Case::new("mixed", 9, passes).of_three().kinds(&[Kind::Reentrant]).with(unrenewed).outlasting().run(
         async |stage| {
             let mut old: Vec<AnyGuard> = Vec::new();

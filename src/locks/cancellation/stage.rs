@@ -82,7 +82,7 @@ impl Stage {
     /// How many are queued for the lock.
     pub(super) fn queued(&self) -> usize {
         let key = format!("{{{}}}:waiters", self.lock.key());
-        self.net.servers.iter().map(|server| server.run(&["ZCARD", &key])).min().unwrap_or(0)
+        self.net.servers.iter().map(|server| waiters(server, &key)).min().unwrap_or(0)
     }
 }
 
@@ -318,13 +318,21 @@ impl Case {
     }
 }
 
-/// The keys of a lock, but for its fence and the notes of attempts that were ended, which must have a ttl.
+/// How many waiters a queue has. Above them are marks, which have scores of 2^52 and more.
+fn waiters(server: &Server, queue: &str) -> usize {
+    server.run(&["ZCOUNT", queue, "-inf", "(4503599627370496"])
+}
+
+/// The keys of a lock, except for its fencing counter and a queue that only has marks: both must
+/// have a TTL.
 fn left(net: &Net, name: &str) -> Vec<String> {
     let keys = net.servers.iter().flat_map(|server| {
         let keys = server.run::<Vec<String>>(&["KEYS", &format!("*{name}*")]);
         keys.into_iter().filter(|key| {
-            let note = key.ends_with(":fence") || key.contains(":ended:");
-            !note || server.run::<i64>(&["PTTL", key]) < 0
+            let is_marks = key.ends_with(":waiters") && waiters(server, key) == 0;
+            let may_stay = key.ends_with(":fence") || is_marks;
+            // It may have expired since the keys were listed.
+            !may_stay || server.run::<i64>(&["PTTL", key]) == -1
         })
     });
     keys.collect()

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// `rwlock/write_acquire`, or the name of a command that is no script. Behind it, as far as it is so: `by source`;
-/// `for good`, of a release after which a late request is refused; `>` or `~`, with which a token is proposed.
+/// `rwlock/write_acquire`, or the name of a command that is no script. Then, where it applies:
+/// `by source`; `for good`, of a release after which a late request is refused; `nested` or
+/// `repair`, the purpose of an acquire request to a node of a quorum.
 pub(super) fn word(request: &[u8]) -> String {
     let words = words(request);
     let (script, how) = match words.as_slice() {
@@ -14,21 +15,25 @@ pub(super) fn word(request: &[u8]) -> String {
         [command, ..] => return String::from_utf8_lossy(command).into_owned(),
         [] => (None, ""),
     };
-    let mut word = script.expect("a script of the crate") + how;
-    if word.contains("release") && words.get(2) == Some(&b"4".as_slice()) {
-        word += " for good";
-    }
-    for mark in [">", "~"] {
-        let proposes = |word: &&[u8]| word.strip_prefix(mark.as_bytes()).is_some_and(is_number);
-        if words.iter().any(proposes) {
-            word = word + " " + mark;
-        }
-    }
-    word
-}
-
-fn is_number(text: &[u8]) -> bool {
-    !text.is_empty() && text.iter().all(u8::is_ascii_digit)
+    let mut word = script.expect("a script of the crate");
+    let argument = |place: usize| {
+        let keys: usize = std::str::from_utf8(words[2]).unwrap().parse().unwrap();
+        String::from_utf8_lossy(words.get(3 + keys + place).copied().unwrap_or_default())
+    };
+    // Scripts of a mutex have no argument for an owner.
+    let owner = usize::from(!word.contains("mutex"));
+    let mark = match word.split_once('/') {
+        Some((_, "release")) if argument(2 + owner) == "1" => " for good",
+        Some(("quorum", verb)) if verb.ends_with("acquire") => match &*argument(3 + owner) {
+            "nested" => " nested",
+            "repair" => " repair",
+            "" => "",
+            other => panic!("{other:?} is no purpose"),
+        },
+        _ => "",
+    };
+    word += how;
+    word + mark
 }
 
 /// The words of a command: `*2`, and then `$3`, `GET`, and so on.
@@ -54,6 +59,7 @@ static NAMES: LazyLock<HashMap<Vec<u8>, String>> = LazyLock::new(|| {
     let folders = folders.filter(|path| path.is_dir() && !path.ends_with("src"));
     let files = folders.flat_map(|folder| folder.read_dir().unwrap()).map(|entry| entry.unwrap().path());
     files
+        .filter(|file| file.extension().is_some_and(|ending| ending == "lua"))
         .map(|file| {
             let source = std::fs::read_to_string(file).unwrap();
             (redis::Script::new(&source).get_hash().as_bytes().to_vec(), name(source.as_bytes()))
@@ -61,24 +67,40 @@ static NAMES: LazyLock<HashMap<Vec<u8>, String>> = LazyLock::new(|| {
         .collect()
 });
 
-/// As the first line of a script says: `-- mutex/acquire.lua: ...`.
+/// As the first line of a script says: `-- mutex/acquire: ...`.
 fn name(source: &[u8]) -> String {
     let line = source.split(|byte| *byte == b'\n').next().and_then(|line| line.strip_prefix(b"-- "));
-    let name = line.and_then(|line| line.split(|byte| *byte == b'.').next()).expect("a script says its name");
+    let name =
+        line.and_then(|line| line.split(|byte| b".:".contains(byte)).next()).expect("a script says its name");
     String::from_utf8_lossy(name).into_owned()
 }
 
 #[test]
 fn requests_have_words() {
-    let script = include_bytes!("../../../lua/rwlock/release.lua");
-    let sha1 = redis::Script::new(std::str::from_utf8(script).unwrap()).get_hash().as_bytes().to_vec();
-    let of = |words: &[&[u8]]| {
+    let sources = [
+        include_str!("../../../lua/mutex/release.lua"),
+        include_str!("../../../lua/rwlock/release.lua"),
+        include_str!("../../../lua/quorum/mutex_acquire.lua"),
+        include_str!("../../../lua/quorum/read_acquire.lua"),
+        include_str!("../../../lua/quorum/inspect.lua"),
+    ];
+    let [mutex, rwlock, quorum, read, inspect] =
+        sources.map(|source| redis::Script::new(source).get_hash().to_owned());
+    let of = |words: &[&str]| {
         let mut cmd = redis::Cmd::new();
-        words.iter().for_each(|it| _ = cmd.arg(*it));
+        words.iter().for_each(|word| _ = cmd.arg(*word));
         word(&cmd.get_packed_command())
     };
-    assert_eq!(of(&[b"WAIT", b"1", b"100"]), "WAIT");
-    assert_eq!(of(&[b"EVALSHA", &sha1, b"3", b"4"]), "rwlock/release");
-    assert_eq!(of(&[b"EVALSHA", &sha1, b"4", b">", b"~7a"]), "rwlock/release for good");
-    assert_eq!(of(&[b"EVAL", script, b"3", b">17"]), "rwlock/release by source >");
+    assert_eq!(of(&["WAIT", "1", "100"]), "WAIT");
+    assert_eq!(of(&["EVALSHA", &inspect, "1", "node"]), "quorum/inspect");
+    assert_eq!(of(&["EVALSHA", &mutex, "3", "k", "f", "w", "1", "1"]), "mutex/release");
+    assert_eq!(of(&["EVALSHA", &mutex, "3", "k", "f", "w", "a", "0", "1"]), "mutex/release for good");
+    assert_eq!(of(&["EVALSHA", &rwlock, "3", "k", "f", "w", "a", "o", "1", "", "9"]), "rwlock/release");
+    let for_good = ["EVAL", sources[1], "3", "k", "f", "w", "a", "", "0", "1"];
+    assert_eq!(of(&for_good), "rwlock/release by source for good");
+    let acquire = ["EVALSHA", &quorum, "4", "k", "f", "w", "n", "a", "9", "7", "repair", "3"];
+    assert_eq!(of(&acquire), "quorum/mutex_acquire repair");
+    let acquire = ["EVALSHA", &read, "3", "k", "f", "w", "a", "9", "o", "7"];
+    assert_eq!(of(&acquire), "quorum/read_acquire");
+    assert_eq!(of(&[&acquire[..], &["nested"]].concat()), "quorum/read_acquire nested");
 }

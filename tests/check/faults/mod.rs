@@ -33,9 +33,13 @@ const LAST: Duration = Duration::from_secs(4);
 /// How long the lanes do something before they rest together.
 const SPELL: Duration = Duration::from_secs(15);
 
-/// How long they rest: whoever waits must have been served before it is over, and the judge sees who was not.
-const REST: Duration =
-    TTL.saturating_add(POLL_CAP).saturating_add(SLACK).saturating_add(Duration::from_secs(1));
+/// How long they rest: each waiter must have been served before it is over, and the judge sees those
+/// that were not. Dead waiters may hold a lock for two claims, each of a TTL.
+const REST: Duration = TTL
+    .saturating_mul(2)
+    .saturating_add(POLL_CAP)
+    .saturating_add(SLACK)
+    .saturating_add(Duration::from_secs(1));
 
 /// When all lanes together do nothing for a while: each time, once the last of them has undone its fault.
 pub struct Rests {

@@ -33,8 +33,10 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         for waiter in holds.iter().filter(|hold| hold.may_queue()) {
             for (idle, from) in idle(case, waiter, &busy) {
                 let in_peace = case.windows_during(from - 2 * TTL, from + idle).next().is_none();
-                let bound = if in_peace { IN_PEACE } else { ending(case, from) + AFTER_FAULTS };
-                let bound = bound + ghosts::claims(&ghosts, &holds, from, from + idle);
+                let dead = ghosts::kept_until(case, &ghosts, &holds, from, from + idle);
+                let dead = dead.map_or(Duration::ZERO, |until| until.since(from));
+                let bound =
+                    if in_peace { dead + IN_PEACE } else { dead.max(ending(case, from)) + AFTER_FAULTS };
                 if idle > bound && worst.is_none_or(|(longest, ..)| idle > longest) {
                     worst = Some((idle, waiter, from, in_peace));
                 }

@@ -22,15 +22,25 @@ const FORGOTTEN: Setting = Setting { topology: Standalone, seconds: 20, linger: 
 const OUTLASTED: Setting =
     Setting { topology: Quorum3, seconds: 30, linger: 10, faults: &["minority", "node-emptied"] };
 
+/// A script that takes each waiter to be alive, whenever it was seen last.
+const fn with_dead_waiters(file: &'static str, times: usize) -> Edit {
+    Edit {
+        file,
+        from: "if its_place + ms * 1000 > time then return true end",
+        times,
+        to: "if its_place then return true end",
+    }
+}
+
 /// Each as small as it would be made by somebody.
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "release-by-anybody",
         edits: &[Edit {
             file: "lua/mutex/release.lua",
-            from: "if holder ~= attempt then return once(0) end",
+            from: "if holder ~= attempt then return answer(0) end",
             times: 1,
-            to: "if not holder then return once(0) end",
+            to: "if not holder then return answer(0) end",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -39,7 +49,7 @@ pub const MUTANTS: &[Mutant] = &[
         name: "acquire-what-is-held",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
-            from: "if holder then\n  queue(time)\n  return {pttl, time}\nend\n",
+            from: "if holder and holder ~= attempt then\n  queue(place or time, 0)\n  return {pttl, time}\nend\n",
             times: 1,
             to: "",
         }],
@@ -105,9 +115,9 @@ pub const MUTANTS: &[Mutant] = &[
         name: "token-of-its-own-when-nested",
         edits: &[Edit {
             file: "lua/reentrant/acquire.lua",
-            from: "  return tonumber(holds[3] or 0)",
+            from: "local token, refusal = hold_token(held[3], ",
             times: 1,
-            to: "  return tonumber(not holds[2] and next_token() or holds[3] or 0)",
+            to: "local token, refusal = hold_token(held[2] and held[3], ",
         }],
         setting: RESENT,
         rules: &["nested token"],
@@ -116,13 +126,13 @@ pub const MUTANTS: &[Mutant] = &[
         name: "one-ttl-for-all-readers",
         edits: &[Edit {
             file: "lua/rwlock/renew.lua",
-            from: "if ends < now + ttl_ms then\n",
+            from: "if ends < now + ttl then\n",
             times: 1,
             to: "\
-if ends < now + ttl_ms then
+if ends < now + ttl then
   for _, each in ipairs(redis.call('HKEYS', KEYS[1])) do
     local its = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', KEYS[1], each), ' .*$')
-    if its then redis.call('HSET', KEYS[1], each, now + ttl_ms .. its) end
+    if its then redis.call('HSET', KEYS[1], each, now + ttl .. its) end
   end
 ",
         }],
@@ -133,9 +143,9 @@ if ends < now + ttl_ms then
         name: "downgrade-with-a-gap",
         edits: &[Edit {
             file: "lua/rwlock/downgrade.lua",
-            from: "  end_write()\nend\nends = math.max(",
+            from: "    end_write()\n  end\nend\nif not is_reading then",
             times: 1,
-            to: "  end_write()\n  let_in()\nend\nends = math.max(",
+            to: "    end_write()\n    admit_waiters()\n  end\nend\nif not is_reading then",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -149,6 +159,22 @@ if ends < now + ttl_ms then
             to: "Some(mailbox) => mailbox.wait().await,",
         }],
         setting: Setting { topology: Standalone, seconds: 15, linger: 6, faults: &["worker-killed"] },
+        rules: &["waiting", "left behind"],
+    },
+    Mutant {
+        name: "dead-waiters-count",
+        edits: &[
+            with_dead_waiters("lua/mutex/acquire.lua", 2),
+            with_dead_waiters("lua/mutex/release.lua", 1),
+            with_dead_waiters("lua/reentrant/acquire.lua", 2),
+            with_dead_waiters("lua/reentrant/release.lua", 1),
+            with_dead_waiters("lua/rwlock/read_acquire.lua", 2),
+            with_dead_waiters("lua/rwlock/write_acquire.lua", 2),
+            with_dead_waiters("lua/rwlock/release.lua", 1),
+            with_dead_waiters("lua/rwlock/downgrade.lua", 1),
+        ],
+        // A node of a cluster does not know that those are dead that it notified, either.
+        setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["worker-killed"] },
         rules: &["waiting", "left behind"],
     },
     Mutant {
@@ -300,9 +326,9 @@ if ends < now + ttl_ms then
         name: "nested-but-not-counted",
         edits: &[Edit {
             file: "lua/reentrant/acquire.lua",
-            from: "owner, count + 1, ':' .. attempt, 1)",
+            from: "redis.call('HINCRBY', KEYS[1], owner, 1)",
             times: 1,
-            to: "owner, count, ':' .. attempt, 1)",
+            to: "redis.call('HINCRBY', KEYS[1], owner, 0)",
         }],
         setting: RESENT,
         rules: &["count"],
@@ -322,9 +348,9 @@ if ends < now + ttl_ms then
         name: "counters-that-stay",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
-            from: "'PX', 86400000)",
+            from: "token_ttl_ms = '3600000'",
             times: 1,
-            to: "'PX', 864000000)",
+            to: "token_ttl_ms = '36000000'",
         }],
         setting: RESENT,
         rules: &["left behind"],

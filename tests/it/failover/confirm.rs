@@ -218,8 +218,8 @@ async fn replicas_standalone_confirm_what_was_granted_before() {
     // Nested in a hold of the same owner that lasts longer.
     let (name, owner) = ("nested", Owner::new());
     let of = |locks: &Locks, kind: Kind| match kind {
-        Kind::Reentrant => AnyLock::Reentrant(locks.reentrant(name).unwrap(), owner),
-        _ => AnyLock::Read(locks.rwlock("nested-rw").unwrap(), owner),
+        Kind::Reentrant => AnyLock::Reentrant(locks.reentrant(name).unwrap(), owner.clone()),
+        _ => AnyLock::Read(locks.rwlock("nested-rw").unwrap(), owner.clone()),
     };
     for kind in [Kind::Reentrant, Kind::Read] {
         for resent in [false, true] {

@@ -149,7 +149,7 @@ async fn sentinel_messages_of_an_old_master_are_not_trusted() {
     let held = cut_off.mutex("a").unwrap().lock().await.unwrap();
     let lock = locks.mutex("a").unwrap();
     let waiting = tokio::spawn(async move { lock.lock().await });
-    let queued = async |server: &Server| server.run::<u64>(&["ZCARD", "{lock:a}:waiters"]).await == 1;
+    let queued = async |server: &Server| server.waiters("{lock:a}:waiters").await == 1;
     eventually("it queues", || queued(old)).await;
     new.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     new.run::<i64>(&["DEL", "lock:a", "{lock:a}:waiters"]).await;

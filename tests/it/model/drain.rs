@@ -1,5 +1,5 @@
-//! No stuck lock: from every state, whoever of the clients is dead, the others get what they wait for, and
-//! give it back, and nothing is left.
+//! No stuck lock: from every state, whoever of the clients is dead, the others get what they wait
+//! for, and give it back, and nothing is left.
 
 use super::lock::Kept;
 use super::moves::{Belief, Move};
@@ -100,9 +100,15 @@ impl Search<'_> {
             .find(|owner| kept.reads(*owner).is_some_and(|hold| all_dead(&hold.attempts)))
         {
             Move::ReadOver(owner)
+        } else if let Some((one, _)) = kept
+            .queue
+            .iter()
+            .find(|(one, _)| self.cast.may_miss && !order.contains(one) && kept.is_alive(*one))
+        {
+            Move::Missed(*one)
         } else if kept.upgrade.is_some_and(|(live, owner)| live && !writer_waits(Some(owner))) {
             Move::UpgradeOver
-        } else if kept.gate == Some(true) && !writer_waits(None) {
+        } else if kept.writer_wait_until == Some(true) && !writer_waits(None) {
             Move::GateOver
         } else {
             return false;

@@ -1,7 +1,7 @@
 //! What must hold after every step.
 
-use super::cast::Cast;
-use super::lock::{Hold, Kept, Seen};
+use super::cast::{Cast, Fencing};
+use super::lock::{Hold, Kept, Mode, Seen};
 use super::moves::{Answer, Belief, Move, State};
 use Answer::{Busy, Final};
 use Belief::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
@@ -27,7 +27,15 @@ pub fn judge(
     seen: [Seen; 2],
 ) -> Result<State, String> {
     let [first, second] = seen;
-    let (once, twice) = (first.kept.swept(), second.kept.swept());
+    let (once, mut twice) = (first.kept.swept(), second.kept.swept());
+    // A reader is granted the largest token that is known, and the first delivery may have made a
+    // larger one for a writer that turned out to be disconnected.
+    if matches!(step, Move::Try(one) | Move::Ask(one) | Move::Unheard(one) if !cast.attempts[one].writes)
+        && cast.fencing == Fencing::Proposed
+        && twice.token == once.counter
+    {
+        twice.token = once.token;
+    }
     must!(once == twice, "a second delivery changes more: {}", once.change(&twice, cast));
     let [answer, again] = answers;
     let alike = match (step, answer) {
@@ -39,14 +47,20 @@ pub fn judge(
         {
             matches!(again, Final(newer) if newer >= token)
         }
+        (_, Busy(_)) => matches!(again, Busy(_)),
         _ => again == answer,
     };
     must!(alike, "the second delivery is answered with {again:?}, not {answer:?}");
     let beliefs = learn(cast, before, step, answer, &first)?;
-    let written = tokens(before, step, &first.kept)?;
-    let after = State { kept: first.kept, beliefs, written };
+    let written = tokens(cast, before, step, &first.kept)?;
+    let mut noted = before.noted.clone();
+    if let (Move::Ask(one), Busy(time)) = (step, answer) {
+        noted[one].get_or_insert(time);
+    }
+    let after = State { kept: first.kept, beliefs, written, noted };
     consistent(cast, &after)?;
     fair(cast, before, step, &after)?;
+    dead(cast, before, step, &after.kept)?;
     Ok(after)
 }
 
@@ -71,7 +85,7 @@ pub fn judge_idle(
             _ => answer == Final(0) && !kept.holds(cast, one),
         },
         Move::Renew(_) | Move::Downgrade(_) => answer == Final(0),
-        Move::Release(one) => answer == kept.notes[one].map_or(Busy, Final),
+        Move::Release(one) => Some(answer) == kept.ended[one].map(Final),
         Move::Unheard(_) => answer == Final(-1),
         _ => false,
     };
@@ -97,31 +111,35 @@ fn learn(
     let mut beliefs = before.beliefs.clone();
     let kept = &seen.kept;
     match (step, answer) {
-        (Move::Try(one) | Move::Ask(one), Final(token @ 1..)) => {
+        (Move::Try(one) | Move::Ask(one), Final(token)) if token >= cast.least_token() => {
             let newest = kept.counter.unwrap_or(0);
             let least = if cast.attempts[one].writes { newest } else { before.written };
-            must!((least..=newest).contains(&token), "granted under {token}, the last token is {newest}");
+            let known = cast.fencing == Fencing::Off || (least..=newest).contains(&token);
+            must!(known, "granted under {token}, the last token is {newest}");
             must!(seen.lasting.contains(&one), "granted for less than a ttl");
             beliefs[one] = if cast.attempts[one].writes { Writes(token) } else { Reads(token) };
         }
-        (Move::Try(_), Busy) => {}
-        (Move::Ask(one), Busy) => {
+        (Move::Try(_), Busy(_)) => {}
+        (Move::Ask(one), Busy(_)) => {
             let upgrader = before.kept.upgrade.filter(|(live, owner)| *live && kept.reads(*owner).is_some());
             let refused = upgrader.is_some_and(|(_, owner)| owner != cast.attempts[one].owner)
                 && deadlock(cast, before, kept, one);
             must!(!refused || !cast.attempts[one].writes, "it waits for one who waits for it");
             beliefs[one] = Waits;
         }
-        (Move::Unheard(one), Final(1..) | Busy) => match (beliefs[one], answer) {
-            (Idle, _) => beliefs[one] = Waits,
-            // Whose hold was changed since does not care for the answer.
-            (Reads(_), _) if cast.attempts[one].writes => {}
-            (Reads(token) | Writes(token), _) => {
-                must!(seen.lasting.contains(&one), "it does not last for a ttl");
-                must!(matches!(answer, Final(answer) if answer >= token), "it is held under {token}");
+        (Move::Unheard(one), _) if !matches!(answer, Final(token) if token < cast.least_token()) => {
+            match (beliefs[one], answer) {
+                (Idle, _) => beliefs[one] = Waits,
+                // Whose hold was changed since does not care for the answer.
+                (Reads(_), _) if cast.attempts[one].writes => {}
+                (Reads(token) | Writes(token), _) => {
+                    must!(seen.lasting.contains(&one), "it does not last for a ttl");
+                    let least = token.max(cast.least_token());
+                    must!(matches!(answer, Final(answer) if answer >= least), "it is held under {token}");
+                }
+                _ => {}
             }
-            _ => {}
-        },
+        }
         (Move::Try(one) | Move::Ask(one) | Move::Unheard(one), Final(-6)) => {
             must!(deadlock(cast, before, kept, one), "refused as a deadlock, and it is none");
             if let Move::Ask(one) = step {
@@ -138,7 +156,12 @@ fn learn(
             let Writes(token) = beliefs[one] else {
                 unreachable!("only what is held to write is downgraded")
             };
-            must!(Some(token) == kept.counter, "held under {token}, the last token is {:?}", kept.counter);
+            let last = match cast.fencing {
+                Fencing::Counted => Some(token) == kept.counter,
+                Fencing::Proposed => Some(token) <= kept.counter,
+                Fencing::Off => true,
+            };
+            must!(last, "held under {token}, the last token is {:?}", kept.counter);
             beliefs[one] = Reads(token);
         }
         (Move::ForceReaders | Move::ForceWriter, Final(1..)) => {
@@ -181,18 +204,16 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
             must!(kept.reads(owner).is_none(), "{writer} writes, and {reader} reads");
         }
     }
-    let queues = |owner: Option<usize>| {
-        let is =
-            |one: usize| cast.attempts[one].writes && owner.is_none_or(|it| it == cast.attempts[one].owner);
-        kept.queue.iter().any(|(one, _)| is(*one))
-    };
-    must!(kept.gate != Some(true) || queues(None), "new readers stay out, and no writer waits");
+    let writers = kept.waiters(cast, true);
+    let gated = kept.writer_wait_until == Some(true);
+    must!(!gated || !writers.is_empty(), "new readers stay out, and no living writer waits");
     if let Some((true, owner)) = kept.upgrade {
-        must!(queues(Some(owner)), "{} is to write next, and does not wait", cast.owners[owner]);
+        let waits = writers.iter().any(|one| cast.attempts[*one].owner == owner);
+        must!(waits, "{} is to write next, and does not wait", cast.owners[owner]);
     }
     let fields = kept.reads.iter().flatten().count() as i64;
     must!(
-        kept.sole || kept.readers.unwrap_or(0) == fields,
+        kept.mode == Mode::Sole || kept.readers.unwrap_or(0) == fields,
         "{fields} readers are counted as {:?}",
         kept.readers
     );
@@ -220,8 +241,9 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
             attempt.name,
             state.beliefs[one]
         );
+        must!(!kept.seen[one] || queued == 1, "a mark of {} is left, and it does not wait", attempt.name);
         must!(
-            state.beliefs[one] != Ended || kept.notes[one].is_some(),
+            state.beliefs[one] != Ended || kept.ended[one].is_some(),
             "the end of {} is not remembered",
             attempt.name
         );
@@ -230,18 +252,22 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
 }
 
 /// Who writes has a token larger than all before; nobody else makes one.
-fn tokens(before: &State, step: Move, after: &Kept) -> Result<i64, String> {
+fn tokens(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<i64, String> {
+    if cast.fencing == Fencing::Off {
+        return Ok(0);
+    }
     let (last, token) = (before.kept.counter.unwrap_or(0), after.counter.unwrap_or(0));
     let mut written = before.written;
     must!(token >= last, "the last token was {last}, and is {token}");
     if let Some(write) = after.writes() {
-        must!(after.fence == Some(token), "{:?} writes under {:?}, not {token}", write.owner, after.fence);
+        must!(after.token == Some(token), "{:?} writes under {:?}, not {token}", write.owner, after.token);
         let same = before.kept.writes().is_some_and(|hold| is_same(hold, write));
         must!(same || token > last, "a new writer has the old token {token}");
-        must!(!same || token == last, "the same writer has a new token {token}");
+        let raised = cast.fencing == Fencing::Proposed || token == last;
+        must!(!same || raised, "the same writer has a new token {token}");
         written = token;
     }
-    must!(after.fence.is_none_or(|token| token >= written), "after {written} goes {:?}", after.fence);
+    must!(after.token.is_none_or(|token| token >= written), "after {written} goes {:?}", after.token);
     must!(token == last || !matches!(step, Move::Downgrade(_)), "a downgrade makes the token {token}");
     Ok(written)
 }
@@ -251,31 +277,30 @@ fn is_same(before: &Hold, after: &Hold) -> bool {
     before.owner == after.owner && before.attempts.iter().any(|one| after.attempts.contains(one))
 }
 
-/// A writer who waits keeps new readers out; when one leaves, all who waited to read go next; and whoever
-/// gives the lock up lets somebody in.
+/// A writer who waits keeps new readers out; when one leaves, all who waited to read go next; and
+/// whoever gives the lock up lets somebody in.
 fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), String> {
     let (was, is) = (&before.kept, &after.kept);
-    let queues = |kept: &Kept, writes: bool| {
-        let of_side = |one: &&(usize, i64)| cast.attempts[one.0].writes == writes;
-        kept.queue.iter().filter(of_side).map(|(one, _)| *one).collect::<Vec<_>>()
-    };
-    let waiting = queues(is, true);
-    let gated = was.gate == Some(true) && queues(was, true).iter().any(|one| waiting.contains(one));
+    let waiting = is.waiters(cast, true);
+    let gated = was.writer_wait_until == Some(true)
+        && was.waiters(cast, true).iter().any(|one| waiting.contains(one));
     for (owner, name) in cast.owners.iter().enumerate() {
         let Some(hold) = is.reads(owner) else { continue };
-        if !gated || was.writes().is_some() || was.reads(owner).is_some() || is.phase != was.phase {
+        let left = is.writer_left != was.writer_left;
+        if !gated || was.writes().is_some() || was.reads(owner).is_some() || left {
             continue;
         }
         let first = |one: &usize| {
-            was.queued(*one).is_some_and(|at| was.phase.is_some_and(|phase| Kept::since(at) <= phase))
+            let place = was.queued(*one).or(before.noted[*one].filter(|_| step == Move::Ask(*one)));
+            place.is_some_and(|place| was.writer_left.is_some_and(|left| place <= left))
         };
         must!(hold.attempts.iter().all(first), "{name} reads past a writer who waits");
     }
     let left = was.writes().is_some_and(|hold| !is.writes().is_some_and(|now| is_same(hold, now)));
     if left {
-        for one in queues(was, false) {
+        for one in was.waiters(cast, false) {
             let attempt = &cast.attempts[one];
-            let there = !attempt.waiter.ends_with("nobody-listens") && step != Move::Leave(one);
+            let there = !attempt.deaf && step != Move::Leave(one);
             let reads = is.reads(attempt.owner).is_some_and(|hold| hold.attempts.contains(&one));
             must!(!there || reads, "a writer left, and {} still waits to read", attempt.name);
         }
@@ -284,8 +309,28 @@ fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), St
     if ends && !was.is_free() && is.is_free() && is.reads.iter().all(Option::is_none) {
         must!(is.queue.is_empty(), "nobody holds the lock any more, and nobody is let in");
     }
-    if ends && waiting.is_empty() && is.writes().is_none() && is.gate != Some(true) {
-        must!(queues(is, false).is_empty(), "nobody is in the way of the readers who wait");
+    if ends && waiting.is_empty() && is.writes().is_none() && is.writer_wait_until != Some(true) {
+        must!(is.waiters(cast, false).is_empty(), "nobody is in the way of the readers who wait");
+    }
+    Ok(())
+}
+
+/// A waiter that was not seen for its claim is never granted anything, and leaves the queue when
+/// another one polls.
+fn dead(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<(), String> {
+    let was = &before.kept;
+    let polls = match step {
+        Move::Ask(one) | Move::Unheard(one) => was.is_alive(one) && after.queued(one).is_some(),
+        _ => false,
+    };
+    for (one, _) in &was.queue {
+        let own = matches!(step, Move::Try(it) | Move::Ask(it) | Move::Unheard(it) if it == *one);
+        if own || was.is_alive(*one) {
+            continue;
+        }
+        let name = cast.attempts[*one].name;
+        must!(was.holds(cast, *one) || !after.holds(cast, *one), "{name} is dead, and is granted the lock");
+        must!(!polls || after.queued(*one).is_none(), "{name} is dead, and keeps its place");
     }
     Ok(())
 }

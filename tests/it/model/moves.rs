@@ -2,8 +2,8 @@
 
 use redis::Cmd;
 
-use super::cast::Cast;
-use super::lock::Kept;
+use super::cast::{CLAIM_MS, Cast, DEAF_CHANNEL, Fencing, KEYS, MAX_DEPTH};
+use super::lock::{Kept, Mode, PASSED, RECENT, UPGRADES};
 
 /// What a client believes about an attempt of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct State {
     pub beliefs: Vec<Belief>,
     /// The token of the last who wrote.
     pub written: i64,
+    /// When the waiters had their first busy answers: their later requests have that for a place.
+    pub noted: Vec<Option<i64>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,15 +62,17 @@ pub enum Move {
     /// The ends of two marks pass.
     GateOver,
     UpgradeOver,
+    /// A waiter was not seen for longer than its claim.
+    Missed(usize),
     /// The lock's own ttl passes: nothing in it was still to come.
     KeyOver,
 }
 
-/// One integer, or a busy lock.
+/// One integer, or a busy lock and the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Final(i64),
-    Busy,
+    Busy(i64),
 }
 
 /// Longer than any search.
@@ -84,47 +88,65 @@ pub struct Sums(pub Vec<String>);
 
 impl Move {
     pub fn is_request(self) -> bool {
-        use Move::{GateOver, KeyOver, ReadOver, UpgradeOver, WriteOver};
-        !matches!(self, WriteOver | ReadOver(_) | GateOver | UpgradeOver | KeyOver)
+        use Move::{GateOver, KeyOver, Missed, ReadOver, UpgradeOver, WriteOver};
+        !matches!(self, WriteOver | ReadOver(_) | GateOver | UpgradeOver | KeyOver | Missed(_))
     }
 
-    /// What is sent; `None` for time that passes.
-    pub fn request(self, cast: &Cast, sums: &Sums) -> Option<Cmd> {
-        let keys = &cast.keys;
-        let send = |script: &str, keys: &[&String], arguments: &[&str]| {
+    /// What is sent; `None` for time that passes. The places in the state are counted from this
+    /// instant.
+    pub fn request(self, cast: &Cast, sums: &Sums, state: &State, instant: i64) -> Option<Cmd> {
+        let send = |script: &str, keys: usize, arguments: &[&str]| {
             let mut cmd = redis::cmd("EVALSHA");
             let sum = &sums.0[SCRIPTS.iter().position(|name| *name == script).unwrap()];
-            cmd.arg(sum).arg(keys.len()).arg(keys).arg(arguments);
+            cmd.arg(sum).arg(keys).arg(&KEYS[..keys]).arg(arguments);
             Some(cmd)
         };
-        let all = |note: usize| [&keys[0], &keys[1], &keys[2], &keys[3 + note]];
-        let names = |one: usize| (cast.owners[cast.attempts[one].owner], cast.attempts[one].name);
-        let acquire = |one: usize, waiter: &str| {
-            let (owner, name) = names(one);
+        let names = |one: usize| {
+            let name = cast.attempts[one].name;
+            (name, Some(cast.owners[cast.attempts[one].owner]).filter(|owner| *owner != name).unwrap_or(""))
+        };
+        let entry =
+            |one: usize| [CLAIM_MS, if cast.attempts[one].deaf { DEAF_CHANNEL } else { "" }, MAX_DEPTH];
+        let least = if cast.fencing == Fencing::Off { "" } else { "7" };
+        let proposal = match cast.fencing {
+            Fencing::Proposed => (state.kept.counter.unwrap_or(instant) + 5).to_string(),
+            _ => String::new(),
+        };
+        let acquire = |one: usize, entry: [&str; 3], place: Option<i64>| {
+            let (name, owner) = names(one);
             let script = if cast.attempts[one].writes { "write_acquire" } else { "read_acquire" };
-            let arguments = [owner, name, TTL, "7", "9", waiter, "100"];
-            send(script, &all(one), &arguments[..if cast.attempts[one].writes { 6 } else { 7 }])
+            let place = place.map_or_else(String::new, |place| (instant + place).to_string());
+            let mut arguments = vec![name, TTL, owner];
+            if cast.quorum {
+                arguments.extend([&proposal, ""]);
+            } else {
+                arguments.push(least);
+            }
+            arguments.extend(entry);
+            arguments.extend([&place, "", ""]);
+            arguments.extend(cast.quorum.then_some(""));
+            arguments.extend((!cast.attempts[one].writes).then_some("100"));
+            send(script, 3, &arguments)
         };
         match self {
-            Move::Try(one) => acquire(one, ""),
-            Move::Ask(one) | Move::Unheard(one) => acquire(one, &cast.attempts[one].waiter),
+            Move::Try(one) => acquire(one, ["", "", MAX_DEPTH], None),
+            Move::Ask(one) => acquire(one, entry(one), state.noted[one]),
+            Move::Unheard(one) => acquire(one, entry(one), None),
             Move::Release(one) | Move::Leave(one) => {
-                let (owner, name) = names(one);
-                let waiter = cast.attempts[one].waiter.as_str();
+                let (name, owner) = names(one);
+                let [claim, channel, depth] = entry(one);
                 match self {
                     _ if cast.attempts[one].doubted => {
-                        send("release", &all(one), &[owner, name, "60000", "7", waiter])
+                        send("release", 3, &[name, owner, least, "1", claim, channel, depth])
                     }
-                    Move::Leave(_) => send("release", &all(one)[..3], &[owner, name, "0", "7", waiter]),
-                    _ => send("release", &all(one)[..3], &[owner, name, "0", "7"]),
+                    Move::Leave(_) => send("release", 3, &[name, owner, least, "", claim, channel, depth]),
+                    _ => send("release", 3, &[name, owner, least]),
                 }
             }
-            Move::Renew(one) => send("renew", &[&keys[0]], &[names(one).0, names(one).1, TTL]),
-            Move::Downgrade(one) => {
-                send("downgrade", &all(one)[..3], &[names(one).0, names(one).1, TTL, "7"])
-            }
-            Move::ForceReaders => send("read_force", &all(cast.attempts.len()), &["", "f", "60000", "7"]),
-            Move::ForceWriter => send("write_force", &all(cast.attempts.len()), &["", "f", "60000", "7"]),
+            Move::Renew(one) => send("renew", 1, &[names(one).0, TTL, names(one).1]),
+            Move::Downgrade(one) => send("downgrade", 3, &[names(one).0, TTL, names(one).1, least]),
+            Move::ForceReaders => send("read_force", 3, &["f", least]),
+            Move::ForceWriter => send("write_force", 3, &["f", least]),
             _ => None,
         }
     }
@@ -150,10 +172,11 @@ impl Move {
             Move::GateOver => "the gate's time is over".to_owned(),
             Move::UpgradeOver => "the upgrade's time is over".to_owned(),
             Move::KeyOver => "the key's time is over".to_owned(),
+            Move::Missed(one) => format!("{} is not seen for a claim", name(one)),
         };
         match answer {
             Some(Answer::Final(answer)) => format!("{what}: {answer}"),
-            Some(Answer::Busy) => format!("{what}: busy"),
+            Some(Answer::Busy(_)) => format!("{what}: busy"),
             None => what,
         }
     }
@@ -161,12 +184,12 @@ impl Move {
 
 impl State {
     pub fn first(cast: &Cast) -> State {
-        let reads = vec![None; cast.owners.len()];
-        let notes = vec![None; cast.attempts.len()];
+        let attempts = cast.attempts.len();
         State {
-            kept: Kept { reads, notes, ..Kept::default() },
-            beliefs: vec![Idle; cast.attempts.len()],
+            kept: Kept::new(cast),
+            beliefs: vec![Idle; attempts],
             written: 0,
+            noted: vec![None; attempts],
         }
     }
 
@@ -218,11 +241,11 @@ impl State {
         let readers = (0..cast.owners.len()).filter(|owner| kept.reads(*owner).is_some());
         moves.extend(readers.clone().map(Move::ReadOver));
         moves.extend(readers.clone().next().map(|_| Move::ForceReaders));
-        moves.extend((kept.gate == Some(true)).then_some(Move::GateOver));
+        moves.extend((kept.writer_wait_until == Some(true)).then_some(Move::GateOver));
         moves.extend(kept.upgrade.is_some_and(|(live, _)| live).then_some(Move::UpgradeOver));
-        let empty = kept.write.is_none() && kept.reads.iter().all(Option::is_none);
-        let marks = kept.readers.is_some() || kept.phase.is_some() || kept.gate.is_some();
-        moves.extend((kept.is_free() && (!empty || marks)).then_some(Move::KeyOver));
+        moves.extend((kept.is_free() && !kept.is_gone()).then_some(Move::KeyOver));
+        let missed = (0..cast.attempts.len()).filter(|one| cast.may_miss && kept.is_alive(*one));
+        moves.extend(missed.map(Move::Missed));
         (moves, idle)
     }
 
@@ -244,16 +267,50 @@ impl State {
             }
         }
         match passes {
-            Move::GateOver => kept.gate = Some(false),
+            Move::GateOver => kept.writer_wait_until = Some(false),
             Move::UpgradeOver => kept.upgrade = kept.upgrade.map(|(_, owner)| (false, owner)),
-            Move::WriteOver | Move::ReadOver(_) if !kept.sole => {}
+            Move::Missed(one) => next.miss(cast, one),
+            Move::WriteOver | Move::ReadOver(_) if kept.mode != Mode::Sole => {}
             _ => {
-                let (queue, notes) = (std::mem::take(&mut kept.queue), std::mem::take(&mut kept.notes));
-                let (counter, reads) = (kept.counter, vec![None; cast.owners.len()]);
-                *kept = Kept { queue, notes, counter, reads, ..Kept::default() };
+                let (queue, seen) = (std::mem::take(&mut kept.queue), std::mem::take(&mut kept.seen));
+                let (counter, ended) = (kept.counter, std::mem::take(&mut kept.ended));
+                *kept = Kept { queue, seen, ended, counter, ..Kept::new(cast) };
             }
         }
         next
+    }
+
+    /// The time of a claim passes in which an attempt is not seen, nor are those that queued before
+    /// it and were not seen since.
+    fn miss(&mut self, cast: &Cast, one: usize) {
+        self.kept.seen[one] = false;
+        let missed = self.kept.queued(one);
+        for time in self.times() {
+            if *time > RECENT && missed.is_some_and(|place| *time <= place) {
+                *time -= PASSED;
+            }
+        }
+        self.kept.lapse(cast);
+    }
+
+    fn times(&mut self) -> impl Iterator<Item = &mut i64> {
+        let places = self.kept.queue.iter_mut().map(|(_, place)| place).filter(|place| **place != UPGRADES);
+        places.chain(&mut self.kept.writer_left).chain(self.noted.iter_mut().flatten())
+    }
+
+    /// Times in the same order that depend on no clock. All are older than a claim but the places
+    /// of waiters that queued and were not seen since, and what is later than those.
+    fn order_times(&mut self) {
+        let kept = &self.kept;
+        let unseen = kept.queue.iter().filter(|(one, place)| *place > RECENT && !kept.seen[*one]);
+        let recent = unseen.map(|(_, place)| *place).min().unwrap_or(i64::MAX);
+        let mut times: Vec<i64> = self.times().map(|time| *time).collect();
+        times.sort_unstable();
+        times.dedup();
+        for time in self.times() {
+            let rank = times.binary_search(time).unwrap() as i64;
+            *time = 10 * rank - 1_000_000 - if *time < recent { PASSED } else { 0 };
+        }
     }
 
     /// Who lost a hold of which nothing is left, and has nothing under way, is as good as done.
@@ -263,11 +320,16 @@ impl State {
             if settled && matches!(belief, Lost | Refused) {
                 *belief = Done;
             }
+            // What a later request of it says does not matter any more.
+            if *belief != Waits {
+                self.noted[one] = None;
+            }
         }
+        self.order_times();
     }
 
     /// What tells this state from others.
-    pub fn outline(&self) -> Vec<u8> {
+    pub fn outline(&self, cast: &Cast) -> Vec<u8> {
         let mut outline = Vec::with_capacity(64);
         for belief in &self.beliefs {
             outline.push(match belief {
@@ -281,7 +343,12 @@ impl State {
                 Ended => 7,
             });
         }
-        self.kept.outline(&mut outline);
+        for (one, noted) in self.noted.iter().enumerate() {
+            // Of one that has this place, it says nothing.
+            let matters = noted.is_some() && self.kept.queued(one).is_none_or(|place| place == UPGRADES);
+            outline.push(u8::from(matters) + u8::from(matters && *noted <= self.kept.writer_left));
+        }
+        self.kept.outline(cast, &mut outline);
         outline
     }
 }

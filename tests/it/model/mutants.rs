@@ -9,7 +9,7 @@ pub struct Mutant {
     to: &'static str,
 }
 
-const LET_IN: &str = "read_acquire write_acquire release downgrade read_force write_force";
+const ADMIT_WAITERS: &str = "read_acquire write_acquire release downgrade read_force write_force";
 
 const fn mutant(name: &'static str, scripts: &'static str, from: &'static str, to: &'static str) -> Mutant {
     Mutant { name, scripts, from, to }
@@ -25,20 +25,26 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a reader does not look at the writer",
         "read_acquire",
-        "elseif writes and writes ~= owner then",
+        "elseif writer and writer ~= owner then",
         "elseif false then",
     ),
     mutant(
         "a release does not look for its attempt",
         "release",
-        "string.match(read, '^%d+ (%S+)$') == attempt",
-        "string.match(read, '^%d+ (%S+)$')",
+        " == attempt\n      and redis.call('EXISTS', KEYS[3]) == 0",
+        "\n      and redis.call('EXISTS', KEYS[3]) == 0",
     ),
     mutant(
         "a second delivery counts again",
-        "read_acquire write_acquire",
+        "read_acquire",
         "if not has(attempts, attempt) then",
         "if true then",
+    ),
+    mutant(
+        "a second delivery to a writer counts again",
+        "write_acquire",
+        "local is_held = has(attempts, attempt)",
+        "local is_held = false",
     ),
     mutant(
         "a renewal revives what was over",
@@ -49,21 +55,21 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a downgrade leaves a gap",
         "downgrade",
-        "redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. holds)",
+        "redis.call('HSET', KEYS[1], 'read:' .. owner, math.max(ends, read_ends or 0) .. ' ' .. reads)",
         "",
     ),
     mutant(
         "an upgrade does not look at the other readers",
-        LET_IN,
-        "local alone = readers == 1 and its_owner and",
-        "local alone = its_owner and",
+        ADMIT_WAITERS,
+        "local is_alone = readers == 1 and its_owner and",
+        "local is_alone = its_owner and",
     ),
-    mutant("a release lets nobody in", "release", "once(answer)\nlet_in()\n", "once(answer)\n"),
+    mutant("a release admits no waiters", "release", "answer(number)\nadmit_waiters()\n", "answer(number)\n"),
     mutant(
         "a dead reader counts for ever",
         "write_acquire",
-        "if not ends then\n          over[#over + 1] = field",
-        "if not ends then\n          latest = now + 1",
+        "if not ends then\n        expired[#expired + 1] = sample[i]",
+        "if not ends then\n        latest = now + 1",
     ),
     mutant(
         "the end of a reader is that of the key",
@@ -80,46 +86,89 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "what was ended is not refused",
         "read_acquire write_acquire",
-        "if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end",
+        "if is_ended() then return -1 end",
         "",
     ),
-    mutant("an end is not remembered", "release", "if ended_ms > 0 then", "if false then"),
     mutant(
-        "a reader does not look at the gate",
+        "an end is not remembered",
+        "release",
+        "  if remember then\n    redis.call('ZREM'",
+        "  if false then\n    redis.call('ZREM'",
+    ),
+    mutant(
+        "a reader does not look at the writers that wait",
         "read_acquire",
-        "if not writes and gate > now then",
+        "if not writer and state.wait_until > now then",
         "if false then",
     ),
     mutant(
-        "the gate never lapses",
+        "a writer that waits keeps readers out for ever",
         "write_acquire",
-        "math.max(now + claim_ms, tonumber(state[5]) or 0)",
+        "math.max(now + claim, state.wait_until)",
         "now + 86400000",
     ),
     mutant(
-        "the readers who waited do not go first",
+        "the readers that waited do not go first",
         "release",
         "if waited and admit_readers(waited) then",
         "if false then",
     ),
     mutant("two upgrades wait for each other", "write_acquire", "return -6\n", "upgrades = true\n"),
     mutant(
-        "a writer goes on under the old token",
+        "a writer continues under the old token",
         "write_acquire",
-        "local token = tonumber(known or floor ~= '' and next_token() or 0)",
-        "local token = tonumber(known or redis.call('GET', KEYS[2]) or 1)",
+        "  if minted then return minted end\n  return next_token()",
+        "  return tonumber(redis.call('GET', KEYS[2]) or 1)",
     ),
-    mutant(
-        "who was granted stays in the queue",
-        "write_acquire",
-        "if waiter ~= '' then redis.call('ZREM', KEYS[3], waiter) end",
-        "",
-    ),
+    mutant("a granted attempt stays in the queue", "write_acquire", "\nleave_queue(waiter)\n", "\n"),
     mutant(
         "the key ends before what was granted last",
-        LET_IN,
+        ADMIT_WAITERS,
         "if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end",
         "",
+    ),
+    mutant(
+        "a dead writer is granted the lock",
+        ADMIT_WAITERS,
+        "if its_attempt and is_alive(its_attempt, tonumber(first[2]), ms) then",
+        "if its_attempt then",
+    ),
+    mutant(
+        "a dead reader is granted the lock",
+        ADMIT_WAITERS,
+        "and its_kind == 'read' and is_alive(its_attempt, tonumber(waiting[i + 1]), ms) then",
+        "and its_kind == 'read' then",
+    ),
+    mutant(
+        "a poll is not noted",
+        "write_acquire",
+        "redis.call('ZADD', KEYS[3], 2^52 + time + claim * 1000, 'seen ' .. attempt)",
+        "",
+    ),
+    mutant(
+        "a mark counts for ever",
+        "read_acquire write_acquire release",
+        "'seen ' .. its_attempt)) or 0) > 2^52 + time",
+        "'seen ' .. its_attempt)) or 0) > 0",
+    ),
+    mutant(
+        "a poll leaves dead waiters in the queue",
+        "read_acquire write_acquire",
+        "if not (its_attempt and is_alive(its_attempt, score, ms)) then",
+        "if false then",
+    ),
+    mutant(
+        "a waiter of another kind loses its place",
+        ADMIT_WAITERS,
+        "      others = others + 1\n    else\n      redis.call('ZREM', KEYS[3], first[1]",
+        "      redis.call('ZREM', KEYS[3], first[1])\n    else\n      redis.call('ZREM', KEYS[3], first[1]",
+    ),
+    mutant("a free lock leaves a key", "release", "admit_waiters()\ndelete_if_free()\n", "admit_waiters()\n"),
+    mutant(
+        "the mode of a hold that is no longer alone still says so",
+        "write_acquire",
+        "redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. its_owner",
+        "redis.call('HSET', KEYS[1], 'read:' .. its_owner",
     ),
 ];
 

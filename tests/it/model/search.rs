@@ -7,8 +7,9 @@ use redis::{Cmd, Pipeline, Value};
 
 use super::cast::Cast;
 use super::judge::{consistent, judge, judge_idle};
-use super::lock::{Seen, Tools};
+use super::lock::Seen;
 use super::moves::{Answer, Move, State, Sums};
+use super::tools::{Tools, instant};
 
 /// How many states are asked about at a time.
 const BATCH: usize = 64;
@@ -48,21 +49,6 @@ pub struct Search<'a> {
     known: HashMap<Vec<u8>, usize>,
 }
 
-/// The requests of a cast, made once.
-struct Requests<'a> {
-    cast: &'a Cast,
-    sums: &'a Sums,
-    made: HashMap<String, Cmd>,
-}
-
-impl Requests<'_> {
-    fn add(&mut self, pipe: &mut Pipeline, step: Move) {
-        let (cast, sums) = (self.cast, self.sums);
-        let make = || step.request(cast, sums).expect("a request");
-        pipe.add_command(self.made.entry(format!("{step:?}")).or_insert_with(make).clone());
-    }
-}
-
 impl<'a> Search<'a> {
     /// Searches until a rule is broken, or all is known.
     pub async fn run(
@@ -73,14 +59,14 @@ impl<'a> Search<'a> {
     ) -> Result<Search<'a>, Found> {
         let mut search = Search { cast, nodes: Vec::new(), requests: 0, known: HashMap::new() };
         search.reach(State::first(cast), None);
-        let mut requests = Requests { cast, sums, made: HashMap::new() };
-        let look = tools.look(cast);
+        let look = tools.look();
         let (mut next, mut asked) = (0, VecDeque::new());
         let mut judged = Ok(());
         loop {
             // The server works at one batch while what came of another is judged.
             while judged.is_ok() && asked.len() < 2 {
                 let end = search.nodes.len().min(next + BATCH);
+                let instant = instant();
                 let batch: Vec<usize> =
                     (next..end).filter(|at| search.nodes[*at].depth < cast.steps).collect();
                 next = end;
@@ -89,58 +75,66 @@ impl<'a> Search<'a> {
                 }
                 let mut pipe = redis::pipe();
                 for at in &batch {
-                    search.ask(*at, &mut pipe, &mut requests, tools, &look);
+                    search.ask(*at, instant, &mut pipe, sums, tools, &look);
                 }
                 let mut connection = connection.clone();
                 let answers = async move { pipe.query_async::<Vec<Value>>(&mut connection).await };
-                asked.push_back((batch, tokio::spawn(answers)));
+                asked.push_back((batch, instant, tokio::spawn(answers)));
             }
             // Nothing may be under way still when this ends.
-            let Some((batch, answers)) = asked.pop_front() else { break };
+            let Some((batch, instant, answers)) = asked.pop_front() else { break };
             let mut values = answers.await.unwrap().expect("the server answers").into_iter();
             for at in batch {
-                judged = judged.and_then(|()| search.explore(at, &mut values));
+                judged = judged.and_then(|()| search.explore(at, instant, &mut values));
             }
         }
         judged.map(|()| search)
     }
 
     /// All that can be asked in a state: each request twice, and a look after each.
-    fn ask(&self, at: usize, pipe: &mut Pipeline, requests: &mut Requests<'_>, tools: &Tools, look: &Cmd) {
+    fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, sums: &Sums, tools: &Tools, look: &Cmd) {
         let state = &self.nodes[at].state;
         let (moves, idle) = state.moves(self.cast);
-        let place = tools.place(self.cast, &state.kept);
+        let request = |step: Move| step.request(self.cast, sums, state, instant).expect("a request");
+        let place = tools.place(self.cast, &state.kept, instant);
         pipe.add_command(place.clone());
         for step in idle {
-            requests.add(pipe, step);
+            pipe.add_command(request(step));
             pipe.add_command(look.clone());
         }
         for step in moves.into_iter().filter(|step| step.is_request()) {
+            let request = request(step);
             pipe.add_command(place.clone());
             for _ in 0..2 {
-                requests.add(pipe, step);
+                pipe.add_command(request.clone());
                 pipe.add_command(look.clone());
             }
         }
     }
 
     /// Judges what came of all that can happen in a state.
-    fn explore(&mut self, at: usize, values: &mut impl Iterator<Item = Value>) -> Result<(), Found> {
+    fn explore(
+        &mut self,
+        at: usize,
+        instant: i64,
+        values: &mut impl Iterator<Item = Value>,
+    ) -> Result<(), Found> {
         let cast = self.cast;
         let state = self.nodes[at].state.clone();
         let (moves, idle) = state.moves(cast);
         values.next();
         for step in idle {
-            let answer = answer(values.next());
+            let answer = answer(instant, values.next());
             self.requests += 1;
-            let judged = seen(cast, values.next()).and_then(|it| judge_idle(cast, &state, step, answer, &it));
+            let seen = seen(cast, instant, values.next());
+            let judged = seen.and_then(|it| judge_idle(cast, &state, step, answer, &it));
             judged.map_err(|what| self.found(at, Some((step, Some(answer))), what))?;
         }
         for step in moves {
             let (after, answered) = if step.is_request() {
                 values.next();
-                let first = (answer(values.next()), seen(cast, values.next()));
-                let second = (answer(values.next()), seen(cast, values.next()));
+                let mut delivered = || (answer(instant, values.next()), seen(cast, instant, values.next()));
+                let (first, second) = (delivered(), delivered());
                 self.requests += 2;
                 let judged = match (first.1, second.1) {
                     (Ok(one), Ok(two)) => judge(cast, &state, step, [first.0, second.0], [one, two]),
@@ -161,7 +155,7 @@ impl<'a> Search<'a> {
     fn reach(&mut self, mut state: State, came: Option<(usize, Move, Option<Answer>)>) -> usize {
         state.settle(self.cast);
         let next = self.nodes.len();
-        let at = *self.known.entry(state.outline()).or_insert(next);
+        let at = *self.known.entry(state.outline(self.cast)).or_insert(next);
         if at == next {
             let depth = came.map_or(0, |(from, ..)| self.nodes[from].depth + 1);
             self.nodes.push(Node { state, depth, came, steps: Vec::new() });
@@ -182,17 +176,20 @@ impl<'a> Search<'a> {
     }
 }
 
-fn answer(value: Option<Value>) -> Answer {
+fn answer(instant: i64, value: Option<Value>) -> Answer {
     match value {
         Some(Value::Int(answer)) => Answer::Final(answer),
-        Some(Value::Array(items)) if items.len() == 2 => Answer::Busy,
+        Some(Value::Array(items)) => match &items[..] {
+            [Value::Int(pttl), Value::Int(time)] if *pttl != -8 => Answer::Busy(time - instant),
+            _ => panic!("a script answers {items:?}"),
+        },
         other => panic!("a script answers {other:?}"),
     }
 }
 
-fn seen(cast: &Cast, value: Option<Value>) -> Result<Seen, String> {
+fn seen(cast: &Cast, instant: i64, value: Option<Value>) -> Result<Seen, String> {
     match value {
-        Some(Value::BulkString(text)) => Seen::read(cast, std::str::from_utf8(&text).unwrap()),
+        Some(Value::BulkString(text)) => Seen::read(cast, instant, std::str::from_utf8(&text).unwrap()),
         other => panic!("a look shows {other:?}"),
     }
 }

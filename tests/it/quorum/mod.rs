@@ -20,7 +20,7 @@ use std::time::Duration;
 use redlatch::{Error, Locks, NodeError, NodeStatus, Options};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, eventually, servers};
+use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, count_waiters, eventually, servers};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
@@ -162,7 +162,7 @@ impl Quorum {
     async fn queued(&self, among: u32, lock: &AnyLock, count: u64) {
         let queue = format!("{{{}}}:waiters", lock.key());
         let all = || async {
-            self.run::<u64>(among, &["ZCARD", &queue]).await.iter().all(|queued| *queued == count)
+            self.run::<u64>(among, &count_waiters(&queue)).await.iter().all(|queued| *queued == count)
         };
         eventually("queued", all).await;
     }

@@ -21,7 +21,7 @@ async fn take(client: &Locks, kind: Kind, name: &str, owner: &Owner) -> AnyGuard
 }
 
 fn waits(client: &Locks, kind: Kind, name: &str, owner: &Owner) -> tokio::task::JoinHandle<AnyGuard> {
-    let (client, name, owner) = (client.clone(), name.to_owned(), *owner);
+    let (client, name, owner) = (client.clone(), name.to_owned(), owner.clone());
     tokio::spawn(async move { take(&client, kind, &name, &owner).await })
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::{client, published, queued, see, told};
+use super::{READ_LANE, client, published, queued, see, told};
 use crate::support::{Server, eventually, soon};
 
 /// A release lets in all readers who wait, with one message for each client, and no writer to no purpose.
@@ -61,9 +61,12 @@ async fn rwlock_standalone_lets_in_more_readers_than_one_batch() {
     let server = Server::start().await;
     let (lock, crowd) = (client(&server, told()).await, client(&server, told()).await);
     let writing = lock.write().await.unwrap();
+    // Queued just now, so only PUBLISH can find that nothing listens to their channel.
+    let now = server.time().await;
     for number in 0..300 {
-        let dead = format!("{number:032x} 3000 o{number} lock:wake:gone");
-        let _: i64 = server.run(&["ZADD", "{lock:rw}:waiters", "-4000000000000000", &dead]).await;
+        let dead = format!("{number:032x} read 60000 lock:wake:ff o{number} 255");
+        let place = (now + number - READ_LANE).to_string();
+        let _: i64 = server.run(&["ZADD", "{lock:rw}:waiters", &place, &dead]).await;
     }
     let (inside, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let mut readers = JoinSet::new();

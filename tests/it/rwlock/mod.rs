@@ -12,6 +12,9 @@ use tokio::task::JoinHandle;
 
 use crate::support::{NEVER, Server, see, told};
 
+/// The places of readers are less by this.
+const READ_LANE: i64 = 1 << 52;
+
 /// The lock through a client of its own, as another process would have it.
 async fn client(server: &Server, options: Options) -> RwLock {
     server.locks_with(options).await.rwlock("rw").unwrap()

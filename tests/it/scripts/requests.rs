@@ -1,149 +1,59 @@
-//! Requests to the scripts, as a program in any language would send them.
+//! Requests that come twice, late, to full servers, or beside values of others.
 
-use super::{acquires, path, script};
+use super::request::{Acquire, Answer, Client, KEYS, NODE, Request};
 use crate::support::Server;
+use Answer::{Busy, Final, Low};
 
-/// What each delivery left in the server.
-async fn state(server: &Server) -> Vec<(String, Vec<u8>)> {
-    let mut state = Vec::new();
-    let mut keys: Vec<String> = server.run(&["KEYS", "*"]).await;
-    keys.sort();
-    for key in keys {
-        let dump: Vec<u8> = server.run(&["DUMP", &key]).await;
-        state.push((key, dump));
-    }
-    state
-}
-
-/// How often something was written, whether it changed anything or not.
-async fn writes(server: &Server) -> u64 {
-    let info: String = server.run(&["INFO", "persistence"]).await;
-    info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")?.parse().ok()).unwrap()
-}
-
-/// One request to a script, as a program in any language would send it.
-struct Request<'a> {
-    script: &'a str,
-    arguments: Vec<&'a str>,
-}
-
-/// One integer is final; two are a busy lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    Final(i64),
-    Busy,
-}
-use Answer::{Busy, Final};
-
-impl Request<'_> {
-    async fn send(&self, server: &Server, attempt: &str) -> Answer {
-        match self.try_send(server, attempt).await.unwrap() {
-            redis::Value::Int(answer) => Final(answer),
-            redis::Value::Array(items) if items.len() == 2 => Busy,
-            other => panic!("{} answers {other:?}", self.script),
-        }
-    }
-
-    async fn try_send(&self, server: &Server, attempt: &str) -> redis::RedisResult<redis::Value> {
-        let ended = format!("{{k}}:ended:{attempt}");
-        let keys = ["k", "{k}:fence", "{k}:waiters", &ended];
-        let keys = if self.script.ends_with("renew") { &keys[..1] } else { &keys };
-        let text = script(self.script);
-        let count = keys.len().to_string();
-        let mut words = vec!["EVAL", &text, &count];
-        words.extend(keys);
-        words.extend(&self.arguments);
-        server.try_run(&words).await
-    }
-
-    /// Sends it twice: the same answer, and nothing changes the second time. But each grant writes, for `WAIT`.
-    async fn twice(&self, server: &Server, attempt: &str) -> Answer {
-        let first = self.send(server, attempt).await;
-        let after_first = state(server).await;
-        let written = writes(server).await;
-        let second = self.send(server, attempt).await;
-        if self.script.ends_with("acquire") && matches!(second, Final(0..)) {
-            assert!(writes(server).await > written, "{} {:?}", self.script, self.arguments);
-        }
-        if !self.script.ends_with("renew") {
-            assert_eq!(first, second, "{} {:?}", self.script, self.arguments);
-        }
-        assert_eq!(after_first, state(server).await, "{} {:?}", self.script, self.arguments);
-        second
-    }
-}
-
-fn request<'a>(script: &'a str, arguments: &[&'a str]) -> Request<'a> {
-    Request { script, arguments: arguments.to_vec() }
-}
+const EXCLUSIVE: [&str; 3] = ["mutex", "reentrant", "write"];
+const ALL: [&str; 4] = ["mutex", "reentrant", "write", "read"];
 
 async fn every_script_may_arrive_twice(kind: &'static str) {
-    for (_, acquire) in acquires(&[kind]) {
-        may_arrive_twice(kind, &acquire).await;
+    for acquire in Acquire::all(&[kind]) {
+        may_arrive_twice(acquire).await;
     }
 }
 
-async fn may_arrive_twice(kind: &str, acquire: &str) {
+async fn may_arrive_twice(acquire: Acquire) {
     let server = Server::start().await;
-    let name = |verb: &str| format!("{kind}/{verb}");
-    let (renew, release, force) = (name("renew"), name("release"), name("force"));
-    let take = |owner, attempt, waiter| request(acquire, &[owner, attempt, "60000", "7", "9", waiter]);
-    let give = |owner, attempt, ended_ms, waiter| request(&release, &[owner, attempt, ended_ms, "7", waiter]);
-    let keep = |owner, attempt| request(&renew, &[owner, attempt, "60000"]);
+    let client = Client::of(&server).await;
+    let take = |owner, attempt, proposal| acquire.fenced(owner, attempt, proposal);
+    let end = |owner, attempt| acquire.release(owner, attempt).with("remember", "1");
 
-    let Final(token @ 1..) = take("o1", "a1", "").twice(&server, "a1").await else { panic!("it is free") };
-    assert_eq!(take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await, Busy);
-    assert_eq!(server.run::<u64>(&["ZCARD", "{k}:waiters"]).await, 1);
-    assert!(matches!(keep("o1", "a1").twice(&server, "a1").await, Final(1_000_000_000_000_000..)));
-    assert_eq!(keep("o2", "a2").twice(&server, "a2").await, Final(0), "a stranger");
-    assert_eq!(give("o2", "a3", "0", "").twice(&server, "a3").await, Final(0), "a stranger");
+    let Final(token @ 1..) = take("o1", "a1", 100).twice(&client).await else { panic!("it is free") };
+    // On one server the counter chooses the token; on a quorum the client does.
+    let next = |more: i64| Final(if acquire.is_for_quorum { 100 + 100 * more } else { token + more });
+    assert_eq!(take("o2", "a2", 200).queued().twice(&client).await, Busy);
+    assert_eq!(client.waiters().await, 1);
+    let held = acquire.renew("o1", "a1").twice(&client).await;
+    assert!(matches!(held, Final(1_000_000_000_000_000..)));
+    assert_eq!(acquire.renew("o2", "a2").twice(&client).await, Final(0), "a stranger");
+    assert_eq!(acquire.release("o2", "a3").twice(&client).await, Final(0), "a stranger");
 
-    // Released to the waiter, who then finds it with a larger token; the second delivery of the release
-    // must not take it from him.
-    assert_eq!(give("o1", "a1", "60000", "").twice(&server, "a1").await, Final(1));
-    assert_eq!(take("o2", "a2", "a2 3000 o2 ").twice(&server, "a2").await, Final(token + 1));
-    // What was ended stays ended.
-    assert_eq!(take("o1", "a1", "").twice(&server, "a1").await, Final(-1));
+    // Released to the waiter, which then finds it with a larger token; the second delivery of the release
+    // must not take it away again.
+    assert_eq!(end("o1", "a1").twice(&client).await, Final(1));
+    assert_eq!(take("o2", "a2", 200).queued().twice(&client).await, next(1));
+    // An attempt that was ended stays ended.
+    assert_eq!(take("o1", "a1", 300).twice(&client).await, Final(-1));
 
-    // Taken away once, however often it is asked for.
-    assert_eq!(request(&force, &["", "f1", "60000", "7"]).twice(&server, "f1").await, Final(1));
-    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
-    assert_eq!(take("o3", "a4", "").twice(&server, "a4").await, Final(token + 2));
-    assert_eq!(request(&force, &["", "f1", "60000", "7"]).twice(&server, "f1").await, Final(1));
-    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 1, "the late delivery took nothing");
+    // A second delivery of force takes nothing away.
+    assert_eq!(acquire.force("f1").twice(&client).await, Final(1));
+    assert!(!client.exists("k").await);
+    assert_eq!(take("o3", "a4", 300).twice(&client).await, next(2));
+    assert_eq!(acquire.force("f1").twice(&client).await, Final(1));
+    assert!(client.exists("k").await, "the late delivery took nothing");
 
     // An attempt that is ended before it arrives is refused when it does, and leaves the queue.
-    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await, Busy);
-    assert_eq!(give("o5", "a5", "60000", "a5 3000 o5 ").twice(&server, "a5").await, Final(0));
-    assert_eq!(take("o5", "a5", "a5 3000 o5 ").twice(&server, "a5").await, Final(-1));
-    assert_eq!(server.run::<u64>(&["EXISTS", "{k}:waiters"]).await, 0);
+    assert_eq!(take("o5", "a5", 400).queued().twice(&client).await, Busy);
+    assert_eq!(end("o5", "a5").queued().twice(&client).await, Final(0));
+    assert_eq!(take("o5", "a5", 400).queued().twice(&client).await, Final(-1));
+    assert_eq!(client.waiters().await, 0);
 
-    for (key, _) in state(&server).await {
-        assert!(server.run::<i64>(&["PTTL", &key]).await > 0, "{key} has a ttl");
+    for key in KEYS {
+        assert!(client.run::<i64>(&["PTTL", key]).await > 0, "{key} has a TTL");
     }
-}
-
-/// A full server ends attempts as well; one that refuses to write has done nothing, and says so.
-#[tokio::test]
-async fn scripts_end_attempts_or_fail() {
-    let server = Server::start().await;
-    let set = async |name, value| server.run::<()>(&["CONFIG", "SET", name, value]).await;
-    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
-        let release = path(kind, "release");
-        let take = |attempt| request(&acquire, &["o", attempt, "60000", "7", "9"]);
-        let end = |attempt| request(&release, &["o", attempt, "60000", "7"]);
-        set("maxmemory", "1").await;
-        assert_eq!(end("full").send(&server, "full").await, Final(0), "{kind}");
-        set("maxmemory", "0").await;
-        assert_eq!(take("full").send(&server, "full").await, Final(-1), "{kind}");
-        set("min-replicas-to-write", "1").await;
-        let error = end("refused").try_send(&server, "refused").await.unwrap_err();
-        assert!(error.to_string().contains("NOREPLICAS"), "{kind}: {error}");
-        set("min-replicas-to-write", "0").await;
-        assert!(matches!(take("refused").send(&server, "refused").await, Final(1..)), "{kind}");
-        assert_eq!(end("refused").send(&server, "refused").await, Final(1), "{kind}");
-        server.run::<()>(&["DEL", "{k}:ended:full", "{k}:ended:refused"]).await;
-    }
+    let end_marks: i64 = client.run(&["PTTL", KEYS[2]]).await;
+    assert!(end_marks <= 60_000, "end marks are kept for a minute");
 }
 
 #[tokio::test]
@@ -156,58 +66,110 @@ async fn scripts_reentrant_standalone_may_arrive_twice() {
     every_script_may_arrive_twice("reentrant").await;
     // Counts as well, in any interleaving of two requests of one owner.
     let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let acquire = Acquire { kind: "reentrant", is_for_quorum: false };
     for (attempt, count) in [("a", 1), ("b", 2), ("a", 2), ("b", 2), ("c", 3), ("a", 3)] {
-        let take = request("reentrant/acquire", &["o", attempt, "60000", "7", "9"]);
-        assert!(matches!(take.send(&server, attempt).await, Final(1..)), "{attempt}");
-        assert_eq!(server.run::<u64>(&["HGET", "k", "o"]).await, count, "{attempt}");
+        assert!(matches!(acquire.fenced("o", attempt, 1).send(&client).await, Final(1..)), "{attempt}");
+        assert_eq!(client.run::<u64>(&["HGET", "k", "o"]).await, count, "{attempt}");
     }
-    let nested = request("reentrant/acquire", &["o", "d", "1000", "7", "9"]);
-    assert!(matches!(nested.twice(&server, "d").await, Final(1..)));
-    assert_eq!(request("reentrant/release", &["o", "d", "0", "7"]).send(&server, "d").await, Final(4));
+    let nested = acquire.fenced("o", "d", 1).with("ttl_ms", "1000");
+    assert!(matches!(nested.twice(&client).await, Final(1..)));
+    assert_eq!(acquire.release("o", "d").send(&client).await, Final(4));
     for (attempt, answer) in [("b", 3), ("b", 3), ("a", 2), ("b", 3), ("c", 1), ("a", 2)] {
-        let give = request("reentrant/release", &["o", attempt, "60000", "7"]);
-        assert_eq!(give.send(&server, attempt).await, Final(answer), "{attempt}");
+        let release = acquire.release("o", attempt).with("remember", "1");
+        assert_eq!(release.send(&client).await, Final(answer), "{attempt}");
     }
 }
 
-/// What a dead client left in the queue costs nobody a turn, and junk in it is passed over.
+/// A full server ends attempts as well; one that refuses to write has done nothing, and says so.
 #[tokio::test]
-async fn scripts_pass_over_waiters_who_cannot_be_told() {
+async fn release_ends_an_attempt_or_fails_on_a_server_that_refuses_writes() {
     let server = Server::start().await;
-    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
-        let release = path(kind, "release");
-        let take = |owner, attempt, waiter| request(&acquire, &[owner, attempt, "60000", "7", "9", waiter]);
-        assert!(matches!(take("o1", "a1", "").send(&server, "a1").await, Final(1..)));
-        let junk = ["dead 3000 o nobody-listens", "junk", "", "a 0 o c", "a 999999 o c", "x -5 o c"];
-        for (score, junk) in junk.iter().enumerate() {
-            let _: i64 = server.run(&["ZADD", "{k}:waiters", &score.to_string(), junk]).await;
-        }
-        let _: i64 = server.run(&["PEXPIRE", "{k}:waiters", "60000"]).await;
-        assert_eq!(take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await, Busy);
-        assert_eq!(request(&release, &["o1", "a1", "0", "7"]).send(&server, "a1").await, Final(1));
-        let found = take("o2", "a2", "a2 3000 o2 ").send(&server, "a2").await;
-        assert!(matches!(found, Final(1..)), "{kind}: handed to the living");
-        assert_eq!(request(&release, &["o2", "a2", "0", "7"]).send(&server, "a2").await, Final(1));
-        assert_eq!(server.run::<u64>(&["EXISTS", "k", "{k}:waiters"]).await, 0);
+    let client = Client::of(&server).await;
+    let set = async |name, value| client.run::<()>(&["CONFIG", "SET", name, value]).await;
+    for acquire in Acquire::all(&ALL) {
+        let take = |attempt| acquire.fenced("o", attempt, 100);
+        let end = |attempt| acquire.release("o", attempt).with("remember", "1");
+        set("maxmemory", "1").await;
+        assert_eq!(end("full").send(&client).await, Final(0), "{acquire:?}");
+        set("maxmemory", "0").await;
+        assert_eq!(take("full").send(&client).await, Final(-1), "{acquire:?}");
+        set("min-replicas-to-write", "1").await;
+        let error = end("refused").try_send(&client).await.unwrap_err();
+        assert!(error.to_string().contains("NOREPLICAS"), "{acquire:?}: {error}");
+        set("min-replicas-to-write", "0").await;
+        assert!(matches!(take("refused").send(&client).await, Final(1..)), "{acquire:?}");
+        set("maxmemory", "1").await;
+        assert_eq!(end("refused").send(&client).await, Final(1), "{acquire:?}");
+        set("maxmemory", "0").await;
+        client.flush().await;
     }
 }
 
-/// One who is granted the lock after more dead waiters than one look passes over is not queued any more.
+/// Dead waiters and junk in the queue cost the living ones no turn.
 #[tokio::test]
-async fn scripts_leave_nobody_queued_who_was_granted() {
+async fn release_passes_over_waiters_that_are_dead_or_malformed() {
     let server = Server::start().await;
-    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
-        let take = || request(&acquire, &["o1", "a1", "60000", "7", "9", "a1 3000 o1 somewhere"]);
-        for number in 0..100 {
-            let dead = format!("d{number} 3000 o nobody-listens");
-            let _: i64 = server.run(&["ZADD", "{k}:waiters", &number.to_string(), &dead]).await;
+    let client = Client::of(&server).await;
+    for acquire in Acquire::all(&EXCLUSIVE) {
+        let kind = acquire.kind;
+        let take = |owner, attempt| acquire.fenced(owner, attempt, 100);
+        assert!(matches!(take("o1", "a1").send(&client).await, Final(1..)));
+        // Both claim to have been seen just now, but nothing listens to the channel of the first one.
+        let now = client.time().await;
+        let unheard = format!("dead {kind} 3000 lock:wake:dead o 255");
+        let silent = format!("silent {kind} 3000 lock:wake:0 o 255");
+        for (score, junk) in [
+            (now - 20, unheard.as_str()),
+            (now - 19, "junk"),
+            (now - 18, ""),
+            (now - 17, "a 3000 o c"),
+            (now - 16, &format!("a {kind} 0  o 255")),
+            (now - 15, &format!("a {kind} x  o 255")),
+            (now - 14, &format!("a {kind} -5  o 255")),
+            (now - 13, &format!("a {kind} 3000 elsewhere o 255")),
+            (1, &silent),
+        ] {
+            let _: i64 = client.run(&["ZADD", KEYS[2], &score.to_string(), junk]).await;
         }
-        let _: i64 = server.run(&["ZADD", "{k}:waiters", "1000", "a1 3000 o1 somewhere"]).await;
-        let _: i64 = server.run(&["PEXPIRE", "{k}:waiters", "60000"]).await;
-        assert!(matches!(take().send(&server, "a1").await, Final(1..)));
-        let place: Option<f64> = server.run(&["ZSCORE", "{k}:waiters", "a1 3000 o1 somewhere"]).await;
-        assert_eq!(place, None, "{kind}: it holds the lock and queues for it");
-        server.run::<()>(&["FLUSHALL"]).await;
+        let _: i64 = client.run(&["PEXPIRE", KEYS[2], "60000"]).await;
+        assert_eq!(take("o2", "a2").queued().send(&client).await, Busy);
+        assert_eq!(acquire.release("o1", "a1").send(&client).await, Final(1), "{acquire:?}");
+        let holder: Vec<u8> = client.run(&["DUMP", "k"]).await;
+        let holds = |word: &[u8]| holder.windows(word.len()).any(|bytes| bytes == word);
+        assert!(holds(b"a2"), "{acquire:?}: granted to the living waiter");
+        let found = acquire.fenced("o2", "a2", 200).queued().send(&client).await;
+        assert!(matches!(found, Final(1..)), "{acquire:?}: {found:?}");
+        assert_eq!(acquire.release("o2", "a2").send(&client).await, Final(1));
+        assert!(!client.exists("k").await, "{acquire:?}");
+        assert_eq!(client.waiters().await, 0, "{acquire:?}");
+        client.flush().await;
+    }
+}
+
+/// A waiter that is granted the lock behind more dead waiters than one request passes over leaves the queue.
+#[tokio::test]
+async fn acquire_leaves_the_queue_when_it_is_granted_behind_many_dead_waiters() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for acquire in Acquire::all(&EXCLUSIVE) {
+        let take = acquire.fenced("o1", "a1", 100).queued();
+        let holder = acquire.fenced("o0", "a0", 50);
+        assert!(matches!(holder.send(&client).await, Final(1..)));
+        for number in 0..1000 {
+            let dead = format!("d{number} {} 3000 lock:wake:dead o 255", acquire.kind);
+            let _: i64 = client.run(&["ZADD", KEYS[2], &number.to_string(), &dead]).await;
+        }
+        assert_eq!(take.send(&client).await, Busy);
+        let _: i64 = client.run(&["DEL", "k"]).await;
+        let mut polls = 1;
+        while take.send(&client).await == Busy {
+            polls += 1;
+            assert!(polls < 10, "{acquire:?}");
+        }
+        let queued: Vec<String> = client.run(&["ZRANGE", KEYS[2], "0", "-1"]).await;
+        assert!(!queued.iter().any(|entry| entry.starts_with("a1 ")), "{acquire:?} holds the lock and waits");
+        client.flush().await;
     }
 }
 
@@ -215,168 +177,95 @@ async fn scripts_leave_nobody_queued_who_was_granted() {
 #[tokio::test]
 async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
     let server = Server::start().await;
-    let _: i64 = server.run(&["LPUSH", "{k}:fence", "x"]).await;
+    let client = Client::of(&server).await;
+    let _: i64 = client.run(&["LPUSH", KEYS[1], "x"]).await;
     let locks = server.locks_with(redlatch::Options::new().prefix("")).await;
     let mutex = locks.mutex("k").unwrap();
     assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })));
-    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "no lock without its token");
+    assert!(!client.exists("k").await, "no lock without its token");
     // Nor a place in the queue.
-    for (kind, acquire) in acquires(&["mutex", "reentrant", "write"]) {
-        let _: i64 = server.run(&["ZADD", "{k}:waiters", "1", "junk"]).await;
-        let text = script(&acquire);
-        let mut refused = redis::cmd("EVAL");
-        refused.arg(text).arg(4).arg(&["k", "{k}:fence", "{k}:waiters", "{k}:ended:a"]);
-        refused.arg(&["o", "a", "1000", "7", "9", "a 3000 o c"]);
-        assert!(refused.query_async::<redis::Value>(&mut server.connection().await).await.is_err());
-        assert_eq!(
-            server.run::<Vec<String>>(&["ZRANGE", "{k}:waiters", "0", "-1"]).await,
-            ["junk"],
-            "{kind}"
-        );
-        let _: i64 = server.run(&["DEL", "{k}:waiters"]).await;
+    for acquire in Acquire::all(&ALL) {
+        let _: i64 = client.run(&["ZADD", KEYS[2], "1", "junk"]).await;
+        let before = client.state().await;
+        let refused = acquire.fenced("o", "a", 100).queued().try_send(&client).await;
+        assert!(refused.is_err(), "{acquire:?}: {refused:?}");
+        let rest = |state: Vec<(String, Vec<u8>)>| state.into_iter().filter(|(key, _)| key != KEYS[2]);
+        let after = client.state().await;
+        assert!(rest(before).eq(rest(after)), "{acquire:?}");
+        assert_eq!(client.run::<u64>(&["ZCOUNT", KEYS[2], "2", "+inf"]).await, 0, "{acquire:?}");
+        let _: i64 = client.run(&["DEL", KEYS[2]]).await;
     }
     for poisoned in ["9223372036854775807", "9007199254740991", "many"] {
-        let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
-        server.run::<()>(&["SET", "{k}:fence", poisoned]).await;
+        let _: i64 = client.run(&["DEL", KEYS[1]]).await;
+        client.run::<()>(&["SET", KEYS[1], poisoned]).await;
         assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Redis { .. })), "{poisoned}");
-        assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0);
-        assert_eq!(server.run::<String>(&["GET", "{k}:fence"]).await, poisoned, "left as it was");
+        assert!(!client.exists("k").await);
+        assert_eq!(client.run::<String>(&["GET", KEYS[1]]).await, poisoned, "left as it was");
     }
-    let _: i64 = server.run(&["DEL", "{k}:fence"]).await;
+    let _: i64 = client.run(&["DEL", KEYS[1]]).await;
     let guard = mutex.lock().await.unwrap();
-    server.run::<()>(&["SET", "{k}:waiters", "x"]).await;
+    client.run::<()>(&["SET", KEYS[2], "x"]).await;
     guard.release().await.unwrap();
-    assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "released all the same");
+    assert!(!client.exists("k").await, "released all the same");
 }
 
-/// Arguments that are not what they must be are refused before anything is written, also by who finds it free.
-#[tokio::test]
-async fn scripts_refuse_what_is_not_an_argument() {
-    let server = Server::start().await;
-    let (clock, _): (u64, u64) = server.run(&["TIME"]).await;
-    for (kind, acquire) in acquires(&["mutex", "reentrant", "write", "read"]) {
-        let has_owner = kind != "mutex";
-        let mut wrong = Vec::new();
-        for ttl_ms in ["0", "-5", "250.5", "0.5", "1s", "", "1e20", "nan", "inf"] {
-            wrong.push(vec!["o", "a", ttl_ms, "7", "9", ""]);
-        }
-        for owner in ["", "web 7", "a\tb", " o", "o "].into_iter().filter(|_| has_owner) {
-            wrong.push(vec![owner, "a", "1000", "7", "9", ""]);
-        }
-        // A token is proposed to a quorum only, a day ahead at most.
-        let proposal = |hours: u64| format!("={}000000", clock + hours * 3_600);
-        let (near, far) = (proposal(23), proposal(25));
-        for floor in ["=", "=x", "=-7", ">1.5", "~", "?7", &far] {
-            wrong.push(vec!["o", "a", "1000", floor, "9", ""]);
-        }
-        let for_quorum = acquire.starts_with("quorum/");
-        for proposal in [&near, "=7", ">7", "~7"].into_iter().filter(|_| !for_quorum) {
-            wrong.push(vec!["o", "a", "1000", proposal, "9", ""]);
-        }
-        let near = if for_quorum { &near } else { "7" };
-        for arguments in wrong {
-            let answer = request(&acquire, &arguments).send(&server, "a").await;
-            assert_eq!(answer, Final(-5), "{acquire} {arguments:?}");
-            assert_eq!(server.run::<u64>(&["DBSIZE"]).await, 0, "{acquire} {arguments:?}");
-        }
-        assert!(matches!(
-            request(&acquire, &["o1", "a1", "1500", near, "9", ""]).send(&server, "a1").await,
-            Final(1..)
-        ));
-        let before = state(&server).await;
-        for waiter in ["a 3000", "a 3000 o", "a 3000 o c x", "a 0 o c", "a 100000 o c", "a x o c"] {
-            let queueing = if kind == "read" {
-                // Beside a writer, or it is granted.
-                let _: i64 = server.run(&["DEL", "k"]).await;
-                let write = ["o1", "a1", "60000", "7", "9", ""];
-                assert!(matches!(
-                    request("rwlock/write_acquire", &write).send(&server, "a1").await,
-                    Final(1..)
-                ));
-                request(&acquire, &["o", "a", "1500", "7", "9", waiter])
-            } else {
-                request(&acquire, &["o", "a", "1500", "7", "9", waiter])
-            };
-            assert_eq!(queueing.send(&server, "a").await, Final(-5), "{acquire} {waiter:?}");
-            assert_eq!(server.run::<u64>(&["EXISTS", "{k}:waiters"]).await, 0, "{acquire} {waiter:?}");
-        }
-        if kind != "read" {
-            assert_eq!(state(&server).await, before, "{acquire}");
-        }
-        server.run::<()>(&["FLUSHALL"]).await;
-    }
-    // What may be left out is left out.
-    let take = |attempt| ["o", attempt, "1500", "7", "9"];
-    for attempt in ["a1", "a2", "a3"] {
-        let answer = request("rwlock/read_acquire", &take(attempt)).send(&server, attempt).await;
-        assert!(matches!(answer, Final(1..)), "{answer:?}");
-    }
-    let other = request("rwlock/write_acquire", &["p", "b", "1500", "7", "9"]).send(&server, "b").await;
-    assert_eq!(other, Busy);
-}
-
-/// One hold on both sides: to write, since that was asked for first and came late, and to read since it was taken once more
-/// where it was missing. It ends on both, or reads.
+/// One hold on both sides: to write, since that was asked for first and came late, and to read since it was
+/// acquired once more where it was missing. It ends on both, or reads.
 #[tokio::test]
 async fn scripts_rwlock_standalone_free_a_hold_from_both_sides() {
     let server = Server::start().await;
-    let stranger = request("rwlock/read_acquire", &["p", "b", "60000", "7", "9"]);
-    let leave = request("rwlock/release", &["p", "b", "0", "7"]);
-    for (its, goes_on_to_read) in [("a1", true), ("a2", false)] {
-        let write = request("rwlock/write_acquire", &["o", its, "60000", "7", "9"]);
-        let read = request("rwlock/read_acquire", &["o", its, "60000", "7", "9"]);
-        let downgrade = request("rwlock/downgrade", &["o", its, "60000", "7"]);
-        let release = request("rwlock/release", &["o", its, "0", "7"]);
-        assert!(matches!(write.send(&server, its).await, Final(1..)));
-        assert!(matches!(read.send(&server, its).await, Final(1..)));
-        assert_eq!(stranger.send(&server, "b").await, Busy, "it writes");
-        if goes_on_to_read {
-            assert!(matches!(downgrade.send(&server, its).await, Final(1..)));
-            assert!(matches!(stranger.send(&server, "b").await, Final(1..)));
-            assert_eq!(leave.send(&server, "b").await, Final(1));
-            let held: String = server.run(&["HGET", "k", "read:o"]).await;
-            assert_eq!(held.split(' ').skip(1).collect::<Vec<_>>(), [its], "once");
+    let client = Client::of(&server).await;
+    let [write, read] = ["write", "read"].map(|kind| Acquire { kind, is_for_quorum: false });
+    let stranger = read.fenced("p", "b", 100);
+    for (attempt, is_downgraded) in [("a1", true), ("a2", false)] {
+        let arguments = [("attempt", attempt), ("ttl_ms", "60000"), ("owner", "o"), ("min_token", "7")];
+        let downgrade = Request::new("rwlock/downgrade", &arguments);
+        assert!(matches!(write.fenced("o", attempt, 100).send(&client).await, Final(1..)));
+        assert!(matches!(read.fenced("o", attempt, 100).send(&client).await, Final(1..)));
+        assert_eq!(stranger.send(&client).await, Busy, "it writes");
+        if is_downgraded {
+            assert!(matches!(downgrade.send(&client).await, Final(1..)));
+            assert!(matches!(stranger.send(&client).await, Final(1..)));
+            assert_eq!(read.release("p", "b").send(&client).await, Final(1));
+            let held: String = client.run(&["HGET", "k", "read:o"]).await;
+            assert_eq!(held.split(' ').skip(1).collect::<Vec<_>>(), [attempt], "once");
         }
-        assert_eq!(release.send(&server, its).await, Final(1));
-        assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "nothing is left");
+        assert_eq!(read.release("o", attempt).send(&client).await, Final(1));
+        assert!(!client.exists("k").await, "nothing is left");
     }
 }
 
-/// What only a quorum sends: a token that is larger than all accepted ones, and the run that was admitted.
+/// Only a quorum sends these: a token that is larger than all accepted ones, and the run that was admitted.
 #[tokio::test]
 async fn scripts_for_quorums_refuse_lower_proposals_and_nodes_that_were_not_admitted() {
     let server = Server::start().await;
-    for kind in ["mutex", "reentrant", "write"] {
-        let acquire = format!("quorum/{kind}_acquire");
-        let take = |attempt, floor| request(&acquire, &[attempt, attempt, "60000", floor, "9", ""]);
-        let free = async || server.run::<u64>(&["DEL", "k"]).await;
+    let client = Client::of(&server).await;
+    let free = async || client.run::<u64>(&["DEL", "k"]).await;
+    for kind in EXCLUSIVE {
+        let acquire = Acquire { kind, is_for_quorum: true };
+        let repair = |proposal| acquire.fenced("b", "b", proposal).with("purpose", "repair");
         for _delivery in 0..2 {
-            assert_eq!(take("a", "=20").send(&server, "a").await, Final(20), "{acquire}");
+            assert_eq!(acquire.fenced("a", "a", 20).send(&client).await, Final(20), "{kind}");
         }
         free().await;
-        let text = script(&acquire);
-        let words = ["EVAL", &text, "4", "k", "{k}:fence", "{k}:waiters", "{k}:ended:b"];
-        let words = [&words[..], &["b", "b", "60000", "=20", "9"]].concat();
-        assert_eq!(server.run::<[i64; 2]>(&words).await, [-8, 20], "{acquire}");
-        assert_eq!(server.run::<u64>(&["EXISTS", "k"]).await, 0, "{acquire}");
+        assert_eq!(acquire.fenced("b", "b", 20).send(&client).await, Low { highest: 20 }, "{kind}");
+        assert!(!client.exists("k").await, "{kind}");
         for _delivery in 0..2 {
-            assert_eq!(take("b", "~20").send(&server, "b").await, Final(20), "{acquire}");
+            assert_eq!(repair(20).send(&client).await, Final(20), "{kind}");
         }
         free().await;
-        assert_eq!(take("b", "~19").send(&server, "b").await, Final(0), "{acquire}");
-        free().await;
-        server.run::<()>(&["FLUSHALL"]).await;
+        assert_eq!(repair(19).send(&client).await, Final(0), "{kind}");
+        client.flush().await;
     }
-    for kind in ["mutex", "reentrant", "write", "read"] {
-        let text = script(&format!("quorum/{kind}_acquire"));
-        let words = ["EVAL", &text, "5", "k", "{k}:fence", "{k}:waiters", "{k}:ended:a", "lock:{}node"];
-        let words = [&words[..], &["a", "a", "60000", "=20", "9", "", "9", "run"]].concat();
-        assert_eq!(server.run::<i64>(&words).await, -9, "{kind}");
-        assert_eq!(server.run::<u64>(&["DBSIZE"]).await, 0, "{kind}");
-        let _: i64 = server.run(&["HSET", "lock:{}node", "run", "run", "floor", "19"]).await;
-        assert_eq!(server.run::<i64>(&words).await, 20, "{kind}");
-        let ttl: String = server.run(&["HGET", "lock:{}node", "ttl"]).await;
+    for kind in ALL {
+        let acquire = Acquire { kind, is_for_quorum: true };
+        let take = acquire.fenced("a", "a", 20).with("run", "run").guarded();
+        assert_eq!(take.send(&client).await, Final(-9), "{kind}");
+        assert_eq!(client.run::<u64>(&["DBSIZE"]).await, 0, "{kind}");
+        let _: i64 = client.run(&["HSET", NODE, "run", "run", "floor", "19"]).await;
+        assert_eq!(take.send(&client).await, Final(20), "{kind}");
+        let ttl: String = client.run(&["HGET", NODE, "ttl"]).await;
         assert_eq!(ttl, "60000", "{kind}");
-        server.run::<()>(&["FLUSHALL"]).await;
+        client.flush().await;
     }
 }

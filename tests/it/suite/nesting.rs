@@ -73,7 +73,12 @@ pub async fn enters_what_it_got_elsewhere_meanwhile(setup: Setup) {
     // this client, the owner again.
     let key = lock.name().key();
     let outer = elsewhere.reentrant("meanwhile").unwrap();
-    let outer = setup.queued(key, async move { outer.lock(&owner).await }).await;
+    let outer = setup
+        .queued(key, {
+            let owner = owner.clone();
+            async move { outer.lock(&owner).await }
+        })
+        .await;
     let stranger = lock.clone();
     let stranger =
         setup.queued(key, async move { stranger.lock(&Owner::new()).await?.release().await }).await;

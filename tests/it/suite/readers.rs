@@ -54,16 +54,16 @@ pub async fn ttls_do_not_touch_each_other(setup: Setup) {
     };
     let (one, other) = (Owner::new(), Owner::new());
     let guards = [long.read_as(&one).await.unwrap(), short.read_as(&other).await.unwrap()];
-    assert_eq!((remaining(one).await, remaining(other).await), (100, 5));
+    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 5));
     // A further hold of the same owner: the larger of the two, not the sum, and not the shorter one.
     let further = [short.read_as(&one).await.unwrap(), middle.read_as(&other).await.unwrap()];
-    assert_eq!((remaining(one).await, remaining(other).await), (100, 50));
+    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 50));
     let kept = setup.deployment.kept_until(long.name().key()).await.duration_since(Instant::now());
     assert!((95..=100).contains(&kept.as_secs()), "the latest end: {kept:?}");
     for guard in further {
         guard.release().await.unwrap();
     }
-    assert_eq!((remaining(one).await, remaining(other).await), (100, 50));
+    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 50));
     for guard in guards {
         guard.release().await.unwrap();
     }

@@ -212,7 +212,7 @@ pub async fn fences(setup: Setup) {
     setup.finish().await;
 }
 
-/// The same name as a lock of another kind: a mistake, which is told, and excludes all the same.
+/// The same name as a lock of another kind is an error on either side, and excludes all the same.
 pub async fn is_no_lock_of_another_kind(setup: Setup) {
     let locks = setup.client().await;
     let (lock, other) = (locks.rwlock("rw").unwrap(), locks.reentrant("rw").unwrap());
@@ -232,7 +232,8 @@ pub async fn is_no_lock_of_another_kind(setup: Setup) {
         setup.deployment.run_at::<i64>(key, &["DEL", key]).await;
     }
     let reading = lock.read().await.unwrap();
-    assert!(other.try_lock(&Owner::new()).await.unwrap().is_none());
+    let refused = other.try_lock(&Owner::new()).await;
+    assert!(matches!(refused, Err(Error::WrongType { .. })), "{refused:?}");
     reading.release().await.unwrap();
     drop((lock, other, locks));
     setup.finish().await;

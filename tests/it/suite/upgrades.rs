@@ -13,7 +13,7 @@ pub async fn upgrades_the_sole_reader(setup: Setup) {
     let mine = lock.read_as(&owner).await.unwrap();
     let (second, third) = (other.read().await.unwrap(), other.read().await.unwrap());
     let upgrading = queued(&setup, &lock, {
-        let lock = lock.clone();
+        let (lock, owner) = (lock.clone(), owner.clone());
         async move { lock.write_as(&owner).await }
     })
     .await;
@@ -48,7 +48,7 @@ pub async fn refuses_a_second_upgrade_at_once(setup: Setup) {
         let (one, two) = (Owner::new(), Owner::new());
         let (first, second) = (lock.read_as(&one).await.unwrap(), other.read_as(&two).await.unwrap());
         let upgrading = queued(&setup, &lock, {
-            let lock = lock.clone();
+            let (lock, one) = (lock.clone(), one.clone());
             async move { lock.write_as(&one).await }
         })
         .await;
@@ -124,7 +124,7 @@ pub async fn upgrades_past_writers_of_the_same_client(setup: Setup) {
         .collect();
     eventually("one queues for all", || async { see(&lock).await.waiting_writers == 1 }).await;
     let upgrading = queued(&setup, &lock, {
-        let lock = lock.clone();
+        let (lock, owner) = (lock.clone(), owner.clone());
         async move { lock.write_as(&owner).await }
     })
     .await;

@@ -12,6 +12,7 @@ mod port;
 mod process;
 mod proxy;
 mod random;
+pub mod raw;
 mod rwlock;
 mod sentinel;
 mod server;
@@ -28,9 +29,9 @@ pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
 pub use rwlock::{NEVER, see, told};
-pub use server::Server;
 #[allow(unused_imports, reason = "the fault checker keeps what it answers")]
 pub use server::{DURABLE, Environment};
+pub use server::{Server, count_waiters};
 pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 
 use std::future::Future;

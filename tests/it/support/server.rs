@@ -210,6 +210,12 @@ impl Server {
         assert!(self.is_up().await, "port {} was taken meanwhile", self.port);
     }
 
+    /// Its clock, in microseconds.
+    pub async fn time(&self) -> i64 {
+        let (seconds, micros): (i64, i64) = self.run(&["TIME"]).await;
+        seconds * 1_000_000 + micros
+    }
+
     /// How many scripts it has run.
     pub async fn scripts_run(&self) -> u64 {
         let stats: String = self.run(&["INFO", "commandstats"]).await;
@@ -237,9 +243,21 @@ impl Server {
         clients.map(|line| word(line, "id=")).collect()
     }
 
-    /// The queues in which somebody is.
+    /// How many wait in this queue. Marks, which are in the same sorted set, have larger scores.
+    pub async fn waiters(&self, queue: &str) -> u64 {
+        self.run(&count_waiters(queue)).await
+    }
+
+    /// The queues that have a waiter. Those that have only marks are left to their TTL.
     pub async fn queues(&self) -> Vec<String> {
-        self.run(&["KEYS", "*:waiters"]).await
+        let queues = self.run::<Vec<String>>(&["KEYS", "*:waiters"]).await;
+        let mut occupied = Vec::new();
+        for queue in queues {
+            if self.waiters(&queue).await > 0 {
+                occupied.push(queue);
+            }
+        }
+        occupied
     }
 
     /// What every test ends with, once its clients are gone: every key has a ttl, nobody is queued, and
@@ -257,6 +275,11 @@ impl Server {
             assert_ne!(pttl, -1, "{:?} has no ttl", String::from_utf8_lossy(&key));
         }
     }
+}
+
+/// The command that counts the waiters of a queue, which are below all marks.
+pub fn count_waiters(queue: &str) -> [&str; 4] {
+    ["ZCOUNT", queue, "-inf", "(4503599627370496"]
 }
 
 fn spawn(binary: &Path, arguments: &[String], environment: &Environment) -> Child {

@@ -148,7 +148,8 @@ impl Setup {
         work: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
         let queue = format!("{{{key}}}:waiters");
-        super::queued(async || self.deployment.run_at(&queue, &["ZCARD", &queue]).await, work).await
+        let count = super::count_waiters(&queue);
+        super::queued(async || self.deployment.run_at(&queue, &count).await, work).await
     }
 
     /// Whether a lease to read has the token of the last writer, or a larger one of its own. On one server that is only

@@ -1,0 +1,4 @@
+-- Every argument is checked on every path, before the first write.
+--@include check_attempt
+--@include check_min_token
+--@include check_token_ttl

@@ -1,3 +1,0 @@
-local function count(attempts)
-  return select(2, string.gsub(attempts, '%S+', ''))
-end

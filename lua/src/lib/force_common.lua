@@ -1,0 +1,27 @@
+--@include clock
+
+--@include check_clock
+
+--@include next_token
+
+--@include readers_token
+
+--@include look
+
+--@include holds
+
+--@include keep_until
+
+--@include waiter
+
+--@include notify
+
+--@include first_writer
+
+--@include admit_waiters
+
+--@include expand_sole_hold
+
+--@include delete_if_free
+
+--@include remember

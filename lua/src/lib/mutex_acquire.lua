@@ -1,0 +1,46 @@
+--@include is_ended
+if is_ended() then return -1 end
+local holder = redis.pcall('GET', KEYS[1])
+if type(holder) == 'table' then return -2 end
+local pttl = holder and redis.call('PTTL', KEYS[1])
+if pttl == -1 then return -3 end
+
+--@include waiter_text
+local waiter = waiter_for('mutex', '', '')
+--@include queue
+
+if holder and holder ~= attempt then
+  queue(place or time, 0)
+  return {pttl, time}
+end
+if holder then -- a second delivery, or a poll that finds what a release granted
+  local token, refusal = hold_token(redis.call('GET', KEYS[2]), true)
+  if not token then return refusal end
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  return token
+end
+
+-- Free, but others queued before.
+--@include waiter
+
+--@include leave_queue
+
+--@include notify
+
+--@include grant_mutex
+
+--@include grant_next
+
+local refusal = refuse_token()
+if refusal then return refusal end
+local claimed = grant_next()
+if claimed then
+  queue(place or time, 0)
+  return {claimed, time}
+end
+local token
+token, refusal = take_token(minted)
+if not token then return refusal end
+leave_queue(waiter)
+redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)
+return token

@@ -1,3 +1,0 @@
-local function own_token()
-  return proposed and accept(proposed) or next_token()
-end

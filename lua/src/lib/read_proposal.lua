@@ -1,0 +1,9 @@
+-- The token of a hold to read: what is proposed, or more, which is larger than the tokens of all
+-- writers before and, once a majority knows it, smaller than those of all after. Inside a hold to
+-- write, that of the latter.
+local function read_token(writes)
+  if not proposed then return 0 end
+  if writes and purpose ~= 'nested' and state.token then return tonumber(state.token) end
+  is_too_low(true)
+  return accept(math.max(proposed, highest))
+end

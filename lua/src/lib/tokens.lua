@@ -1,0 +1,23 @@
+-- The server chooses the token. (The scripts of a quorum have these functions in proposals.lua:
+-- there, the client does.)
+
+-- Also if the lock is busy: a release would grant it with a smaller token.
+--@include check_clock
+
+-- Why no lease may be granted with this token, if that is so: of a quorum only.
+local function refuse_token() end
+
+-- The token of a new lease, or nil and a refusal. `minted` was made for a waiter that was gone.
+local function take_token(minted)
+  if not min_token then return 0 end
+  if minted then return minted end
+  return next_token()
+end
+
+-- The token of a hold beside or inside another one of its owner: that of the other one, if it has
+-- one.
+local function hold_token(current)
+  if not min_token then return 0 end
+  if (tonumber(current) or 0) > 0 then return tonumber(current) end
+  return next_token()
+end

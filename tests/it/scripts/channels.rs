@@ -1,0 +1,85 @@
+//! The channels that scripts publish to, with the rights of the user that releases.
+
+use std::time::Duration;
+
+use super::request::{Acquire, Answer, Client, KEYS};
+use crate::support::{Server, soon};
+use Answer::{Busy, Final};
+
+const CHANNEL: &str = "app:commands";
+const KINDS: [&str; 4] = ["mutex", "reentrant", "write", "read"];
+
+/// A subscriber of the application's channel, on a connection of its own.
+async fn subscriber(server: &Server) -> (redis::aio::MultiplexedConnection, Messages) {
+    let (sender, messages) = tokio::sync::mpsc::unbounded_channel();
+    let config = redis::AsyncConnectionConfig::new()
+        .set_response_timeout(Some(Duration::from_secs(20)))
+        .set_push_sender(sender);
+    let url = format!("{}?protocol=resp3", server.url());
+    let client = redis::Client::open(url).unwrap();
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    connection.subscribe(CHANNEL).await.unwrap();
+    (connection, messages)
+}
+
+type Messages = tokio::sync::mpsc::UnboundedReceiver<redis::PushInfo>;
+
+#[tokio::test]
+async fn a_waiter_is_refused_on_a_channel_that_is_no_wake_up_channel() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for acquire in Acquire::all(&KINDS) {
+        let take = acquire.fenced("o", "a", 100).queued();
+        for channel in
+            [CHANNEL, "{\"cmd\":\"delete_all\"}", "app:wakeup", "a wake:1", "app:wake:commands", "wake:"]
+        {
+            let answer = take.clone().with("channel", channel).send(&client).await;
+            assert_eq!(answer, Final(-5), "{acquire:?} {channel}");
+            assert_eq!(client.run::<u64>(&["DBSIZE"]).await, 0, "{acquire:?} {channel}");
+        }
+        for channel in
+            ["", "lock:wake:0123456789abcdef0123456789abcdef", "wake:0123456789abcdef0123456789abcdef~"]
+        {
+            let answer = take.clone().with("channel", channel).send(&client).await;
+            assert!(matches!(answer, Final(1..)), "{acquire:?} {channel}: {answer:?}");
+            client.flush().await;
+        }
+    }
+}
+
+/// A user that may write the queue, but not publish to the channel, writes an entry there by hand.
+#[tokio::test]
+async fn a_queued_entry_with_another_channel_is_never_published_to() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let (_connection, mut messages) = subscriber(&server).await;
+    soon("subscribed", messages.recv()).await.unwrap();
+    for kind in KINDS {
+        let holder = Acquire { kind: if kind == "read" { "write" } else { kind }, is_for_quorum: false };
+        for by_force in [false, true] {
+            assert!(matches!(holder.fenced("o", "a", 0).send(&client).await, Final(1..)));
+            let now = client.time().await;
+            let place = if kind == "read" { format!("-{}", (1_u64 << 52) - now) } else { now.to_string() };
+            for entry in [
+                format!("x {kind} 3000 {CHANNEL} o 255"),
+                format!("x {kind} 3000 {CHANNEL} "),
+                format!("{{\"cmd\":\"delete_all\"}} {kind} 3000 {CHANNEL}  255"),
+                format!("{{\"cmd\":\"delete_all\"}} 3000 x {CHANNEL}"),
+            ] {
+                let _: i64 = client.run(&["ZADD", KEYS[2], &place, &entry]).await;
+            }
+            let _: i64 = client.run(&["PEXPIRE", KEYS[2], "60000"]).await;
+            let waiting = holder.fenced("p", "b", 0).queued();
+            assert_eq!(waiting.send(&client).await, Busy);
+            let release = if by_force { holder.force("f") } else { holder.release("o", "a") };
+            assert_eq!(release.send(&client).await, Final(1));
+            let found = waiting.send(&client).await;
+            assert!(matches!(found, Final(1..)), "{kind}: the lock is granted to the next waiter: {found:?}");
+            client.flush().await;
+        }
+    }
+    assert_eq!(client.run::<u64>(&["PUBLISH", CHANNEL, "the last one"]).await, 1);
+    let message = soon("a message", messages.recv()).await.unwrap();
+    let text = message.data.last().cloned().map(redis::from_redis_value::<String>);
+    assert_eq!(text.unwrap().unwrap(), "the last one", "no message came before");
+}

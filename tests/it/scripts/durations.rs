@@ -1,0 +1,231 @@
+//! How long a script takes the server beside many readers, and many waiters.
+
+use std::collections::BTreeMap;
+
+use super::request::{Acquire, Answer, Client, KEYS, Request};
+use super::script;
+use crate::support::Server;
+use Answer::{Busy, Final};
+
+/// No script may take longer, whatever it finds.
+const LONGEST: u64 = 5_000;
+
+const MANY: u64 = 10_000;
+
+/// A script that takes too long does so each time; a disturbed processor does not.
+const ROUNDS: usize = 3;
+
+/// Encodings of a large hash: a table, and, as some servers are configured, one list that every field is looked for in.
+const ENTRIES: [&str; 2] = ["128", "20000"];
+
+/// Runs scripts, and notes the longest time of each, in microseconds of the server's processor.
+struct Stopwatch {
+    client: Client,
+    sums: BTreeMap<String, String>,
+    worst: BTreeMap<String, u64>,
+    file: String,
+    time: u64,
+}
+
+impl Stopwatch {
+    async fn start(server: &Server, entries: &str) -> Stopwatch {
+        let client = Client::of(server).await;
+        // The name on all versions.
+        client.run::<()>(&["CONFIG", "SET", "hash-max-ziplist-entries", entries]).await;
+        let info: String = client.run(&["INFO", "server"]).await;
+        let process = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
+        let file = format!("/proc/{process}/task/{process}/schedstat");
+        let time = client.time().await;
+        Stopwatch { client, sums: BTreeMap::new(), worst: BTreeMap::new(), file, time }
+    }
+
+    /// What the main thread of the server has run, in nanoseconds. Other processes do not count.
+    fn cpu(&self) -> u64 {
+        let text = std::fs::read_to_string(&self.file).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    async fn send(&mut self, request: &Request) -> Answer {
+        let sum = match self.sums.get(&request.script) {
+            Some(sum) => sum.clone(),
+            None => {
+                let sum: String = self.client.run(&["SCRIPT", "LOAD", &script(&request.script)]).await;
+                self.sums.insert(request.script.clone(), sum.clone());
+                sum
+            }
+        };
+        let before = self.cpu();
+        let answer = request.send_sum(&self.client, &sum).await;
+        let spent = (self.cpu() - before) / 1000;
+        let worst = self.worst.entry(request.script.clone()).or_default();
+        *worst = spent.max(*worst);
+        answer
+    }
+
+    async fn fresh(&mut self) {
+        self.client.flush().await;
+        self.time = self.client.time().await;
+    }
+
+    /// Readers, of which all but one in ten have expired.
+    async fn readers(&self) {
+        let now = self.time / 1000;
+        let mut fields = vec![
+            ("mode".to_owned(), "several".to_owned()),
+            ("readers".to_owned(), MANY.to_string()),
+            ("token".to_owned(), self.time.to_string()),
+        ];
+        for number in 0..MANY {
+            let ends = if number % 10 == 0 { now + 60_000 } else { now - 1 };
+            fields.push((format!("read:{}", owner(number)), format!("{ends} {}", attempt(number))));
+        }
+        let words = fields.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
+        let words: Vec<_> = ["HSET", "k"].into_iter().chain(words).collect();
+        let _: i64 = self.client.run(&words).await;
+        let _: i64 = self.client.run(&["PEXPIRE", "k", "60000"]).await;
+    }
+
+    /// Waiters of a kind, of which only every tenth is alive, if some are dead.
+    async fn waiters(&self, kind: &str, are_dead: bool) {
+        let mut words = vec!["ZADD".to_owned(), KEYS[2].to_owned()];
+        for number in 0..MANY {
+            let age = if are_dead && number % 10 != 9 { 60_000_000 } else { 0 };
+            let place = self.time + number - age - MANY;
+            let score =
+                if kind == "read" { format!("-{}", (1_u64 << 52) - place) } else { place.to_string() };
+            let rest = if kind == "mutex" { String::new() } else { format!("{} 255", owner(number)) };
+            words.extend([score, format!("{} {kind} 60000  {rest}", attempt(number))]);
+        }
+        let _: i64 = self.client.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        let _: i64 = self.client.run(&["PEXPIRE", KEYS[2], "60000"]).await;
+    }
+
+    /// Prints the longest times, and says whether one is too long.
+    fn is_short(&self, what: &str) -> bool {
+        println!("{what}: {:?}", self.worst);
+        self.worst.values().all(|worst| *worst <= LONGEST)
+    }
+}
+
+fn owner(number: u64) -> String {
+    format!("8743c9c0-0795-4907-87fd-{number:012x}")
+}
+
+fn attempt(number: u64) -> String {
+    format!("{number:032x}")
+}
+
+fn of(kind: &'static str) -> Acquire {
+    Acquire { kind, is_for_quorum: false }
+}
+
+fn downgrade(owner: &str, attempt: &str) -> Request {
+    Request::new("rwlock/downgrade", &[("attempt", attempt), ("ttl_ms", "60000"), ("owner", owner)])
+}
+
+#[tokio::test]
+async fn no_script_takes_long_beside_10000_readers_of_which_9000_have_expired() {
+    let server = Server::start().await;
+    for entries in ENTRIES {
+        let what = format!("10,000 readers, hash-max-listpack-entries {entries}");
+        let mut round = 1;
+        while !beside_readers(&server, entries).await.is_short(&what) {
+            round += 1;
+            assert!(round <= ROUNDS, "{what}: a script takes more than {LONGEST} microseconds");
+        }
+    }
+}
+
+async fn beside_readers(server: &Server, entries: &str) -> Stopwatch {
+    let mut watch = Stopwatch::start(server, entries).await;
+    let (read, write) = (of("read"), of("write"));
+    watch.fresh().await;
+    watch.readers().await;
+    watch.send(&Request::new("rwlock/inspect", &[])).await;
+    watch.send(&Request::new("rwlock/inspect", &[("owner", &owner(10))])).await;
+    let renewed = watch.send(&read.renew(&owner(10), &attempt(10))).await;
+    assert!(matches!(renewed, Final(1..)));
+    assert_eq!(watch.send(&read.renew(&owner(11), &attempt(11))).await, Final(0), "expired");
+    let nested = watch.send(&read.fenced(&owner(10), "nested", 0)).await;
+    assert!(matches!(nested, Final(1..)));
+    assert_eq!(watch.send(&read.release(&owner(10), "nested")).await, Final(2));
+    watch.send(&downgrade(&owner(10), &attempt(10))).await;
+    // The places of dead readers are found for new ones, sooner or later.
+    let mut polls = 0;
+    while watch.send(&read.fenced("new", "new", 0)).await == Final(-7) {
+        polls += 1;
+        assert!(polls < 1000);
+    }
+    assert_eq!(watch.send(&write.fenced("w", "w", 0).queued()).await, Busy);
+    assert_eq!(watch.send(&read.fenced("late", "late", 0).queued()).await, Busy, "behind the writer");
+    assert_eq!(watch.send(&read.release("new", "new")).await, Final(1));
+    for number in (0..MANY).step_by(10) {
+        let release = read.release(&owner(number), &attempt(number));
+        assert_eq!(watch.send(&release).await, Final(1), "{number}");
+    }
+    let mut polls = 0;
+    while watch.send(&write.fenced("w", "w", 0).queued()).await == Busy {
+        polls += 1;
+        assert!(polls < 10_000, "the writer is never granted the lock");
+    }
+    println!("{entries} entries: the writer was granted the lock at poll {polls}");
+    assert!(matches!(watch.send(&write.force("f1")).await, Final(1)));
+
+    for (number, force) in [read.force("f2"), write.force("f3")].iter().enumerate() {
+        watch.fresh().await;
+        watch.readers().await;
+        let answer = watch.send(force).await;
+        assert_eq!(matches!(answer, Final(1..)), number == 0, "{force:?}: {answer:?}");
+    }
+    watch
+}
+
+#[tokio::test]
+async fn no_script_takes_long_beside_10000_waiters() {
+    let server = Server::start().await;
+    for entries in ENTRIES {
+        let what = format!("10,000 waiters, hash-max-listpack-entries {entries}");
+        let mut round = 1;
+        while !beside_waiters(&server, entries).await.is_short(&what) {
+            round += 1;
+            assert!(round <= ROUNDS, "{what}: a script takes more than {LONGEST} microseconds");
+        }
+    }
+}
+
+async fn beside_waiters(server: &Server, entries: &str) -> Stopwatch {
+    let mut watch = Stopwatch::start(server, entries).await;
+    for kind in ["read", "write", "mutex", "reentrant"] {
+        for are_dead in [false, true] {
+            let holder = of(if kind == "read" { "write" } else { kind });
+            let mut ways = vec![holder.release("h", "h"), holder.release("h", "h").with("remember", "1")];
+            ways.push(holder.force("f"));
+            if holder.kind == "write" {
+                ways.push(downgrade("h", "h"));
+            }
+            for end in ways {
+                watch.fresh().await;
+                assert!(matches!(watch.send(&holder.fenced("h", "h", 0)).await, Final(1..)));
+                watch.waiters(kind, are_dead).await;
+                assert!(matches!(watch.send(&holder.renew("h", "h")).await, Final(1..)));
+                let inspect = if holder.kind == "write" { "rwlock" } else { kind };
+                watch.send(&Request::new(&format!("{inspect}/inspect"), &[])).await;
+                let waiter = of(kind).fenced("p", "p", 0).queued();
+                for _poll in 0..3 {
+                    watch.send(&waiter).await;
+                }
+                assert!(matches!(watch.send(&end).await, Final(1..)), "{end:?}");
+                // The next ones poll, and leave.
+                for number in [9, 19, 5000, 9999] {
+                    let queued = of(kind).fenced(&owner(number), &attempt(number), 0);
+                    watch.send(&queued.with("claim_ms", "60000")).await;
+                }
+                for number in [9, 19, 5000, 9999] {
+                    let leaves = of(kind).release(&owner(number), &attempt(number));
+                    watch.send(&leaves.with("claim_ms", "60000")).await;
+                }
+            }
+        }
+    }
+    watch
+}

@@ -1,0 +1,56 @@
+//! How much memory of the server a lock takes, and what it leaves behind.
+
+use super::request::{Acquire, Answer, Client};
+use crate::support::Server;
+use Answer::{Busy, Final};
+
+/// Bytes of what an application would call its lock, with attempts and channels as the crate makes them.
+#[tokio::test]
+async fn a_lock_takes_little_memory_and_leaves_only_its_counter_for_an_hour() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let attempt = |number: u64| format!("{number:032x}");
+    let channel = "lock:wake:0123456789abcdef0123456789abcdef";
+    let mutex = Acquire { kind: "mutex", is_for_quorum: false };
+    let take = |number| mutex.fenced("", &attempt(number), 0);
+    let wait = |number| take(number).queued().with("channel", channel);
+    let bytes = async |key: &str| -> u64 { client.run(&["MEMORY", "USAGE", key, "SAMPLES", "0"]).await };
+
+    assert!(matches!(take(0).send(&client).await, Final(1..)));
+    let (lock, counter) = (bytes("k").await, bytes("{k}:fence").await);
+    assert!(!client.exists("{k}:waiters").await);
+    let mut queue = Vec::new();
+    for number in 1..=1000 {
+        assert_eq!(wait(number).send(&client).await, Busy);
+        if [1, 100, 1000].contains(&number) {
+            queue.push(bytes("{k}:waiters").await);
+        }
+    }
+    let (first, hundred, thousand) = (queue[0], queue[1] / 100, queue[2] / 1000);
+    let end = mutex.release("", &attempt(0)).with("remember", "1");
+    client.run::<()>(&["DEL", "{k}:waiters"]).await;
+    assert_eq!(end.send(&client).await, Final(1));
+    let mark = bytes("{k}:waiters").await;
+    println!(
+        "bytes: a held mutex {lock}, its counter {counter}, one waiter {first}, each of 100 {hundred}, \
+         each of 1000 {thousand}, an end mark {mark}"
+    );
+    assert!(lock <= 160, "a held mutex: {lock} bytes");
+    assert!(counter <= 120, "a counter: {counter} bytes");
+    // A queue of one is a table already, since its entry is longer than 64 bytes.
+    assert!(first <= 1200, "a waiter: {first} bytes");
+    assert!(hundred <= 320 && thousand <= 320, "waiters: {hundred}, {thousand} bytes each");
+    assert!(mark <= 240, "an end mark: {mark} bytes");
+
+    client.flush().await;
+    for kind in ["mutex", "reentrant", "write", "read"] {
+        let acquire = Acquire { kind, is_for_quorum: false };
+        assert!(matches!(acquire.fenced("o", "a", 0).send(&client).await, Final(1..)));
+        assert_eq!(acquire.release("o", "a").send(&client).await, Final(1));
+        let keys: Vec<String> = client.run(&["KEYS", "*"]).await;
+        assert_eq!(keys, ["{k}:fence"], "{kind}");
+        let ttl: i64 = client.run(&["PTTL", "{k}:fence"]).await;
+        assert!((3_590_000..=3_600_000).contains(&ttl), "{kind}: {ttl}");
+        client.flush().await;
+    }
+}

@@ -1,0 +1,151 @@
+//! Fencing tokens and the least ones that requests ask for.
+
+use super::request::{Acquire, Answer, Client, KEYS, Request, path};
+use crate::support::Server;
+use Answer::{Busy, Final};
+
+const ALL: [&str; 4] = ["mutex", "reentrant", "write", "read"];
+const DAY: u64 = 86_400_000_000;
+
+fn on_one_server(kind: &'static str) -> Acquire {
+    Acquire { kind, is_for_quorum: false }
+}
+
+/// A holder that excludes this kind.
+fn rival(kind: &'static str) -> Acquire {
+    on_one_server(if kind == "read" { "write" } else { kind })
+}
+
+/// Least tokens that no clock gives: nanoseconds, and a year ahead.
+async fn too_large(client: &Client) -> [String; 3] {
+    let now = client.time().await;
+    [now * 1000, now + 365 * DAY, now + DAY + 60_000_000].map(|token| token.to_string())
+}
+
+#[tokio::test]
+async fn acquire_refuses_a_min_token_far_ahead_of_the_clock_on_every_path() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for kind in ALL {
+        let acquire = on_one_server(kind);
+        for min_token in too_large(&client).await {
+            let take = acquire.unfenced("o", "a").with("min_token", &min_token);
+            let refused = async |path: &str| {
+                let before = client.state().await;
+                for request in [take.clone(), take.clone().queued()] {
+                    let answer = request.send(&client).await;
+                    assert_eq!(answer, Final(-5), "{kind} {path} {min_token}");
+                    assert_eq!(client.state().await, before, "{kind} {path} {min_token}");
+                }
+            };
+            refused("free").await;
+            client.run::<()>(&["SET", KEYS[1], "20"]).await;
+            refused("free, with a counter").await;
+            assert!(matches!(rival(kind).fenced("p", "b", 0).send(&client).await, Final(1..)));
+            refused("busy").await;
+            assert_eq!(acquire.fenced("q", "c", 0).queued().send(&client).await, Busy);
+            refused("busy, with a waiter").await;
+            let _: i64 = client.run(&["DEL", KEYS[0]]).await;
+            refused("free, with a waiter").await;
+            client.flush().await;
+            assert!(matches!(acquire.fenced("o", "b", 0).send(&client).await, Final(1..)));
+            // The token of a nested hold is that of the first one.
+            if kind == "mutex" {
+                refused("held by another").await;
+            }
+            client.flush().await;
+        }
+        // Less than a day ahead, for a clock that was set back.
+        let ahead = (client.time().await + DAY - 60_000_000).to_string();
+        let Final(token) = acquire.unfenced("o", "a").with("min_token", &ahead).send(&client).await else {
+            panic!("{kind} takes {ahead}");
+        };
+        assert!(token >= ahead.parse().unwrap(), "{kind}");
+        client.flush().await;
+    }
+}
+
+#[tokio::test]
+async fn release_refuses_a_min_token_far_ahead_of_the_clock() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for kind in ALL {
+        for min_token in too_large(&client).await {
+            let acquire = rival(kind);
+            assert!(matches!(acquire.fenced("o", "a", 0).send(&client).await, Final(1..)));
+            assert_eq!(on_one_server(kind).fenced("p", "b", 0).queued().send(&client).await, Busy);
+            let before = client.state().await;
+            let release = acquire.release("o", "a");
+            let force = Request::new(&path(acquire.kind, "force"), &[("attempt", "f")]);
+            for request in [release.clone(), release.clone().with("remember", "1"), force] {
+                let answer = request.with("min_token", &min_token).send(&client).await;
+                assert_eq!(answer, Final(-5), "{kind} {min_token}");
+                assert_eq!(client.state().await, before, "{kind} {min_token}");
+            }
+            assert_eq!(release.send(&client).await, Final(1));
+            let token: u64 = client.run(&["GET", KEYS[1]]).await;
+            assert!(token < client.time().await + 1000, "{kind}: {token}");
+            client.flush().await;
+            // While no attempt waits, no token is made: only what is not a microsecond is refused.
+            assert!(matches!(acquire.fenced("o", "a", 0).send(&client).await, Final(1..)));
+            let answer = acquire.release("o", "a").with("min_token", &min_token).send(&client).await;
+            let is_nanoseconds = min_token.len() > 16;
+            assert_eq!(answer, Final(if is_nanoseconds { -5 } else { 1 }), "{kind} {min_token}");
+            let token: u64 = client.run(&["GET", KEYS[1]]).await;
+            assert!(token < client.time().await + 1000, "{kind}: {token}");
+            client.flush().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_counter_that_is_spoilt_grants_no_token() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for spoilt in ["9007199254740992", "1790000000000000000", "9223372036854775807", "many"] {
+        for kind in ALL {
+            client.run::<()>(&["SET", KEYS[1], spoilt, "PX", "60000"]).await;
+            let answer = on_one_server(kind).fenced("o", "a", 0).try_send(&client).await;
+            assert!(answer.is_err(), "{kind} {spoilt}: {answer:?}");
+            assert!(!client.exists("k").await, "{kind} {spoilt}");
+            assert_eq!(client.run::<String>(&["GET", KEYS[1]]).await, spoilt, "{kind}: left as it was");
+            client.flush().await;
+        }
+        // A reader beside a reader, and one that is queued.
+        let read = on_one_server("read");
+        assert!(matches!(read.fenced("p", "b", 0).send(&client).await, Final(1..)));
+        client.run::<()>(&["SET", KEYS[1], spoilt, "PX", "60000"]).await;
+        let answer = read.fenced("o", "a", 0).try_send(&client).await;
+        assert!(!matches!(answer, Ok(Final(9_007_199_254_740_992..))), "{spoilt}: {answer:?}");
+        client.flush().await;
+    }
+}
+
+/// Redisson's RLock has no token, nor has a hold that was acquired without one.
+#[tokio::test]
+async fn a_nested_hold_has_a_token_inside_a_hold_without_one() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let reentrant = on_one_server("reentrant");
+    let owner = "8743c9c0-0795-4907-87fd-6c719a6b4586:1";
+    let _: i64 = client.run(&["HSET", "k", owner, "1"]).await;
+    let _: i64 = client.run(&["PEXPIRE", "k", "30000"]).await;
+    let Final(token @ 1..) = reentrant.fenced(owner, "a", 0).twice(&client).await else { panic!("no token") };
+    assert_eq!(client.run::<u64>(&["HGET", "k", owner]).await, 2);
+    assert_eq!(reentrant.fenced(owner, "b", 0).twice(&client).await, Final(token), "one token");
+    assert_eq!(reentrant.fenced("another", "c", 0).send(&client).await, Busy);
+    for (attempt, left) in [("b", 3), ("a", 2)] {
+        assert_eq!(reentrant.release(owner, attempt).send(&client).await, Final(left));
+    }
+    assert_eq!(client.run::<u64>(&["HGET", "k", owner]).await, 1, "the hold of the other library");
+    client.flush().await;
+
+    for kind in ["reentrant", "write"] {
+        let acquire = on_one_server(kind);
+        assert_eq!(acquire.unfenced("o", "a").send(&client).await, Final(0), "{kind}");
+        let nested = acquire.fenced("o", "b", 0).send(&client).await;
+        let Final(token @ 1..) = nested else { panic!("{kind}: {nested:?}") };
+        assert_eq!(acquire.fenced("o", "c", 0).send(&client).await, Final(token), "{kind}");
+        client.flush().await;
+    }
+}
