@@ -3,11 +3,13 @@
 //! The tests: one binary, private servers, one behaviour suite for every kind and every way to be woken.
 
 mod clients;
+mod dead_waiters;
 mod deployments;
 mod errors;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 mod failover;
 mod house;
+mod kinds;
 mod model;
 mod names;
 mod processes;

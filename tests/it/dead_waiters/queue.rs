@@ -1,0 +1,192 @@
+//! What becomes of the entries of dead waiters.
+
+use std::time::Duration;
+
+use redlatch::{Locks, Options, Wakeups};
+
+use super::{KEY, NAME};
+use crate::support::raw::{RawLock, RawWaiter, WAITERS};
+use crate::support::{Kind, Server, Wake, eventually, open_at, soon};
+
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+
+/// Waiters that are dead as soon as they are queued.
+const SHORT: RawWaiter<'_> = RawWaiter { claim_ms: 1, channel: "" };
+
+async fn polling(server: &Server) -> Locks {
+    let options =
+        Options::new().ttl(Duration::from_secs(3)).poll_cap(Duration::from_millis(10)).wakeups(Wakeups::Poll);
+    let protocol = crate::support::Protocol::Resp3;
+    let ports = [server.port()];
+    open_at(crate::support::Topology::Standalone, "127.0.0.1", &ports, protocol, Wake::Poll, options)
+        .await
+        .unwrap()
+}
+
+/// Entries of the kind itself, and of another one.
+async fn shrinks(kind: Kind, dead: Kind) {
+    const DEAD: u64 = 1_000;
+    let server = Server::start().await;
+    let holder = kind.rival().lock(&server.locks().await, NAME);
+    let queue = RawLock { server: &server, kind: dead, key: KEY };
+    // A lock of the dead waiters' kind is there for as long as they queue.
+    let first = RawLock { kind: dead.rival(), ..queue };
+    first.acquire("first", 60_000, None).await.unwrap();
+    queue.queue_dead((0..DEAD).map(|number| format!("dead-{number}")), SHORT).await;
+    assert_eq!(queue.waiters().await.len() as u64, DEAD);
+    server.run::<()>(&["DEL", KEY]).await;
+    // Held without a look at the queue.
+    let raw = RawLock { kind: kind.rival(), ..queue };
+    server.run::<()>(&["RENAME", &queue.queue(), "aside"]).await;
+    raw.acquire("holder", 60_000, None).await.unwrap();
+    server.run::<()>(&["RENAME", "aside", &queue.queue()]).await;
+    let before = server.scripts_run().await;
+    let lock = kind.lock(&polling(&server).await, NAME);
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    eventually("one is left", || async { queue.waiters().await.len() == 1 }).await;
+    let polls = server.scripts_run().await - before;
+    println!("FIG {kind:?}: {DEAD} dead entries of {dead:?} are gone after {polls} polls");
+    // Each poll removes sixteen at most; a few more find the rest, and some come until they are counted.
+    assert!(polls < 2 * DEAD / 16, "{kind:?}: {polls} polls");
+    let alive: Vec<(String, f64)> = queue.waiters().await;
+    assert!(!alive[0].0.starts_with("dead-"), "{kind:?}: {alive:?}");
+    assert_eq!(raw.release("holder").await, 1);
+    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    drop(holder);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queue_of_dead_waiters_shrinks_with_the_polls_of_one_living_waiter() {
+    for kind in KINDS {
+        shrinks(kind, kind).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queue_of_dead_waiters_of_another_kind_shrinks_as_well() {
+    shrinks(Kind::Mutex, Kind::Write).await;
+    shrinks(Kind::Write, Kind::Reentrant).await;
+}
+
+/// A free lock is granted past any number of dead waiters at the first request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_lock_is_granted_past_a_thousand_dead_waiters() {
+    let server = Server::start().await;
+    for kind in KINDS {
+        let key = format!("lock:{}", kind.name());
+        let queue = RawLock { server: &server, kind, key: &key };
+        let holder = RawLock { kind: kind.rival(), ..queue };
+        let token = holder.acquire("holder", 60_000, None).await.unwrap();
+        queue.queue_dead((0..1_000).map(|number| format!("dead-{number}")), SHORT).await;
+        assert_eq!(holder.release("holder").await, 1);
+        let next = queue.acquire("next", 60_000, None).await;
+        assert!(next >= Some(token), "{kind:?}: {next:?}");
+    }
+}
+
+/// Nothing but a waiter that queues or polls keeps the queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn queue_of_dead_waiters_is_kept_by_no_other_request() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    for kind in KINDS {
+        let key = format!("lock:{}", kind.name());
+        let queue = RawLock { server: &server, kind, key: &key };
+        let guard = kind.rival().lock(&locks, kind.name()).lock().await.unwrap();
+        queue.queue_dead((0..10).map(|number| format!("dead-{number}")), SHORT).await;
+        let pttl = || async { server.run::<i64>(&["PTTL", &queue.queue()]).await };
+        let first = pttl().await;
+        assert!((1..=60_000).contains(&first), "{kind:?}: {first}");
+        eventually("time passes", || async { pttl().await < first - 50 }).await;
+        let lock = kind.lock(&locks, kind.name());
+        assert!(lock.try_lock().await.unwrap().is_none());
+        assert_eq!(lock.waiters().await, 10);
+        assert!(pttl().await < first - 50, "{kind:?}: it lasts no longer");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes long: scripts/test --full"]
+async fn queue_of_dead_waiters_ends_with_its_ttl() {
+    let server = Server::start().await;
+    for kind in KINDS {
+        let key = format!("lock:{}", kind.name());
+        let queue = RawLock { server: &server, kind, key: &key };
+        RawLock { kind: kind.rival(), ..queue }.acquire("holder", 300_000, None).await.unwrap();
+        queue.queue_dead((0..1_000).map(|number| format!("dead-{number}")), SHORT).await;
+    }
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert!(server.queues().await.is_empty());
+}
+
+/// Grants are counted by tokens, since each one takes the next: of many waiters that die, one is granted the lock for its
+/// claim, and none of the others ever is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_was_skipped_is_never_granted() {
+    let server = Server::start().await;
+    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
+        let key = format!("lock:{}", kind.name());
+        let lock = RawLock { server: &server, kind, key: &key };
+        let claim_ms = 400;
+        let dying = RawWaiter { claim_ms, channel: "" };
+        let token = lock.acquire("holder", 60_000, None).await.unwrap();
+        lock.queue_dead((0..10).map(|number| format!("dead-{number}")), dying).await;
+        assert_eq!(lock.acquire("living", 60_000, Some(dying)).await, None);
+        // The first one is granted the lock for its claim, and all of them are dead by its end.
+        assert_eq!(lock.release("holder").await, 1);
+        let granted = std::sync::Mutex::new(None);
+        eventually("the living one is granted", || async {
+            let answer = lock.acquire("living", 60_000, Some(dying)).await;
+            *granted.lock().unwrap() = answer;
+            answer.is_some()
+        })
+        .await;
+        assert_eq!(
+            granted.into_inner().unwrap(),
+            Some(token + 2),
+            "{kind:?}: one claim for all that are dead"
+        );
+        // A late waiter behind those that were not swept, and the releases after it.
+        assert_eq!(lock.acquire("late", 60_000, Some(dying)).await, None);
+        assert_eq!(lock.release("living").await, 1);
+        assert_eq!(lock.acquire("late", 60_000, Some(dying)).await, Some(token + 3), "{kind:?}");
+        assert_eq!(lock.release("late").await, 1);
+        let exists: u64 = server.run(&["EXISTS", &key]).await;
+        assert_eq!(exists, 0, "{kind:?}: free");
+        assert_eq!(lock.acquire("last", 60_000, None).await, Some(token + 4), "{kind:?}");
+        let count: u64 = server.run(&["ZCOUNT", &lock.queue(), "-inf", WAITERS]).await;
+        assert_eq!(count, 0, "{kind:?}");
+    }
+}
+
+/// A release in a cluster leaves a mark, and the oldest of very many go: not those by which waiters are known to live.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_living_waiter_is_granted_beside_twenty_thousand_marks() {
+    let server = Server::start().await;
+    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
+        let key = format!("lock:{}", kind.name());
+        let lock = RawLock { server: &server, kind, key: &key };
+        let polling = RawWaiter { claim_ms: 3_000, channel: "" };
+        let token = lock.acquire("holder", 60_000, None).await.unwrap();
+        assert_eq!(lock.acquire("living", 60_000, Some(polling)).await, None);
+        // It queued long ago, and has just polled.
+        let (entry, place) = lock.waiters().await.remove(0);
+        let place = format!("{:.0}", place - 60_000_000.0);
+        server.run::<()>(&["ZADD", &lock.queue(), &place, &entry]).await;
+        assert_eq!(lock.acquire("living", 60_000, Some(polling)).await, None);
+        let marks = "local now = redis.call('TIME')
+            for number = 1, 20000 do
+              redis.call('ZADD', KEYS[1], 2^52 + (now[1] + 30) * 1000000 + 11, 'ended e' .. number)
+            end";
+        server.run::<redis::Value>(&["EVAL", marks, "1", &lock.queue()]).await;
+        let release = lock.releasing("holder", polling);
+        let released = lock.send(&crate::support::raw::script_of(kind, "release"), &release).await.unwrap();
+        assert_eq!(released, redis::Value::Int(1));
+        assert!(lock.waiters().await.is_empty(), "{kind:?}: it is granted the lock, or was taken for dead");
+        let marks: u64 = server.run(&["ZCARD", &lock.queue()]).await;
+        assert!(marks < 20_000, "{kind:?}: {marks}");
+        assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 1, "{kind:?}: it is granted the lock");
+        assert_eq!(lock.acquire("living", 60_000, Some(polling)).await, Some(token + 1), "{kind:?}");
+    }
+}
