@@ -10,6 +10,7 @@ mod errors;
 mod failover;
 mod house;
 mod kinds;
+mod loading;
 mod model;
 mod names;
 mod processes;

@@ -1,0 +1,53 @@
+//! Sources of scripts: how often they are sent to a server that does not know them.
+
+use crate::support::Server;
+
+/// How many requests with a source the server has run.
+async fn sources(server: &Server) -> u64 {
+    let stats: String = server.run(&["INFO", "commandstats"]).await;
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls="));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn one_request_sends_the_source_after_script_flush() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    for _ in 0..3 {
+        server.run::<()>(&["SCRIPT", "FLUSH"]).await;
+        let before = sources(&server).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for number in 0..5_000 {
+            let mutex = locks.mutex(format!("flushed-{number}")).unwrap();
+            tasks.spawn(async move {
+                let guard = mutex.try_lock().await.unwrap().expect("nobody else wants it");
+                guard.release().await.unwrap();
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        // One for each of the two scripts; more where a busy machine takes longer than a request waits for another one.
+        let sent = sources(&server).await - before;
+        assert!((2..=100).contains(&sent), "{sent} sources for 10,000 requests");
+    }
+}
+
+/// Renewals and releases in the background travel in pipelines.
+#[tokio::test]
+async fn one_request_of_a_pipeline_sends_the_source_after_script_flush() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mut guards = Vec::new();
+    for number in 0..200 {
+        let mutex = locks.mutex(format!("flushed-{number}")).unwrap();
+        guards.push(mutex.try_lock().await.unwrap().expect("nobody else wants it"));
+    }
+    server.run::<()>(&["SCRIPT", "FLUSH"]).await;
+    let before = sources(&server).await;
+    drop(guards);
+    locks.settled().await;
+    let sent = sources(&server).await - before;
+    assert!((1..=8).contains(&sent), "{sent} sources for 200 releases");
+    assert_eq!(server.run::<u64>(&["EXISTS", "lock:flushed-0", "lock:flushed-199"]).await, 0);
+}
