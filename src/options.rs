@@ -276,24 +276,27 @@ impl Options {
         self
     }
 
-    /// How long the server keeps a lock's fencing counter after it has started one. Default: one hour.
+    /// How long the server keeps a lock's fencing counter after it has started one. Default: one
+    /// hour.
     ///
-    /// The counter is the only key that a released lock leaves behind: about 60 bytes and the length of the lock's name
-    /// (`MEMORY USAGE` on Redis 7.0: 72 for `lock:orders:42`). When it is gone, the next token starts from the server's clock, which is larger than all tokens
-    /// before unless that clock was set back meanwhile. A shorter time saves memory where names are many and used
-    /// once; a longer one outlasts larger steps of the clock.
+    /// The counter is the only key that a released lock leaves behind: about 60 bytes and the length
+    /// of the lock's name (`MEMORY USAGE` on Redis 7.0: 72 for `lock:orders:42`). When it is gone, the
+    /// next token starts from the server's clock, which is larger than all tokens before unless that
+    /// clock was set back meanwhile. A shorter time saves memory where names are many and used once;
+    /// a longer one outlasts larger steps of the clock.
     pub fn token_ttl(mut self, ttl: Duration) -> Options {
         self.token_ttl = ttl;
         self
     }
 
-    /// The server refuses a request to acquire that reaches it later than this after it was sent. Default: never.
+    /// The server refuses a request to acquire that reaches it later than this after it was sent.
+    /// Default: never. Beyond 50 seconds it leaves a gap: the mark below lasts at least 59.
     ///
-    /// An attempt that was given up leaves a mark on the server, which refuses what is still under way of it. The mark
-    /// lasts one minute. Without this option, a network that holds a request back for longer than that makes the lock
-    /// be granted to nobody, for one ttl. With it, the request is refused, however late it arrives; each acquire costs
-    /// the server one more command (0.4 µs on Redis 7.0). It relies on the server's clock, as far as this client has
-    /// seen it.
+    /// An attempt that was given up leaves a mark on the server, which refuses what is still under way
+    /// of it. Without this option, a network that holds a request back for longer than the mark lasts
+    /// has the lock granted to an attempt that has ended, for one ttl. With it, the request is refused,
+    /// however late it arrives; each acquire costs the server one more command (0.8 µs on Redis 7.0).
+    /// It relies on the server's clock, as far as this client has seen it.
     pub fn grant_within(mut self, span: Duration) -> Options {
         self.grant_within = Some(span);
         self
