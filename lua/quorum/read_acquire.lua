@@ -13,14 +13,14 @@
 -- ARGV[5]  purpose        nested: also inside a hold with another token; repair: the token of a
 --                         lease that is held elsewhere; default: a new lease
 -- ARGV[6]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
--- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
---                         those and "~"; default: it polls
--- ARGV[8]  max_depth      1 to 65535: how many holds to read the owner may have; default: 255
+-- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and 32 hexadecimal digits,
+--                         or those and "~"; default: it polls
+-- ARGV[8]  max_depth      1 to 1024: how many holds to read the owner may have; default: 255
 -- ARGV[9]  queued_at      below 2^52: its place, the same on all nodes; default: now
 -- ARGV[10] grant_before   refuse the attempt from this microsecond on; default: never
 -- ARGV[11] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
 -- ARGV[12] run            with KEYS[4], the run id of this server; default: no guard
--- ARGV[13] max_readers    1 to 1000000: how many may read or wait; default: 10000
+-- ARGV[13] max_readers    1 to 100000: how many may read or wait; default: 10000
 --
 -- Returns  token          granted: the largest that the node knows; if it is larger than the
 --                         proposal, propose it to all nodes
@@ -40,19 +40,19 @@ local kind = 'read'
 -- Every argument is checked on every path, before the first write.
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
 if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
 local claim
 if claim_ms and claim_ms ~= '' then
   claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and tonumber(claim_ms)
   if not claim or claim > 60000 then return -5 end
 end
 if channel and channel ~= '' then
-  local word = string.find(channel, 'wake:', -38, true)
-  if not word or not string.find(channel, '^%x+~?$', word + 5) or #channel > 256
-    or string.find(channel, ' ', 1, true) then
-    return -5
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  local function is_channel(text)
+    return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+      or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
   end
+  if not is_channel(channel) or #channel > 256 or string.find(channel, ' ', 1, true) then return -5 end
 end
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
@@ -61,21 +61,19 @@ elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
 end
 local place
 if queued_at and queued_at ~= '' then
-  place = tonumber(queued_at)
-  if not (place and place >= 1 and place < 2^52 and place % 1 == 0) then return -5 end
+  place = string.find(queued_at, '^[1-9]%d*$') and tonumber(queued_at)
+  if not place or place >= 2^52 then return -5 end
 end
 if grant_before and grant_before ~= '' then
-  local latest, instant = tonumber(grant_before), redis.call('TIME')
-  if not (latest and latest < 2^53 and latest % 1 == 0) then return -5 end
-  if instant[1] * 1000000 + instant[2] >= latest then return -1 end
+  local instant = string.find(grant_before, '^%d+$') and redis.call('TIME')
+  if not instant then return -5 end
+  if instant[1] * 1000000 + instant[2] >= tonumber(grant_before) then return -1 end
 end
 local proposed, least = nil, nil
 if proposal and proposal ~= '' then
   local instant = redis.call('TIME')
-  proposed = tonumber(proposal)
-  if not (proposed and proposed >= 1 and proposed % 1 == 0 and proposed <= (instant[1] + 86400) * 1000000) then
-    return -5
-  end
+  proposed = string.find(proposal, '^[1-9]%d*$') and tonumber(proposal)
+  if not proposed or proposed > (instant[1] + 86400) * 1000000 then return -5 end
 end
 if purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair' then return -5 end
 if not owner or owner == '' then
@@ -85,13 +83,13 @@ elseif #owner > 256 or string.byte(owner) == 58 or string.find(owner, ' ', 1, tr
 end
 local depth = 255
 if max_depth and max_depth ~= '' then
-  depth = tonumber(max_depth)
-  if not (depth and depth >= 1 and depth <= 65535 and depth % 1 == 0) then return -5 end
+  depth = #max_depth <= 4 and string.find(max_depth, '^[1-9]%d*$') and tonumber(max_depth)
+  if not depth or depth > 1024 then return -5 end
 end
 local most = 10000
 if max_readers and max_readers ~= '' then
-  most = tonumber(max_readers)
-  if not (most and most >= 1 and most <= 1000000 and most % 1 == 0) then return -5 end
+  most = #max_readers <= 6 and string.find(max_readers, '^[1-9]%d*$') and tonumber(max_readers)
+  if not most or most > 100000 then return -5 end
 end
 
 -- A node that restarted or lost its data has no vote until it is admitted again.
@@ -99,7 +97,11 @@ local node
 if KEYS[4] then
   node = redis.call('HMGET', KEYS[4], 'run', 'floor', 'high', 'ttl')
   if node[1] ~= run then return -9 end
-  if tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
+end
+
+-- Before each grant: the longest lease, which the admission of a node waits for.
+local function note_lease()
+  if node and tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end
 
 -- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
@@ -142,7 +144,9 @@ end
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
 -- larger ones then.
 local function readers_token(known)
-  local token = tonumber(known or redis.call('GET', KEYS[2]) or nil)
+  local last = known or redis.pcall('GET', KEYS[2])
+  if type(last) == 'table' then return nil, last end
+  local token = tonumber(last or nil)
   if token and token >= (least or 0) and token < 2^53 then return token end
   return next_token()
 end
@@ -150,7 +154,7 @@ end
 -- The client chooses the token, and more than half of the nodes must accept it. (On one server,
 -- these functions are in tokens.lua: the server chooses.)
 
--- The largest token that this node had accepted, or was told of when it was admitted, before this
+-- The largest token that this node had accepted, or was given when it was admitted, before this
 -- request.
 local highest
 local function is_too_low(again)
@@ -160,20 +164,17 @@ end
 
 local function accept(token)
   redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
-  if KEYS[4] and token > tonumber(node[3] or 0) then
+  if node and token > tonumber(node[3] or 0) then
     redis.call('HSET', KEYS[4], 'high', string.format('%.0f', token))
   end
   return token
 end
 
--- Why no lease may be granted with this token, if that is so.
-local function refuse_token()
-  if proposed and purpose ~= 'repair' and is_too_low(false) then return {-8, highest} end
-end
-
--- The token of a new lease. A lease that is repaired after larger tokens were accepted has none on
--- this node.
+-- The token of a new lease, or nil and a refusal. A lease that is repaired after larger tokens were
+-- accepted has none on this node.
 local function take_token()
+  if proposed and purpose ~= 'repair' and is_too_low(false) then return nil, {-8, highest} end
+  note_lease()
   if not proposed or purpose == 'repair' and is_too_low(true) then return 0 end
   return accept(proposed)
 end
@@ -181,16 +182,18 @@ end
 -- The token of a hold beside or inside another one of its owner: that of the other one, unless the
 -- nodes know different ones ("nested"). An attempt may propose its own token again.
 local function hold_token(current, is_only, is_new)
-  if not proposed then return 0 end
-  if not is_only and purpose ~= 'nested' then return tonumber(current) or 0 end
-  if is_too_low(not is_new) then return nil, {-8, highest} end
-  return accept(proposed)
+  local accepts = proposed and (is_only or purpose == 'nested')
+  if accepts and is_too_low(not is_new) then return nil, {-8, highest} end
+  note_lease()
+  if accepts then return accept(proposed) end
+  return proposed and tonumber(current) or 0
 end
 
 -- The token of a hold to read: what is proposed, or more, which is larger than the tokens of all
 -- writers before and, once a majority knows it, smaller than those of all after. Inside a hold to
 -- write, that of the latter.
 local function read_token(writes)
+  note_lease()
   if not proposed then return 0 end
   if writes and purpose ~= 'nested' and state.token then return tonumber(state.token) end
   is_too_low(true)
@@ -216,7 +219,7 @@ local function note_token(token)
   end
 end
 
--- One reader more, and nobody writes or waits.
+-- One reader more, and no attempt writes or waits.
 if keys == 1 and state.readers > 0 and state.readers < most
   and not (state.write or state.read) and state.wait_until == 0 then
   local token, problem = read_token()
@@ -261,15 +264,19 @@ local function end_write()
   redis.call('HDEL', KEYS[1], 'write')
 end
 
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+-- other one: a release publishes with the rights of its own user, for whatever was queued.
+local function is_channel(text)
+  return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+    or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
+end
+
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
 local function parse(entry)
   local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
     string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
   if not its_attempt then return nil end
-  if its_channel ~= '' then -- an entry may have been written by hand
-    local word = string.find(its_channel, 'wake:', -38, true)
-    if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
-  end
+  if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
   return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
 end
 
@@ -278,7 +285,7 @@ end
 local function is_alive(its_attempt, its_place, ms)
   if its_place < 0 then its_place = its_place + 2^52 end
   if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
 -- The text by which an attempt is queued.
@@ -289,23 +296,29 @@ end
 local waiter = waiter_for('read', owner ~= attempt and owner or '', ' ' .. depth)
 -- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
 -- claim. A poll also removes marks that have expired, and some dead waiters, wherever they are in
--- the queue.
+-- the queue. So does a new waiter of a long queue, since clients that crash in a loop never poll.
 local function queue(at, lane)
   if not claim then return end
   local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
-  redis.call('PEXPIRE', KEYS[3], 60000)
-  if added == 1 and at == time then return end
-  redis.call('ZADD', KEYS[3], 2^52 + time + claim * 1000, 'seen ' .. attempt)
-  if added == 1 then return end
+  redis.call('PEXPIRE', KEYS[3], '60000')
+  if added == 0 or at ~= time then
+    -- After all end marks, so that the oldest of those are found first where there are too many.
+    redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
+  end
+  if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  local function is_channel(text)
+    return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+      or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
+  end
+
   -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
   local function parse(entry)
     local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
       string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
     if not its_attempt then return nil end
-    if its_channel ~= '' then -- an entry may have been written by hand
-      local word = string.find(its_channel, 'wake:', -38, true)
-      if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
-    end
+    if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
     return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
   end
 
@@ -314,10 +327,10 @@ local function queue(at, lane)
   local function is_alive(its_attempt, its_place, ms)
     if its_place < 0 then its_place = its_place + 2^52 end
     if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
   end
   redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
-  local some = redis.call('ZRANDMEMBER', KEYS[3], 16, 'WITHSCORES')
+  local some = redis.call('ZRANDMEMBER', KEYS[3], added == 1 and 2 or 16, 'WITHSCORES')
   for i = 1, #some, 2 do
     local score = tonumber(some[i + 1])
     if score < 2^52 then
@@ -335,17 +348,17 @@ local function leave_queue(waiter)
   return true
 end
 
--- `attempt,attempt token time lock`: to whom the lock was granted, with which token, at which
--- microsecond.
+-- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
+-- which microsecond.
 local function message(attempts, its_token)
   return attempts .. string.format(' %.0f ', its_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
--- False: nobody listens to the channel, so the waiter is gone. Where a channel ends in "~", the
+-- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
 -- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not be told that they own a lock that goes to the next
+-- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
 local function notify(its_channel, text)
   if its_channel == '' then return true end
@@ -355,8 +368,9 @@ local function notify(its_channel, text)
   return heard ~= 0 or string.sub(its_channel, -1) == '~'
 end
 
--- How many waiters one script looks at here is bounded: 512 at each call took 9 ms in all.
-local looks = 256
+-- How many waiters one script looks at is bounded. While there are more of them, the lock is busy,
+-- so that nothing overtakes those behind.
+local looks, is_unfinished = 128, false
 
 -- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
 -- keep their places.
@@ -378,6 +392,7 @@ local function first_writer()
       redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (its_attempt or ''))
     end
   end
+  is_unfinished = true
 end
 
 -- How many batches of dead waiters one script passes over is bounded.
@@ -431,12 +446,16 @@ local function admit_waiters()
     return channels, holds
   end
 
-  -- False once nobody is queued, or too many were dead.
+  -- False once the queue is empty, or too many were dead.
   local function admit_readers(latest)
     batches = batches + 1
     local most = readers > 512 and 16 or 128
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'WITHSCORES', 'LIMIT', 0, most)
-    if batches > 3 or not waiting[1] then return false end
+    if not waiting[1] then return false end
+    if batches > 2 then
+      is_unfinished = true
+      return false
+    end
     local token = readers_token(state.token)
     if not token then return false end
     local channels, holds = select_readers(waiting)
@@ -472,7 +491,7 @@ local function admit_waiters()
 
   local function admit_writer(reader)
     local token
-    for _ = 1, reader and 1 or 64 do
+    for _ = 1, reader and 1 or 32 do
       local entry, heir, ms, its_channel, its_owner = first_writer()
       if not entry then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
@@ -492,6 +511,7 @@ local function admit_waiters()
         return true
       end
     end
+    is_unfinished = is_unfinished or not reader
     return false
   end
 
@@ -499,9 +519,7 @@ local function admit_waiters()
   if readers > 0 then
     if not gated then
       if admit_readers('(0') then return end
-    elseif waited and admit_readers(waited) then
-      return
-    else
+    elseif not (waited and admit_readers(waited)) and not is_unfinished then
       local _, its_owner = unexpired(state.upgrade)
       local is_alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
       if is_alone and admit_writer(its_owner) then return end
@@ -522,7 +540,7 @@ local function admit_waiters()
   if its_place then waited = string.format('(%.0f', its_place - 2^52) end
   if waited and admit_readers(waited) then
     if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
-  elseif not admit_writer() then
+  elseif not is_unfinished and not admit_writer() and not is_unfinished then
     admit_readers('(0')
   end
 end
@@ -540,7 +558,7 @@ local function expand_sole_hold()
   else
     redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. its_owner .. ' ' .. its_attempt)
   end
-  local its_token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
+  local its_token = side == 'read' and redis.pcall('GET', KEYS[2])
   if type(its_token) == 'string' then redis.call('HSET', KEYS[1], 'token', its_token) end
   look()
 end
@@ -605,14 +623,18 @@ elseif writer and writer ~= owner then
   return queue_to_read() or {write_ends - now, time}
 else
   if not writer and state.wait_until > now then
-    -- A writer waits. Readers that queued before the last one left go first all the same, even if
-    -- they have lost their places since.
+    -- A writer waits. Readers that queued before it, or before the last writer left, go first all
+    -- the same, even if they have lost their places since.
+    local entry, _, _, _, _, its_place = first_writer()
     local score = claim and redis.call('ZSCORE', KEYS[3], waiter)
     local since = score and tonumber(score) + 2^52 or claim and place
-    if not (since and state.writer_left and since <= state.writer_left) then
+    local goes_first = since and (entry and since < its_place or state.writer_left and since <= state.writer_left)
+    if (entry or is_unfinished) and not goes_first then
       return queue_to_read() or {state.wait_until - now, time}
     end
+    if not entry then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
+  if is_unfinished then return queue_to_read() or {10, time} end
   if is_crowded(0) then return -7 end
   attempts = attempt
 end

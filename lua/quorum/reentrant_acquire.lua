@@ -14,9 +14,9 @@
 -- ARGV[5]  purpose        nested: also inside a hold with another token; repair: the token of a
 --                         lease that is held elsewhere; default: a new lease
 -- ARGV[6]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
--- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
---                         those and "~"; default: it polls
--- ARGV[8]  max_depth      1 to 65535: how many holds the owner may have; default: 255
+-- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and 32 hexadecimal digits,
+--                         or those and "~"; default: it polls
+-- ARGV[8]  max_depth      1 to 1024: how many holds the owner may have; default: 255
 -- ARGV[9]  queued_at      below 2^52: its place, the same on all nodes; default: now
 -- ARGV[10] grant_before   refuse the attempt from this microsecond on; default: never
 -- ARGV[11] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
@@ -40,19 +40,19 @@ local kind = 'reentrant'
 -- Every argument is checked on every path, before the first write.
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
 if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
 local claim
 if claim_ms and claim_ms ~= '' then
   claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and tonumber(claim_ms)
   if not claim or claim > 60000 then return -5 end
 end
 if channel and channel ~= '' then
-  local word = string.find(channel, 'wake:', -38, true)
-  if not word or not string.find(channel, '^%x+~?$', word + 5) or #channel > 256
-    or string.find(channel, ' ', 1, true) then
-    return -5
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  local function is_channel(text)
+    return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+      or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
   end
+  if not is_channel(channel) or #channel > 256 or string.find(channel, ' ', 1, true) then return -5 end
 end
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
@@ -61,21 +61,19 @@ elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
 end
 local place
 if queued_at and queued_at ~= '' then
-  place = tonumber(queued_at)
-  if not (place and place >= 1 and place < 2^52 and place % 1 == 0) then return -5 end
+  place = string.find(queued_at, '^[1-9]%d*$') and tonumber(queued_at)
+  if not place or place >= 2^52 then return -5 end
 end
 if grant_before and grant_before ~= '' then
-  local latest, instant = tonumber(grant_before), redis.call('TIME')
-  if not (latest and latest < 2^53 and latest % 1 == 0) then return -5 end
-  if instant[1] * 1000000 + instant[2] >= latest then return -1 end
+  local instant = string.find(grant_before, '^%d+$') and redis.call('TIME')
+  if not instant then return -5 end
+  if instant[1] * 1000000 + instant[2] >= tonumber(grant_before) then return -1 end
 end
 local proposed, least = nil, nil
 if proposal and proposal ~= '' then
   local instant = redis.call('TIME')
-  proposed = tonumber(proposal)
-  if not (proposed and proposed >= 1 and proposed % 1 == 0 and proposed <= (instant[1] + 86400) * 1000000) then
-    return -5
-  end
+  proposed = string.find(proposal, '^[1-9]%d*$') and tonumber(proposal)
+  if not proposed or proposed > (instant[1] + 86400) * 1000000 then return -5 end
 end
 if purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair' then return -5 end
 -- `mode` is a field of the hash that says its kind.
@@ -85,8 +83,8 @@ if not owner or owner == '' or owner == 'mode' or #owner > 256 or string.byte(ow
 end
 local depth = 255
 if max_depth and max_depth ~= '' then
-  depth = tonumber(max_depth)
-  if not (depth and depth >= 1 and depth <= 65535 and depth % 1 == 0) then return -5 end
+  depth = #max_depth <= 4 and string.find(max_depth, '^[1-9]%d*$') and tonumber(max_depth)
+  if not depth or depth > 1024 then return -5 end
 end
 
 -- A node that restarted or lost its data has no vote until it is admitted again.
@@ -94,7 +92,11 @@ local node
 if KEYS[4] then
   node = redis.call('HMGET', KEYS[4], 'run', 'floor', 'high', 'ttl')
   if node[1] ~= run then return -9 end
-  if tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
+end
+
+-- Before each grant: the longest lease, which the admission of a node waits for.
+local function note_lease()
+  if node and tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end
 
 -- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
@@ -121,7 +123,7 @@ local now = math.floor(time / 1000)
 -- The client chooses the token, and more than half of the nodes must accept it. (On one server,
 -- these functions are in tokens.lua: the server chooses.)
 
--- The largest token that this node had accepted, or was told of when it was admitted, before this
+-- The largest token that this node had accepted, or was given when it was admitted, before this
 -- request.
 local highest
 local function is_too_low(again)
@@ -131,20 +133,17 @@ end
 
 local function accept(token)
   redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
-  if KEYS[4] and token > tonumber(node[3] or 0) then
+  if node and token > tonumber(node[3] or 0) then
     redis.call('HSET', KEYS[4], 'high', string.format('%.0f', token))
   end
   return token
 end
 
--- Why no lease may be granted with this token, if that is so.
-local function refuse_token()
-  if proposed and purpose ~= 'repair' and is_too_low(false) then return {-8, highest} end
-end
-
--- The token of a new lease. A lease that is repaired after larger tokens were accepted has none on
--- this node.
+-- The token of a new lease, or nil and a refusal. A lease that is repaired after larger tokens were
+-- accepted has none on this node.
 local function take_token()
+  if proposed and purpose ~= 'repair' and is_too_low(false) then return nil, {-8, highest} end
+  note_lease()
   if not proposed or purpose == 'repair' and is_too_low(true) then return 0 end
   return accept(proposed)
 end
@@ -152,10 +151,11 @@ end
 -- The token of a hold beside or inside another one of its owner: that of the other one, unless the
 -- nodes know different ones ("nested"). An attempt may propose its own token again.
 local function hold_token(current, is_only, is_new)
-  if not proposed then return 0 end
-  if not is_only and purpose ~= 'nested' then return tonumber(current) or 0 end
-  if is_too_low(not is_new) then return nil, {-8, highest} end
-  return accept(proposed)
+  local accepts = proposed and (is_only or purpose == 'nested')
+  if accepts and is_too_low(not is_new) then return nil, {-8, highest} end
+  note_lease()
+  if accepts then return accept(proposed) end
+  return proposed and tonumber(current) or 0
 end
 
 -- Whether this attempt was ended, as far as that is remembered.
@@ -164,13 +164,20 @@ local function is_ended()
 end
 
 -- The token of a re-entrant lock, 0 if it has none; nil if the hash is something else. A Redisson
--- RLock is one field `id:thread` -> count.
+-- RLock is one field `<UUID>:<thread>` -> count.
 local function reentrant_token(mode)
   if mode then return tonumber(string.match(mode, '^reentrant (%d+)$')) end
   local field = redis.call('HLEN', KEYS[1]) == 1 and redis.call('HRANDFIELD', KEYS[1])
-  local is_redisson = field and string.find(field, '^[^ ]+:%d+$')
+  local is_redisson = field and string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$')
     and tonumber(redis.call('HGET', KEYS[1], field))
   return is_redisson and 0 or nil
+end
+
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+-- other one: a release publishes with the rights of its own user, for whatever was queued.
+local function is_channel(text)
+  return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+    or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
 end
 
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
@@ -178,10 +185,7 @@ local function parse(entry)
   local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
     string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
   if not its_attempt then return nil end
-  if its_channel ~= '' then -- an entry may have been written by hand
-    local word = string.find(its_channel, 'wake:', -38, true)
-    if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
-  end
+  if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
   return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
 end
 
@@ -190,7 +194,7 @@ end
 local function is_alive(its_attempt, its_place, ms)
   if its_place < 0 then its_place = its_place + 2^52 end
   if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
 -- The text by which an attempt is queued.
@@ -201,23 +205,29 @@ end
 local waiter = waiter_for('reentrant', owner, ' ' .. depth)
 -- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
 -- claim. A poll also removes marks that have expired, and some dead waiters, wherever they are in
--- the queue.
+-- the queue. So does a new waiter of a long queue, since clients that crash in a loop never poll.
 local function queue(at, lane)
   if not claim then return end
   local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
-  redis.call('PEXPIRE', KEYS[3], 60000)
-  if added == 1 and at == time then return end
-  redis.call('ZADD', KEYS[3], 2^52 + time + claim * 1000, 'seen ' .. attempt)
-  if added == 1 then return end
+  redis.call('PEXPIRE', KEYS[3], '60000')
+  if added == 0 or at ~= time then
+    -- After all end marks, so that the oldest of those are found first where there are too many.
+    redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
+  end
+  if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  local function is_channel(text)
+    return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+      or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
+  end
+
   -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
   local function parse(entry)
     local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
       string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
     if not its_attempt then return nil end
-    if its_channel ~= '' then -- an entry may have been written by hand
-      local word = string.find(its_channel, 'wake:', -38, true)
-      if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
-    end
+    if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
     return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
   end
 
@@ -226,10 +236,10 @@ local function queue(at, lane)
   local function is_alive(its_attempt, its_place, ms)
     if its_place < 0 then its_place = its_place + 2^52 end
     if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
   end
   redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
-  local some = redis.call('ZRANDMEMBER', KEYS[3], 16, 'WITHSCORES')
+  local some = redis.call('ZRANDMEMBER', KEYS[3], added == 1 and 2 or 16, 'WITHSCORES')
   for i = 1, #some, 2 do
     local score = tonumber(some[i + 1])
     if score < 2^52 then
@@ -247,17 +257,17 @@ local function leave_queue(waiter)
   return true
 end
 
--- `attempt,attempt token time lock`: to whom the lock was granted, with which token, at which
--- microsecond.
+-- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
+-- which microsecond.
 local function message(attempts, its_token)
   return attempts .. string.format(' %.0f ', its_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
--- False: nobody listens to the channel, so the waiter is gone. Where a channel ends in "~", the
+-- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
 -- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not be told that they own a lock that goes to the next
+-- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
 local function notify(its_channel, text)
   if its_channel == '' then return true end
@@ -275,13 +285,14 @@ local function grant(its_attempt, its_owner, its_token, ms)
 end
 
 -- Grants the free lock to the waiter of this kind that has waited longest and is alive, for its
--- claim: that ends at a time of the clock that the message is dated by. Returns the claim; nothing
--- if there is no such waiter before this attempt. Waiters of other kinds keep their places, dead
--- ones lose theirs.
+-- claim: that ends at a time of the clock that the message is dated by. Waiters of other kinds keep
+-- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
+-- was granted; nothing if there is no such waiter before this attempt. Of a long queue of dead
+-- waiters, each call removes some; the lock is busy until they are gone, so that nothing overtakes.
 local minted
 local function grant_next()
   local others = 0
-  for _ = 1, 256 do
+  for _ = 1, 128 do
     local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
     local entry, its_place = first[1], tonumber(first[2])
     if not its_place or its_place >= 2^52 then return nil end
@@ -293,15 +304,14 @@ local function grant_next()
     else
       if lives then minted = minted or next_token() end
       if lives and not minted then return nil end
-      -- It has a mark once it has polled, which takes some milliseconds.
-      if heir and its_place + 5000 < time then redis.call('ZREM', KEYS[3], 'seen ' .. heir) end
-      redis.call('ZREM', KEYS[3], entry)
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. (heir or ''))
       if lives and notify(its_channel, message(heir, minted)) then
         grant(heir, its_owner, minted, ms)
-        return ms
+        return ms, true
       end
     end
   end
+  return 10, false
 end
 
 if is_ended() then return -1 end
@@ -334,15 +344,12 @@ if pttl ~= -2 then
 end
 
 -- Free, but others queued before.
-local refusal = refuse_token()
-if refusal then return refusal end
-local claimed = grant_next()
-if claimed then
+local busy_ms = grant_next()
+if busy_ms then
   queue(place or time, 0)
-  return {claimed, time}
+  return {busy_ms, time}
 end
-local token
-token, refusal = take_token(minted)
+local token, refusal = take_token(minted)
 if not token then return refusal end
 leave_queue(waiter)
 grant(attempt, owner, token, ttl_ms)

@@ -10,7 +10,7 @@
 --
 -- Returns  n    taken away, with all n holds of its owner: granted to the next waiter, or free
 --          0    it was free
---          -2   refused: the key holds something else, or a lock of Redisson
+--          -2   refused: the key holds something else, or Redisson has a hold
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
@@ -22,7 +22,7 @@ local kind, remember = 'reentrant', '1'
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
 local least = tonumber(min_token)
 if min_token == '' then min_token = nil end
-if min_token and not (least and least >= 0 and least < 2^52 and least % 1 == 0) then return -5 end
+if min_token and not (string.find(min_token, '^%d+$') and least < 2^52) then return -5 end
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
 elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
@@ -33,7 +33,8 @@ local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = math.floor(time / 1000)
 
-if least and least > time + 86400000000 then return -5 end
+-- A mistake of another client must not keep a lock from being released.
+if least and least > time + 86400000000 then least = nil end
 
 -- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
 -- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
@@ -52,15 +53,19 @@ local function next_token()
   return token
 end
 
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+-- other one: a release publishes with the rights of its own user, for whatever was queued.
+local function is_channel(text)
+  return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+    or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
+end
+
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
 local function parse(entry)
   local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
     string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
   if not its_attempt then return nil end
-  if its_channel ~= '' then -- an entry may have been written by hand
-    local word = string.find(its_channel, 'wake:', -38, true)
-    if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
-  end
+  if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
   return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
 end
 
@@ -69,20 +74,20 @@ end
 local function is_alive(its_attempt, its_place, ms)
   if its_place < 0 then its_place = its_place + 2^52 end
   if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
--- `attempt,attempt token time lock`: to whom the lock was granted, with which token, at which
--- microsecond.
+-- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
+-- which microsecond.
 local function message(attempts, its_token)
   return attempts .. string.format(' %.0f ', its_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
--- False: nobody listens to the channel, so the waiter is gone. Where a channel ends in "~", the
+-- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
 -- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not be told that they own a lock that goes to the next
+-- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
 local function notify(its_channel, text)
   if its_channel == '' then return true end
@@ -100,13 +105,14 @@ local function grant(its_attempt, its_owner, its_token, ms)
 end
 
 -- Grants the free lock to the waiter of this kind that has waited longest and is alive, for its
--- claim: that ends at a time of the clock that the message is dated by. Returns the claim; nothing
--- if there is no such waiter before this attempt. Waiters of other kinds keep their places, dead
--- ones lose theirs.
+-- claim: that ends at a time of the clock that the message is dated by. Waiters of other kinds keep
+-- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
+-- was granted; nothing if there is no such waiter before this attempt. Of a long queue of dead
+-- waiters, each call removes some; the lock is busy until they are gone, so that nothing overtakes.
 local minted
 local function grant_next()
   local others = 0
-  for _ = 1, 256 do
+  for _ = 1, 128 do
     local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
     local entry, its_place = first[1], tonumber(first[2])
     if not its_place or its_place >= 2^52 then return nil end
@@ -118,15 +124,14 @@ local function grant_next()
     else
       if lives then minted = minted or next_token() end
       if lives and not minted then return nil end
-      -- It has a mark once it has polled, which takes some milliseconds.
-      if heir and its_place + 5000 < time then redis.call('ZREM', KEYS[3], 'seen ' .. heir) end
-      redis.call('ZREM', KEYS[3], entry)
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. (heir or ''))
       if lives and notify(its_channel, message(heir, minted)) then
         grant(heir, its_owner, minted, ms)
-        return ms
+        return ms, true
       end
     end
   end
+  return 10, false
 end
 
 -- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
@@ -138,12 +143,9 @@ local function answer(number)
     redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
     redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
     -- In a cluster every release leaves a mark: beyond so many, the oldest go.
-    if redis.call('ZCOUNT', KEYS[3], 2^52, '+inf') > 20000 then
-      -- The marks of living waiters expire sooner, and stay.
-      local oldest = redis.call('ZRANGEBYSCORE', KEYS[3], 2^52 + time + 3000000, '+inf', 'LIMIT', 0, 100)
-      for _, mark in ipairs(oldest) do
-        if string.sub(mark, 1, 6) == 'ended ' then redis.call('ZREM', KEYS[3], mark) end
-      end
+    local last = 2^52 + (clock[1] + 61) * 1000000
+    if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
+      redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
     end
     if redis.call('PTTL', KEYS[3]) < 60000 then redis.call('PEXPIRE', KEYS[3], 60000) end
   end
@@ -158,15 +160,20 @@ end
 local fields = redis.pcall('HGETALL', KEYS[1])
 if fields.err then return answer(-2) end
 if redis.call('PTTL', KEYS[1]) == -1 then return answer(-3) end
-local count, is_ours
+local count, ours, is_ours = 0, 0, false
 for i = 1, #fields, 2 do
   if fields[i] == 'mode' then
     is_ours = string.find(fields[i + 1], '^reentrant %d+$')
-  elseif string.sub(fields[i], 1, 1) ~= ':' then
+  elseif string.sub(fields[i], 1, 1) == ':' then
+    ours = ours + 1
+  else
     count = tonumber(fields[i + 1]) or 0
   end
 end
-if fields[1] and not is_ours then return answer(-2) end
-local number = answer(count or 0)
-if not grant_next() then redis.call('DEL', KEYS[1]) end
+if fields[1] and not is_ours or count > ours then return answer(-2) end
+local number = answer(count)
+-- The token of the former holder is not the last one any more, as its client can find out.
+if number > 0 and redis.call('EXISTS', KEYS[2]) == 1 then redis.pcall('INCR', KEYS[2]) end
+local _, is_granted = grant_next()
+if not is_granted then redis.call('DEL', KEYS[1]) end
 return number

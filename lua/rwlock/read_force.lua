@@ -23,7 +23,7 @@ local remember, owner = '1', ''
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
 local least = tonumber(min_token)
 if min_token == '' then min_token = nil end
-if min_token and not (least and least >= 0 and least < 2^52 and least % 1 == 0) then return -5 end
+if min_token and not (string.find(min_token, '^%d+$') and least < 2^52) then return -5 end
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
 elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
@@ -34,7 +34,8 @@ local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = math.floor(time / 1000)
 
-if least and least > time + 86400000000 then return -5 end
+-- A mistake of another client must not keep a lock from being released.
+if least and least > time + 86400000000 then least = nil end
 
 -- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
 -- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
@@ -56,7 +57,9 @@ end
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
 -- larger ones then.
 local function readers_token(known)
-  local token = tonumber(known or redis.call('GET', KEYS[2]) or nil)
+  local last = known or redis.pcall('GET', KEYS[2])
+  if type(last) == 'table' then return nil, last end
+  local token = tonumber(last or nil)
   if token and token >= (least or 0) and token < 2^53 then return token end
   return next_token()
 end
@@ -106,15 +109,19 @@ local function end_write()
   redis.call('HDEL', KEYS[1], 'write')
 end
 
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
+-- other one: a release publishes with the rights of its own user, for whatever was queued.
+local function is_channel(text)
+  return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+    or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
+end
+
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
 local function parse(entry)
   local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
     string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
   if not its_attempt then return nil end
-  if its_channel ~= '' then -- an entry may have been written by hand
-    local word = string.find(its_channel, 'wake:', -38, true)
-    if not word or not string.find(its_channel, '^%x+~?$', word + 5) then return nil end
-  end
+  if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
   return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
 end
 
@@ -123,20 +130,20 @@ end
 local function is_alive(its_attempt, its_place, ms)
   if its_place < 0 then its_place = its_place + 2^52 end
   if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + time
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
--- `attempt,attempt token time lock`: to whom the lock was granted, with which token, at which
--- microsecond.
+-- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
+-- which microsecond.
 local function message(attempts, its_token)
   return attempts .. string.format(' %.0f ', its_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
--- False: nobody listens to the channel, so the waiter is gone. Where a channel ends in "~", the
+-- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
 -- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not be told that they own a lock that goes to the next
+-- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
 local function notify(its_channel, text)
   if its_channel == '' then return true end
@@ -146,8 +153,9 @@ local function notify(its_channel, text)
   return heard ~= 0 or string.sub(its_channel, -1) == '~'
 end
 
--- How many waiters one script looks at here is bounded: 512 at each call took 9 ms in all.
-local looks = 256
+-- How many waiters one script looks at is bounded. While there are more of them, the lock is busy,
+-- so that nothing overtakes those behind.
+local looks, is_unfinished = 128, false
 
 -- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
 -- keep their places.
@@ -169,6 +177,7 @@ local function first_writer()
       redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (its_attempt or ''))
     end
   end
+  is_unfinished = true
 end
 
 -- How many batches of dead waiters one script passes over is bounded.
@@ -222,12 +231,16 @@ local function admit_waiters()
     return channels, holds
   end
 
-  -- False once nobody is queued, or too many were dead.
+  -- False once the queue is empty, or too many were dead.
   local function admit_readers(latest)
     batches = batches + 1
     local most = readers > 512 and 16 or 128
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'WITHSCORES', 'LIMIT', 0, most)
-    if batches > 3 or not waiting[1] then return false end
+    if not waiting[1] then return false end
+    if batches > 2 then
+      is_unfinished = true
+      return false
+    end
     local token = readers_token(state.token)
     if not token then return false end
     local channels, holds = select_readers(waiting)
@@ -263,7 +276,7 @@ local function admit_waiters()
 
   local function admit_writer(reader)
     local token
-    for _ = 1, reader and 1 or 64 do
+    for _ = 1, reader and 1 or 32 do
       local entry, heir, ms, its_channel, its_owner = first_writer()
       if not entry then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
@@ -283,6 +296,7 @@ local function admit_waiters()
         return true
       end
     end
+    is_unfinished = is_unfinished or not reader
     return false
   end
 
@@ -290,9 +304,7 @@ local function admit_waiters()
   if readers > 0 then
     if not gated then
       if admit_readers('(0') then return end
-    elseif waited and admit_readers(waited) then
-      return
-    else
+    elseif not (waited and admit_readers(waited)) and not is_unfinished then
       local _, its_owner = unexpired(state.upgrade)
       local is_alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
       if is_alone and admit_writer(its_owner) then return end
@@ -313,7 +325,7 @@ local function admit_waiters()
   if its_place then waited = string.format('(%.0f', its_place - 2^52) end
   if waited and admit_readers(waited) then
     if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
-  elseif not admit_writer() then
+  elseif not is_unfinished and not admit_writer() and not is_unfinished then
     admit_readers('(0')
   end
 end
@@ -331,7 +343,7 @@ local function expand_sole_hold()
   else
     redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. its_owner .. ' ' .. its_attempt)
   end
-  local its_token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
+  local its_token = side == 'read' and redis.pcall('GET', KEYS[2])
   if type(its_token) == 'string' then redis.call('HSET', KEYS[1], 'token', its_token) end
   look()
 end
@@ -351,12 +363,9 @@ local function answer(number)
     redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
     redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
     -- In a cluster every release leaves a mark: beyond so many, the oldest go.
-    if redis.call('ZCOUNT', KEYS[3], 2^52, '+inf') > 20000 then
-      -- The marks of living waiters expire sooner, and stay.
-      local oldest = redis.call('ZRANGEBYSCORE', KEYS[3], 2^52 + time + 3000000, '+inf', 'LIMIT', 0, 100)
-      for _, mark in ipairs(oldest) do
-        if string.sub(mark, 1, 6) == 'ended ' then redis.call('ZREM', KEYS[3], mark) end
-      end
+    local last = 2^52 + (clock[1] + 61) * 1000000
+    if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
+      redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
     end
     if redis.call('PTTL', KEYS[3]) < 60000 then redis.call('PEXPIRE', KEYS[3], 60000) end
   end

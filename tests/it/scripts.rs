@@ -6,8 +6,10 @@ mod channels;
 mod durations;
 mod limits;
 mod memory;
+mod queues;
 mod request;
 mod requests;
+mod rwlock;
 mod tokens;
 
 use std::collections::BTreeSet;
@@ -84,7 +86,8 @@ fn scripts_declare_what_they_use_in_their_headers() {
             let declared = BTreeSet::from_iter(declared);
             let used = indices(body, table);
             assert!(declared.is_superset(&used), "{name} uses {table}{used:?}, declares {declared:?}");
-            // All verbs take the companions of the lock, also those that have no use for one of them.
+            // All verbs take the companions of the lock, also those that have no use for one of
+            // them.
             let is_common = |index: &usize| table == "KEYS" && *index <= 3;
             let is_unpacked = table == "ARGV" && body.contains("unpack(ARGV)");
             let unused: Vec<_> = declared.difference(&used).filter(|index| !is_common(index)).collect();

@@ -79,7 +79,8 @@ impl Header {
         })
     }
 
-    /// How it is called, as the pages have it: its keys and its arguments, in brackets those that may be left out.
+    /// How it is called, as the pages have it: its keys and its arguments, in brackets those that
+    /// may be left out.
     pub fn signature(&self) -> String {
         format!("keys: {} arguments: {}", list(&self.keys), list(&self.arguments))
     }

@@ -49,12 +49,16 @@ local function admit_waiters()
     return channels, holds
   end
 
-  -- False once nobody is queued, or too many were dead.
+  -- False once the queue is empty, or too many were dead.
   local function admit_readers(latest)
     batches = batches + 1
     local most = readers > 512 and 16 or 128
     local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'WITHSCORES', 'LIMIT', 0, most)
-    if batches > 3 or not waiting[1] then return false end
+    if not waiting[1] then return false end
+    if batches > 2 then
+      is_unfinished = true
+      return false
+    end
     local token = readers_token(state.token)
     if not token then return false end
     local channels, holds = select_readers(waiting)
@@ -90,7 +94,7 @@ local function admit_waiters()
 
   local function admit_writer(reader)
     local token
-    for _ = 1, reader and 1 or 64 do
+    for _ = 1, reader and 1 or 32 do
       local entry, heir, ms, its_channel, its_owner = first_writer()
       if not entry then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
@@ -110,6 +114,7 @@ local function admit_waiters()
         return true
       end
     end
+    is_unfinished = is_unfinished or not reader
     return false
   end
 
@@ -117,9 +122,7 @@ local function admit_waiters()
   if readers > 0 then
     if not gated then
       if admit_readers('(0') then return end
-    elseif waited and admit_readers(waited) then
-      return
-    else
+    elseif not (waited and admit_readers(waited)) and not is_unfinished then
       local _, its_owner = unexpired(state.upgrade)
       local is_alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
       if is_alone and admit_writer(its_owner) then return end
@@ -140,7 +143,7 @@ local function admit_waiters()
   if its_place then waited = string.format('(%.0f', its_place - 2^52) end
   if waited and admit_readers(waited) then
     if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
-  elseif not admit_writer() then
+  elseif not is_unfinished and not admit_writer() and not is_unfinished then
     admit_readers('(0')
   end
 end

@@ -1,6 +1,6 @@
 --@include clock
 
---@include check_clock
+--@include limit_min_token
 
 --@include next_token
 
@@ -32,15 +32,7 @@ local writer, writes = string.match(write or '', '^([^ ]+) (.+)$')
 local read_ends, reads = unexpired(state.read)
 local is_reading, is_writing = reads and has(reads, attempt), writer == owner and has(writes, attempt)
 if not is_reading and not is_writing then return 0 end
-if is_writing then
-  writes = without(writes, attempt)
-  if writes then
-    redis.call('HDEL', KEYS[1], 'read:')
-    redis.call('HSET', KEYS[1], 'write', write_ends .. ' ' .. owner .. ' ' .. writes)
-  else
-    end_write()
-  end
-end
+--@include leave_write
 if not is_reading then reads = (reads and reads .. ' ' or '') .. attempt end
 redis.call('HDEL', KEYS[1], 'read:')
 redis.call('HSET', KEYS[1], 'read:' .. owner, math.max(ends, read_ends or 0) .. ' ' .. reads)

@@ -11,7 +11,7 @@ local function expand_sole_hold()
   else
     redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. its_owner .. ' ' .. its_attempt)
   end
-  local its_token = side ~= 'unfenced' and redis.pcall('GET', KEYS[2])
+  local its_token = side == 'read' and redis.pcall('GET', KEYS[2])
   if type(its_token) == 'string' then redis.call('HSET', KEYS[1], 'token', its_token) end
   look()
 end

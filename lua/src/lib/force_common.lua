@@ -1,6 +1,6 @@
 --@include clock
 
---@include check_clock
+--@include limit_min_token
 
 --@include next_token
 

@@ -1,11 +1,12 @@
 -- Grants the free lock to the waiter of this kind that has waited longest and is alive, for its
--- claim: that ends at a time of the clock that the message is dated by. Returns the claim; nothing
--- if there is no such waiter before this attempt. Waiters of other kinds keep their places, dead
--- ones lose theirs.
+-- claim: that ends at a time of the clock that the message is dated by. Waiters of other kinds keep
+-- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
+-- was granted; nothing if there is no such waiter before this attempt. Of a long queue of dead
+-- waiters, each call removes some; the lock is busy until they are gone, so that nothing overtakes.
 local minted
 local function grant_next()
   local others = 0
-  for _ = 1, 256 do
+  for _ = 1, 128 do
     local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
     local entry, its_place = first[1], tonumber(first[2])
     if not its_place or its_place >= 2^52 then return nil end
@@ -17,13 +18,12 @@ local function grant_next()
     else
       if lives then minted = minted or next_token() end
       if lives and not minted then return nil end
-      -- It has a mark once it has polled, which takes some milliseconds.
-      if heir and its_place + 5000 < time then redis.call('ZREM', KEYS[3], 'seen ' .. heir) end
-      redis.call('ZREM', KEYS[3], entry)
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. (heir or ''))
       if lives and notify(its_channel, message(heir, minted)) then
         grant(heir, its_owner, minted, ms)
-        return ms
+        return ms, true
       end
     end
   end
+  return 10, false
 end

@@ -31,15 +31,12 @@ end
 
 --@include grant_next
 
-local refusal = refuse_token()
-if refusal then return refusal end
-local claimed = grant_next()
-if claimed then
+local busy_ms = grant_next()
+if busy_ms then
   queue(place or time, 0)
-  return {claimed, time}
+  return {busy_ms, time}
 end
-local token
-token, refusal = take_token(minted)
+local token, refusal = take_token(minted)
 if not token then return refusal end
 leave_queue(waiter)
 redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)

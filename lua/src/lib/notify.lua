@@ -1,14 +1,14 @@
--- `attempt,attempt token time lock`: to whom the lock was granted, with which token, at which
--- microsecond.
+-- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
+-- which microsecond.
 local function message(attempts, its_token)
   return attempts .. string.format(' %.0f ', its_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
--- False: nobody listens to the channel, so the waiter is gone. Where a channel ends in "~", the
+-- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
 -- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not be told that they own a lock that goes to the next
+-- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
 local function notify(its_channel, text)
   if its_channel == '' then return true end

@@ -1,12 +1,23 @@
 -- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
 -- claim. A poll also removes marks that have expired, and some dead waiters, wherever they are in
--- the queue.
+-- the queue. So does a new waiter of a long queue, since clients that crash in a loop never poll.
 local function queue(at, lane)
   if not claim then return end
   local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
-  redis.call('PEXPIRE', KEYS[3], 60000)
-  if added == 1 and at == time then return end
-  redis.call('ZADD', KEYS[3], 2^52 + time + claim * 1000, 'seen ' .. attempt)
-  if added == 1 then return end
-  --@include sweep
+  redis.call('PEXPIRE', KEYS[3], '60000')
+  if added == 0 or at ~= time then
+    -- After all end marks, so that the oldest of those are found first where there are too many.
+    redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
+  end
+  if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
+  --@include waiter
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
+  local some = redis.call('ZRANDMEMBER', KEYS[3], added == 1 and 2 or 16, 'WITHSCORES')
+  for i = 1, #some, 2 do
+    local score = tonumber(some[i + 1])
+    if score < 2^52 then
+      local its_attempt, _, ms = parse(some[i])
+      if not (its_attempt and is_alive(its_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
+    end
+  end
 end

@@ -9,7 +9,7 @@ local function note_token(token)
   end
 end
 
--- One reader more, and nobody writes or waits.
+-- One reader more, and no attempt writes or waits.
 if keys == 1 and state.readers > 0 and state.readers < most
   and not (state.write or state.read) and state.wait_until == 0 then
   local token, problem = read_token()
@@ -79,14 +79,18 @@ elseif writer and writer ~= owner then
   return queue_to_read() or {write_ends - now, time}
 else
   if not writer and state.wait_until > now then
-    -- A writer waits. Readers that queued before the last one left go first all the same, even if
-    -- they have lost their places since.
+    -- A writer waits. Readers that queued before it, or before the last writer left, go first all
+    -- the same, even if they have lost their places since.
+    local entry, _, _, _, _, its_place = first_writer()
     local score = claim and redis.call('ZSCORE', KEYS[3], waiter)
     local since = score and tonumber(score) + 2^52 or claim and place
-    if not (since and state.writer_left and since <= state.writer_left) then
+    local goes_first = since and (entry and since < its_place or state.writer_left and since <= state.writer_left)
+    if (entry or is_unfinished) and not goes_first then
       return queue_to_read() or {state.wait_until - now, time}
     end
+    if not entry then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
+  if is_unfinished then return queue_to_read() or {10, time} end
   if is_crowded(0) then return -7 end
   attempts = attempt
 end

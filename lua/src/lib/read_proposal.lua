@@ -2,6 +2,7 @@
 -- writers before and, once a majority knows it, smaller than those of all after. Inside a hold to
 -- write, that of the latter.
 local function read_token(writes)
+  note_lease()
   if not proposed then return 0 end
   if writes and purpose ~= 'nested' and state.token then return tonumber(state.token) end
   is_too_low(true)

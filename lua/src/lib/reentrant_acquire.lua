@@ -46,15 +46,12 @@ if pttl ~= -2 then
 end
 
 -- Free, but others queued before.
-local refusal = refuse_token()
-if refusal then return refusal end
-local claimed = grant_next()
-if claimed then
+local busy_ms = grant_next()
+if busy_ms then
   queue(place or time, 0)
-  return {claimed, time}
+  return {busy_ms, time}
 end
-local token
-token, refusal = take_token(minted)
+local token, refusal = take_token(minted)
 if not token then return refusal end
 leave_queue(waiter)
 grant(attempt, owner, token, ttl_ms)

@@ -7,12 +7,9 @@ local function answer(number)
     redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
     redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
     -- In a cluster every release leaves a mark: beyond so many, the oldest go.
-    if redis.call('ZCOUNT', KEYS[3], 2^52, '+inf') > 20000 then
-      -- The marks of living waiters expire sooner, and stay.
-      local oldest = redis.call('ZRANGEBYSCORE', KEYS[3], 2^52 + time + 3000000, '+inf', 'LIMIT', 0, 100)
-      for _, mark in ipairs(oldest) do
-        if string.sub(mark, 1, 6) == 'ended ' then redis.call('ZREM', KEYS[3], mark) end
-      end
+    local last = 2^52 + (clock[1] + 61) * 1000000
+    if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
+      redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
     end
     if redis.call('PTTL', KEYS[3]) < 60000 then redis.call('PEXPIRE', KEYS[3], 60000) end
   end

@@ -3,5 +3,9 @@ local node
 if KEYS[4] then
   node = redis.call('HMGET', KEYS[4], 'run', 'floor', 'high', 'ttl')
   if node[1] ~= run then return -9 end
-  if tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
+end
+
+-- Before each grant: the longest lease, which the admission of a node waits for.
+local function note_lease()
+  if node and tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end

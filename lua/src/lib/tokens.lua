@@ -2,12 +2,9 @@
 -- there, the client does.)
 
 -- Also if the lock is busy: a release would grant it with a smaller token.
---@include check_clock
+if least and least > time + 86400000000 then return -5 end
 
--- Why no lease may be granted with this token, if that is so: of a quorum only.
-local function refuse_token() end
-
--- The token of a new lease, or nil and a refusal. `minted` was made for a waiter that was gone.
+-- The token of a new lease, or nil and a refusal. `minted` was made for a waiter that is dead.
 local function take_token(minted)
   if not min_token then return 0 end
   if minted then return minted end

@@ -29,7 +29,7 @@ expand_sole_hold()
 local ends = now + tonumber(ttl_ms)
 -- A late delivery of what was downgraded since: it reads, and must not begin to write again.
 local _, reads_by = unexpired(state.read)
-if reads_by and has(reads_by, attempt) then return tonumber(state.token) or 0 end
+if reads_by and has(reads_by, attempt) then return -1 end
 
 local function others_read()
   return state.readers > (state.read and 1 or 0)
@@ -81,8 +81,10 @@ if write or other_ends then
   return {(write_ends or other_ends) - now, time}
 end
 
-refusal = refuse_token()
-if refusal then return refusal end
+if is_unfinished then
+  queue(place or time, 0)
+  return {10, time}
+end
 local token
 token, refusal = take_token()
 if not token then return refusal end

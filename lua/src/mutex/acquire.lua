@@ -7,8 +7,8 @@
 -- ARGV[2]  ttl_ms         1 to 9999999999
 -- ARGV[3]  min_token      below 2^52: the token is larger than this; default: no token
 -- ARGV[4]  claim_ms       1 to 60000: queue if the mutex is busy; default: do not queue
--- ARGV[5]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
---                         those and "~"; default: it polls
+-- ARGV[5]  channel        where to notify the waiter: ends in "wake:" and 32 hexadecimal digits,
+--                         or those and "~"; default: it polls
 -- ARGV[6]  queued_at      below 2^52: its place, the time of its first busy answer; default: now
 -- ARGV[7]  grant_before   refuse the attempt from this microsecond on; default: never
 -- ARGV[8]  token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
@@ -28,7 +28,7 @@ local kind = 'mutex'
 
 --@include next_token
 
--- The common case: the mutex is free, and nobody waits.
+-- The common case: the mutex is free, and no attempt waits.
 if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = 0, nil
   if min_token then token, refusal = next_token() end

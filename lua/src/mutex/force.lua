@@ -21,7 +21,7 @@ local kind, remember = 'mutex', '1'
 
 --@include clock
 
---@include check_clock
+--@include limit_min_token
 
 --@include next_token
 
@@ -39,5 +39,7 @@ local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return answer(-2) end
 if redis.call('PTTL', KEYS[1]) == -1 then return answer(-3) end
 local number = answer(holder and 1 or 0)
-if not grant_next() then redis.call('DEL', KEYS[1]) end
+--@include revoke_token
+local _, is_granted = grant_next()
+if not is_granted then redis.call('DEL', KEYS[1]) end
 return number

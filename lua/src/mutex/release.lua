@@ -20,16 +20,16 @@ local attempt, min_token, remember, claim_ms, channel, token_ttl_ms = unpack(ARG
 local kind = 'mutex'
 --@include check_release
 
--- The common case: nobody waits, and there is nothing to remember.
-if not remember and not claim and redis.pcall('GET', KEYS[1]) == attempt
-  and redis.call('EXISTS', KEYS[3]) == 0 then
+-- The common case: no attempt waits, and there is nothing to remember.
+local holder = redis.pcall('GET', KEYS[1])
+if holder == attempt and not remember and not claim and redis.call('EXISTS', KEYS[3]) == 0 then
   redis.call('DEL', KEYS[1])
   return 1
 end
 
 --@include clock
 
---@include check_clock
+--@include limit_min_token
 
 --@include next_token
 
@@ -48,9 +48,9 @@ end
 --@include remember
 
 leave_queue(waiter_for('mutex', '', ''))
-local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return answer(-2) end
 if holder ~= attempt then return answer(0) end
 answer(1)
-if not grant_next() then redis.call('DEL', KEYS[1]) end
+local _, is_granted = grant_next()
+if not is_granted then redis.call('DEL', KEYS[1]) end
 return 1

@@ -11,8 +11,8 @@
 -- ARGV[4]  purpose        nested: also inside a hold with another token; repair: the token of a
 --                         lease that is held elsewhere; default: a new lease
 -- ARGV[5]  claim_ms       1 to 60000: queue if the mutex is busy; default: do not queue
--- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
---                         those and "~"; default: it polls
+-- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and 32 hexadecimal digits,
+--                         or those and "~"; default: it polls
 -- ARGV[7]  queued_at      below 2^52: its place, the same on all nodes; default: now
 -- ARGV[8]  grant_before   refuse the attempt from this microsecond on; default: never
 -- ARGV[9]  token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000

@@ -12,9 +12,9 @@
 -- ARGV[5]  purpose        nested: also inside a hold with another token; repair: the token of a
 --                         lease that is held elsewhere; default: a new lease
 -- ARGV[6]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
--- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
---                         those and "~"; default: it polls
--- ARGV[8]  max_depth      1 to 65535: how many holds to write the owner may have; default: 255
+-- ARGV[7]  channel        where to notify the waiter: ends in "wake:" and 32 hexadecimal digits,
+--                         or those and "~"; default: it polls
+-- ARGV[8]  max_depth      1 to 1024: how many holds to write the owner may have; default: 255
 -- ARGV[9]  queued_at      below 2^52: its place, the same on all nodes; default: now
 -- ARGV[10] grant_before   refuse the attempt from this microsecond on; default: never
 -- ARGV[11] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
@@ -27,8 +27,8 @@
 --          -3              refused: the key has no TTL
 --          -4              refused: the owner has max_depth holds to write
 --          -5              refused: an argument is malformed
---          -6              refused: the owner reads, and another reader waits to write: each would
---                          wait for the other
+--          -6              not queued: the owner reads, and another reader waits to write: each
+--                          would wait for the other
 --          {-8, highest}   refused: the proposal is not larger than this token, which the node has
 --                          accepted
 --          -9              refused: the node was not admitted since it started or lost its data

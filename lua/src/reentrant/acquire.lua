@@ -8,9 +8,9 @@
 -- ARGV[3]  owner          up to 256 bytes, no space, not beginning with ":"
 -- ARGV[4]  min_token      below 2^52: the token is larger than this; default: no token
 -- ARGV[5]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
--- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
---                         those and "~"; default: it polls
--- ARGV[7]  max_depth      1 to 65535: how many holds the owner may have; default: 255
+-- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and 32 hexadecimal digits,
+--                         or those and "~"; default: it polls
+-- ARGV[7]  max_depth      1 to 1024: how many holds the owner may have; default: 255
 -- ARGV[8]  queued_at      below 2^52: its place, the time of its first busy answer; default: now
 -- ARGV[9]  grant_before   refuse the attempt from this microsecond on; default: never
 -- ARGV[10] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
@@ -36,7 +36,7 @@ local kind = 'reentrant'
 
 --@include next_token
 
--- The common case: the lock is free, and nobody waits.
+-- The common case: the lock is free, and no attempt waits.
 if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = 0, nil
   if min_token then token, refusal = next_token() end

@@ -9,7 +9,7 @@
 --
 -- Returns  n    taken away, with all n holds of its owner: granted to the next waiter, or free
 --          0    it was free
---          -2   refused: the key holds something else, or a lock of Redisson
+--          -2   refused: the key holds something else, or Redisson has a hold
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
@@ -21,7 +21,7 @@ local kind, remember = 'reentrant', '1'
 
 --@include clock
 
---@include check_clock
+--@include limit_min_token
 
 --@include next_token
 
@@ -38,15 +38,19 @@ local kind, remember = 'reentrant', '1'
 local fields = redis.pcall('HGETALL', KEYS[1])
 if fields.err then return answer(-2) end
 if redis.call('PTTL', KEYS[1]) == -1 then return answer(-3) end
-local count, is_ours
+local count, ours, is_ours = 0, 0, false
 for i = 1, #fields, 2 do
   if fields[i] == 'mode' then
     is_ours = string.find(fields[i + 1], '^reentrant %d+$')
-  elseif string.sub(fields[i], 1, 1) ~= ':' then
+  elseif string.sub(fields[i], 1, 1) == ':' then
+    ours = ours + 1
+  else
     count = tonumber(fields[i + 1]) or 0
   end
 end
-if fields[1] and not is_ours then return answer(-2) end
-local number = answer(count or 0)
-if not grant_next() then redis.call('DEL', KEYS[1]) end
+if fields[1] and not is_ours or count > ours then return answer(-2) end
+local number = answer(count)
+--@include revoke_token
+local _, is_granted = grant_next()
+if not is_granted then redis.call('DEL', KEYS[1]) end
 return number

@@ -26,14 +26,21 @@ local kind = 'reentrant'
 --@include check_owner
 --@include check_depth
 
--- The common cases: one of several holds, or the last one while nobody waits, and nothing to
--- remember.
+-- Where only holds of Redisson are left, the hash is Redisson's again: an owner and its count.
+local function leave_to_redisson()
+  if redis.call('HLEN', KEYS[1]) == 2 then redis.call('HDEL', KEYS[1], 'mode') end
+end
+
+-- The common cases: one of several holds, or the last one while no attempt waits, and nothing
+-- to remember.
 if not remember and not claim then
   local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
   local count = held[2] and tonumber(held[1]) or 0
   if count > 1 then
     redis.call('HDEL', KEYS[1], ':' .. attempt)
-    return 1 + redis.call('HINCRBY', KEYS[1], owner, -1)
+    redis.call('HINCRBY', KEYS[1], owner, -1)
+    leave_to_redisson()
+    return count
   elseif count == 1 and redis.call('EXISTS', KEYS[3]) == 0 then
     redis.call('DEL', KEYS[1])
     return 1
@@ -42,7 +49,7 @@ end
 
 --@include clock
 
---@include check_clock
+--@include limit_min_token
 
 --@include next_token
 
@@ -70,5 +77,10 @@ if not held[1] or not held[2] then return answer(0) end
 redis.call('HDEL', KEYS[1], ':' .. attempt)
 local count = math.max(redis.call('HINCRBY', KEYS[1], owner, -1), 0)
 answer(1 + count)
-if count == 0 and not grant_next() then redis.call('DEL', KEYS[1]) end
-return 1 + count
+if count > 0 then
+  leave_to_redisson()
+  return 1 + count
+end
+local _, is_granted = grant_next()
+if not is_granted then redis.call('DEL', KEYS[1]) end
+return 1

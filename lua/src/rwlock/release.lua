@@ -25,7 +25,7 @@ local attempt, owner, min_token, remember, claim_ms, channel, max_depth, token_t
 --@include check_optional_owner
 --@include check_depth
 
--- The common cases: a hold that is alone, so that nobody waits, or one of several readers; and
+-- The common cases: a hold that is alone, so that none waits, or one of several readers; and
 -- nothing to remember.
 if not remember and not claim then
   local mode, sole = redis.pcall('HGET', KEYS[1], 'mode'), owner .. ' ' .. attempt
@@ -47,7 +47,7 @@ end
 
 --@include clock
 
---@include check_clock
+--@include limit_min_token
 
 --@include next_token
 
@@ -93,15 +93,7 @@ local write_ends, writer, writes = string.match(state.write or '', '^(%d+) ([^ ]
 local read_ends, reads = string.match(state.read or '', '^(%d+) (.+)$')
 if writer ~= owner then writes = nil end
 local is_writing, is_reading = writes and has(writes, attempt), reads and has(reads, attempt)
-if is_writing then
-  writes = without(writes, attempt)
-  if writes then
-    redis.call('HDEL', KEYS[1], 'read:')
-    redis.call('HSET', KEYS[1], 'write', write_ends .. ' ' .. owner .. ' ' .. writes)
-  else
-    end_write()
-  end
-end
+--@include leave_write
 if is_reading then
   reads = without(reads, attempt)
   redis.call('HDEL', KEYS[1], reads and 'read:' or 'read:' .. owner)

@@ -8,9 +8,9 @@
 -- ARGV[3]  owner          up to 256 bytes, no space, not beginning with ":"; default: the attempt
 -- ARGV[4]  min_token      below 2^52: the token is larger than this; default: no token
 -- ARGV[5]  claim_ms       1 to 60000: queue if the lock is busy; default: do not queue
--- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and hexadecimal digits, or
---                         those and "~"; default: it polls
--- ARGV[7]  max_depth      1 to 65535: how many holds to write the owner may have; default: 255
+-- ARGV[6]  channel        where to notify the waiter: ends in "wake:" and 32 hexadecimal digits,
+--                         or those and "~"; default: it polls
+-- ARGV[7]  max_depth      1 to 1024: how many holds to write the owner may have; default: 255
 -- ARGV[8]  queued_at      below 2^52: its place, the time of its first busy answer; default: now
 -- ARGV[9]  grant_before   refuse the attempt from this microsecond on; default: never
 -- ARGV[10] token_ttl_ms   1 to 9999999999: how long the fencing counter is kept; default: 3600000
@@ -22,8 +22,8 @@
 --          -3             refused: the key has no TTL
 --          -4             refused: the owner has max_depth holds to write
 --          -5             refused: an argument is malformed
---          -6             refused: the owner reads, and another reader waits to write: each would
---                         wait for the other
+--          -6             not queued: the owner reads, and another reader waits to write: each
+--                         would wait for the other
 --
 -- Busy: another owner writes or reads. While it waits, new readers stay out, for claim_ms after
 -- each poll. A nested hold has the token of the first one. An owner that reads is granted the lock
@@ -39,13 +39,13 @@ local kind = 'write'
 
 --@include next_token
 
--- The common case: the lock is free, and nobody waits.
+-- The common case: the lock is free, and no attempt waits.
 if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = 0, nil
   if min_token then token, refusal = next_token() end
   if not token then return refusal end
-  local side = token > 0 and 'sole write ' or 'sole unfenced '
-  redis.call('HSET', KEYS[1], 'mode', side .. owner .. ' ' .. attempt)
+  redis.call('HSET', KEYS[1], 'mode', 'sole write ' .. owner .. ' ' .. attempt)
+  if token > 0 then redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token)) end
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end

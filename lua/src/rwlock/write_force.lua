@@ -27,6 +27,7 @@ expand_sole_hold()
 local _, write = unexpired(state.write)
 if not write then return answer(0) end
 local number = answer(count(write) - 1)
+--@include revoke_token
 end_write()
 admit_waiters()
 delete_if_free()

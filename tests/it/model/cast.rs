@@ -50,7 +50,7 @@ pub const CLAIM_MS: &str = "60000";
 pub const MAX_DEPTH: &str = "9";
 
 /// No client subscribes to it.
-pub const DEAF_CHANNEL: &str = "wake:0";
+pub const DEAF_CHANNEL: &str = "wake:00000000000000000000000000000000";
 
 impl Cast {
     /// `words`: an attempt each, like `A:w1!`. `A` or `B` for an owner, `-` for a stranger, who has

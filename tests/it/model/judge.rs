@@ -130,8 +130,6 @@ fn learn(
         (Move::Unheard(one), _) if !matches!(answer, Final(token) if token < cast.least_token()) => {
             match (beliefs[one], answer) {
                 (Idle, _) => beliefs[one] = Waits,
-                // Whose hold was changed since does not care for the answer.
-                (Reads(_), _) if cast.attempts[one].writes => {}
                 (Reads(token) | Writes(token), _) => {
                     must!(seen.lasting.contains(&one), "it does not last for a ttl");
                     let least = token.max(cast.least_token());
@@ -140,6 +138,8 @@ fn learn(
                 _ => {}
             }
         }
+        // It was downgraded since: it must not be taken for a hold to write.
+        (Move::Unheard(one), Final(-1)) if cast.attempts[one].writes && matches!(beliefs[one], Reads(_)) => {}
         (Move::Try(one) | Move::Ask(one) | Move::Unheard(one), Final(-6)) => {
             must!(deadlock(cast, before, kept, one), "refused as a deadlock, and it is none");
             if let Move::Ask(one) = step {
@@ -284,6 +284,8 @@ fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), St
     let waiting = is.waiters(cast, true);
     let gated = was.writer_wait_until == Some(true)
         && was.waiters(cast, true).iter().any(|one| waiting.contains(one));
+    let writer = was.waiters(cast, true).into_iter().filter_map(|one| was.queued(one)).min();
+    let writer = writer.unwrap_or(i64::MAX);
     for (owner, name) in cast.owners.iter().enumerate() {
         let Some(hold) = is.reads(owner) else { continue };
         let left = is.writer_left != was.writer_left;
@@ -292,7 +294,7 @@ fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), St
         }
         let first = |one: &usize| {
             let place = was.queued(*one).or(before.noted[*one].filter(|_| step == Move::Ask(*one)));
-            place.is_some_and(|place| was.writer_left.is_some_and(|left| place <= left))
+            place.is_some_and(|place| place < writer || was.writer_left.is_some_and(|left| place <= left))
         };
         must!(hold.attempts.iter().all(first), "{name} reads past a writer who waits");
     }

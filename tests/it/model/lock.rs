@@ -102,7 +102,9 @@ impl Seen {
                     } else {
                         kept.write = hold
                     }
-                    kept.token = Some(0).filter(|_| side != "unfenced");
+                    if side == "read" {
+                        kept.token = Some(0);
+                    }
                 }
                 "readers" => kept.readers = Some(number()),
                 "writer_wait_until" => kept.writer_wait_until = Some(live),
@@ -142,7 +144,9 @@ impl Seen {
             }
         }
         if kept.mode == Mode::Sole {
-            kept.token = kept.token.and(kept.counter); // it is written down with the end
+            if kept.write.is_none() {
+                kept.token = kept.token.and(kept.counter); // it is written down with the end
+            }
             if !kept.queue.is_empty() {
                 return Err("a sole hold, and attempts wait".to_owned());
             }

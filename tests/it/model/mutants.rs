@@ -142,13 +142,13 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a poll is not noted",
         "write_acquire",
-        "redis.call('ZADD', KEYS[3], 2^52 + time + claim * 1000, 'seen ' .. attempt)",
+        "redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)",
         "",
     ),
     mutant(
         "a mark counts for ever",
         "read_acquire write_acquire release",
-        "'seen ' .. its_attempt)) or 0) > 2^52 + time",
+        "'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time",
         "'seen ' .. its_attempt)) or 0) > 0",
     ),
     mutant(

@@ -60,7 +60,8 @@ for i = 1, #hash, 2 do
     end
     value = (ends <= now and 'over' or long and 'long' or 'live') .. words
   elseif field == 'mode' and value ~= 'several' then
-    if #hash ~= 2 then seen[1] = 'a sole hold has other fields beside it' end
+    local is_alone = #hash == 2 or #hash == 4 and redis.call('HEXISTS', KEYS[1], 'token') == 1
+    if not is_alone then seen[1] = 'a sole hold has other fields beside it' end
     field, value = string.match(value, '^(sole) ([^ ]+ [^ ]+ [^ ]+)$')
     if not field then return 'an unknown mode' end
     value = (redis.call('PTTL', KEYS[1]) > 100000 and 'long ' or 'live ') .. value
@@ -72,7 +73,7 @@ for i = 1, #queue, 2 do
   local entry, score = queue[i], tonumber(queue[i + 1])
   if score < 2^52 then
     seen[#seen + 1] = string.format('queued %.0f %s', score, entry)
-  elseif score > 2^52 + time then
+  elseif score > 2^52 + time + (string.sub(entry, 1, 5) == 'seen ' and 61000000 or 0) then
     seen[#seen + 1] = string.format('%s %.0f', entry, (score - 2^52) % 1000000 - 10)
   end
 end
@@ -135,16 +136,14 @@ impl Tools {
         for (side, hold) in write.into_iter().chain(kept.reads.iter().flatten().map(|hold| ("read", hold))) {
             let (end, owner, words) = (end(hold.live), cast.owners[hold.owner], words(&hold.attempts));
             match side {
-                "write" if sole && kept.token.is_none() => {
-                    field("mode", Some(format!("sole unfenced {owner}{words}")));
-                }
                 _ if sole => field("mode", Some(format!("sole {side} {owner}{words}"))),
                 "write" => field("write", Some(format!("{end} {owner}{words}"))),
                 _ => field(&format!("read:{owner}"), Some(format!("{end}{words}"))),
             }
         }
         field("mode", (kept.mode == Mode::Several).then(|| "several".to_owned()));
-        field("token", kept.token.filter(|_| !sole).map(|token| token.to_string()));
+        // A sole reader has that of the counter.
+        field("token", kept.token.filter(|_| !sole || kept.write.is_some()).map(|token| token.to_string()));
         field("readers", kept.readers.map(|count| count.to_string()));
         field("writer_wait_until", kept.writer_wait_until.map(|live| end(live).to_string()));
         field("upgrade", kept.upgrade.map(|(live, owner)| format!("{} {}", end(live), cast.owners[owner])));
@@ -159,7 +158,7 @@ impl Tools {
         for (one, attempt) in cast.attempts.iter().enumerate() {
             let queued = kept.queued(one).is_some();
             // A mark that has expired counts for nothing.
-            let seen = if kept.seen[one] { instant + 60_000_000 } else { instant - 1_000_000 };
+            let seen = if kept.seen[one] { instant + 121_000_000 } else { instant + 60_000_000 };
             if kept.seen[one] || queued && !kept.is_alive(one) {
                 queue.push((LANE + seen, format!("seen {}", attempt.name)));
             }
@@ -172,7 +171,7 @@ impl Tools {
             let until = (instant / 1_000_000 + 60) * 1_000_000 + 10;
             queue.extend([
                 (instant - 2 * PASSED, OTHERS[0].to_owned()),
-                (LANE + until, OTHERS[1].to_owned()),
+                (LANE + until + 61_000_000, OTHERS[1].to_owned()),
                 (LANE + until, OTHERS[2].to_owned()),
             ]);
         }

@@ -1,7 +1,7 @@
 //! Arguments: each is checked, whatever the lock is like when the request comes.
 
-use super::request::{Answer, Client, KEYS, Request};
-use super::scripts;
+use super::request::{Answer, Client, KEYS, NODE, Request};
+use super::{script, scripts};
 use crate::support::Server;
 use Answer::{Busy, Final};
 
@@ -36,24 +36,47 @@ fn malformed(script: &str, argument: &str) -> Vec<String> {
             &["", "0", "-5", "250.5", "0.5", "1s", "1e3", "1e20", "200000000000000", "nan", "inf", "05"]
         }
         "token_ttl_ms" => &["0", "-5", "1.5", "x", "1e3", "200000000000000"],
-        "min_token" => {
-            &["x", "-7", "1.5", "=7", "nan", "inf", "1e400", "4503599627370496", "1790000000000000000"]
-        }
+        "min_token" => &[
+            "x",
+            "-7",
+            "+7",
+            " 7",
+            "0x7",
+            "7.0",
+            "1.5",
+            "1e3",
+            "=7",
+            "nan",
+            "inf",
+            "1e400",
+            "4503599627370496",
+            "1790000000000000000",
+        ],
         "proposal" => &["x", "0", "-7", "1.5", "=7", "nan", "inf", "4503599627370495"],
         "purpose" => &["x", ">", "Nested"],
         "claim_ms" => &["0", "-1", "1.5", "x", "1e3", "60001", "100000"],
-        "channel" => &["app:commands", "wake", "two words:wake:1", " wake:1", "wake:1 "],
-        "max_depth" => &["0", "-1", "1.5", "x", "nan", "65536"],
-        "max_readers" => &["0", "-1", "1.5", "x", "nan", "1000001"],
-        "queued_at" => &["0", "-1", "1.5", "x", "nan", "4503599627370496"],
-        "grant_before" => &["x", "nan", "inf"],
+        "channel" => {
+            &["app:commands", "wake", "wake:1", "a b:wake:0123456789abcdef0123456789abcdef", "device:wake:42"]
+        }
+        "max_depth" => &["0", "-1", "1.5", "x", "nan", "1025", "0x10", "+5", " 5", "1e2"],
+        "max_readers" => &["0", "-1", "1.5", "x", "nan", "100001", "0x10", "+5"],
+        "queued_at" => &["0", "-1", "+5", "0x5", "1.5", "x", "nan", "4503599627370496"],
+        "grant_before" => &["x", "nan", "inf", "-5", "+5", "0x5", "1.5"],
         "remember" => &["0", "2", "yes"],
         _ => &[],
     };
     let long = match argument {
         "attempt" => vec!["a".repeat(129)],
         "owner" => vec!["o".repeat(257)],
-        "channel" => vec![format!("{}:wake:1", "c".repeat(250)), format!("wake:{}", "1".repeat(40))],
+        "channel" => [
+            format!("{}:wake:{}", "c".repeat(250), "1".repeat(32)),
+            format!("wake:{}", "1".repeat(31)),
+            format!("wake:{}~", "1".repeat(31)),
+            format!("wake:{}", "1".repeat(33)),
+            format!("wake:{}~~", "1".repeat(32)),
+            format!("wake:{}g", "1".repeat(31)),
+        ]
+        .to_vec(),
         _ => vec![],
     };
     list.iter().map(|&value| value.to_owned()).chain(long).collect()
@@ -168,6 +191,76 @@ async fn a_malformed_argument_is_refused_and_changes_nothing_on_every_path() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The steps of an admission, and what a resource refuses.
+#[tokio::test]
+async fn malformed_arguments_of_admissions_and_resources_change_nothing() {
+    let server = Server::start().await;
+    let admit = async |arguments: &[&str]| {
+        let script = script("quorum/admit");
+        server.run::<redis::Value>(&[&["EVAL", &script, "1", NODE], arguments].concat()).await
+    };
+    let long = "x".repeat(129);
+    let malformed: [&[&str]; 17] = [
+        &[],
+        &["run"],
+        &["", "ticket"],
+        &["run", ""],
+        &[&long, "ticket"],
+        &["run", &long],
+        &["run", "ticket", "7"],
+        &["run", "ticket", "7", "0"],
+        &["run", "ticket", "7", "-5"],
+        &["run", "ticket", "7", "1.5"],
+        &["run", "ticket", "7", "200000000000000"],
+        &["run", "ticket", "", "x"],
+        &["run", "ticket", "x", "1000"],
+        &["run", "ticket", "-7", "1000"],
+        &["run", "ticket", "nan", "1000"],
+        &["run", "ticket", "1.5", "1000"],
+        &["run", "ticket", "1790000000000000000", "1000"], // nanoseconds
+    ];
+    for begun in [false, true] {
+        if begun {
+            assert_ne!(admit(&["run", "ticket"]).await, redis::Value::Int(-5));
+        }
+        let before: Vec<String> = server.run(&["HGETALL", NODE]).await;
+        for arguments in malformed {
+            assert_eq!(admit(arguments).await, redis::Value::Int(-5), "{arguments:?}");
+            assert_eq!(server.run::<Vec<String>>(&["HGETALL", NODE]).await, before, "{arguments:?}");
+        }
+    }
+    assert_eq!(admit(&["run", "ticket", "7", "1000"]).await, redis::Value::Int(1));
+    assert_eq!(admit(&["run", "ticket", "7"]).await, redis::Value::Int(-5), "also once it is admitted");
+
+    let write = async |arguments: &[&str]| {
+        let script = script("fenced/set");
+        let words = [&["EVAL", &script, "2", "{v}", "{v}:token"], arguments].concat();
+        server.try_run::<bool>(&words).await
+    };
+    assert!(write(&["7", "first"]).await.unwrap());
+    let malformed: [&[&str]; 10] = [
+        &[],
+        &["8"],
+        &["", "x"],
+        &["0", "x"],
+        &["-8", "x"],
+        &["8.5", "x"],
+        &["1e3", "x"],
+        &["nan", "x"],
+        &["9007199254740992", "x"],
+        &["12345678901234567890", "x"],
+    ];
+    for arguments in malformed {
+        assert!(write(arguments).await.is_err(), "{arguments:?}");
+    }
+    assert!(!write(&["6", "late"]).await.unwrap());
+    let kept: (String, String) = server.run(&["MGET", "{v}", "{v}:token"]).await;
+    assert_eq!(kept, ("first".to_owned(), "7".to_owned()));
+    server.run::<()>(&["SET", "{v}:token", "foreign"]).await;
+    assert!(write(&["9", "x"]).await.is_err(), "the second key is no token");
+    assert_eq!(server.run::<String>(&["GET", "{v}"]).await, "first");
 }
 
 #[tokio::test]

@@ -30,9 +30,15 @@ async fn a_waiter_is_refused_on_a_channel_that_is_no_wake_up_channel() {
     let client = Client::of(&server).await;
     for acquire in Acquire::all(&KINDS) {
         let take = acquire.fenced("o", "a", 100).queued();
-        for channel in
-            [CHANNEL, "{\"cmd\":\"delete_all\"}", "app:wakeup", "a wake:1", "app:wake:commands", "wake:"]
-        {
+        for channel in [
+            CHANNEL,
+            "{\"cmd\":\"delete_all\"}",
+            "app:wakeup",
+            "a wake:1",
+            "app:wake:commands",
+            "wake:",
+            "device:wake:42",
+        ] {
             let answer = take.clone().with("channel", channel).send(&client).await;
             assert_eq!(answer, Final(-5), "{acquire:?} {channel}");
             assert_eq!(client.run::<u64>(&["DBSIZE"]).await, 0, "{acquire:?} {channel}");

@@ -15,7 +15,8 @@ const MANY: u64 = 10_000;
 /// A script that takes too long does so each time; a disturbed processor does not.
 const ROUNDS: usize = 3;
 
-/// Encodings of a large hash: a table, and, as some servers are configured, one list that every field is looked for in.
+/// Encodings of a large hash: a table, and, as some servers are configured, one list that every
+/// field is looked for in.
 const ENTRIES: [&str; 2] = ["128", "20000"];
 
 /// Runs scripts, and notes the longest time of each, in microseconds of the server's processor.

@@ -4,7 +4,8 @@ use super::request::{Acquire, Answer, Client};
 use crate::support::Server;
 use Answer::{Busy, Final};
 
-/// Bytes of what an application would call its lock, with attempts and channels as the crate makes them.
+/// Bytes of what an application would call its lock, with attempts and channels as the crate makes
+/// them.
 #[tokio::test]
 async fn a_lock_takes_little_memory_and_leaves_only_its_counter_for_an_hour() {
     let server = Server::start().await;

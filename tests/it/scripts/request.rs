@@ -21,7 +21,8 @@ pub enum Answer {
 }
 use Answer::{Busy, Final, Low};
 
-/// One request to a script. Its arguments are given by the names that the header of the script declares.
+/// One request to a script. Its arguments are given by the names that the header of the script
+/// declares.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub script: String,
@@ -82,7 +83,8 @@ impl Request {
         &self.names
     }
 
-    /// What follows EVAL or EVALSHA and the script: arguments that are left out at the end are not sent.
+    /// What follows EVAL or EVALSHA and the script: arguments that are left out at the end are not
+    /// sent.
     fn words(&self) -> Vec<&str> {
         let given = self.arguments.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         let arguments = self.arguments[..given].iter().map(|argument| argument.as_deref().unwrap_or(""));
@@ -121,8 +123,8 @@ impl Request {
         })
     }
 
-    /// Sends it twice: the same answer, and nothing changes the second time, except the mark that a waiter was
-    /// seen. But each grant writes, for `WAIT`.
+    /// Sends it twice: the same answer, and nothing changes the second time, except the mark that a
+    /// waiter was seen. But each grant writes, for `WAIT`.
     pub async fn twice(&self, client: &Client) -> Answer {
         let first = self.send(client).await;
         let after_first = client.state().await;

@@ -1,0 +1,205 @@
+//! The queue of a read-write lock: which waiter is first, for how long a writer keeps new readers
+//! out, and how many readers are admitted at a time.
+
+use std::time::Duration;
+
+use super::request::{Acquire, Answer, Client, KEYS, Request};
+use crate::support::{Server, soon};
+use Answer::{Busy, Final};
+
+/// The same for one server and for a node of a quorum.
+fn sides(is_for_quorum: bool) -> [Acquire; 2] {
+    ["read", "write"].map(|kind| Acquire { kind, is_for_quorum })
+}
+
+fn downgrade(is_for_quorum: bool, owner: &str, attempt: &str) -> Request {
+    let name = if is_for_quorum { "quorum/downgrade" } else { "rwlock/downgrade" };
+    Request::new(name, &[("attempt", attempt), ("ttl_ms", "60000"), ("owner", owner)])
+}
+
+async fn field(client: &Client, name: &str) -> Option<String> {
+    client.run(&["HGET", KEYS[0], name]).await
+}
+
+async fn assert_first(client: &Client, attempt: &str) {
+    let first: Vec<(String, f64)> =
+        client.run(&["ZRANGEBYSCORE", KEYS[2], "0", "+inf", "WITHSCORES", "LIMIT", "0", "1"]).await;
+    assert!(first[0].0.starts_with(&format!("{attempt} write ")), "{first:?}");
+}
+
+/// All other writers wait for the reader that waits for its upgrade, also if it waited to write
+/// before it read.
+#[tokio::test]
+async fn an_upgrade_is_first_in_the_queue() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for (is_for_quorum, was_queued) in [(false, false), (false, true), (true, false), (true, true)] {
+        let [read, write] = sides(is_for_quorum);
+        let upgrade = write.fenced("o", "u", 50).with("claim_ms", "60000");
+        let other = write.fenced("p", "w", 40).with("claim_ms", "60000");
+        assert!(matches!(read.fenced("r", "beside", 10).send(&client).await, Final(1..)));
+        if was_queued {
+            assert_eq!(other.send(&client).await, Busy);
+            assert_eq!(upgrade.send(&client).await, Busy);
+            assert_first(&client, "w").await;
+            // Readers enter again, as if no writer had polled for a claim.
+            let _: u64 = client.run(&["HDEL", KEYS[0], "writer_wait_until"]).await;
+        }
+        assert!(matches!(read.fenced("o", "reading", 20).send(&client).await, Final(1..)));
+        assert_eq!(other.send(&client).await, Busy);
+        assert_first(&client, "w").await;
+        assert_eq!(upgrade.send(&client).await, Busy);
+        assert_first(&client, "u").await;
+        assert_eq!(read.release("r", "beside").send(&client).await, Final(1));
+        let writes = field(&client, "write").await.expect("the release grants it");
+        assert!(writes.ends_with(" o u"), "quorum: {is_for_quorum}, queued: {was_queued}: {writes}");
+        client.flush().await;
+    }
+}
+
+/// New readers wait for the writer with the longest claim, whichever has asked last.
+#[tokio::test]
+async fn another_writer_does_not_let_new_readers_in_earlier() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for is_for_quorum in [false, true] {
+        let [read, write] = sides(is_for_quorum);
+        assert!(matches!(read.fenced("r", "reading", 10).send(&client).await, Final(1..)));
+        assert_eq!(write.fenced("o", "a", 20).with("claim_ms", "60000").send(&client).await, Busy);
+        let until = field(&client, "writer_wait_until").await;
+        assert!(until.is_some());
+        assert_eq!(write.fenced("p", "b", 30).with("claim_ms", "100").send(&client).await, Busy);
+        assert_eq!(field(&client, "writer_wait_until").await, until, "quorum: {is_for_quorum}");
+        client.flush().await;
+    }
+}
+
+/// More than two batches of readers.
+const READERS: usize = 300;
+
+/// What has readers admitted that wait.
+#[derive(Clone, Copy, Debug)]
+enum Trigger {
+    Release,
+    Downgrade,
+    ForceWrite,
+    ForceRead,
+    /// The holder's key has expired, and the first of the readers polls.
+    ReaderPolls,
+    /// The same, and a new writer asks.
+    WriterAsks,
+}
+
+/// A subscriber of all wake-up channels, on a connection of its own.
+async fn subscriber(server: &Server) -> (redis::aio::MultiplexedConnection, Messages) {
+    let (sender, messages) = tokio::sync::mpsc::unbounded_channel();
+    let config = redis::AsyncConnectionConfig::new()
+        .set_response_timeout(Some(Duration::from_secs(20)))
+        .set_push_sender(sender);
+    let client = redis::Client::open(format!("{}?protocol=resp3", server.url())).unwrap();
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    connection.psubscribe("lock:wake:*").await.unwrap();
+    (connection, messages)
+}
+
+type Messages = tokio::sync::mpsc::UnboundedReceiver<redis::PushInfo>;
+
+/// The messages that were published up to now, in order.
+async fn published(client: &Client, messages: &mut Messages) -> Vec<String> {
+    assert_eq!(client.run::<u64>(&["PUBLISH", "lock:wake:end", "end"]).await, 1);
+    let mut texts = Vec::new();
+    loop {
+        let message = soon("a message", messages.recv()).await.unwrap();
+        if message.kind == redis::PushKind::PMessage {
+            let text: String = redis::from_redis_value(message.data.last().unwrap().clone()).unwrap();
+            if text == "end" {
+                return texts;
+            }
+            texts.push(text);
+        }
+    }
+}
+
+impl Trigger {
+    const ALL: [Trigger; 6] = [
+        Trigger::Release,
+        Trigger::Downgrade,
+        Trigger::ForceWrite,
+        Trigger::ForceRead,
+        Trigger::ReaderPolls,
+        Trigger::WriterAsks,
+    ];
+
+    /// Queues the readers behind a holder, and sends what has them admitted.
+    async fn run(self, is_for_quorum: bool, client: &Client, waiting: &[Request]) {
+        let [read, write] = sides(is_for_quorum);
+        let holder = if matches!(self, Trigger::ForceRead) { read } else { write };
+        assert!(matches!(holder.fenced("oh", "h", 10).send(client).await, Final(1..)));
+        if matches!(self, Trigger::ForceRead) {
+            // This writer keeps the readers out, until its entry is removed below.
+            assert_eq!(write.fenced("ow", "w", 500).queued().send(client).await, Busy);
+        }
+        for reader in waiting {
+            assert_eq!(reader.send(client).await, Busy);
+        }
+        let answer = match self {
+            Trigger::Release => write.release("oh", "h").send(client).await,
+            Trigger::Downgrade => downgrade(is_for_quorum, "oh", "h").send(client).await,
+            Trigger::ForceWrite => write.force("f").send(client).await,
+            Trigger::ForceRead => {
+                let entry: Vec<String> =
+                    client.run(&["ZRANGEBYSCORE", KEYS[2], "0", "+inf", "LIMIT", "0", "1"]).await;
+                assert_eq!(client.run::<u64>(&["ZREM", KEYS[2], &entry[0]]).await, 1);
+                read.force("f").send(client).await
+            }
+            Trigger::ReaderPolls => {
+                assert_eq!(client.run::<u64>(&["DEL", KEYS[0]]).await, 1);
+                waiting[0].send(client).await
+            }
+            Trigger::WriterAsks => {
+                assert_eq!(client.run::<u64>(&["DEL", KEYS[0]]).await, 1);
+                // It does not queue, so that it is not in their way.
+                write.fenced("ow", "w", 500).send(client).await
+            }
+        };
+        let is_busy = matches!(self, Trigger::WriterAsks);
+        assert!(if is_busy { answer == Busy } else { matches!(answer, Final(1..)) }, "{self:?}: {answer:?}");
+    }
+}
+
+/// One script admits a batch of readers and notifies one of the rest, which asks and so has the
+/// next batch admitted. If none is notified, all of them wait until one of them polls.
+#[tokio::test]
+async fn readers_beyond_one_batch_are_admitted_batch_by_batch() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let (_connection, mut messages) = subscriber(&server).await;
+    for (is_for_quorum, trigger) in [false, true].into_iter().flat_map(|it| Trigger::ALL.map(|one| (it, one)))
+    {
+        let [read, _] = sides(is_for_quorum);
+        let waiting: Vec<Request> = (0..READERS)
+            .map(|number| {
+                let (owner, attempt) = (format!("o{number}"), format!("a{number}"));
+                let channel = format!("lock:wake:{number:032x}");
+                read.fenced(&owner, &attempt, 100).with("claim_ms", "60000").with("channel", &channel)
+            })
+            .collect();
+        trigger.run(is_for_quorum, &client, &waiting).await;
+        loop {
+            let texts = published(&client, &mut messages).await;
+            let mut polls = 0;
+            for notified in texts.iter().filter_map(|text| text.strip_suffix(" 0 0 k")) {
+                let number: usize = notified.strip_prefix('a').unwrap().parse().unwrap();
+                let answer = waiting[number].send(&client).await;
+                assert!(matches!(answer, Final(1..)), "{trigger:?}: {notified} is admitted: {answer:?}");
+                polls += 1;
+            }
+            if polls == 0 {
+                break;
+            }
+        }
+        let left = client.waiters().await;
+        assert_eq!(left, 0, "quorum: {is_for_quorum}, {trigger:?}: waiters that no message reaches");
+        client.flush().await;
+    }
+}
