@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::redis::aio::MultiplexedConnection;
 use redlatch::redis::{AsyncCommands as _, AsyncConnectionConfig, Client, Script};
-use redlatch::{Error, Locks, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use redlatch::{Error, Locks, Options, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -62,8 +62,7 @@ struct Prices {
 
 impl Prices {
     async fn connect(stage: &Stage, locks: &Locks) -> Outcome<Prices> {
-        let options = locks.options().clone().write_ttl(WRITE_TTL);
-        let lock = locks.with_options(options)?.rwlock("prices")?;
+        let lock = locks.with_options(Options::new().write_ttl(WRITE_TTL))?.rwlock("prices")?;
         let patient = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
         let client = Client::open(stage.url.as_str())?;
         let redis = client.get_multiplexed_async_connection_with_config(&patient).await?;

@@ -15,7 +15,7 @@ use std::io::{self, BufRead as _};
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use redlatch::{Locks, Mutex, MutexGuard, Owner, ReentrantLock};
+use redlatch::{Locks, Mutex, MutexGuard, Options, Owner, ReentrantLock};
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -106,14 +106,14 @@ impl Stage {
         self.ship(locks, &owner).await?;
         self.counts(&lock, 0, "shipped: free again").await?;
 
-        let guard = lock.lock(&owner).await?;
+        let guard = lock.with_owner(&owner).lock().await?;
         self.say(format!("  the same owner takes it anew, token {}", token(guard.lease())?))?;
         self.counts(&lock, 1, "held here").await?;
         let mut helper = Worker::start(self, "reenter", &owner.to_string())?;
         let same = helper.token().await? == token(guard.lease())?;
         check(same, || "the other process has another token".into())?;
         self.counts(&lock, 2, &format!("process {} was sent the owner as text", helper.pid)).await?;
-        check(lock.try_lock(&Owner::new()).await?.is_none(), || "a stranger came in".into())?;
+        check(lock.with_owner(&Owner::new()).try_lock().await?.is_none(), || "a stranger came in".into())?;
         self.say("    and a stranger's try_lock is None")?;
         helper.finish().await?;
         self.counts(&lock, 1, "that process released its hold").await?;
@@ -125,7 +125,7 @@ impl Stage {
     /// The outer function: takes the lock and calls another that needs it too.
     async fn ship(&self, locks: &Locks, owner: &Owner) -> Outcome {
         let lock = orders(locks)?;
-        let guard = lock.lock(owner).await?;
+        let guard = lock.with_owner(owner).lock().await?;
         let outer = token(guard.lease())?;
         self.counts(&lock, 1, &format!("ship() took it, token {outer}")).await?;
         let inner = self.bill(locks, owner).await?;
@@ -137,7 +137,7 @@ impl Stage {
     /// The inner function: knows nothing of its caller but the owner.
     async fn bill(&self, locks: &Locks, owner: &Owner) -> Outcome<u64> {
         let lock = orders(locks)?;
-        let guard = lock.lock(owner).await?;
+        let guard = lock.with_owner(owner).lock().await?;
         let token = token(guard.lease())?;
         self.counts(&lock, 2, &format!("bill(), called by ship(), took it, token {token}")).await?;
         guard.release().await?;
@@ -228,7 +228,7 @@ async fn contend(locks: &Locks, who: &str) -> Outcome {
 }
 
 async fn reenter(locks: &Locks, owner: &Owner) -> Outcome {
-    let guard = orders(locks)?.lock(owner).await?;
+    let guard = orders(locks)?.with_owner(owner).lock().await?;
     report(token(guard.lease())?)?;
     told_to_finish().await?;
     Ok(guard.release().await?)
@@ -248,5 +248,5 @@ fn orders(locks: &Locks) -> Outcome<ReentrantLock> {
 
 /// The mutex of act 3.
 fn nightly(locks: &Locks) -> Outcome<Mutex> {
-    Ok(locks.with_options(locks.options().clone().ttl(TTL))?.mutex("nightly")?)
+    Ok(locks.with_options(Options::new().ttl(TTL))?.mutex("nightly")?)
 }

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::name::{Name, NameError};
 
+/// How many locks an error names.
+pub(crate) const MOST_NAMES: usize = 32;
+
 /// Why a call on a lock did not do what its name says.
 ///
 /// That somebody else holds the lock is not among them: it is the answer `None` of a `try_` call.
@@ -27,11 +30,47 @@ pub enum Error {
         /// The lock.
         name: Name,
     },
+    /// The guard was released or leaked while the work of [`while_held`](crate::Lease::while_held)
+    /// ran under its lease: the work was dropped. [`Lease::ended`](crate::Lease::ended) tells the
+    /// two apart.
+    #[error("lock {name:?} was released while work ran under its lease", name = .name.as_str())]
+    Released {
+        /// The lock.
+        name: Name,
+    },
+    /// The client was [closed](crate::Locks::close): it acquires no locks any more, and has
+    /// released what it held.
+    #[error("lock {name:?} is not available: its client was closed", name = .name.as_str())]
+    Closed {
+        /// The lock.
+        name: Name,
+    },
+    /// [`Locks::close`](crate::Locks::close) could not release everything within its limit: the
+    /// servers may have these locks until their TTLs expire. Releases go on in the background while
+    /// the client lives.
+    #[error("{}", unreleased(*.count, .names, *.limit))]
+    Unreleased {
+        /// How many holds and places in queues.
+        count: usize,
+        /// Their locks, each once; the first 32.
+        names: Vec<Name>,
+        /// The limit that the caller set.
+        limit: Duration,
+    },
     /// There was nothing to release: the server had already ended this hold.
     #[error("lock {name:?} was not held any more when it was released", name = .name.as_str())]
     NotHeld {
         /// The lock.
         name: Name,
+    },
+    /// The answer to a release was lost, and the lock has had another holder since, so that it is
+    /// not known whether the lease had lasted until then. Nothing is held any more.
+    #[error("lock {name:?} was released, or lost before: the answer is not known ({cause})", name = .name.as_str())]
+    Unconfirmed {
+        /// The lock.
+        name: Name,
+        /// How the answer was lost.
+        cause: Box<Error>,
     },
     /// The owner has as many holds as [`Options::max_depth`](crate::Options::max_depth) allows.
     #[error("lock {name:?} is held {depth} times by its owner already", name = .name.as_str())]
@@ -118,6 +157,16 @@ pub enum Error {
     Config(#[from] ConfigError),
 }
 
+fn unreleased(count: usize, names: &[Name], limit: Duration) -> String {
+    let listed: Vec<_> = names.iter().map(|name| format!("{:?}", name.as_str())).collect();
+    let more = if names.len() == MOST_NAMES { " and possibly others" } else { "" };
+    let listed = listed.join(", ");
+    format!(
+        "{count} holds or waiters were not released within {limit:?}: locks {listed}{more}; \
+         the servers may have them until their TTLs expire"
+    )
+}
+
 fn no_quorum(script: &str, of: usize, answered: usize, nodes: &[NodeError]) -> String {
     let (needed, text) = (of / 2 + 1, texts(nodes));
     if answered >= needed {
@@ -161,7 +210,8 @@ pub enum NodeProblem {
     Unidentified,
 }
 
-/// A client cannot be set up like this. Found before anything is sent, but for [`ConfigError::Node`].
+/// A client cannot be set up like this. Found before anything is sent, but for
+/// [`ConfigError::Node`] and [`ConfigError::SubscriberElsewhere`].
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -197,14 +247,14 @@ pub enum ConfigError {
     /// Nobody at all may read.
     #[error("max_readers is 0; it must be at least 1")]
     NoReaders,
-    /// An owner may have at most 65,535 holds.
-    #[error("max_depth is {depth}: at most 65535")]
+    /// An owner may have at most 1,024 holds.
+    #[error("max_depth is {depth}: at most 1024")]
     LargeDepth {
         /// What was asked for.
         depth: u32,
     },
-    /// At most a million readers may hold one lock.
-    #[error("max_readers is {readers}: at most 1000000")]
+    /// At most 100,000 readers may hold one lock.
+    #[error("max_readers is {readers}: at most 100000")]
     ManyReaders {
         /// What was asked for.
         readers: u32,
@@ -236,6 +286,80 @@ pub enum ConfigError {
         node: String,
         /// Why not.
         problem: NodeProblem,
+    },
+    /// No topology was named: see [`LocksBuilder`](crate::LocksBuilder).
+    #[error("no topology was named: call server, sentinel, cluster, quorum, pool or cluster_pool")]
+    NoTopology,
+    /// More than one topology was named.
+    #[error("both {first} and {second} were called; a client has one topology")]
+    SeveralTopologies {
+        /// The one that was named first.
+        first: &'static str,
+        /// The next one.
+        second: &'static str,
+    },
+    /// A pool cannot subscribe.
+    #[error("a pool cannot subscribe: call subscriber with its server, or set wakeups to poll every 100 ms")]
+    PoolWithoutSubscriber,
+    /// A subscriber was named where the client knows by itself where to subscribe.
+    #[error("subscriber is for a pool: a client made with {topology} subscribes where its requests go")]
+    NeedlessSubscriber {
+        /// The topology.
+        topology: &'static str,
+    },
+    /// What is published where requests go is not heard where the client subscribes. Found on
+    /// connecting.
+    #[error("the subscriber {subscriber} is another server than {server}, where requests go")]
+    SubscriberElsewhere {
+        /// The address of the subscriber.
+        subscriber: String,
+        /// Where requests go.
+        server: String,
+    },
+    /// Certificates were given for a server that is not named by a URL.
+    #[error("tls is for URLs: {server} was given as a client, a description or a pool, which brings its own")]
+    CertificatesOfClient {
+        /// The address of the server.
+        server: String,
+    },
+    /// Certificates were given for a server that is reached without TLS.
+    #[error("tls is for servers whose URL begins with rediss://: {server} is reached without TLS")]
+    CertificatesWithoutTls {
+        /// The address of the server.
+        server: String,
+    },
+    /// A node of a cluster was described with certificates, which the other nodes would not get.
+    #[error(
+        "{server} brings certificates that the other nodes of the cluster would not get: use a URL and tls"
+    )]
+    CertificatesOfSeed {
+        /// The address of the node.
+        server: String,
+    },
+    /// A certificate or a key cannot be read.
+    #[error("a certificate or a key cannot be used: {cause}")]
+    Certificates {
+        /// What the client library says.
+        cause: redis::RedisError,
+    },
+    /// A client name or a label has other than the allowed characters, or too many, or none.
+    #[error("{what} is {text:?}; it must have 1 to {most} ASCII letters, digits, '-', '_' or '.'")]
+    Word {
+        /// `client_name` or `label`.
+        what: &'static str,
+        /// What it was set to; of a long one the beginning.
+        text: String,
+        /// The most bytes that it may have.
+        most: usize,
+    },
+    /// A client was to be made outside of a tokio runtime, on which its tasks would live.
+    #[error("a client is made on a tokio runtime: this thread is not on one")]
+    NoRuntime,
+    /// An option that belongs to the connections was to be changed where they are there already.
+    #[error("{option} belongs to the connections: give it to the builder, not to with_options")]
+    ConnectionOption {
+        /// The option.
+        option: &'static str,
     },
     /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not shown: it may hold a password.
     #[error("the URL of the server cannot be used: {cause}")]

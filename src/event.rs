@@ -1,11 +1,19 @@
 //! Events for what happens in the background, where no return value can tell of it.
 
-/// `tracing::$level!(...)` with the feature `tracing`, nothing without it.
+/// `tracing::$level!(...)` with the feature `tracing`, nothing without it. Never under one of our
+/// locks: a subscriber is code of the application, which may drop a guard, block, or panic. What
+/// panics must not take leases with it.
 macro_rules! event {
     ($level:ident, $($fields:tt)+) => {{
         #[cfg(feature = "tracing")]
-        ::tracing::$level!(target: "redlatch", $($fields)+);
+        {
+            let emit = || ::tracing::$level!(target: "redlatch", $($fields)+);
+            let _panicked = ::std::panic::catch_unwind(::std::panic::AssertUnwindSafe(emit));
+        }
     }};
 }
 
 pub(crate) use event;
+
+/// An event that is to be emitted once nothing waits for what happened: a subscriber may block.
+pub(crate) type Report = Box<dyn FnOnce() + Send>;

@@ -1,10 +1,12 @@
 //! [`Inspection`]: a lock as the server sees it.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::fencing::FencingToken;
+use crate::shorten::shortened;
 
 /// A lock as the server saw it at one instant. It may have changed since: this is for people, logs and
 /// dashboards, not for deciding who may enter.
@@ -77,6 +79,7 @@ pub struct RwInspection {
 }
 
 /// What a read-write lock is held for.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -180,10 +183,11 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
 
 /// One who holds a lock.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The owner, if there is one; else the id of the attempt. Whoever knows it can release the lock:
-    /// keep it out of public logs.
+    /// The owner, if there is one; else the id of the attempt. A client that knows it can release
+    /// the lock: keep it out of public logs. `Debug` shows only the start of it; serde writes it in
+    /// full.
     pub owner: String,
     /// How many holds.
     pub count: u64,
@@ -198,6 +202,16 @@ impl Holder {
         let [owner, count, pttl] = texts else { return None };
         let remaining = u64::try_from(pttl.parse::<i64>().ok()?).ok().map(Duration::from_millis);
         Some(Holder { owner: owner.clone(), count: count.parse().ok()?, remaining })
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder")
+            .field("owner", &shortened(&self.owner))
+            .field("count", &self.count)
+            .field("remaining", &self.remaining)
+            .finish()
     }
 }
 

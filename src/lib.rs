@@ -6,6 +6,7 @@
 extern crate self as redlatch;
 
 mod clock;
+mod diagnosis;
 mod error;
 mod event;
 mod fencing;
@@ -19,6 +20,7 @@ mod options;
 mod owner;
 mod reentrant;
 mod rwlock;
+mod shorten;
 mod wire;
 
 #[doc = include_str!("../docs/topologies.md")]
@@ -28,11 +30,13 @@ pub mod topologies {}
 pub use deadpool_redis;
 pub use redis;
 
+pub use diagnosis::{Check, Finding, Verdict};
 pub use error::{ConfigError, Error, NodeError, NodeProblem};
 pub use fencing::FencingToken;
 pub use inspection::{Holder, Inspection, Mode, RwInspection};
-pub use lease::Lease;
-pub use locks::{Locks, NodeState, NodeStatus};
+pub use lease::{Lease, LeaseEnd};
+pub use lock::HolderId;
+pub use locks::{Locks, LocksBuilder, NodeState, NodeStatus, Source};
 pub use mutex::{Mutex, MutexGuard};
 pub use name::{Name, NameError, NameProblem};
 pub use options::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};

@@ -1,16 +1,64 @@
-//! [`Lock`]: what the locks of all kinds are made of.
+//! [`Lock`]: what the locks of all kinds are made of. [`HolderId`]: what a holder is named by.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::inspection::Inspection;
-use crate::lease::{Attempt, Client, Kind, Target, settle};
+use crate::lease::{Attempt, Client, Kind, Lease, Target, settle};
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::wire::{Answer, Call, Until};
+
+/// What identifies a holder of a lock to `is_held_by`. It is implemented for two types, and cannot
+/// be for others:
+///
+/// - a [`Lease`] identifies the hold that it was granted for. A lease of another lock, or of
+///   another kind of lock, never holds this one. The server counts the holds of one owner and does
+///   not tell them apart, so with an owner the answer is whether that owner still has any.
+/// - an [`Owner`] identifies all holds of this owner, whatever client they were acquired through. A
+///   hold without an owner, as on a [`Mutex`](crate::Mutex), is identified by its lease alone.
+pub trait HolderId: Sealed {}
+
+impl HolderId for Lease {}
+impl HolderId for Owner {}
+
+pub trait Sealed {
+    fn sought(&self) -> Sought<'_>;
+}
+
+impl Sealed for Lease {
+    fn sought(&self) -> Sought<'_> {
+        Sought { owner: Cow::Borrowed(self.owner()), of: Some((self.name(), self.kind())) }
+    }
+}
+
+impl Sealed for Owner {
+    fn sought(&self) -> Sought<'_> {
+        Sought { owner: Cow::Owned(self.to_string()), of: None }
+    }
+}
+
+/// A holder, as the server knows it.
+#[allow(missing_debug_implementations, reason = "no one outside can name it")]
+pub struct Sought<'a> {
+    owner: Cow<'a, str>,
+    /// The only lock that it may hold.
+    of: Option<(&'a Name, &'static Kind)>,
+}
+
+impl Sought<'_> {
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    pub(crate) fn may_hold(&self, name: &Name, kind: &'static Kind) -> bool {
+        self.of.is_none_or(|(of, by)| of == name && std::ptr::eq(by, kind))
+    }
+}
 
 /// A name, with the client and the options to lock it with.
 #[derive(Clone)]
@@ -37,6 +85,10 @@ impl Lock {
 
     pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
         self.look(kind, None, Inspection::from_reply, Inspection::agreed).await
+    }
+
+    pub(crate) async fn is_held_by(&self, kind: &'static Kind, sought: &Sought<'_>) -> Result<bool, Error> {
+        Ok(sought.may_hold(&self.name, kind) && self.inspect(kind).await?.is_held_by(sought.owner()))
     }
 
     /// What the nodes see of the lock, or of one owner's part in it. `read` is given the last token, the number
@@ -79,7 +131,7 @@ impl Lock {
 
     pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
         let attempt = self.attempt(kind);
-        let settled = settle(&self.client, &attempt, &attempt.force()).await?;
+        let settled = settle(&self.client, &attempt, &attempt.force(), false).await?;
         match settled.answer {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => Ok(true),
@@ -90,7 +142,17 @@ impl Lock {
         }
     }
 
-    pub(crate) fn describe(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(kind).field("name", &self.name).field("options", &self.options).finish_non_exhaustive()
+    pub(crate) fn describe(
+        &self,
+        kind: &str,
+        owner: Option<&Owner>,
+        f: &mut fmt::Formatter<'_>,
+    ) -> fmt::Result {
+        let mut text = f.debug_struct(kind);
+        text.field("name", &self.name);
+        if let Some(owner) = owner {
+            text.field("owner", owner);
+        }
+        text.field("options", &self.options).finish_non_exhaustive()
     }
 }

@@ -1,13 +1,16 @@
 //! [`Locks`]: where locks come from.
 
+mod builder;
 #[cfg(test)]
 mod cancellation;
+mod doctor;
 mod nodes;
 mod rejoin;
-mod topologies;
+mod source;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{ConfigError, Error};
 use crate::lease::Client;
@@ -17,9 +20,10 @@ use crate::name::{Name, NameError};
 use crate::options::Options;
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
-use crate::wire::{self, Dial, Ear};
 
+pub use builder::LocksBuilder;
 pub use nodes::{NodeState, NodeStatus};
+pub use source::Source;
 
 /// A client of one Redis server, cluster, Sentinel group or quorum, and the source of locks on it. Cheap to clone; clones
 /// share everything.
@@ -38,8 +42,8 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Connects to a server: `redis://[user:password@]host[:port][/database]`, `rediss://` with a TLS
-    /// feature of the `redis` crate, `unix://path`. With `?protocol=resp3` requests speak RESP3.
+    /// Connects to one server, with all defaults: `redis://[user:password@]host[:port][/database]`.
+    /// Everything else is [`builder`](Locks::builder).
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), redlatch::Error> {
@@ -48,95 +52,40 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Config`] for a URL that cannot be read, before anything is sent; [`Error::Redis`] if the
-    /// server does not answer within the [node timeout](Options::node_timeout).
+    /// - [`Error::Config`]: the URL cannot be read; found before anything is sent.
+    /// - [`Error::Redis`]: the server does not answer within the [node
+    ///   timeout](Options::node_timeout), or refuses.
     ///
     /// # Cancel safety
-    /// Dropped, nothing remains.
+    /// Cancel safe: dropped, nothing remains.
     pub async fn open(url: &str) -> Result<Locks, Error> {
-        Locks::open_with(url, Options::default()).await
+        Locks::builder().server(url).connect().await
     }
 
-    /// [`open`](Locks::open) with options of one's own.
-    ///
-    /// # Errors
-    /// Those of [`open`](Locks::open), and [`Error::Config`] for options out of their bounds.
-    ///
-    /// # Cancel safety
-    /// Dropped, nothing remains.
-    pub async fn open_with(url: &str, options: Options) -> Result<Locks, Error> {
-        options.check()?;
-        let client = client(url, &options)?;
-        Locks::start(Dial::Server(client.clone()), Some(Ear::Server(client)), options).await
+    /// The way to a client of every topology, with options, certificates and names.
+    pub fn builder() -> LocksBuilder {
+        LocksBuilder::default()
     }
 
-    /// Connects as an application's pool does: with its address, credentials and protocol.
-    ///
-    /// The connection is made beside the pool and takes no place in it, so a pool that is exhausted
-    /// keeps no lease from being renewed. Its socket settings are the pool's; give the pool's URL to
-    /// [`open`](Locks::open) to have the better ones.
-    ///
-    /// A pool cannot subscribe: without [`with_subscriber`](Locks::with_subscriber), whoever waits looks
-    /// every 100 ms instead of being told.
-    ///
-    /// # Errors
-    /// [`Error::Redis`] if the server does not answer within the [node timeout](Options::node_timeout).
-    ///
-    /// # Cancel safety
-    /// Dropped, nothing remains.
-    #[cfg(feature = "pool")]
-    pub async fn from_pool(pool: deadpool_redis::Pool) -> Result<Locks, Error> {
-        Locks::from_pool_with(pool, Options::default()).await
-    }
-
-    /// [`from_pool`](Locks::from_pool) with options of one's own.
-    ///
-    /// # Errors
-    /// Those of [`from_pool`](Locks::from_pool), and [`Error::Config`] for options out of their bounds.
-    ///
-    /// # Cancel safety
-    /// Dropped, nothing remains.
-    #[cfg(feature = "pool")]
-    pub async fn from_pool_with(pool: deadpool_redis::Pool, options: Options) -> Result<Locks, Error> {
-        options.check()?;
-        Locks::start(Dial::Pool(pool), None, options).await
-    }
-
-    async fn start(dial: Dial, ear: Option<Ear>, options: Options) -> Result<Locks, Error> {
-        options.check_for_one_node()?;
-        if dial.is_cluster() {
-            options.check_for_cluster()?;
-        }
-        let client = Client::start(dial, ear, &options).await?;
-        Ok(Locks { client, options: Arc::new(options) })
-    }
-
-    /// Gives a client that came from a pool the URL to subscribe with: the same server as the pool's.
-    /// It connects when somebody first has to wait. A client that can subscribe already stays as it is.
-    ///
-    /// # Errors
-    /// [`ConfigError::Url`] for a URL that cannot be read.
-    pub fn with_subscriber(self, url: &str) -> Result<Locks, ConfigError> {
-        let ear = Ear::Server(client(url, &self.options)?);
-        if self.client.nodes.single().is_some() {
-            self.client.wakeups.subscribe_with(ear);
-        }
-        Ok(self)
-    }
-
-    /// The same client with other options, for the locks made from what this returns.
+    /// The same client with other options, for the locks made from what this returns. What
+    /// `options` does not set is as it is here: a section of a configuration file overrides only
+    /// what it names.
     ///
     /// ```no_run
     /// # use std::time::Duration;
+    /// use redlatch::Options;
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
-    /// let slow = locks.with_options(locks.options().clone().ttl(Duration::from_secs(300)))?;
+    /// let slow = locks.with_options(Options::new().ttl(Duration::from_secs(300)))?;
     /// let guard = slow.mutex("nightly-report")?.lock().await?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError`] for options out of their bounds.
-    pub fn with_options(&self, mut options: Options) -> Result<Locks, ConfigError> {
+    /// - [`ConfigError::ConnectionOption`]: `node_timeout`, `wakeups` or `restart_guard` is set to
+    ///   another value than the client was made with.
+    /// - Other [`ConfigError`]s: an option is out of its bounds.
+    pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
+        let options = options.over(&self.options);
         options.check()?;
         if self.client.nodes.resend() {
             options.check_for_cluster()?;
@@ -144,7 +93,7 @@ impl Locks {
         if self.client.nodes.single().is_some() {
             options.check_for_one_node()?;
         }
-        options.restart_guard = self.options.restart_guard;
+        options.check_connections(&self.options)?;
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
@@ -171,6 +120,45 @@ impl Locks {
     /// It changes nothing.
     pub async fn settled(&self) {
         self.client.settled().await;
+    }
+
+    /// Releases everything that this client has, and acquires nothing from now on. The last call of
+    /// a program, and of its graceful shutdown.
+    ///
+    /// - Calls that wait for a lock fail with [`Error::Closed`] and leave the queue, and so does
+    ///   every later call that acquires or downgrades.
+    /// - Leases of guards that are alive end at once, as
+    ///   [`LeaseEnd::Closed`](crate::LeaseEnd::Closed), and are released. A later `release()` of
+    ///   such a guard is no error and does nothing.
+    /// - What was dropped before is waited for, as by [`settled`](Locks::settled).
+    ///
+    /// It concerns all clones, all locks and all guards of this client. `inspect` and
+    /// `force_release` still work. Calling it again waits again, and reports what is still left.
+    ///
+    /// **What it does not**: stop the work that a lock protects. It ends with its lease only inside
+    /// [`while_held`](crate::Lease::while_held); so stop the work first. What was leaked stays.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// let guard = locks.mutex("backup")?.lock().await?;
+    /// // At the end, and after a signal:
+    /// locks.close(Duration::from_secs(5)).await?;
+    /// assert!(guard.lease().is_lost());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Unreleased`]: not everything was released within `limit`. It returns at the
+    ///   limit, also if no server answers; a limit of zero starts the releases and waits for none.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended. Its locks stay until their TTLs
+    ///   expire.
+    ///
+    /// # Cancel safety
+    /// Once polled, the client is closed and all of its leases have ended. Dropped after that, the
+    /// releases go on in the background.
+    pub async fn close(&self, limit: Duration) -> Result<(), Error> {
+        self.client.close(limit).await
     }
 
     /// The options of the locks made from this.
@@ -212,8 +200,4 @@ impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locks").field("client", &self.client).field("options", &self.options).finish()
     }
-}
-
-fn client(url: &str, options: &Options) -> Result<redis::Client, ConfigError> {
-    wire::client(url, options.node_timeout).map_err(|cause| ConfigError::Url { cause })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{Held, Kind, Lease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
-use crate::lock::Lock;
+use crate::lock::{Lock, Sealed};
 use crate::name::Name;
 use crate::wire::Script;
 
@@ -32,12 +32,12 @@ static MUTEX: Kind = Kind {
 /// In Redis it is a string with a ttl, as `SET key token NX PX ttl` makes it: libraries that do the
 /// same under the same key exclude us, and we exclude them.
 ///
-/// **What it promises**: two guards are never both [valid](Lease::is_lost). Clients take turns; a client
-/// that waits costs the server one request a second.
+/// **What it promises**: two guards are never both [valid](Lease::is_lost). Clients take turns; a
+/// client that waits costs the server one request a second.
 ///
-/// **What it does not**: exclude a holder that goes on after its lease was lost; see [`Lease`]. It is not
-/// re-entrant: who holds it and locks it again waits for himself, until the ttl if need be; see
-/// [`ReentrantLock`](crate::ReentrantLock).
+/// **What it does not**: exclude a holder that goes on after its lease was lost; see [`Lease`]. It
+/// is not re-entrant: who holds it and locks it again waits for himself, until the ttl if need be;
+/// see [`ReentrantLock`](crate::ReentrantLock).
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -64,25 +64,30 @@ impl Mutex {
     /// Waits until the mutex is free and takes it.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails: at
-    /// once for lasting failures, after two [node timeouts](crate::Options::node_timeout) for one that may pass, or after a
-    /// ttl for who was already queued. [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`],
+    /// if the server fails: at once for lasting failures; for one that may pass, with the first
+    /// request that fails once all have failed for two [node
+    /// timeouts](crate::Options::node_timeout), which is up to four of them after the call if the
+    /// server is silent; or after a ttl for a task that was already queued. [`Error::WrongType`] if
+    /// the key holds something else.
     ///
     /// # Cancel safety
-    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
-    /// what was granted meanwhile is given back at once. One that was polled and is then neither polled
-    /// nor dropped keeps its place, and the tasks of this client behind it waiting.
+    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up,
+    /// and what was granted meanwhile is given back at once. One that was polled and is then
+    /// neither polled nor dropped keeps its place, and the tasks of this client behind it waiting.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         acquire(&self.lock.target(&MUTEX, None)).await.map(|held| MutexGuard { held })
     }
 
-    /// [`lock`](Mutex::lock), for at most `limit`: that covers waiting, connecting and retrying.
+    /// [`lock`](Mutex::lock), for at most `limit`: that covers waiting, connecting and retrying. A
+    /// limit of zero is one try, as [`try_lock`](Mutex::try_lock), which takes as long as a request
+    /// takes.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the failure. A
-    /// limit below the [node timeout](crate::Options::node_timeout) is too short to tell a silent server
-    /// from a busy lock, and with one of zero it is luck: use `try_lock`;
-    /// else those of [`lock`](Mutex::lock).
+    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the
+    /// failure. A limit below the [node timeout](crate::Options::node_timeout) is too short to tell
+    /// a silent server from a busy lock, and with one of zero it is luck: use `try_lock`; else
+    /// those of [`lock`](Mutex::lock).
     ///
     /// # Cancel safety
     /// As [`lock`](Mutex::lock).
@@ -92,11 +97,13 @@ impl Mutex {
 
     /// Takes the mutex if it is free and nobody waits for it; `None` otherwise.
     ///
-    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// On a [quorum](crate::LocksBuilder::quorum) it tries up to twice more, after at most 30 ms of
+    /// pauses together, where nodes have
     /// granted it to several at a time.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`],
+    /// if the server fails, [`Error::WrongType`] if the key holds something else.
     ///
     /// # Cancel safety
     /// As [`lock`](Mutex::lock).
@@ -107,7 +114,8 @@ impl Mutex {
     /// Who holds the mutex and how many wait, as the server sees it now.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
+    /// if the key holds something else.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -126,27 +134,34 @@ impl Mutex {
         Ok(!self.inspect().await?.holders.is_empty())
     }
 
-    /// Whether the server still keeps the mutex for this lease. [`Lease::is_lost`] answers without asking,
-    /// and is what to decide by; this tells earlier of a lock that was taken away.
+    /// Whether the server still has the hold of this lease, as on the other kinds. A hold on a
+    /// mutex has no owner, so it takes nothing but a lease:
+    ///
+    /// ```compile_fail,E0308
+    /// # async fn run(locks: redlatch::Locks, owner: redlatch::Owner) -> Result<(),
+    /// redlatch::Error> { locks.mutex("backup")?.is_held_by(&owner).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// [`Lease::is_lost`] answers without asking, and is what to decide by; this notices earlier
+    /// that a lock was force-released.
     ///
     /// # Errors
     /// Those of [`inspect`](Mutex::inspect).
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
     pub async fn is_held_by(&self, lease: &Lease) -> Result<bool, Error> {
-        Ok(lease.name() == self.name() && self.inspect().await?.is_held_by(lease.owner()))
+        self.lock.is_held_by(&MUTEX, &lease.sought()).await
     }
 
-    /// Takes the mutex away from whoever holds it, and hands it to the next waiter if there is one. False
-    /// if nobody held it.
+    /// Takes the mutex away from whoever holds it, and hands it to the next waiter if there is one.
+    /// False if nobody held it.
     ///
-    /// The former holder learns of it from its next renewal, a third of its ttl later at most, and from
-    /// its release. Until then it believes that it is alone: let the resource compare fencing tokens, the
-    /// next one is larger.
+    /// The former holder learns of it from its next renewal, a third of its ttl later at most, and
+    /// from its release. Until then it believes that it is alone: let the resource compare fencing
+    /// tokens, the next one is larger.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
+    /// if the key holds something else.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.
@@ -157,7 +172,7 @@ impl Mutex {
 
 impl fmt::Debug for Mutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lock.describe("Mutex", f)
+        self.lock.describe("Mutex", None, f)
     }
 }
 
@@ -183,9 +198,11 @@ impl MutexGuard {
     /// # Errors
     /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
     /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
-    /// [`Error::Redis`] if the server fails, or [`Error::NoQuorum`] if too many nodes do, three times in a row, for a
-    /// [node timeout](crate::Options::node_timeout) each at most: the release then goes on in the background, or was
-    /// done already, and whether the lease had lasted until then is not known.
+    /// [`Error::Unconfirmed`] if an answer was lost and the lock has had another holder since.
+    /// [`Error::Redis`] if the server fails, or [`Error::NoQuorum`] if too many nodes do, three
+    /// times in a row, for a [node timeout](crate::Options::node_timeout) each at most: the release
+    /// then goes on in the background, or was done already, and whether the lease had lasted until
+    /// then is not known.
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::shorten::shortened;
+
 /// The longest owner, in bytes.
 const LONGEST: usize = 256;
 
@@ -25,13 +27,15 @@ const LONGEST: usize = 256;
 /// let owner = Owner::new();
 /// let elsewhere: Owner = owner.to_string().parse()?;
 /// assert_eq!(owner, elsewhere);
+/// // Knowing an owner is the right to enter: `Debug` shows the start of it, `Display` all.
+/// assert!(!format!("{owner:?}").contains(&owner.to_string()));
 /// # Ok::<(), redlatch::OwnerError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Owner(Word);
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum Word {
     Uuid(Uuid),
     /// Of another library.
@@ -45,8 +49,8 @@ impl Owner {
         Owner(Word::Uuid(Uuid::new_v4()))
     }
 
-    /// The owner that another library or program names by this word, like Redisson's `8743c9c0-…:1`. The other side must
-    /// make words that nobody can guess or repeat.
+    /// The owner that another library or program names by this word, like Redisson's
+    /// `8743c9c0-…:1`. The other side must make words that nobody can guess or repeat.
     ///
     /// ```
     /// use redlatch::Owner;
@@ -58,12 +62,11 @@ impl Owner {
     ///
     /// # Errors
     /// - [`OwnerError`]: the protocol does not allow the word. It has 1 to 256 bytes, no space, no `:` in front, and is not
-    ///   `mode`. A UUID is in small letters, with hyphens: in any other form it would be another owner to the server.
+    ///   `mode`. The same UUID in other letters or without hyphens is another owner, as it is to the server.
     pub fn from_word(word: &str) -> Result<Owner, OwnerError> {
         let error = || OwnerError { text: word.chars().take(64).collect() };
-        if let Ok(uuid) = Uuid::try_parse(word) {
-            let owner = Owner(Word::Uuid(uuid));
-            return if owner.to_string() == word { Ok(owner) } else { Err(error()) };
+        if let Some(uuid) = Uuid::try_parse(word).ok().filter(|uuid| uuid.to_string() == word) {
+            return Ok(Owner(Word::Uuid(uuid)));
         }
         let is_allowed = (1..=LONGEST).contains(&word.len())
             && !word.contains(' ')
@@ -94,6 +97,13 @@ impl TryFrom<String> for Owner {
     }
 }
 
+impl fmt::Debug for Owner {
+    /// The first characters: enough to tell owners apart in a log, too little to enter a lock with.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({:?})", shortened(&self.to_string()))
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -113,11 +123,18 @@ impl FromStr for Owner {
 }
 
 /// The text is not an [`Owner`]: see [`Owner::from_word`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// It may be an owner with a space too many, so `Debug` shows only the start of it.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is not an owner: an owner has 1 to 256 bytes, no space, no colon in front, is not \"mode\", and a UUID is in \
-     small letters with hyphens"
+    "{text:?} is not an owner: an owner has 1 to 256 bytes, no space, no colon in front, and is not \"mode\""
 )]
 pub struct OwnerError {
     text: String,
+}
+
+impl fmt::Debug for OwnerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnerError").field("text", &shortened(&self.text)).finish()
+    }
 }

@@ -9,7 +9,7 @@ use crate::inspection::Inspection;
 use crate::lease::{
     Held, Kind, Lease, Queue, ScriptSet, Shared, Target, acquire, acquire_within, try_acquire,
 };
-use crate::lock::Lock;
+use crate::lock::{HolderId, Lock};
 use crate::name::Name;
 use crate::options::Nesting;
 use crate::owner::Owner;
@@ -50,13 +50,13 @@ static REENTRANT: Kind = Kind {
 /// use redlatch::{Error, Locks, Owner};
 ///
 /// async fn ship(locks: &Locks, owner: &Owner) -> Result<(), Error> {
-///     let guard = locks.reentrant("orders:42")?.lock(owner).await?;
+///     let guard = locks.reentrant("orders:42")?.with_owner(owner).lock().await?;
 ///     bill(locks, owner).await?; // takes the same lock again
 ///     guard.release().await
 /// }
 ///
 /// async fn bill(locks: &Locks, owner: &Owner) -> Result<(), Error> {
-///     let guard = locks.reentrant("orders:42")?.lock(owner).await?;
+///     let guard = locks.reentrant("orders:42")?.with_owner(owner).lock().await?;
 ///     guard.release().await
 /// }
 ///
@@ -66,11 +66,27 @@ static REENTRANT: Kind = Kind {
 #[derive(Clone)]
 pub struct ReentrantLock {
     lock: Lock,
+    owner: Option<Owner>,
 }
 
 impl ReentrantLock {
     pub(crate) fn new(lock: Lock) -> ReentrantLock {
-        ReentrantLock { lock }
+        ReentrantLock { lock, owner: None }
+    }
+
+    /// The same lock for `owner`: what is acquired through it are holds of this owner.
+    ///
+    /// Without an owner, each hold gets a new one, which [`ReentrantGuard::owner`] returns: such a
+    /// call waits for all others, also for those of the same task. Calls that nest must all use one
+    /// owner.
+    #[must_use = "it returns the lock for the owner, and leaves this one as it is"]
+    pub fn with_owner(&self, owner: &Owner) -> ReentrantLock {
+        ReentrantLock { owner: Some(owner.clone()), ..self.clone() }
+    }
+
+    /// The owner that it was [made for](ReentrantLock::with_owner).
+    pub fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
     }
 
     /// The name of the lock.
@@ -78,7 +94,8 @@ impl ReentrantLock {
         &self.lock.name
     }
 
-    /// Waits until no other owner holds the lock and takes it, once more if `owner` has it already.
+    /// Waits until no other owner holds the lock and takes it, once more if its owner has it
+    /// already.
     ///
     /// # Errors
     /// [`Error::TooDeep`] if the owner has as many holds as [`max_depth`](crate::Options::max_depth)
@@ -90,8 +107,8 @@ impl ReentrantLock {
     /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
     /// what was granted meanwhile is given back at once. One that was polled and is then neither polled
     /// nor dropped keeps its place, and the tasks of this client behind it waiting.
-    pub async fn lock(&self, owner: &Owner) -> Result<ReentrantGuard, Error> {
-        let target = self.lock.target(&REENTRANT, Some(owner));
+    pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
+        let (owner, target) = self.target();
         match self.nested(&target)? {
             Some(shared) => Ok(guard(owner, shared)),
             None => Ok(self.guard(owner, &target, acquire(&target).await?)),
@@ -108,8 +125,8 @@ impl ReentrantLock {
     ///
     /// # Cancel safety
     /// As [`lock`](ReentrantLock::lock).
-    pub async fn lock_timeout(&self, owner: &Owner, limit: Duration) -> Result<ReentrantGuard, Error> {
-        let target = self.lock.target(&REENTRANT, Some(owner));
+    pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
+        let (owner, target) = self.target();
         match self.nested(&target)? {
             Some(shared) => Ok(guard(owner, shared)),
             None => Ok(self.guard(owner, &target, acquire_within(&target, limit).await?)),
@@ -118,7 +135,8 @@ impl ReentrantLock {
 
     /// Takes the lock if its owner has it already, or if it is free and nobody waits; `None` otherwise.
     ///
-    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// On a [quorum](crate::LocksBuilder::quorum) it tries up to twice more, after at most 30 ms of
+    /// pauses together, where nodes have
     /// granted it to several at a time.
     ///
     /// # Errors
@@ -127,8 +145,8 @@ impl ReentrantLock {
     ///
     /// # Cancel safety
     /// As [`lock`](ReentrantLock::lock).
-    pub async fn try_lock(&self, owner: &Owner) -> Result<Option<ReentrantGuard>, Error> {
-        let target = self.lock.target(&REENTRANT, Some(owner));
+    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
+        let (owner, target) = self.target();
         match self.nested(&target)? {
             Some(shared) => Ok(Some(guard(owner, shared))),
             None => Ok(try_acquire(&target).await?.map(|held| self.guard(owner, &target, held))),
@@ -157,15 +175,15 @@ impl ReentrantLock {
         Ok(!self.inspect().await?.holders.is_empty())
     }
 
-    /// Whether `owner` holds the lock now, as the server sees it.
+    /// Whether the server still has a hold of this holder: of an [`Owner`], or of a [`Lease`]'s
+    /// owner; see [`HolderId`].
+    ///
+    /// [`Lease::is_lost`] answers without asking, and is what to decide by.
     ///
     /// # Errors
     /// Those of [`inspect`](ReentrantLock::inspect).
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
-    pub async fn is_held_by(&self, owner: &Owner) -> Result<bool, Error> {
-        Ok(self.inspect().await?.is_held_by(&owner.to_string()))
+    pub async fn is_held_by(&self, holder: &impl HolderId) -> Result<bool, Error> {
+        self.lock.is_held_by(&REENTRANT, &holder.sought()).await
     }
 
     /// Takes the lock away from its owner, with all holds, and hands it to the next waiter if there is
@@ -184,6 +202,13 @@ impl ReentrantLock {
         self.lock.force_release(&REENTRANT).await
     }
 
+    /// What is wanted, and for which owner: a new one, unless one is bound.
+    fn target(&self) -> (Owner, Target) {
+        let owner = self.owner.clone().unwrap_or_else(Owner::new);
+        let target = self.lock.target(&REENTRANT, Some(&owner));
+        (owner, target)
+    }
+
     /// The hold that this process has for the same owner, where nesting is local.
     fn nested(&self, target: &Target) -> Result<Option<Arc<Shared>>, Error> {
         match target.options.nesting {
@@ -192,7 +217,7 @@ impl ReentrantLock {
         }
     }
 
-    fn guard(&self, owner: &Owner, target: &Target, held: Held) -> ReentrantGuard {
+    fn guard(&self, owner: Owner, target: &Target, held: Held) -> ReentrantGuard {
         guard(
             owner,
             match target.options.nesting {
@@ -203,13 +228,13 @@ impl ReentrantLock {
     }
 }
 
-fn guard(owner: &Owner, shared: Arc<Shared>) -> ReentrantGuard {
-    ReentrantGuard { owner: owner.clone(), shared }
+fn guard(owner: Owner, shared: Arc<Shared>) -> ReentrantGuard {
+    ReentrantGuard { owner, shared }
 }
 
 impl fmt::Debug for ReentrantLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lock.describe("ReentrantLock", f)
+        self.lock.describe("ReentrantLock", self.owner.as_ref(), f)
     }
 }
 
@@ -241,6 +266,7 @@ impl ReentrantGuard {
     /// # Errors
     /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
     /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
+    /// [`Error::Unconfirmed`] if an answer was lost and the lock has had another holder since.
     /// [`Error::Redis`] if the server fails, or [`Error::NoQuorum`] if too many nodes do, three times in a row, for a
     /// [node timeout](crate::Options::node_timeout) each at most: the release then goes on in the background, or was
     /// done already, and whether the lease had lasted until then is not known.

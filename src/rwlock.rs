@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
-use crate::lease::{Kind, Lease, Queue, ScriptSet, Target, acquire, acquire_within, try_acquire};
-use crate::lock::Lock;
+use crate::lease::{Held, Kind, Queue, ScriptSet, Target, acquire, acquire_within, try_acquire};
+use crate::lock::{HolderId, Lock};
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -63,15 +63,16 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 
 /// A lock that many may hold to read, or one to write.
 ///
-/// In Redis it is one hash, in which each holder has an end of its own: a reader that has crashed is in the
-/// way until its own ttl is over, whatever the other readers do.
+/// In Redis it is one hash, in which each holder has an end of its own: a reader that has crashed
+/// is in the way until its own ttl is over, whatever the other readers do.
 ///
-/// **What it promises**: a lease to write and a lease of anybody else are never both [valid](Lease::is_lost).
-/// Nobody starves: a writer who waits keeps new readers out, and when a writer leaves, all readers who waited
-/// by then go before the next writer. A lease to write has a new [fencing token](Lease::fencing_token), one to
-/// read has that of the last writer, or a larger one: what is read under it is at least as new.
+/// **What it promises**: a lease to write and a lease of anybody else are never both
+/// [valid](crate::Lease::is_lost). Nobody starves: a writer who waits keeps new readers out, and
+/// when a writer leaves, all readers who waited by then go before the next writer. A lease to write
+/// has a new [fencing token](crate::Lease::fencing_token), one to read has that of the last writer,
+/// or a larger one: what is read under it is at least as new.
 ///
-/// **Holds of one owner** (`read_as`, `write_as`) nest, past everybody who waits:
+/// **Holds of one owner** ([`with_owner`](RwLock::with_owner)) nest, past all waiters:
 ///
 /// | he holds | and wants to read | and wants to write |
 /// |---|---|---|
@@ -79,11 +80,12 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// | to read | granted | once he is the only reader; new readers stay out meanwhile. While another reader waits for the same: [`Error::WouldDeadlock`], at once |
 /// | to write | granted | granted, under the same token |
 ///
-/// **What it does not**: know that two calls without an owner belong together. Who reads and then wants to write waits
-/// for himself; who reads and wants to read again waits for the writer who has come in between, who waits for him. Calls
-/// that nest must all pass an [`Owner`]. Nor does it undo what a writer did who died: readers see what he left.
-/// Holds of one owner that overlap without an end keep writers out for as long: who reads may read again.
-/// And see [`Lease`] for a holder that goes on after its lease was lost.
+/// **What it does not**: know that two calls without an owner belong together. Who reads and then
+/// wants to write waits for himself; who reads and wants to read again waits for the writer who has
+/// come in between, who waits for him. Calls that nest must all use one [`Owner`]. Nor does it undo
+/// what a writer did who died: readers see what he left. Holds of one owner that overlap without an
+/// end keep writers out for as long: who reads may read again. And see [`Lease`](crate::Lease) for
+/// a holder that goes on after its lease was lost.
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -97,20 +99,20 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// # Ok(()) }
 /// ```
 ///
-/// To look first and write only if need be. Of two who do so at a time one is refused, and must let go of *all* his
-/// holds: if the caller reads as well, the error is for the caller.
+/// To look first and write only if need be. Of two who do so at a time one is refused, and must let
+/// go of *all* his holds: if the caller reads as well, the error is for the caller.
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks, owner: redlatch::Owner) -> Result<(), redlatch::Error> {
 /// # fn is_stale() -> bool { true }
 /// use redlatch::Error;
-/// let prices = locks.rwlock("prices")?;
-/// let reading = prices.read_as(&owner).await?;
+/// let prices = locks.rwlock("prices")?.with_owner(&owner);
+/// let reading = prices.read().await?;
 /// if is_stale() {
-///     let writing = match prices.write_as(&owner).await {
+///     let writing = match prices.write().await {
 ///         Err(Error::WouldDeadlock { .. }) => {
 ///             reading.release().await?; // the other one goes first
-///             prices.write_as(&owner).await?
+///             prices.write().await?
 ///         }
 ///         outcome => {
 ///             let writing = outcome?;
@@ -127,12 +129,34 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 pub struct RwLock {
     read: Lock,
     write: Lock,
+    owner: Option<Owner>,
 }
 
 impl RwLock {
     pub(crate) fn new(lock: Lock) -> RwLock {
         let with = |options| Lock { options: Arc::new(options), ..lock.clone() };
-        RwLock { read: with(reading(&lock.options)), write: with(writing(&lock.options)) }
+        RwLock { read: with(reading(&lock.options)), write: with(writing(&lock.options)), owner: None }
+    }
+
+    /// The same lock for `owner`: what is acquired through it are holds of this owner, which nest.
+    /// Without an owner, each hold has one of its own and excludes the others.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// let owner = redlatch::Owner::new();
+    /// let prices = locks.rwlock("prices")?.with_owner(&owner);
+    /// let writing = prices.write().await?;
+    /// let reading = prices.read().await?; // of the same owner: granted at once
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "it returns the lock for the owner, and leaves this one as it is"]
+    pub fn with_owner(&self, owner: &Owner) -> RwLock {
+        RwLock { owner: Some(owner.clone()), ..self.clone() }
+    }
+
+    /// The owner that it was [made for](RwLock::with_owner).
+    pub fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
     }
 
     /// The name of the lock.
@@ -143,56 +167,64 @@ impl RwLock {
     /// Waits until nobody writes or waits to write, and reads.
     ///
     /// # Errors
-    /// [`Error::Crowded`], at once, if as many read or wait as [`max_readers`](Options::max_readers) allows: try again
-    /// later. [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails: at once for lasting failures, after two
-    /// [node timeouts](Options::node_timeout) for one that may pass, or after a ttl for who was already queued. [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Crowded`], at once, if as many read or wait as
+    /// [`max_readers`](Options::max_readers) allows: try again later. [`Error::TooDeep`] if the
+    /// owner reads as many times as [`max_depth`](Options::max_depth) allows. [`Error::Redis`], of
+    /// a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails:
+    /// at once for lasting failures, after two [node timeouts](Options::node_timeout) for one that
+    /// may pass, or after a ttl for who was already queued. [`Error::WrongType`] if the key holds
+    /// something else.
     ///
     /// # Cancel safety
-    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
-    /// what was granted meanwhile is given back at once.
+    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up,
+    /// and what was granted meanwhile is given back at once.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
-        acquire(&self.to_read(None)).await.map(RwLockReadGuard::new)
+        acquire(&self.to_read()).await.map(|held| self.reading(held))
     }
 
     /// Waits until nobody writes or reads, and writes.
     ///
     /// # Errors
-    /// Those of [`read`](RwLock::read), but for [`Error::Crowded`].
+    /// Those of [`read`](RwLock::read), but for [`Error::Crowded`]. [`Error::WouldDeadlock`] if the
+    /// owner reads while another reader waits to write.
     ///
     /// # Cancel safety
-    /// As [`read`](RwLock::read). One that was polled and is then neither polled nor dropped keeps its place, and
-    /// whoever waits behind it waiting.
+    /// As [`read`](RwLock::read). One that was polled and is then neither polled nor dropped keeps
+    /// its place, and whoever waits behind it waiting.
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
-        acquire(&self.to_write(None)).await.map(RwLockWriteGuard::new)
+        acquire(&self.to_write()).await.map(|held| self.writing(held))
     }
 
     /// [`read`](RwLock::read), for at most `limit`: that covers waiting, connecting and retrying.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the failure. A
-    /// limit below the [node timeout](Options::node_timeout) is too short to tell a silent server
-    /// from a busy lock, and with one of zero it is luck: use `try_read`; else those of [`read`](RwLock::read).
+    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the
+    /// failure. A limit below the [node timeout](Options::node_timeout) is too short to tell a
+    /// silent server from a busy lock, and with one of zero it is luck: use `try_read`; else those
+    /// of [`read`](RwLock::read).
     ///
     /// # Cancel safety
     /// As [`read`](RwLock::read).
     pub async fn read_timeout(&self, limit: Duration) -> Result<RwLockReadGuard, Error> {
-        acquire_within(&self.to_read(None), limit).await.map(RwLockReadGuard::new)
+        acquire_within(&self.to_read(), limit).await.map(|held| self.reading(held))
     }
 
     /// [`write`](RwLock::write), for at most `limit`: that covers waiting, connecting and retrying.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] as of [`read_timeout`](RwLock::read_timeout), else those of [`write`](RwLock::write).
+    /// [`Error::TimedOut`] as of [`read_timeout`](RwLock::read_timeout), else those of
+    /// [`write`](RwLock::write).
     ///
     /// # Cancel safety
     /// As [`write`](RwLock::write).
     pub async fn write_timeout(&self, limit: Duration) -> Result<RwLockWriteGuard, Error> {
-        acquire_within(&self.to_write(None), limit).await.map(RwLockWriteGuard::new)
+        acquire_within(&self.to_write(), limit).await.map(|held| self.writing(held))
     }
 
     /// Reads if nobody writes or waits to write; `None` otherwise.
     ///
-    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// On a [quorum](crate::LocksBuilder::quorum) it tries up to twice more, after at most 30 ms of
+    /// pauses together, where nodes have
     /// granted it to several at a time.
     ///
     /// # Errors
@@ -201,99 +233,32 @@ impl RwLock {
     /// # Cancel safety
     /// As [`read`](RwLock::read).
     pub async fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
-        Ok(try_acquire(&self.to_read(None)).await?.map(RwLockReadGuard::new))
+        Ok(try_acquire(&self.to_read()).await?.map(|held| self.reading(held)))
     }
 
-    /// Writes if nobody writes or reads, or waits; `None` otherwise.
+    /// Writes if nobody else writes or reads, or waits; `None` otherwise, also if its owner reads
+    /// beside others.
     ///
-    /// On a [quorum](crate::Locks::quorum) it tries up to twice more, after at most 30 ms of pauses together, where nodes have
+    /// On a [quorum](crate::LocksBuilder::quorum) it tries up to twice more, after at most 30 ms of
+    /// pauses together, where nodes have
     /// granted it to several at a time.
     ///
     /// # Errors
-    /// Those of [`write`](RwLock::write), but a server that fails is not waited for.
+    /// Those of [`write`](RwLock::write), but for [`Error::WouldDeadlock`]: a try waits for no
+    /// other reader. A server that fails is not waited for.
     ///
     /// # Cancel safety
     /// As [`write`](RwLock::write).
     pub async fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
-        Ok(try_acquire(&self.to_write(None)).await?.map(RwLockWriteGuard::new))
+        Ok(try_acquire(&self.to_write()).await?.map(|held| self.writing(held)))
     }
 
-    /// [`read`](RwLock::read) for an owner, who may hold the lock already.
+    /// Who reads or writes, how often, for how long, and how many wait on each side, as the server
+    /// sees it now.
     ///
     /// # Errors
-    /// Those of [`read`](RwLock::read), and [`Error::TooDeep`] if the owner reads as many times as
-    /// [`max_depth`](Options::max_depth) allows.
-    ///
-    /// # Cancel safety
-    /// As [`read`](RwLock::read).
-    pub async fn read_as(&self, owner: &Owner) -> Result<RwLockReadGuard, Error> {
-        acquire(&self.to_read(Some(owner))).await.map(RwLockReadGuard::new)
-    }
-
-    /// [`write`](RwLock::write) for an owner, who may hold the lock already.
-    ///
-    /// # Errors
-    /// Those of [`write`](RwLock::write), [`Error::TooDeep`] if the owner writes as many times as
-    /// [`max_depth`](Options::max_depth) allows, and [`Error::WouldDeadlock`] if he reads while another reader
-    /// waits to write.
-    ///
-    /// # Cancel safety
-    /// As [`read`](RwLock::read).
-    pub async fn write_as(&self, owner: &Owner) -> Result<RwLockWriteGuard, Error> {
-        acquire(&self.to_write(Some(owner))).await.map(RwLockWriteGuard::new)
-    }
-
-    /// [`read_as`](RwLock::read_as), for at most `limit`: that covers waiting, connecting and retrying.
-    ///
-    /// # Errors
-    /// [`Error::TimedOut`] as of [`read_timeout`](RwLock::read_timeout), else those of [`read_as`](RwLock::read_as).
-    ///
-    /// # Cancel safety
-    /// As [`read`](RwLock::read).
-    pub async fn read_as_timeout(&self, owner: &Owner, limit: Duration) -> Result<RwLockReadGuard, Error> {
-        acquire_within(&self.to_read(Some(owner)), limit).await.map(RwLockReadGuard::new)
-    }
-
-    /// [`write_as`](RwLock::write_as), for at most `limit`: that covers waiting, connecting and retrying.
-    ///
-    /// # Errors
-    /// [`Error::TimedOut`] as of [`read_timeout`](RwLock::read_timeout), else those of
-    /// [`write_as`](RwLock::write_as).
-    ///
-    /// # Cancel safety
-    /// As [`read`](RwLock::read).
-    pub async fn write_as_timeout(&self, owner: &Owner, limit: Duration) -> Result<RwLockWriteGuard, Error> {
-        acquire_within(&self.to_write(Some(owner)), limit).await.map(RwLockWriteGuard::new)
-    }
-
-    /// [`try_read`](RwLock::try_read) for an owner, who may hold the lock already.
-    ///
-    /// # Errors
-    /// Those of [`read_as`](RwLock::read_as), but a server that fails is not waited for.
-    ///
-    /// # Cancel safety
-    /// As [`read`](RwLock::read).
-    pub async fn try_read_as(&self, owner: &Owner) -> Result<Option<RwLockReadGuard>, Error> {
-        Ok(try_acquire(&self.to_read(Some(owner))).await?.map(RwLockReadGuard::new))
-    }
-
-    /// [`try_write`](RwLock::try_write) for an owner, who may hold the lock already. `None` also if he reads
-    /// beside others.
-    ///
-    /// # Errors
-    /// Those of [`write_as`](RwLock::write_as) but for [`Error::WouldDeadlock`]: who tries waits for nobody. A
-    /// server that fails is not waited for.
-    ///
-    /// # Cancel safety
-    /// As [`read`](RwLock::read).
-    pub async fn try_write_as(&self, owner: &Owner) -> Result<Option<RwLockWriteGuard>, Error> {
-        Ok(try_acquire(&self.to_write(Some(owner))).await?.map(RwLockWriteGuard::new))
-    }
-
-    /// Who reads or writes, how often, for how long, and how many wait on each side, as the server sees it now.
-    ///
-    /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
+    /// if the key holds something else.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -301,41 +266,42 @@ impl RwLock {
         self.read.look(&READ, None, RwInspection::from_reply, RwInspection::agreed).await
     }
 
-    /// Whether `owner` reads or writes now, as the server sees it.
+    /// Whether the lock is held now, to read or to write.
     ///
     /// # Errors
     /// Those of [`inspect`](RwLock::inspect).
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
-    pub async fn is_held_by(&self, owner: &Owner) -> Result<bool, Error> {
-        self.holds(&owner.to_string()).await
+    pub async fn is_locked(&self) -> Result<bool, Error> {
+        Ok(self.inspect().await?.mode != Mode::Free)
     }
 
-    /// Whether the server still keeps the lock for the owner of this lease, or for the lease if it has none.
-    /// [`Lease::is_lost`] answers without asking, and is what to decide by.
+    /// Whether the server still has a hold of this holder, see [`HolderId`]. With an [`Owner`], a
+    /// hold to read or to write; with a [`Lease`](crate::Lease), one of the lease's side.
+    ///
+    /// [`Lease::is_lost`](crate::Lease::is_lost) answers without asking, and is what to decide by.
     ///
     /// # Errors
     /// Those of [`inspect`](RwLock::inspect).
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
-    pub async fn is_held_by_lease(&self, lease: &Lease) -> Result<bool, Error> {
-        Ok(lease.name() == self.name() && self.holds(lease.owner()).await?)
-    }
-
-    async fn holds(&self, owner: &str) -> Result<bool, Error> {
-        let seen = self.read.look(&READ, Some(owner), RwInspection::from_reply, RwInspection::agreed).await?;
-        Ok(seen.mode != Mode::Free)
+    pub async fn is_held_by(&self, holder: &impl HolderId) -> Result<bool, Error> {
+        let sought = holder.sought();
+        let kinds = [&READ, &WRITE];
+        if !kinds.iter().any(|kind| sought.may_hold(self.name(), kind)) {
+            return Ok(false);
+        }
+        // `mode` and `reader_count` are those of all owners.
+        let owner = Some(sought.owner());
+        let seen = self.read.look(&READ, owner, RwInspection::from_reply, RwInspection::agreed).await?;
+        Ok(seen.writer.is_some() && sought.may_hold(self.name(), &WRITE)
+            || !seen.readers.is_empty() && sought.may_hold(self.name(), &READ))
     }
 
     /// Takes the lock away from all readers, and lets in who may enter then. False if nobody read.
     ///
-    /// They learn of it from their next renewals, a third of their ttl later at most, and from their releases.
-    /// Whoever writes, keeps that.
+    /// They learn of it from their next renewals, a third of their ttl later at most, and from
+    /// their releases. Whoever writes, keeps that.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
+    /// if the key holds something else.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.
@@ -345,12 +311,13 @@ impl RwLock {
 
     /// Takes the lock away from the writer, and lets in who may enter then. False if nobody wrote.
     ///
-    /// The writer learns of it from the next renewal, a third of its ttl later at most, and from its release.
-    /// Until then it believes that it is alone: let the resource compare fencing tokens, the next writer's is
-    /// larger. What it reads besides, it keeps.
+    /// The writer learns of it from the next renewal, a third of its ttl later at most, and from
+    /// its release. Until then it believes that it is alone: let the resource compare fencing
+    /// tokens, the next writer's is larger. What it reads besides, it keeps.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
+    /// if the key holds something else.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.
@@ -358,12 +325,20 @@ impl RwLock {
         self.write.force_release(&WRITE).await
     }
 
-    fn to_read(&self, owner: Option<&Owner>) -> Target {
-        self.read.target(&READ, owner)
+    fn reading(&self, held: Held) -> RwLockReadGuard {
+        RwLockReadGuard::new(self.owner.as_ref(), held)
     }
 
-    fn to_write(&self, owner: Option<&Owner>) -> Target {
-        self.write.target(&WRITE, owner)
+    fn writing(&self, held: Held) -> RwLockWriteGuard {
+        RwLockWriteGuard::new(self.owner.as_ref(), held)
+    }
+
+    fn to_read(&self) -> Target {
+        self.read.target(&READ, self.owner.as_ref())
+    }
+
+    fn to_write(&self) -> Target {
+        self.write.target(&WRITE, self.owner.as_ref())
     }
 }
 
@@ -379,6 +354,6 @@ fn writing(options: &Options) -> Options {
 
 impl fmt::Debug for RwLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write.describe("RwLock", f)
+        self.write.describe("RwLock", self.owner.as_ref(), f)
     }
 }

@@ -38,7 +38,7 @@ impl Row {
 pub(crate) async fn measure(server: &Server, _plan: &Plan) -> Outcome<Row> {
     let mut observer = server.observer().await?;
     observer.alone().await?;
-    let locks = Locks::open_with(&server.url(), Options::new().ttl(TTL)).await?;
+    let locks = Locks::builder().server(server.url()).options(Options::new().ttl(TTL)).connect().await?;
     let guards = take_all(&locks).await?;
     let (start, cpu) = (Instant::now(), observer.cpu().await?);
     sleep(TTL * TTLS).await;

@@ -2,7 +2,7 @@
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Script, Value};
-use redlatch::{Fencing, Locks, Mutex, Nesting, Owner, ReentrantGuard, ReentrantLock, RwLock};
+use redlatch::{Fencing, Locks, Mutex, Nesting, Options, Owner, ReentrantGuard, ReentrantLock, RwLock};
 use serde::Serialize;
 
 use super::Outcome;
@@ -87,8 +87,8 @@ impl Bench {
         let trivial = Script::new("return 1").load_async(&mut bare).await?;
         let compare_and_delete = Script::new(COMPARE_AND_DELETE).load_async(&mut bare).await?;
         let locks = Locks::open(&server.url()).await?;
-        let unfenced = locks.with_options(locks.options().clone().fencing(Fencing::Off))?;
-        let local = locks.with_options(locks.options().clone().nesting(Nesting::Local))?;
+        let unfenced = locks.with_options(Options::new().fencing(Fencing::Off))?;
+        let local = locks.with_options(Options::new().nesting(Nesting::Local))?;
         Ok(Bench { bare, trivial, compare_and_delete, locks, unfenced, local })
     }
 
@@ -140,7 +140,7 @@ impl Pair {
     /// The hold that nested ones are inside of. Not part of what is measured.
     pub(crate) async fn outer(&self) -> Outcome<Option<ReentrantGuard>> {
         match self {
-            Pair::Nest(lock, owner) => Ok(Some(lock.lock(owner).await?)),
+            Pair::Nest(lock, owner) => Ok(Some(lock.with_owner(owner).lock().await?)),
             _ => Ok(None),
         }
     }
@@ -156,7 +156,9 @@ impl Pair {
                 let guard = mutex.try_lock().await?.ok_or("somebody else has a lock of one's own")?;
                 guard.release().await?;
             }
-            Pair::Enter(lock, owner) | Pair::Nest(lock, owner) => lock.lock(owner).await?.release().await?,
+            Pair::Enter(lock, owner) | Pair::Nest(lock, owner) => {
+                lock.with_owner(owner).lock().await?.release().await?
+            }
             Pair::SetNx(locks) => locks.run().await?,
             Pair::Read(lock) => lock.read().await?.release().await?,
             Pair::Write(lock) => lock.write().await?.release().await?,

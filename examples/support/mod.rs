@@ -15,6 +15,8 @@ use tokio::time::{sleep, timeout};
 
 /// Longer than any of it takes, so that it ends even if a process hangs.
 const LIMIT: Duration = Duration::from_secs(60);
+/// For how long a process waits at its end until what it holds is released.
+const CLOSE: Duration = Duration::from_secs(5);
 
 /// What the processes of one run agree on. In the environment, since a URL may hold a password, and
 /// everybody on the machine can read arguments.
@@ -73,7 +75,8 @@ async fn play(
 ) -> Outcome {
     let stage = Stage { start: Instant::now(), url: std::env::var(URL)?, run: std::env::var(RUN)? };
     let locks = stage.locks().await?;
-    work(&stage, &locks, role, who).await
+    let outcome = work(&stage, &locks, role, who).await;
+    outcome.and(locks.close(CLOSE).await.map_err(Into::into))
 }
 
 /// Ends early when interrupted: what is dropped stops its processes, which an exit would not.
@@ -99,12 +102,17 @@ impl Stage {
     }
 
     async fn locks(&self) -> Result<Locks, redlatch::Error> {
-        Locks::open_with(&self.url, Options::new().prefix(format!("lock:{}:", self.run))).await
+        Locks::builder()
+            .server(&self.url)
+            .options(Options::new().prefix(format!("lock:{}:", self.run)))
+            .connect()
+            .await
     }
 
     async fn run(&self, locks: &Locks, show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome) -> Outcome {
         self.say(format!("Connected. This is process {}.", std::process::id()))?;
-        show(self, locks).await
+        let outcome = show(self, locks).await;
+        outcome.and(locks.close(CLOSE).await.map_err(Into::into))
     }
 
     /// A command that runs this program again, as another process.

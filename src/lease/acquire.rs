@@ -4,29 +4,27 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
+use super::Target;
 use super::ask::{Asked, ask};
 use super::held::Held;
 use super::seat::{Seat, Sighted};
-use super::turnstile::Pass;
-use super::{LONGEST_SLEEP, Target};
+use super::turnstile::{News, Pass};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::wire::NodeSet;
-
-/// The longest between two looks of one who may have got the lock elsewhere while he queues here.
-const LONGEST_LOOK: Duration = Duration::from_secs(8);
+use crate::wire::{Failure, NodeSet};
 
 /// The longest pause after nodes have granted a lock to several at a time; it doubles a few times.
 const SPLIT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How often to try again for a lock that nobody waits for, after nodes have granted it to several at a time.
+/// How often to try again for a lock without waiters, after nodes have granted it to several
+/// attempts at a time.
 const MORE_TRIES: u32 = 2;
 
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// One try, and a few more while others who try have so many nodes each that nobody has enough. `None`: somebody else has
-/// it.
+/// One try, and a few more while several attempts have so many nodes each that none has a majority.
+/// `None`: another client holds it.
 pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
     let (mut armed, mut split) = (target.arm(), Split::default());
     loop {
@@ -48,22 +46,35 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
     }
 }
 
-/// Waits for at most `limit`, whatever it is that takes the time.
+/// Waits for at most `limit`, whatever it is that takes the time. Without any time, it tries once:
+/// the first request would never be answered in time.
 pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
-    match timeout(limit, acquire(target)).await {
+    let timed_out = || Error::TimedOut { name: target.name.clone(), limit };
+    if limit.is_zero() {
+        return try_acquire(target).await?.ok_or_else(timed_out);
+    }
+    let mut unconfirmed = None;
+    let outcome = timeout(limit, wait(target, &mut unconfirmed)).await;
+    match outcome {
         Ok(outcome) => outcome,
-        Err(_) => Err(match target.outage() {
-            // Nobody had the lock, as far as is known: it was the server that failed.
-            Some((_, failure)) => failure.during(target.script()).into(),
-            None => Error::TimedOut { name: target.name.clone(), limit },
+        // The lock was free, as far as is known: it was the server that failed, or its replicas.
+        Err(_) => Err(match unconfirmed.or_else(|| target.outage().map(|(_, failure)| failure)) {
+            Some(failure) => failure.during(target.script()).into(),
+            None => timed_out(),
         }),
     }
 }
 
-/// Waits for as long as it takes: the loop.
+/// Waits for as long as it takes.
 pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
+    wait(target, &mut None).await
+}
+
+/// The loop. While too few replicas confirm what it is granted, that is why it waits:
+/// `unconfirmed`.
+async fn wait(target: &Target, unconfirmed: &mut Option<Failure>) -> Result<Held, Error> {
     let client = &target.client;
-    let _front = if target.queues_inside() {
+    let front = if target.queues_inside() {
         match queue_inside(target).await? {
             Inside::Front(pass) => Some(pass),
             Inside::Entered(held) => return Ok(held),
@@ -87,7 +98,18 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
                 patience.fails(|| target.lost())?
             }
             Asked::Failed(armed, failure) => {
+                target.client.turnstiles.announce(&target.name, News::Failing);
                 seat.armed = armed;
+                if failure.replicas().is_some() {
+                    // It was granted, and others may have it until enough replicas are there. They
+                    // may never be: the server answers, so nothing is gained by outwaiting a lease.
+                    *unconfirmed = Some(failure.clone());
+                    patience.has_queued = false;
+                    if !seat.armed.let_go(client.nodes.everyone()).await {
+                        seat.armed.give_back();
+                        seat = Seat::new(target, seat.mailbox.is_some());
+                    }
+                }
                 patience.fails(|| failure.into())?
             }
             Asked::Split { armed, by, taken_for } => {
@@ -109,6 +131,7 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
                 }
             }
             Asked::Busy { armed, free_in, dated } => {
+                *unconfirmed = None;
                 seat.armed = armed;
                 seat.sighted = match (subscription, dated) {
                     (Some(subscription), Some((sighting, generation))) => {
@@ -126,6 +149,9 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
                     seat = Seat::polling(target);
                     continue;
                 }
+                if let Some(front) = &front {
+                    announce_holder(target, front).await;
+                }
                 (free_in + Duration::from_millis(1)).min(seat.poll)
             }
         };
@@ -142,40 +168,53 @@ enum Inside {
     Entered(Held),
 }
 
-/// Queues behind the other tasks of this client. Who may enter a lock that he holds must not wait behind
-/// those who wait for him: he looks before he queues, and now and then, should he have got it elsewhere.
+/// Queues behind the other tasks of this client. A task whose owner holds the lock must not wait
+/// behind those that wait for that owner: it tries once before it waits, and whenever it learns
+/// that its owner has been granted the lock.
 async fn queue_inside(target: &Target) -> Result<Inside, Error> {
-    if let Some(pass) = target.client.turnstiles.try_enter(&target.name) {
-        return Ok(Inside::Front(pass));
-    }
-    let front = target.client.turnstiles.enter(&target.name);
+    let may_enter = target.may_enter();
+    let visitor = match target.client.turnstiles.visit(&target.name, may_enter).try_pass() {
+        Ok(pass) => return Ok(Inside::Front(pass)),
+        Err(visitor) => visitor,
+    };
+    let (front, mut news) = visitor.waits();
     tokio::pin!(front);
     let patience = Patience::new(target);
-    let may_enter = target.kind.reenters && target.owner.is_some();
-    let mut look_at = Moment::now();
-    let mut pause = target.options.poll_cap;
+    let mut is_held = may_enter;
     loop {
-        if may_enter && Moment::now() >= look_at {
+        if is_held {
             match ask(target.arm(), None).await {
                 Asked::Granted(held) => return Ok(Inside::Entered(held)),
                 Asked::Refused(error) => return Err(error),
                 Asked::Split { armed, .. } => armed.give_back(),
                 Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => {}
             }
-            look_at = Moment::now() + pause;
-            pause = (pause * 2).min(LONGEST_LOOK);
         }
-        let until_look = look_at.since(Moment::now()).max(Duration::from_millis(1));
-        let nap = if may_enter { until_look.min(LONGEST_SLEEP) } else { LONGEST_SLEEP };
-        if let Ok(pass) = timeout(nap, front.as_mut()).await {
-            return Ok(Inside::Front(pass));
-        }
+        let heard = tokio::select! {
+            pass = front.as_mut() => return Ok(Inside::Front(pass)),
+            // It never fails: this task's visit keeps the sender.
+            _ = news.changed() => news.borrow_and_update().clone(),
+        };
+        is_held = matches!(heard, News::HeldBy(owner) if target.owner.as_ref() == Some(&owner));
         // A crowd must not run out of patience one after the other.
         patience.check()?;
     }
 }
 
-/// How somebody behaves to whom some nodes have granted a lock, but not enough of them, since others have the rest.
+/// Wakes the tasks behind the front whose owner holds the lock, for instance through another
+/// client: without a request of its own, none of them would find out before all those ahead of it
+/// have had their turn.
+async fn announce_holder(target: &Target, front: &Pass) {
+    let turnstiles = &target.client.turnstiles;
+    if turnstiles.await_owners(&target.name, front)
+        && let Some(owner) = target.holder().await
+    {
+        turnstiles.announce(&target.name, News::HeldBy(owner));
+    }
+}
+
+/// How an attempt behaves that some nodes have granted the lock, but no majority, since other
+/// attempts have the rest.
 #[derive(Default)]
 struct Split {
     looks: usize,
@@ -183,8 +222,9 @@ struct Split {
 }
 
 impl Split {
-    /// Whether to leave those nodes to the next in their queues. Who has many of them holds on for longer, until those
-    /// who have few have let go: if all did the same, they might take turns for ever, each node at another point.
+    /// Whether to leave those nodes to the next in their queues. Who has many of them holds on for
+    /// longer, until those who have few have let go: if all did the same, they might take turns for
+    /// ever, each node at another point.
     fn lets_go(&mut self, by: NodeSet) -> bool {
         self.looks += 1;
         let enough = !by.is_empty() && self.looks >= by.len().pow(2) * 2 - 1;
@@ -211,13 +251,25 @@ struct Patience<'a> {
     has_queued: bool,
     failing_since: Option<Moment>,
     pause: Duration,
+    /// When the caller began, if the option says how long it outlasts an outage: one that has
+    /// lasted for an hour already must not fail a call that is to wait for ten minutes.
+    begun: Option<Moment>,
 }
 
 impl Patience<'_> {
     fn new(target: &Target) -> Patience<'_> {
         let newcomers = 2 * target.client.nodes.limit();
         let queued = newcomers.max(target.options.ttl);
-        Patience { target, newcomers, queued, has_queued: false, failing_since: None, pause: PAUSES.0 }
+        let limit = target.options.outage_limit;
+        Patience {
+            target,
+            newcomers: limit.unwrap_or(newcomers),
+            queued: limit.unwrap_or(queued),
+            has_queued: false,
+            failing_since: None,
+            pause: PAUSES.0,
+            begun: limit.map(|_| Moment::now()),
+        }
     }
 
     fn restore(&mut self, queued: bool) {
@@ -231,7 +283,7 @@ impl Patience<'_> {
         let now = Moment::now();
         let since = *self.failing_since.get_or_insert(now);
         // Others may have found out before.
-        let since = self.target.outage().map_or(since, |(earlier, _)| earlier.min(since));
+        let since = self.target.outage().map_or(since, |(earlier, _)| self.counts_from(earlier).min(since));
         let limit = if self.has_queued { self.queued } else { self.newcomers };
         if now.since(since) >= limit {
             return Err(error());
@@ -241,10 +293,15 @@ impl Patience<'_> {
         Ok(pause)
     }
 
+    /// From when an outage counts that began then.
+    fn counts_from(&self, outage: Moment) -> Moment {
+        self.begun.map_or(outage, |begun| outage.max(begun))
+    }
+
     /// The failure that others have met with for as long as a newcomer is patient.
     fn check(&self) -> Result<(), Error> {
         match self.target.outage() {
-            Some((since, failure)) if Moment::now().since(since) >= self.newcomers => {
+            Some((since, failure)) if Moment::now().since(self.counts_from(since)) >= self.newcomers => {
                 Err(failure.during(self.target.script()).into())
             }
             _ => Ok(()),

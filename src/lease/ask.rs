@@ -51,6 +51,7 @@ pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
         return Asked::Refused(Error::RuntimeEnded);
     }
     let nodes = &client.nodes;
+    nodes.open().await;
     let mut bidding = Bidding::new(
         nodes.proposal(attempt.options.restart_guard == RestartGuard::On),
         attempt.options.fencing,

@@ -23,8 +23,8 @@ pub(super) struct Proposal {
     pub(super) for_nested: bool,
 }
 
-/// How an attempt is queued: for how long the lock is kept for it once it is granted, and on which channel it is
-/// notified, if on any. The same in each of its requests.
+/// How an attempt is queued: for how long the lock is kept for it once it is granted, and on which
+/// channel it is notified, if on any. The same in each of its requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct QueueEntry {
     pub(super) claim: Duration,
@@ -211,6 +211,11 @@ impl Attempt {
     /// Takes the lock away from whoever holds it. This attempt only names the request.
     pub(crate) fn force(&self) -> Call<'_> {
         Call::new(&self.kind.force, &self.keys()).text(&self.text).floor().optional(self.token_ttl())
+    }
+
+    /// What its nodes know of the lock.
+    pub(super) fn inspect(&self) -> Call<'_> {
+        Call::new(&self.kind.inspect, &self.keys())
     }
 
     fn keys(&self) -> [&str; 3] {

@@ -1,35 +1,47 @@
 //! The keeper's book: which lease is due when, and what must be given back.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use uuid::Uuid;
 
 use super::attempt::QueueEntry;
-use super::{Attempt, Lease};
+use super::close::Unreleased;
+use super::due::{Due, Place};
+use super::{Attempt, Lease, LeaseEnd};
 use crate::clock::Moment;
-use crate::event::event;
+use crate::name::Name;
 use crate::wire::NodeSet;
 
 /// How many requests travel in one pipeline.
 const ROUND: usize = 128;
-/// How many dropped attempts are remembered. Beyond it one is left to its ttl: with a server that is
-/// down for long, memory must not grow with every caller that gives up.
+/// How many dropped attempts are remembered. Beyond it one is left to its ttl: with a server that
+/// is down for long, memory must not grow with every caller that gives up.
 const ABANDONED: usize = 65_536;
+
+/// How long a dropped attempt is pursued beyond its ttl once its client is gone.
+const PURSUIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Book {
-    pub(super) due: BTreeMap<(Moment, u64), Lease>,
+    pub(super) due: Due,
     pub(super) abandoned: BTreeMap<(Moment, u64), Abandoned>,
-    /// What only a minority of the nodes may still have: in nobody's way, and never in the way of the rest.
+    /// What only a minority of the nodes may still have: in nobody's way, and never in the way of
+    /// the rest.
     pub(super) leftovers: BTreeMap<(Moment, u64), Abandoned>,
-    /// How many dropped attempts have not been given back yet, in the book or in a round.
-    pub(super) returning: usize,
+    /// Dropped attempts that have not been given back yet, in the book or in a round, by their
+    /// locks.
+    pub(super) returning: BTreeMap<u64, Name>,
+    /// The leases of all guards by their attempts, renewed or not, and how each was queued.
+    pub(super) held: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
+    /// Once the client is being closed: what could not be given back.
+    pub(super) unreleased: Option<Unreleased>,
     entries: u64,
-    /// Until when the task sleeps, unless it is woken. What is due later need not wake it, which is what
-    /// keeps a lock that is soon released from costing a switch of tasks.
+    /// Until when the task sleeps, unless it is woken. What is due later need not wake it, which is
+    /// what keeps a lock that is soon released from costing a switch of tasks.
     pub(super) sleeps_until: Option<Moment>,
     pub(super) closed: bool,
 }
@@ -37,8 +49,7 @@ pub(super) struct Book {
 /// Where a lease stands in the book. Read and written only under the book's lock.
 #[derive(Default)]
 pub(super) struct Entry {
-    pub(super) number: AtomicU64,
-    pub(super) due: AtomicU64,
+    pub(super) place: Place,
     pub(super) over: AtomicBool,
 }
 
@@ -49,8 +60,11 @@ pub(super) struct Abandoned {
     pub(super) give_up: Moment,
     /// Who may still have it.
     pub(super) nodes: NodeSet,
-    /// So many of them that it is in somebody's way.
-    pub(super) counts: bool,
+    /// Its number among those that are returning, while so many nodes may have it that it is in the
+    /// way.
+    pub(super) returning: Option<u64>,
+    /// On how many nodes its release has failed for good.
+    pub(super) failed: usize,
 }
 
 /// What one pipeline does.
@@ -76,43 +90,75 @@ impl Book {
         if entry.over.load(Ordering::Relaxed) {
             return;
         }
-        self.entries += 1;
-        entry.number.store(self.entries, Ordering::Relaxed);
-        entry.due.store(due.as_nanos(), Ordering::Relaxed);
-        self.due.insert((due, self.entries), lease.clone());
+        self.due.insert(lease, due);
         if self.sleeps_until.is_some_and(|until| due < until) {
             bell.notify_one();
         }
     }
 
-    pub(super) fn strike(&mut self, lease: &Lease) {
-        let entry = &lease.0.entry;
-        entry.over.store(true, Ordering::Relaxed);
-        let due = Moment::from_nanos(entry.due.load(Ordering::Relaxed));
-        self.due.remove(&(due, entry.number.load(Ordering::Relaxed)));
+    /// Takes a lease out for good, and returns how it ended: of two tasks that end it, the first
+    /// one that has the book decides. [`Lease::announce`] follows once the book is free.
+    pub(super) fn strike(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
+        lease.0.entry.over.store(true, Ordering::Relaxed);
+        self.due.remove(lease);
+        self.held.remove(&lease.0.attempt.id);
+        lease.end(how)
     }
 
-    pub(super) fn pursue(&mut self, abandoned: Abandoned, due: Moment) {
-        let counts = abandoned.counts;
-        let pursued = if counts { &mut self.abandoned } else { &mut self.leftovers };
-        if pursued.len() == ABANDONED
-            && let Some((_, _it)) = pursued.pop_first()
+    /// Has given back what an attempt has or gets on some nodes, so many of them that it `counts`,
+    /// or not. Returns the attempt that is left to its ttl instead, if there are too many.
+    pub(super) fn abandon(
+        &mut self,
+        attempt: Arc<Attempt>,
+        for_good: bool,
+        entry: Option<QueueEntry>,
+        nodes: NodeSet,
+        counts: bool,
+    ) -> Option<Arc<Attempt>> {
+        let now = Moment::now();
+        let give_up = now + attempt.options.ttl + PURSUIT;
+        let returning = counts.then(|| self.number_returning(&attempt));
+        let abandoned = Abandoned { attempt, for_good, entry, give_up, nodes, returning, failed: 0 };
+        self.pursue(abandoned, now)
+    }
+
+    /// The number of one more attempt that is returning.
+    fn number_returning(&mut self, attempt: &Attempt) -> u64 {
+        self.entries += 1;
+        self.returning.insert(self.entries, attempt.name.clone());
+        self.entries
+    }
+
+    /// An attempt is not in the way any more, or its release has failed.
+    pub(super) fn end_returning(&mut self, number: u64, failed: bool) {
+        if let Some(name) = self.returning.remove(&number)
+            && let Some(unreleased) = self.unreleased.as_mut().filter(|_| failed)
         {
-            event!(error, lock = %_it.attempt.name, "too many locks to give back: the ttl will");
-            self.returning -= usize::from(counts);
+            unreleased.add(&name);
         }
+    }
+
+    /// Returns the attempt that is left to its ttl instead, if there are too many. While the client
+    /// is being closed there is no limit: no more come than it had.
+    pub(super) fn pursue(&mut self, abandoned: Abandoned, due: Moment) -> Option<Arc<Attempt>> {
+        let pursued = if abandoned.returning.is_some() { &mut self.abandoned } else { &mut self.leftovers };
+        let is_full = pursued.len() >= ABANDONED && self.unreleased.is_none();
+        let given_up = if is_full { pursued.pop_first() } else { None };
         self.entries += 1;
         pursued.insert((due, self.entries), abandoned);
+        let (_, given_up) = given_up?;
+        if let Some(number) = given_up.returning {
+            self.end_returning(number, true);
+        }
+        Some(given_up.attempt)
     }
 
     /// What is due, or when something will be.
     pub(super) fn take(&mut self, now: Moment, may: May) -> Result<Round, Option<Moment>> {
         let mut round = Round::default();
         while round.renewals.len() < ROUND
-            && let Some(first) = self.due.first_entry()
-            && first.key().0 <= now
+            && let Some(lease) = self.due.pop(now)
         {
-            let lease = first.remove();
             let ttl = lease.next_ttl(now);
             // Held for as long as it may be: it is left to its deadline.
             if ttl.is_some() || (lease.0.attempt.kind.reenters && !lease.is_lost()) {
@@ -135,7 +181,7 @@ impl Book {
             round.releases.push(first.remove());
         }
         if round.renewals.is_empty() && round.releases.is_empty() {
-            let due = self.due.first_key_value().map(|((due, _), _)| *due);
+            let due = self.due.next();
             let first = |some: &BTreeMap<(Moment, u64), Abandoned>, may: bool| {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
             };
@@ -148,24 +194,7 @@ impl Book {
 
     /// Where one hold of an owner was lost, its other holds are asked about at once.
     pub(super) fn hurry(&mut self, lost: &[Lease]) {
-        let lost: Vec<_> = lost.iter().filter(|lease| lease.0.attempt.kind.reenters).collect();
-        if lost.is_empty() {
-            return;
-        }
-        let owners: HashSet<_> =
-            lost.iter().map(|lease| (lease.name(), lease.0.attempt.owner.as_str())).collect();
-        let siblings: Vec<_> = self
-            .due
-            .iter()
-            .filter(|(_, lease)| owners.contains(&(lease.name(), lease.0.attempt.owner.as_str())))
-            .map(|(key, _)| *key)
-            .collect();
-        for key in siblings {
-            if let Some(lease) = self.due.remove(&key) {
-                let now = Moment::now();
-                lease.0.entry.due.store(now.as_nanos(), Ordering::Relaxed);
-                self.due.insert((now, key.1), lease);
-            }
-        }
+        let now = Moment::now();
+        lost.iter().for_each(|lease| self.due.hurry(lease, now));
     }
 }

@@ -21,66 +21,93 @@ pub(crate) struct Client {
     pub(super) holds: Holds,
 }
 
+/// Where a client connects.
+pub(crate) struct Servers {
+    /// How to connect to each node, and where to listen for its wake-ups, if anywhere.
+    pub(crate) nodes: Vec<(Dial, Option<Ear>)>,
+    /// Whether a majority of them decides; else there is one.
+    pub(crate) is_quorum: bool,
+    /// Where to listen was named apart from where requests go: it may be another server by mistake.
+    pub(crate) verify: bool,
+    /// What the connections are called in `CLIENT LIST`.
+    pub(crate) name: Option<String>,
+}
+
 impl Client {
-    /// Connects to one deployment, and starts the keeper on the runtime that this is called from.
-    pub(crate) async fn start(dial: Dial, ear: Option<Ear>, options: &Options) -> Result<Arc<Client>, Error> {
-        let label = dial.label();
-        let node = Node::new(dial, options.node_timeout, options.wants_replicas().is_some(), None);
-        let nodes = Nodes::new(vec![(node, label)]);
-        for outcome in nodes.connect().await {
-            outcome.map_err(|cause| Error::Redis { script: "connect", cause })?;
-        }
-        Ok(Client::with(nodes, ear.map(|ear| vec![ear]), options))
-    }
-
-    /// Connects to several servers, each with a name for people: to more than half of them, and to none that must
-    /// not be among them.
-    pub(crate) async fn start_quorum(
-        servers: Vec<(redis::Client, String)>,
-        options: &Options,
-    ) -> Result<Arc<Client>, Error> {
-        let labels: Vec<String> = servers.iter().map(|(_, label)| label.clone()).collect();
+    /// A client that has not connected yet, with its keeper on the runtime that this is called
+    /// from.
+    pub(crate) fn new(servers: Servers, options: &Options) -> Arc<Client> {
+        let Servers { nodes, is_quorum, verify, name } = servers;
+        let labels: Vec<String> = nodes.iter().map(|(dial, _)| dial.label()).collect();
         let strict = options.restart_guard == RestartGuard::On;
-        let roster = Arc::new(Roster::new(labels.clone(), strict));
-        let ears = servers.iter().map(|(server, _)| Ear::Server(server.clone())).collect();
-        let nodes = servers.into_iter().enumerate().map(|(place, (server, label))| {
-            let place = Some((place, Arc::clone(&roster)));
+        let roster = is_quorum.then(|| Arc::new(Roster::new(labels.clone(), strict)));
+        let (mut made, mut ears) = (Vec::new(), Vec::new());
+        for (place, ((dial, ear), label)) in nodes.into_iter().zip(labels).enumerate() {
+            let place = roster.as_ref().map(|roster| (place, Arc::clone(roster)));
             let confirms = options.wants_replicas().is_some();
-            (Node::new(Dial::Server(server), options.node_timeout, confirms, place), label)
-        });
-        let nodes = Nodes::new(nodes.collect());
-        let mut failed = Vec::new();
-        for (place, outcome) in nodes.connect().await.into_iter().enumerate() {
-            if let Some(problem) = roster.problem(place) {
-                return Err(ConfigError::Node { node: labels[place].clone(), problem }.into());
-            }
-            if let Err(cause) = outcome {
-                let error = Error::Redis { script: "connect", cause };
-                failed.push(NodeError { node: labels[place].clone(), error });
-            }
+            let name = name.as_deref().map(Arc::from);
+            made.push((Node::new(dial, options.node_timeout, confirms, place, name), label));
+            ears.extend(ear);
         }
-        let (of, answered) = (nodes.count(), nodes.count() - failed.len());
-        if answered < nodes.majority() {
-            return Err(Error::NoQuorum { script: "connect", of, answered, nodes: failed });
-        }
-        Ok(Client::with(nodes, Some(ears), options))
-    }
-
-    fn with(nodes: Nodes, ears: Option<Vec<Ear>>, options: &Options) -> Arc<Client> {
-        let nodes = Arc::new(nodes);
+        let nodes = Arc::new(Nodes::new(made));
         // Of a cluster, PUBLISH counts only those who listen to the same server: scripts know by the name.
         let elsewhere = if nodes.resend() { "~" } else { "" };
         // A waiter is written as words with blanks between.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{elsewhere}", Uuid::new_v4().simple());
-        let ears = ears.filter(|_| options.wakeups == crate::options::Wakeups::Push);
+        let has_ears = options.wakeups == crate::options::Wakeups::Push && ears.len() == nodes.count();
+        let wakeups = Wakeups::new(channel, has_ears.then_some(ears), nodes.count(), options.node_timeout)
+            .named(name.map(|name| format!("{name}:wakeups")));
+        let wakeups = if verify { wakeups.verified_with(Arc::clone(&nodes)) } else { wakeups };
         Arc::new(Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
-            wakeups: Wakeups::new(channel, ears, nodes.count(), options.node_timeout),
+            wakeups,
             turnstiles: Turnstiles::default(),
             holds: Holds::default(),
             nodes,
         })
+    }
+
+    /// Connects: of several nodes to more than half of them, and to none that must not be among
+    /// them.
+    pub(crate) async fn connect(&self) -> Result<(), Error> {
+        let nodes = &self.nodes;
+        let mut failed = Vec::new();
+        for (place, outcome) in nodes.connect().await.into_iter().enumerate() {
+            let node = nodes.label(place).to_owned();
+            if let Some(problem) = nodes.node(place).problem() {
+                return Err(ConfigError::Node { node, problem }.into());
+            }
+            if let Err(cause) = outcome {
+                let error = Error::Redis { script: "connect", cause };
+                failed.push(NodeError { node, error });
+            }
+        }
+        let (of, answered) = (nodes.count(), nodes.count() - failed.len());
+        match failed.pop() {
+            Some(only) if !nodes.is_quorum() => return Err(only.error),
+            Some(last) if answered < nodes.majority() => {
+                failed.push(last);
+                return Err(Error::NoQuorum { script: "connect", of, answered, nodes: failed });
+            }
+            _ => {}
+        }
+        self.verify().await
+    }
+
+    /// Subscribes at once where that must be verified, and fails if it is another server.
+    async fn verify(&self) -> Result<(), Error> {
+        if !self.wakeups.is_to_be_verified() {
+            return Ok(());
+        }
+        self.wakeups.start(2 * self.nodes.limit()).await;
+        match self.wakeups.elsewhere() {
+            Some(subscriber) => {
+                let server = self.nodes.label(0).to_owned();
+                Err(ConfigError::SubscriberElsewhere { subscriber, server }.into())
+            }
+            None => Ok(()),
+        }
     }
 }
 

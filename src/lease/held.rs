@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::attempt::QueueEntry;
-use super::{Attempt, Client, Kind, Lease, ScriptSet};
+use super::close::OpenCall;
+use super::release::{Released, release};
+use super::{Attempt, Client, Kind, Lease, LeaseEnd, ScriptSet};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::options::Options;
-use crate::wire::{Answer, Call, Failure, NodeSet, Reply, Until, Votes};
+use crate::wire::{Answer, Call, Counted, Failure, NodeSet, Reply, Until, Votes};
 
-/// How often a release is sent before the rest is left to the keeper, or an exchange before it fails.
+/// How often an exchange is sent before it fails.
 const TRIES: u32 = 3;
 
 /// Answers for an attempt from before its first request: whatever it gets is given back, by
@@ -19,7 +21,7 @@ const TRIES: u32 = 3;
 pub(super) struct Armed {
     pub(super) client: Arc<Client>,
     pub(super) attempt: Arc<Attempt>,
-    lease: Option<Lease>,
+    lease: Option<(Lease, Counted)>,
     /// How the attempt may be queued, if it may.
     entry: Option<QueueEntry>,
     /// It was queued, once.
@@ -30,6 +32,8 @@ pub(super) struct Armed {
     asked: bool,
     /// There is nothing to give back, or it is meant to stay.
     disarmed: AtomicBool,
+    /// While it is released or exchanged. Dropped last, when the keeper has what is left to do.
+    call: Option<OpenCall>,
 }
 
 impl Armed {
@@ -43,6 +47,7 @@ impl Armed {
             in_flight: false,
             asked: false,
             disarmed: AtomicBool::new(false),
+            call: None,
         }
     }
 
@@ -70,8 +75,11 @@ impl Armed {
         if unanimous && !self.attempt.doubt.is_open() {
             self.entry = None;
         }
-        self.client.keeper.schedule(&lease, unanimous);
-        self.lease = Some(lease.clone());
+        self.client.keeper.schedule(&lease, unanimous, self.entry.clone());
+        if self.attempt.kind.reenters {
+            self.client.turnstiles.announce_grant(&self.attempt.name, &self.attempt.owner);
+        }
+        self.lease = Some((lease.clone(), self.client.nodes.count_hold()));
         Held { armed: self, lease }
     }
 
@@ -128,13 +136,16 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        if let Some(lease) = &self.lease {
-            self.client.keeper.forget(lease);
+        if self.lease.is_some() && self.call.is_none() {
+            // Between the keeper's two steps below, a close must not find that all is released.
+            self.call = Some(OpenCall::new(&self.client.keeper, &self.attempt.name));
         }
+        let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
         // Sent again unseen, it may yet be granted after "busy" was answered.
         let resent = self.asked && self.client.nodes.resend();
         let may_have = self.lease.is_some() || self.in_flight || resent || self.attempt.doubt.is_open();
-        let nothing_to_undo = !may_have && self.entry.is_none();
+        // Where the client was closed, the keeper has it already.
+        let nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
         if !self.is_disarmed() {
             self.expect_strays();
         }
@@ -165,30 +176,30 @@ impl Held {
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
-    pub(crate) async fn release(self) -> Result<(), Error> {
-        if self.armed.is_disarmed() {
-            return Err(Error::Lost { name: self.lease.name().clone() }); // leaked by another guard on it
-        }
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
         let (client, attempt) = (Arc::clone(&self.armed.client), Arc::clone(&self.armed.attempt));
-        if self.lease.is_lost() {
+        if let Some(end) = self.lease.ended() {
             // The server may keep it for a while yet: dropped here, it is given back in the background.
-            return Err(Error::Lost { name: self.lease.name().clone() });
+            return released_after(end, &self.lease);
         }
-        client.keeper.forget(&self.lease);
+        self.armed.call = Some(OpenCall::new(&client.keeper, &attempt.name));
+        let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
+        if end != LeaseEnd::Released {
+            return released_after(end, &self.lease); // it has ended in between
+        }
         let for_good = self.armed.ends_for_good();
-        let call = attempt.release(for_good, self.armed.entry.as_ref());
-        let (outcome, doubt) = insist(&client, &attempt, &call).await;
-        let Settled { answer, reply, votes } = outcome?;
-        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };
+        let token = self.lease.fencing_token();
+        let released = release(&client, &attempt, token, for_good, self.armed.entry.as_ref()).await?;
         self.armed.expect_strays();
         self.armed.disarm();
-        see_to_the_rest(&client, &attempt, self.armed.entry.clone(), votes);
-        match (answer, doubt) {
-            (1.., _) => Ok(()),
-            // Released by an earlier delivery, or lost before: never to be taken for a success.
-            (0, Some(failure)) => Err(failure.into()),
-            (0, None) => Err(Error::NotHeld { name: attempt.name.clone() }),
-            _ => Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into())),
+        let name = attempt.name.clone();
+        match released {
+            Released::Yes => Ok(()),
+            Released::NotHeld => Err(Error::NotHeld { name }),
+            Released::Unknown(failure) => Err(Error::Unconfirmed { name, cause: Box::new(failure.into()) }),
+            Released::Refused(answer, reply) => {
+                Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
+            }
         }
     }
 
@@ -205,25 +216,42 @@ impl Held {
     ) -> Result<Held, Error> {
         let (client, lease) = (Arc::clone(&self.armed.client), self.lease.clone());
         let lost = || Error::Lost { name: lease.name().clone() };
-        if self.armed.is_disarmed() || lease.is_lost() {
-            return Err(lost());
+        let closed = || Error::Closed { name: lease.name().clone() };
+        let ended = |end| if end == LeaseEnd::Closed { closed() } else { lost() };
+        if let Some(end) = lease.ended() {
+            return Err(ended(end));
         }
-        client.keeper.forget(&lease);
+        let trusted_until = lease.until();
+        self.armed.call = Some(OpenCall::new(&client.keeper, lease.name()));
+        match client.keeper.forget(&lease, LeaseEnd::Released) {
+            LeaseEnd::Released => {}
+            end => return Err(ended(end)),
+        }
         let attempt = Arc::new(self.armed.attempt.exchanged(kind, Arc::new(options)));
         self.armed.attempt = Arc::clone(&attempt);
         let call = attempt.exchange(scripts);
         let late = attempt.doubt.is_open();
         let sent = Moment::now();
-        let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await.0?;
+        let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await?;
         match answer {
             Answer::Final(1..) => {
-                let until = sent + attempt.trusted(attempt.options.ttl);
+                let mut until = sent + attempt.trusted(attempt.options.ttl);
+                if votes.yeses().len() < votes.majority() {
+                    // Silent nodes keep it as it was, for no longer than they did: until renewals
+                    // have made it more.
+                    until = until.min(trusted_until);
+                }
                 if Moment::now() >= until {
                     return Err(lost());
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
                 exchange_the_rest(&client, scripts, &attempt, lease.clone(), &votes, late);
-                Ok(self.armed.granted(lease, client.nodes.single().is_some()))
+                let mut held = self.armed.granted(lease, client.nodes.single().is_some());
+                if client.keeper.closing.has_begun() {
+                    return Err(closed()); // dropped here, it is given back
+                }
+                held.armed.call = None;
+                Ok(held)
             }
             Answer::Final(0) => Err(lost()),
             Answer::Final(answer) => {
@@ -236,7 +264,16 @@ impl Held {
     /// From now on this is never released: once it is dropped, it ends with its ttl.
     pub(crate) fn leak(&self) {
         self.armed.disarm();
-        self.armed.client.keeper.forget(&self.lease);
+        self.armed.client.keeper.forget(&self.lease, LeaseEnd::Leaked);
+    }
+}
+
+/// What a guard's release comes to whose lease has ended before: if the client was closed, there is
+/// nothing to be done, and closing reports what could not be released.
+pub(super) fn released_after(end: LeaseEnd, lease: &Lease) -> Result<(), Error> {
+    match end {
+        LeaseEnd::Closed => Ok(()),
+        _ => Err(Error::Lost { name: lease.name().clone() }),
     }
 }
 
@@ -248,8 +285,15 @@ pub(crate) struct Settled {
     votes: Votes,
 }
 
-/// Sends a request to all nodes, and finds out what more than half of them say, "yes" being a positive number.
-pub(crate) async fn settle(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Settled, Failure> {
+/// Sends a request to all nodes, and finds out what more than half of them say, "yes" being a
+/// positive number. If it `trusts_silence`, as for a lease that is valid, nodes that do not answer
+/// while more than half do may have held it.
+pub(crate) async fn settle(
+    client: &Client,
+    attempt: &Attempt,
+    call: &Call<'_>,
+    trusts_silence: bool,
+) -> Result<Settled, Failure> {
     let nodes = &client.nodes;
     let mut votes = nodes.ask(call, nodes.everyone(), &attempt.doubt, Until::Decided(1)).await;
     votes.doubt_noes();
@@ -263,7 +307,9 @@ pub(crate) async fn settle(client: &Client, attempt: &Attempt, call: &Call<'_>) 
         }
     }
     let some_did = !yes.is_empty();
-    let decided = if yes.len() >= votes.majority() {
+    let (silent, answered) = (votes.missing().len(), votes.of() - votes.missing().len());
+    let may_stand = trusts_silence && some_did && answered >= votes.majority();
+    let decided = if yes.len() >= votes.majority() || may_stand && yes.len() + silent >= votes.majority() {
         yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
     } else if no.len() > votes.of() - votes.majority() {
         no.into_iter().next() // whatever the others would say
@@ -281,25 +327,14 @@ pub(crate) async fn settle(client: &Client, attempt: &Attempt, call: &Call<'_>) 
     }
 }
 
-/// Sends a request again where that may help. Beside the answer, the failure of an earlier delivery that may
-/// have run.
-async fn insist(
-    client: &Client,
-    attempt: &Attempt,
-    call: &Call<'_>,
-) -> (Result<Settled, Failure>, Option<Failure>) {
-    let mut doubt = None;
+/// Sends a request again where that may help.
+async fn insist(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Settled, Failure> {
     let mut tries_left = TRIES;
     loop {
         tries_left -= 1;
-        match settle(client, attempt, call).await {
-            Err(failure) if failure.is_passing() && tries_left > 0 => {
-                doubt = doubt.or(failure.is_unknown().then_some(failure));
-            }
-            outcome => {
-                let resent = outcome.as_ref().ok().and_then(|settled| settled.reply.resent.clone());
-                return (outcome, doubt.or(resent));
-            }
+        match settle(client, attempt, call, true).await {
+            Err(failure) if failure.is_passing() && tries_left > 0 => {}
+            outcome => return outcome,
         }
     }
 }
@@ -329,27 +364,6 @@ fn exchange_the_rest(
             tokio::time::sleep(client.nodes.limit()).await;
         }
     });
-}
-
-/// Has the keeper release what a minority of the nodes may still keep, which a majority has released.
-fn see_to_the_rest(client: &Arc<Client>, attempt: &Arc<Attempt>, entry: Option<QueueEntry>, votes: Votes) {
-    let give_back = |client: &Client, attempt: &Arc<Attempt>, entry: &Option<QueueEntry>, nodes: NodeSet| {
-        client.keeper.abandon(Arc::clone(attempt), true, entry.clone(), nodes);
-    };
-    let failed = votes.failed();
-    if !failed.is_empty() {
-        give_back(client, attempt, &entry, failed);
-    }
-    if let Some(mut rest) = votes.rest {
-        let (client, attempt) = (Arc::clone(client), Arc::clone(attempt));
-        client.clone().nodes.spawn(async move {
-            while let Some((node, outcome)) = rest.next().await {
-                if outcome.is_err() {
-                    give_back(&client, &attempt, &entry, NodeSet::of([node]));
-                }
-            }
-        });
-    }
 }
 
 impl fmt::Debug for Held {

@@ -10,18 +10,18 @@ use tokio::time::sleep;
 
 use super::attempt::{Leaving, QueueEntry};
 use super::book::{Abandoned, Book, May, Round};
-use super::{Attempt, LONGEST_SLEEP, Lease};
+use super::close::Closing;
+use super::tally::{Standing, Tally};
+use super::{Attempt, LONGEST_SLEEP, Lease, LeaseEnd};
 use crate::clock::Moment;
 #[cfg(feature = "tracing")]
 use crate::error::Error;
-use crate::event::event;
+use crate::event::{Report, event};
 use crate::options::Renewal;
-use crate::wire::{Answer, Call, NodeSet, Nodes, Reply, Vote};
+use crate::wire::{Call, NodeSet, Nodes, Reply, Vote};
 
 /// How many pipelines are under way at a time.
 const ROUNDS: usize = 16;
-/// How long a dropped attempt is pursued beyond its ttl once its client is gone.
-const PURSUIT: Duration = Duration::from_secs(10);
 /// How long after it was granted a lease is renewed first that not all nodes have granted.
 const PATCH: Duration = Duration::from_millis(100);
 /// The pause before a request without an answer is sent again: the least, and the most.
@@ -29,42 +29,30 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 
 /// Renews what is held, soonest first, and releases what was dropped.
 ///
-/// A lease is in the book, or in one round, or over; all three change under the book's lock, so a lease
-/// that was given back is never renewed afterwards.
+/// A lease is in the book, or in one round, or over; all three change under the book's lock, so a
+/// lease that was given back is never renewed afterwards.
 pub(super) struct Keeper {
-    nodes: Arc<Nodes>,
+    pub(super) nodes: Arc<Nodes>,
     book: Mutex<Book>,
     bell: Notify,
     /// Rung when everything that was dropped has been given back.
-    settled: Notify,
-    /// Its task has ended, with its runtime: nothing is renewed any more, nor given back. Written under the book's lock.
+    pub(super) settled: Notify,
+    pub(super) closing: Closing,
+    /// Its task has ended, with its runtime: nothing is renewed any more, nor given back. Written
+    /// under the book's lock.
     ended: AtomicBool,
 }
 
-/// Which nodes have a lease: so many have it, and these have it not.
-struct Tally {
-    held: usize,
-    without: NodeSet,
-}
-
-/// What the nodes say of a lease.
-#[derive(PartialEq)]
-enum Standing {
-    /// More than half have it.
-    Held,
-    /// So many have it not that more than half cannot.
-    Lost,
-    Unknown,
-}
-
 impl Keeper {
-    /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to do.
+    /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to
+    /// do.
     pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
         let keeper = Arc::new(Keeper {
             nodes,
             book: Mutex::default(),
             bell: Notify::new(),
             settled: Notify::new(),
+            closing: Closing::default(),
             ended: AtomicBool::new(false),
         });
         tokio::spawn(Arc::clone(&keeper).run());
@@ -77,22 +65,28 @@ impl Keeper {
         self.bell.notify_one();
     }
 
-    /// Renews a lease from now on, if its options say so; soon, if not all nodes have granted it: they may by now.
-    pub(super) fn schedule(&self, lease: &Lease, unanimous: bool) {
+    /// Notes a lease that a guard has, and renews it from now on, if its options say so; soon, if
+    /// not all nodes have granted it: they may by now.
+    pub(super) fn schedule(&self, lease: &Lease, unanimous: bool, entry: Option<QueueEntry>) {
         let third = lease.until().since(lease.0.at) / 3;
         let due = match lease.options().renewal {
-            Renewal::Automatic => lease.0.at + if unanimous { third } else { third.min(PATCH) },
+            Renewal::Automatic => Some(lease.0.at + if unanimous { third } else { third.min(PATCH) }),
             // Not renewed, but asked about if another hold of its owner turns out to be lost.
-            Renewal::Never if lease.0.attempt.kind.reenters => lease.until(),
-            Renewal::Never => return,
+            Renewal::Never => lease.0.attempt.kind.reenters.then(|| lease.until()),
         };
-        self.book().insert(lease, due, &self.bell);
+        let mut book = self.book();
+        book.held.insert(lease.0.attempt.id, (lease.clone(), entry));
+        if let Some(due) = due {
+            book.insert(lease, due, &self.bell);
+        }
     }
 
-    /// Never renews the lease again, and ends the trust in it.
-    pub(super) fn forget(&self, lease: &Lease) {
-        self.book().strike(lease);
-        lease.end();
+    /// Never renews the lease again, and ends the trust in it. Returns how it ended: it may have
+    /// ended before.
+    pub(super) fn forget(&self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
+        let end = self.book().strike(lease, how);
+        lease.announce().into_iter().for_each(|report| report());
+        end
     }
 
     /// Gives back what a dropped attempt has or gets on some nodes.
@@ -103,18 +97,25 @@ impl Keeper {
         entry: Option<QueueEntry>,
         nodes: NodeSet,
     ) {
-        let now = Moment::now();
-        let give_up = now + attempt.options.ttl + PURSUIT;
-        // What so few keep is in nobody's way.
-        let counts = nodes.len() > self.nodes.spare();
-        let mut book = self.book();
-        if self.has_ended() {
-            return; // its ttl ends it
-        }
-        book.returning += usize::from(counts);
-        book.pursue(Abandoned { attempt, for_good, entry, give_up, nodes, counts }, now);
-        drop(book);
+        let given_up = self.abandon_in(&mut self.book(), attempt, for_good, entry, nodes);
         self.bell.notify_one();
+        report_given_up(given_up);
+    }
+
+    fn abandon_in(
+        &self,
+        book: &mut Book,
+        attempt: Arc<Attempt>,
+        for_good: bool,
+        entry: Option<QueueEntry>,
+        nodes: NodeSet,
+    ) -> Option<Arc<Attempt>> {
+        if self.has_ended() {
+            return None; // its ttl ends it
+        }
+        // What so few nodes keep blocks no other attempt.
+        let counts = nodes.len() > self.nodes.spare();
+        book.abandon(attempt, for_good, entry, nodes, counts)
     }
 
     /// Waits until everything that was dropped has been given back, or given up.
@@ -123,7 +124,7 @@ impl Keeper {
             let told = self.settled.notified();
             tokio::pin!(told);
             told.as_mut().enable();
-            if self.book().returning == 0 {
+            if self.book().returning.is_empty() {
                 return;
             }
             told.await;
@@ -137,8 +138,8 @@ impl Keeper {
     async fn run(self: Arc<Keeper>) {
         let _ending = Ending(Arc::clone(&self));
         let mut rounds = JoinSet::new();
-        // Rounds that give back may wait for a node that hangs: never so many that renewals wait for them, nor one more of
-        // those that only see to what a minority has left.
+        // Rounds that give back may wait for a node that hangs: never so many that renewals wait
+        // for them, nor one more of those that only see to what a minority has left.
         let (mut returning, mut tidying) = (0, 0);
         loop {
             let next = loop {
@@ -200,51 +201,33 @@ impl Keeper {
         let renewed: Vec<_> = answers.by_ref().take(round.renewals.len()).collect();
         let released: Vec<_> = answers.collect();
         let (mut gone, mut torn) = (Vec::new(), Vec::new());
+        let mut reports = Vec::new();
         for ((lease, ttl), votes) in round.renewals.into_iter().zip(renewed) {
-            let tally = self.count(&votes);
-            let is_torn = self.standing(&tally) == Standing::Held && !tally.without.is_empty();
-            if self.conclude_renewal(&lease, ttl, sent, &tally, &votes) {
+            let tally = Tally::count(&self.nodes, &votes);
+            let is_torn = tally.standing(&self.nodes) != Standing::Lost && !tally.without.is_empty();
+            if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
                 gone.push(lease);
             } else if let Some(ttl) = ttl.filter(|_| is_torn) {
                 torn.push((lease, ttl, tally.without));
             }
         }
         for (it, votes) in round.releases.into_iter().zip(released) {
-            self.conclude_release(it, &votes);
+            self.conclude_release(it, &votes, &mut reports);
         }
         self.book().hurry(&gone);
         self.bell.notify_one();
         self.mend(torn, limit).await;
-    }
-
-    fn count(&self, votes: &[Vote]) -> Tally {
-        let mut held = 0;
-        let mut without = NodeSet::of([]);
-        for (node, outcome) in votes {
-            match outcome.as_ref().map(Reply::answer) {
-                Ok(Ok(Answer::Final(time @ 1..))) => {
-                    self.nodes.node(*node).observe(time.unsigned_abs());
-                    held += 1;
-                }
-                Ok(Ok(Answer::Final(0 | -2))) => without = without.with(*node),
-                _ => {}
-            }
-        }
-        Tally { held, without }
-    }
-
-    fn standing(&self, tally: &Tally) -> Standing {
-        if tally.held >= self.nodes.majority() {
-            Standing::Held
-        } else if tally.without.len() > self.nodes.spare() {
-            Standing::Lost
-        } else {
-            Standing::Unknown
+        reports.extend(self.nodes.take_reports());
+        if !reports.is_empty() {
+            // In a task of its own: a subscriber that blocks would keep the thread on which the
+            // bell has just woken the keeper, and no other thread takes over a task that is next on
+            // its own.
+            tokio::spawn(async move { reports.into_iter().for_each(|report| report()) });
         }
     }
 
-    /// Takes a lock that a majority keeps for a lease once more where a node has lost it: a node that was away is
-    /// back, and the next one may go.
+    /// Takes a lock that a lease still has once more where a node has lost it: a node that was away
+    /// is back, and the next one may go, or has gone, so that a majority does not answer for it.
     async fn mend(&self, torn: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
         let torn: Vec<_> = {
             let _book = self.book();
@@ -275,108 +258,128 @@ impl Keeper {
         ttl: Option<Duration>,
         sent: Moment,
         tally: &Tally,
-        _votes: &[Vote],
+        votes: Vec<Vote>,
+        reports: &mut Vec<Report>,
     ) -> bool {
         let mut book = self.book();
         if lease.0.entry.over.load(Ordering::Relaxed) {
             return false; // given back meanwhile: whatever the answer, it is nobody's business any more
         }
-        match self.standing(tally) {
+        match tally.standing(&self.nodes) {
             Standing::Held => {
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => book.insert(lease, sent + ttl / 3, &self.bell),
                     None if !lease.is_lost() => book.insert(lease, lease.until(), &self.bell),
-                    _ => self.lose_late(book, lease),
+                    _ => self.lose_late(book, lease, reports),
                 }
                 false
             }
             Standing::Lost => {
-                event!(error, lock = %lease.name(), "lost a lease: the server has ended it");
-                book.strike(lease);
-                lease.end();
+                book.strike(lease, LeaseEnd::Revoked);
                 if self.nodes.single().is_none() {
-                    drop(book);
-                    self.abandon_everywhere(lease); // a minority may keep it
+                    self.abandon_everywhere(&mut book, lease, reports); // a minority may keep it
                 }
+                drop(book);
+                self.bell.notify_one();
+                reports.extend(lease.announce());
                 true
             }
             // The deadline stays where it is, and is what ends the trying.
             Standing::Unknown if lease.is_lost() => {
-                self.lose_late(book, lease);
+                self.lose_late(book, lease, reports);
                 false
             }
             Standing::Unknown => {
-                event!(
-                    warn,
-                    lock = %lease.name(),
-                    held = tally.held,
-                    lost = tally.without.len(),
-                    unknown = self.nodes.count() - tally.held - tally.without.len(),
-                    nodes = self.nodes.count(),
-                    error = first_failure(_votes).map(::tracing::field::display),
-                    "cannot renew a lease on enough nodes: trying again"
-                );
-                let pause = (lease.options().ttl / 30).clamp(PAUSES.0, PAUSES.1);
+                // Of a short lease, several tries must fit in before its deadline.
+                let pause = (lease.options().ttl / 30).min(PAUSES.1);
                 book.insert(lease, Moment::now() + pause, &self.bell);
+                let (_lease, _nodes) = (lease.clone(), self.nodes.count());
+                let (_held, _lost) = (tally.held, tally.without.len());
+                reports.push(Box::new(move || {
+                    let _votes = votes;
+                    event!(
+                        debug,
+                        lock = %_lease.name(),
+                        held = _held,
+                        lost = _lost,
+                        unknown = _nodes - _held - _lost,
+                        nodes = _nodes,
+                        error = first_failure(&_votes).map(::tracing::field::display),
+                        "cannot renew a lease on enough nodes: trying again"
+                    );
+                }));
                 false
             }
         }
     }
 
-    /// Its deadline has passed here, but the server may still keep it: the answers may have been lost.
-    fn lose_late(&self, mut book: MutexGuard<'_, Book>, lease: &Lease) {
-        event!(error, lock = %lease.name(), "lost a lease: it was not renewed in time");
-        book.strike(lease);
+    /// Its deadline has passed here, but the server may still keep it: the answers may have been
+    /// lost.
+    fn lose_late(&self, mut book: MutexGuard<'_, Book>, lease: &Lease, reports: &mut Vec<Report>) {
+        book.strike(lease, LeaseEnd::Lost);
+        self.abandon_everywhere(&mut book, lease, reports);
         drop(book);
-        lease.end();
-        self.abandon_everywhere(lease);
+        self.bell.notify_one();
+        reports.extend(lease.announce());
     }
 
-    fn abandon_everywhere(&self, lease: &Lease) {
-        self.abandon(Arc::clone(&lease.0.attempt), true, None, self.nodes.everyone());
+    /// Under the lock under which the lease was taken out: a close must find one or the other.
+    fn abandon_everywhere(&self, book: &mut Book, lease: &Lease, reports: &mut Vec<Report>) {
+        let (attempt, everyone) = (Arc::clone(&lease.0.attempt), self.nodes.everyone());
+        let given_up = self.abandon_in(book, attempt, true, None, everyone);
+        reports.push(Box::new(move || report_given_up(given_up)));
     }
 
-    fn conclude_release(&self, mut it: Abandoned, votes: &[Vote]) {
+    fn conclude_release(&self, mut it: Abandoned, votes: &[Vote], reports: &mut Vec<Report>) {
         let now = Moment::now();
         let mut book = self.book();
-        let mut left = NodeSet::of([]);
+        let (mut left, mut lasting) = (NodeSet::of([]), Vec::new());
         for (node, outcome) in votes {
             let Err(failure) = outcome.as_ref().map_err(Clone::clone).and_then(Reply::answer) else {
                 continue;
             };
-            // For as long as the server cannot be reached, it may still have the attempt in its queue. Once the
-            // client is gone, nobody waits for that long, nor for a minority that does not come back.
+            // For as long as the server cannot be reached, it may still have the attempt in its
+            // queue. Once the client is gone, nobody waits for that long, nor for a minority that
+            // does not come back.
             let for_long = !book.closed && it.nodes.len() > self.nodes.spare();
             if failure.is_passing() && (for_long || now < it.give_up) {
                 it.for_good |= failure.is_unknown();
                 left = left.with(*node);
             } else {
-                event!(error, lock = %it.attempt.name, error = %Error::from(failure), "cannot give a lock back: its ttl will");
+                lasting.push(failure);
             }
         }
-        let returned = it.counts && left.len() <= self.nodes.spare();
-        it.counts &= !returned;
+        it.failed += lasting.len();
+        let failed = it.failed > self.nodes.spare();
+        let returned = it.returning.take_if(|_| left.len() <= self.nodes.spare());
+        let _attempt = Arc::clone(&it.attempt);
+        let mut given_up = None;
         if !left.is_empty() {
             it.nodes = left;
-            book.pursue(it, now + PAUSES.1 / 2);
+            given_up = book.pursue(it, now + PAUSES.1 / 2);
         }
-        if returned {
-            self.returned(book);
+        if let Some(number) = returned {
+            book.end_returning(number, failed);
+            if book.returning.is_empty() {
+                self.settled.notify_waiters();
+            }
         }
-    }
-
-    fn returned(&self, mut book: MutexGuard<'_, Book>) {
-        if self.has_ended() {
-            return; // while the last round was under way on another thread
-        }
-        book.returning -= 1;
-        if book.returning == 0 {
-            self.settled.notify_waiters();
-        }
+        drop(book);
+        reports.push(Box::new(move || {
+            report_given_up(given_up);
+            for _failure in lasting {
+                event!(
+                    error,
+                    lock = %_attempt.name,
+                    error = %Error::from(_failure),
+                    "cannot give a lock back: its ttl ends it"
+                );
+            }
+        }));
     }
 
     /// Poisoning does not matter: nothing under this lock panics.
-    fn book(&self) -> MutexGuard<'_, Book> {
+    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -399,6 +402,13 @@ impl Drop for Ending {
         };
         drop(left);
         self.0.settled.notify_waiters();
+    }
+}
+
+/// An attempt that was crowded out of the book.
+fn report_given_up(given_up: Option<Arc<Attempt>>) {
+    if let Some(_attempt) = given_up {
+        event!(error, lock = %_attempt.name, "too many locks to give back: its ttl ends this one");
     }
 }
 

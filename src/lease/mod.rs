@@ -7,31 +7,39 @@ mod ask;
 mod attempt;
 mod book;
 mod client;
+mod close;
+mod due;
+mod end;
 mod held;
 mod keeper;
+mod release;
 mod seat;
 mod shared;
+mod tally;
 mod target;
 mod turnstile;
 mod validity;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::Attempt;
-pub(crate) use client::Client;
+pub(crate) use client::{Client, Servers};
+pub(crate) use close::{acquire, acquire_within, try_acquire};
+pub use end::LeaseEnd;
 pub(crate) use held::{Held, settle};
 pub(crate) use shared::Shared;
 pub(crate) use target::Target;
 
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::event::{Report, event};
 use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
@@ -89,8 +97,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// A lock that was granted, until a deadline that renewals move.
 ///
 /// From [`lease()`](crate::MutexGuard::lease) of a guard; a clone may be given to the work that the lock
-/// protects. It holds nothing itself: dropping it releases nothing, and it says "lost" once the guard
-/// has been released.
+/// protects. It holds nothing itself: dropping it releases nothing. Once it is over it says
+/// [how it ended](Lease::ended), to every task that has a clone.
 ///
 /// **What it promises**: while [`is_lost`](Lease::is_lost) is false, nobody else has a lease on the lock
 /// that excludes this one. The deadline counts from before the request left, less the
@@ -108,14 +116,19 @@ struct Granted {
     token: Option<FencingToken>,
     at: Moment,
     deadline: Deadline,
+    /// Written once: of several ends the first one decides.
+    end: OnceLock<LeaseEnd>,
     bell: Notify,
+    /// Its loss was logged.
+    is_reported: AtomicBool,
 }
 
 impl Lease {
     fn new(attempt: Arc<Attempt>, token: Option<FencingToken>, at: Moment, until: Moment) -> Lease {
         let deadline = Deadline::new(until);
         let entry = book::Entry::default();
-        Lease(Arc::new(Granted { attempt, entry, token, at, deadline, bell: Notify::new() }))
+        let (end, bell, is_reported) = (OnceLock::new(), Notify::new(), AtomicBool::new(false));
+        Lease(Arc::new(Granted { attempt, entry, token, at, deadline, end, bell, is_reported }))
     }
 
     /// The name of the lock.
@@ -135,25 +148,45 @@ impl Lease {
         self.0.deadline.get().map_or_else(Instant::now, Moment::to_instant)
     }
 
-    /// Whether the lease may not be trusted any more: its deadline has passed, the server said that it
-    /// ended, or it was released. Once true, always true. Asks nobody.
+    /// Whether the lease may not be trusted any more, however it [ended](Lease::ended): its
+    /// deadline has passed, the server said that it ended, or it was given up. Once true, always
+    /// true. It sends nothing.
     pub fn is_lost(&self) -> bool {
-        self.0.deadline.has_passed()
+        self.ended().is_some()
     }
 
-    /// Waits until the lease may not be trusted any more.
+    /// How the lease ended; `None` for as long as it may be trusted. It sends nothing.
+    ///
+    /// ```no_run
+    /// # fn run(lease: &redlatch::Lease) {
+    /// use redlatch::LeaseEnd;
+    /// match lease.ended() {
+    ///     None => println!("valid"),
+    ///     Some(LeaseEnd::Released | LeaseEnd::Closed) => println!("the work was finished"),
+    ///     Some(end) => println!("another client may have the lock: {end:?}"),
+    /// }
+    /// # }
+    /// ```
+    pub fn ended(&self) -> Option<LeaseEnd> {
+        let passed = || self.0.deadline.has_passed().then(|| *self.0.end.get_or_init(|| LeaseEnd::Lost));
+        self.0.end.get().copied().or_else(passed)
+    }
+
+    /// Waits until the lease may not be trusted any more, and returns how it ended: a task that has
+    /// a clone can distinguish a lease that was [released](LeaseEnd::Released) from one that was
+    /// [lost](LeaseEnd::Lost).
     ///
     /// # Cancel safety
-    /// Safe to drop and to call again.
-    pub async fn lost(&self) {
+    /// Cancel safe: it can be dropped and called again.
+    pub async fn lost(&self) -> LeaseEnd {
         loop {
             let told = self.0.bell.notified();
             tokio::pin!(told);
             told.as_mut().enable();
-            let Some(until) = self.0.deadline.get() else { return };
-            if self.is_lost() {
-                return;
+            if let Some(end) = self.ended() {
+                return end;
             }
+            let Some(until) = self.0.deadline.get() else { continue };
             // A tick more than is left: a timer may fire early by its resolution.
             let left = until.since(Moment::now()) + Duration::from_millis(1);
             tokio::select! {
@@ -172,17 +205,30 @@ impl Lease {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lease ended first. `work` is then dropped at the await where it stands,
-    /// and what it had begun elsewhere goes on: that is what the fencing token is for.
+    /// If the lease ended first. `work` is then dropped at its current await; what it has begun
+    /// elsewhere continues, which the fencing token is for.
+    /// - [`Error::Lost`]: the lease was [lost](LeaseEnd::Lost) or [revoked](LeaseEnd::Revoked).
+    /// - [`Error::Released`]: its guard was [released](LeaseEnd::Released) or
+    ///   [leaked](LeaseEnd::Leaked).
+    /// - [`Error::Closed`]: the client was [closed](crate::Locks::close).
     ///
     /// # Cancel safety
     /// Dropping it drops `work`.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        let lost = || Error::Lost { name: self.name().clone() };
         tokio::select! {
             biased;
-            () = self.lost() => Err(lost()),
-            output = work => if self.is_lost() { Err(lost()) } else { Ok(output) },
+            end = self.lost() => Err(self.error(end)),
+            output = work => self.ended().map_or(Ok(output), |end| Err(self.error(end))),
+        }
+    }
+
+    /// What keeps work from being done under this lease.
+    fn error(&self, end: LeaseEnd) -> Error {
+        let name = self.name().clone();
+        match end {
+            LeaseEnd::Lost | LeaseEnd::Revoked => Error::Lost { name },
+            LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { name },
+            LeaseEnd::Closed => Error::Closed { name },
         }
     }
 
@@ -193,10 +239,27 @@ impl Lease {
         extended
     }
 
-    /// Ends the trust, for whatever reason.
-    fn end(&self) {
+    /// Ends the trust, and returns how the lease ended: it may have ended before. Nothing waits for
+    /// it, so it may be called under a lock; [`announce`](Lease::announce) follows.
+    fn end(&self, how: LeaseEnd) -> LeaseEnd {
+        let end = self.ended().unwrap_or_else(|| *self.0.end.get_or_init(|| how));
         self.0.deadline.end();
+        end
+    }
+
+    /// Wakes the tasks that wait for its end. What is returned logs a loss, once for each lease.
+    fn announce(&self) -> Option<Report> {
         self.0.bell.notify_waiters();
+        let end = self.ended().filter(|end| end.is_loss())?;
+        let _reason = match end {
+            LeaseEnd::Revoked => "the server has ended it",
+            _ => "it was not renewed in time",
+        };
+        let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
+        let _lease = self.clone();
+        is_first.then(|| -> Report {
+            Box::new(move || event!(error, lock = %_lease.name(), reason = _reason, "lost a lease"))
+        })
     }
 
     /// Its deadline; now, if it is over.
@@ -221,6 +284,10 @@ impl Lease {
         &self.0.attempt.owner
     }
 
+    pub(crate) fn kind(&self) -> &'static Kind {
+        self.0.attempt.kind
+    }
+
     fn options(&self) -> &Options {
         &self.0.attempt.options
     }
@@ -232,7 +299,7 @@ impl fmt::Debug for Lease {
             .field("name", self.name())
             .field("kind", &self.0.attempt.kind.name)
             .field("fencing_token", &self.0.token)
-            .field("lost", &self.is_lost())
+            .field("ended", &self.ended())
             .finish()
     }
 }

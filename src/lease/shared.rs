@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::held::released_after;
 use super::{Held, Target};
 use crate::error::Error;
 use crate::name::Name;
@@ -67,10 +68,11 @@ impl Shared {
 
     /// Gives back the hold, if this was the last guard on it.
     pub(crate) async fn release(self: Arc<Shared>) -> Result<(), Error> {
-        let lost = self.held.lease().is_lost().then(|| self.held.lease().name().clone());
-        match (Arc::into_inner(self), lost) {
+        let lease = self.held.lease().clone();
+        let end = lease.ended();
+        match (Arc::into_inner(self), end) {
             (Some(Shared { held, _entry }), _) => held.release().await,
-            (None, Some(name)) => Err(Error::Lost { name }),
+            (None, Some(end)) => released_after(end, &lease),
             (None, None) => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::{Options, RestartGuard};
-use crate::wire::{Failure, Script};
+use crate::wire::{Call, Failure, Script, Until, Vote};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
@@ -43,7 +43,8 @@ impl Target {
         self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
     }
 
-    /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march in step.
+    /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march
+    /// in step.
     pub(super) fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
         // A waiter that is not seen for as long as its claim is taken to be dead.
         let half = attempt.claim() / 2;
@@ -57,6 +58,27 @@ impl Target {
             Queue::InsideUnlessOwned => self.owner.is_none(),
             Queue::InRedis => false,
         }
+    }
+
+    /// Whether it enters a lock that its owner holds.
+    pub(super) fn may_enter(&self) -> bool {
+        self.kind.reenters && self.owner.is_some()
+    }
+
+    /// The owner that holds a lock of which at most one owner does, if a majority of the nodes name
+    /// it.
+    pub(super) async fn holder(&self) -> Option<String> {
+        let nodes = &self.client.nodes;
+        let call = Call::new(&self.kind.inspect, &[self.name.key(), self.name.fence(), self.name.waiters()]);
+        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
+        let named = |(_, outcome): &Vote| -> Option<String> {
+            // Status, last token, waiters, time; then owner, count and milliseconds left.
+            let texts = outcome.as_ref().ok()?.texts().ok()?;
+            texts.into_iter().nth(4)
+        };
+        let owners: Vec<String> = votes.cast.iter().filter_map(named).collect();
+        let naming = |owner: &&String| owners.iter().filter(|it| it == owner).count();
+        owners.iter().find(|owner| naming(owner) >= nodes.majority()).cloned()
     }
 
     pub(super) fn lost(&self) -> Error {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::name::Name;
 
@@ -14,7 +14,29 @@ pub(super) struct Turnstiles(Arc<Mutex<HashMap<Name, Turnstile>>>);
 #[derive(Debug)]
 struct Turnstile {
     place: Arc<Semaphore>,
+    news: watch::Sender<News>,
     visitors: usize,
+    /// How many of them enter at once if their owner holds the lock.
+    owned: usize,
+}
+
+/// What the tasks of this client that wait for a lock learn without a request of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    None,
+    /// This owner has just been granted the lock, here or, as the task at the front has seen,
+    /// elsewhere.
+    HeldBy(String),
+    /// A request of the task at the front has failed.
+    Failing,
+}
+
+/// A task that waits for the front place. Dropped, it leaves the queue.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    place: Arc<Semaphore>,
+    news: watch::Receiver<News>,
+    visit: Visit,
 }
 
 /// The place at the front, until it is dropped.
@@ -28,40 +50,75 @@ pub(super) struct Pass {
 #[derive(Debug)]
 struct Visit {
     name: Name,
+    owned: bool,
     turnstiles: Arc<Mutex<HashMap<Name, Turnstile>>>,
 }
 
 impl Turnstiles {
-    /// The front place if nobody is at it.
-    pub(super) fn try_enter(&self, name: &Name) -> Option<Pass> {
-        let (visit, place) = self.visit(name);
-        let place = place.try_acquire_owned().ok()?;
-        Some(Pass { _place: Some(place), _visit: visit })
+    /// Joins those that wait for a lock; an `owned` one enters at once if its owner holds the lock.
+    pub(super) fn visit(&self, name: &Name, owned: bool) -> Visitor {
+        let mut turnstiles = lock(&self.0);
+        let turnstile = turnstiles.entry(name.clone()).or_insert_with(|| Turnstile {
+            place: Arc::new(Semaphore::new(1)),
+            news: watch::Sender::new(News::None),
+            visitors: 0,
+            owned: 0,
+        });
+        turnstile.visitors += 1;
+        turnstile.owned += usize::from(owned);
+        Visitor {
+            place: Arc::clone(&turnstile.place),
+            news: turnstile.news.subscribe(),
+            visit: Visit { name: name.clone(), owned, turnstiles: Arc::clone(&self.0) },
+        }
     }
 
-    /// Waits for the front place.
-    ///
-    /// # Cancel safety
-    /// Dropping it leaves the queue.
-    pub(super) async fn enter(&self, name: &Name) -> Pass {
-        let (visit, place) = self.visit(name);
-        // It fails only if the semaphore is closed, which nobody does; then there is no queue to keep.
-        let place = place.acquire_owned().await.ok();
-        Pass { _place: place, _visit: visit }
+    /// Whether there are others than the task at the front that enter once their owner holds the
+    /// lock.
+    pub(super) fn await_owners(&self, name: &Name, front: &Pass) -> bool {
+        let own = usize::from(front._visit.owned);
+        lock(&self.0).get(name).is_some_and(|turnstile| turnstile.owned > own)
+    }
+
+    /// Wakes the tasks that wait for a lock.
+    pub(super) fn announce(&self, name: &Name, news: News) {
+        if let Some(turnstile) = lock(&self.0).get(name) {
+            turnstile.news.send_replace(news);
+        }
+    }
+
+    /// Wakes the tasks that wait for a lock if some of them may enter it now.
+    pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
+        if let Some(turnstile) = lock(&self.0).get(name).filter(|turnstile| turnstile.owned > 0) {
+            turnstile.news.send_replace(News::HeldBy(owner.to_owned()));
+        }
     }
 
     /// How many locks are waited for in this process.
     pub(super) fn entries(&self) -> usize {
         lock(&self.0).len()
     }
+}
 
-    fn visit(&self, name: &Name) -> (Visit, Arc<Semaphore>) {
-        let mut turnstiles = lock(&self.0);
-        let turnstile = turnstiles
-            .entry(name.clone())
-            .or_insert_with(|| Turnstile { place: Arc::new(Semaphore::new(1)), visitors: 0 });
-        turnstile.visitors += 1;
-        (Visit { name: name.clone(), turnstiles: Arc::clone(&self.0) }, Arc::clone(&turnstile.place))
+impl Visitor {
+    /// The front place, if it is free.
+    pub(super) fn try_pass(self) -> Result<Pass, Visitor> {
+        match Arc::clone(&self.place).try_acquire_owned() {
+            Ok(place) => Ok(Pass { _place: Some(place), _visit: self.visit }),
+            Err(_) => Err(self),
+        }
+    }
+
+    /// Splits the place in the queue, which waits for the front, from what is said to those who
+    /// wait.
+    pub(super) fn waits(self) -> (impl Future<Output = Pass>, watch::Receiver<News>) {
+        let Visitor { place, news, visit } = self;
+        let front = async move {
+            // It fails only if the semaphore is closed, which nobody does; then there is no queue
+            // to keep.
+            Pass { _place: place.acquire_owned().await.ok(), _visit: visit }
+        };
+        (front, news)
     }
 }
 
@@ -70,6 +127,7 @@ impl Drop for Visit {
         let mut turnstiles = lock(&self.turnstiles);
         if let Some(turnstile) = turnstiles.get_mut(&self.name) {
             turnstile.visitors -= 1;
+            turnstile.owned -= usize::from(self.owned);
             if turnstile.visitors == 0 {
                 turnstiles.remove(&self.name);
             }

@@ -154,7 +154,7 @@ impl Locks {
         let call = Call::new(&ADMIT, &[&key]).text(run).text(ticket);
         let call = match knowing {
             Some((floor, ttl)) => call.number(floor).number(ttl),
-            None => call.text("").number(0),
+            None => call,
         };
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), Until::Answered).await;
         let reply = match votes.cast.pop() {

@@ -5,6 +5,7 @@ use std::fmt;
 use super::{DOWNGRADE, READ, reading};
 use crate::error::Error;
 use crate::lease::{Held, Lease};
+use crate::owner::Owner;
 
 /// A hold to read. Its lease is renewed for as long as this lives.
 ///
@@ -14,12 +15,13 @@ use crate::lease::{Held, Lease};
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
+    owner: Option<Owner>,
     held: Held,
 }
 
 impl RwLockReadGuard {
-    pub(super) fn new(held: Held) -> RwLockReadGuard {
-        RwLockReadGuard { held }
+    pub(super) fn new(owner: Option<&Owner>, held: Held) -> RwLockReadGuard {
+        RwLockReadGuard { owner: owner.cloned(), held }
     }
 
     /// The lease: whether it still stands, until when, and its [fencing token](crate::FencingToken).
@@ -27,11 +29,17 @@ impl RwLockReadGuard {
         self.held.lease()
     }
 
+    /// The owner that the lock was [bound to](crate::RwLock::with_owner); `None` if it was not.
+    pub fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
+    }
+
     /// Releases this hold and waits until that is done.
     ///
     /// # Errors
     /// [`Error::Lost`] if the lease was lost before: somebody may have written meanwhile.
     /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
+    /// [`Error::Unconfirmed`] if an answer was lost and the lock has had another holder since.
     /// [`Error::Redis`] if the server fails, or [`Error::NoQuorum`] if too many nodes do, three times in a row, for a
     /// [node timeout](crate::Options::node_timeout) each at most: the release then goes on in the background, or was
     /// done already, and whether the lease had lasted until then is not known.
@@ -50,7 +58,11 @@ impl RwLockReadGuard {
 
 impl fmt::Debug for RwLockReadGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RwLockReadGuard").field(self.lease()).finish()
+        let mut text = f.debug_struct("RwLockReadGuard");
+        if let Some(owner) = &self.owner {
+            text.field("owner", owner);
+        }
+        text.field("lease", self.lease()).finish()
     }
 }
 
@@ -62,12 +74,13 @@ impl fmt::Debug for RwLockReadGuard {
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
+    owner: Option<Owner>,
     held: Held,
 }
 
 impl RwLockWriteGuard {
-    pub(super) fn new(held: Held) -> RwLockWriteGuard {
-        RwLockWriteGuard { held }
+    pub(super) fn new(owner: Option<&Owner>, held: Held) -> RwLockWriteGuard {
+        RwLockWriteGuard { owner: owner.cloned(), held }
     }
 
     /// The lease: whether it still stands, until when, and its fencing token.
@@ -87,7 +100,13 @@ impl RwLockWriteGuard {
     /// Dropped, the hold is given back in the background, whether it was changed or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let options = reading(self.held.options());
-        self.held.exchange(&DOWNGRADE, &READ, options).await.map(RwLockReadGuard::new)
+        let held = self.held.exchange(&DOWNGRADE, &READ, options).await?;
+        Ok(RwLockReadGuard { owner: self.owner, held })
+    }
+
+    /// The owner that the lock was [bound to](crate::RwLock::with_owner); `None` if it was not.
+    pub fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
     }
 
     /// Releases this hold and waits until that is done.
@@ -109,6 +128,10 @@ impl RwLockWriteGuard {
 
 impl fmt::Debug for RwLockWriteGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RwLockWriteGuard").field(self.lease()).finish()
+        let mut text = f.debug_struct("RwLockWriteGuard");
+        if let Some(owner) = &self.owner {
+            text.field("owner", owner);
+        }
+        text.field("lease", self.lease()).finish()
     }
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::task::JoinSet;
 
-use super::settings::{info, tcp};
+use super::settings::{Certificates, tcp};
 
 /// How often the library sends a request at most: to follow slots that move, and servers that fail over. The limit
 /// of a request covers all of them.
@@ -24,14 +24,23 @@ const CONNECTS: u32 = 3;
 const PAUSES: (u64, u64) = (10, 200);
 
 pub(crate) fn cluster(
-    urls: impl IntoIterator<Item = impl AsRef<str>>,
+    seeds: Vec<ConnectionInfo>,
+    certificates: Option<&Certificates>,
     limit: Duration,
 ) -> Result<(ClusterClient, Seeds), RedisError> {
-    let seeds = urls.into_iter().map(|url| info(url.as_ref(), limit)).collect::<Result<Vec<_>, _>>()?;
     let Some(first) = seeds.first() else {
         return Err(RedisError::from((ErrorKind::InvalidClientConfig, "no node of the cluster was named")));
     };
-    let client = ClusterClient::builder(seeds.clone())
+    let builder = ClusterClient::builder(seeds.clone());
+    // It does not take them from the seeds.
+    #[cfg(feature = "tls")]
+    let builder = match certificates {
+        Some(certificates) => builder.certs(certificates.clone()),
+        None => builder,
+    };
+    #[cfg(not(feature = "tls"))]
+    let _none = certificates;
+    let client = builder
         .tcp_settings(tcp(first.tcp_settings(), limit))
         .connection_timeout(limit / CONNECTS)
         .response_timeout(limit)
@@ -67,6 +76,19 @@ pub(super) async fn masters_answer(mut connection: ClusterConnection) -> bool {
     true
 }
 
+/// Asks every master, and says what each has answered, by its address.
+pub(super) async fn ask_masters(
+    mut connection: ClusterConnection,
+    request: redis::Cmd,
+) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+    let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+    let Value::Map(answers) = connection.route_command(request, masters).await? else {
+        return Ok(Vec::new());
+    };
+    let named = |(server, answer)| Some((Some(redis::from_redis_value::<String>(server).ok()?), answer));
+    Ok(answers.into_iter().filter_map(named).collect())
+}
+
 /// Servers of a cluster, any of which hears what is published on any.
 #[derive(Debug)]
 pub(crate) struct Seeds {
@@ -78,7 +100,7 @@ pub(crate) struct Seeds {
 
 impl Seeds {
     /// There must be one.
-    fn new(named: Vec<ConnectionInfo>) -> Seeds {
+    pub(crate) fn new(named: Vec<ConnectionInfo>) -> Seeds {
         Seeds { named, others: Mutex::default(), turn: AtomicUsize::new(0) }
     }
 
@@ -143,9 +165,10 @@ fn beside(from: &ConnectionInfo, node: &Value) -> Option<ConnectionInfo> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
     use super::*;
+    use redis::IntoConnectionInfo;
 
     fn info(port: u16) -> ConnectionInfo {
-        super::info(&format!("redis://10.0.0.1:{port}/"), Duration::from_secs(1)).unwrap()
+        ConnectionAddr::Tcp("10.0.0.1".to_owned(), port).into_connection_info().unwrap()
     }
 
     /// An answer to `CLUSTER SLOTS`: one range, served by all of these.

@@ -69,6 +69,17 @@ impl Connection {
         }
     }
 
+    /// Gives it a name in `CLIENT LIST`; in a cluster, each of the connections that it consists of.
+    /// A server that refuses, for want of the right to `CLIENT`, is used without one.
+    pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
+        let mut naming = redis::cmd("CLIENT");
+        naming.arg("SETNAME").arg(name);
+        match self.send(&naming, limit).await {
+            Err(error) if is_broken(&error) => Err(error),
+            _named_or_refused => Ok(()),
+        }
+    }
+
     /// Whether every master of a cluster answers through it. A connection without one of them has the library look for
     /// that one with every request to it, while all others wait.
     pub(super) async fn is_whole(&self, limit: Duration) -> bool {
@@ -113,6 +124,11 @@ async fn pipeline(
         }
         Err(error) => vec![Err(error); count],
     }
+}
+
+/// Whether there was no answer.
+pub(super) fn is_broken(error: &RedisError) -> bool {
+    error.is_timeout() || error.is_unrecoverable_error()
 }
 
 pub(super) fn too_slow() -> RedisError {

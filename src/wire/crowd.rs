@@ -46,6 +46,11 @@ impl Crowd {
         Crowd { connection, limit, under_way: Arc::default(), gathering }
     }
 
+    /// The connection itself, for what is not sent often.
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
     /// Sends a request, and waits for its answer no longer than the limit.
     ///
     /// # Cancel safety
@@ -71,6 +76,11 @@ impl Crowd {
     /// The same alone, and no longer than `limit`: for a request that is meant to take its time.
     pub(super) async fn send_within(&self, request: Cmd, limit: Duration) -> Result<Value, RedisError> {
         self.connection.send(&request, limit).await
+    }
+
+    /// Names its connection again.
+    pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
+        self.connection.set_name(name, limit).await
     }
 
     /// Sends requests together, with an answer for each, whatever happens to the whole.

@@ -14,6 +14,7 @@ use super::settings::config;
 
 /// A way to connect.
 #[derive(Clone)]
+#[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum Dial {
     Server(Client),
     /// The settings of an application's pool, not its places: a connection is made beside them, so that
@@ -29,32 +30,38 @@ pub(crate) enum Dial {
 }
 
 impl Dial {
-    pub(super) async fn connect(self, limit: Duration) -> Result<Connection, RedisError> {
-        let dialled = async {
-            let mut connection = match &self {
-                Dial::Server(client) => connect(client, &config(limit)).await?,
-                #[cfg(feature = "pool")]
-                Dial::Pool(pool) => deadpool::managed::Manager::create(pool.manager()).await?,
-                #[cfg(feature = "sentinel")]
-                Dial::Sentinel(watched) => {
-                    let master = watched.master().await?;
-                    let connection = connect(&master, &config(limit)).await?;
-                    watched.leads_to(&master);
-                    connection
-                }
-                #[cfg(feature = "cluster")]
-                Dial::Cluster(client) => {
-                    return client.get_async_connection().await.map(Connection::Cluster);
-                }
-                #[cfg(all(feature = "cluster", feature = "pool"))]
-                Dial::ClusterPool(pool) => {
-                    return deadpool::managed::Manager::create(pool.manager()).await.map(Connection::Cluster);
-                }
-            };
-            connection.set_response_timeout(limit);
-            Ok(Connection::Server(connection))
+    /// A connection, called `name` in `CLIENT LIST` if there is one.
+    pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
+        let connection = timeout(limit, self.dial(limit)).await.map_err(|_| too_slow())??;
+        if let Some(name) = name {
+            connection.set_name(name, limit).await?;
+        }
+        Ok(connection)
+    }
+
+    async fn dial(&self, limit: Duration) -> Result<Connection, RedisError> {
+        let mut connection = match self {
+            Dial::Server(client) => connect(client, &config(limit)).await?,
+            #[cfg(feature = "pool")]
+            Dial::Pool(pool) => deadpool::managed::Manager::create(pool.manager()).await?,
+            #[cfg(feature = "sentinel")]
+            Dial::Sentinel(watched) => {
+                let master = watched.master().await?;
+                let connection = connect(&master, &config(limit)).await?;
+                watched.leads_to(&master);
+                connection
+            }
+            #[cfg(feature = "cluster")]
+            Dial::Cluster(client) => {
+                return client.get_async_connection().await.map(Connection::Cluster);
+            }
+            #[cfg(all(feature = "cluster", feature = "pool"))]
+            Dial::ClusterPool(pool) => {
+                return deadpool::managed::Manager::create(pool.manager()).await.map(Connection::Cluster);
+            }
         };
-        timeout(limit, dialled).await.map_err(|_| too_slow())?
+        connection.set_response_timeout(limit);
+        Ok(Connection::Server(connection))
     }
 
     /// One connection, or a second one as well: to the same server, whoever must be asked where that is.
@@ -62,9 +69,10 @@ impl Dial {
         self,
         limit: Duration,
         twice: bool,
+        name: Option<&str>,
     ) -> Result<(Connection, Option<Connection>), RedisError> {
         if !twice {
-            return Ok((self.connect(limit).await?, None));
+            return Ok((self.connect(limit, name).await?, None));
         }
         let server = match &self {
             #[cfg(feature = "sentinel")]
@@ -73,7 +81,8 @@ impl Dial {
             }
             server => (*server).clone(),
         };
-        let (one, second) = tokio::try_join!(server.clone().connect(limit), server.clone().connect(limit))?;
+        let (one, second) =
+            tokio::try_join!(server.clone().connect(limit, name), server.clone().connect(limit, name))?;
         #[cfg(feature = "sentinel")]
         if let (Dial::Sentinel(watched), Dial::Server(master)) = (&self, &server) {
             watched.leads_to(master);

@@ -13,6 +13,7 @@ use super::sentinel::Watched;
 
 /// One place to subscribe at.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum Ear {
     Server(Client),
     #[cfg(feature = "sentinel")]
@@ -34,7 +35,6 @@ impl Ear {
     }
 
     /// For people, as [`Dial::label`](super::Dial::label) has it.
-    #[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "only events tell of it"))]
     pub(super) fn label(&self) -> String {
         match self {
             Ear::Server(client) => client.get_connection_info().addr().to_string(),

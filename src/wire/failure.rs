@@ -111,9 +111,10 @@ impl Failure {
     }
 
     /// How many replicas were wanted, if that is what failed.
-    pub(super) fn replicas(&self) -> Option<u32> {
-        match self.cause {
-            Cause::Unreplicated { want, .. } => Some(want),
+    pub(crate) fn replicas(&self) -> Option<u32> {
+        match &self.cause {
+            Cause::Unreplicated { want, .. } => Some(*want),
+            Cause::NoQuorum { nodes, .. } => nodes.iter().find_map(|(_, failure)| failure.replicas()),
             _ => None,
         }
     }

@@ -17,6 +17,9 @@ use super::greeting::Greeting;
 #[cfg(feature = "sentinel")]
 const LOOK: Duration = Duration::from_secs(5);
 
+/// How often the connections to the servers of a cluster are named again.
+const RENAME: Duration = Duration::from_secs(30);
+
 /// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
 ///
 /// To wait for replicas, there is a second one: whoever comes behind on the same connection would wait as well. Both are
@@ -25,6 +28,8 @@ const LOOK: Duration = Duration::from_secs(5);
 pub(super) struct Link {
     dial: Dial,
     limit: Duration,
+    /// What its connections are called in `CLIENT LIST`.
+    name: Option<Arc<str>>,
     runtime: Handle,
     current: Arc<Current>,
     /// Held by the one that connects, while the others wait for what comes of it.
@@ -56,10 +61,11 @@ struct Pair {
 
 impl Link {
     /// To be called on the runtime that the client lives on. If it `confirms`, replicas are waited for from the start.
-    pub(super) fn new(dial: Dial, limit: Duration, confirms: bool) -> Link {
+    pub(super) fn new(dial: Dial, limit: Duration, confirms: bool, name: Option<Arc<str>>) -> Link {
         Link {
             dial,
             limit,
+            name,
             runtime: Handle::current(),
             current: Arc::default(),
             connecting: Arc::default(),
@@ -124,7 +130,8 @@ impl Link {
         let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
         let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
         let connected = async {
-            let (connection, second) = self.dial.clone().connect_pair(self.limit, twice).await?;
+            let name = self.name.as_deref();
+            let (connection, second) = self.dial.clone().connect_pair(self.limit, twice, name).await?;
             // Of both: no connection outlives the run of the server that it was made to.
             let run = greeting.greet(&connection).await?;
             Ok((connection, second, run))
@@ -139,6 +146,7 @@ impl Link {
                 let link = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
                 self.follow_master(generation);
+                self.follow_servers();
                 Ok(link)
             }
             Err(error) => {
@@ -172,6 +180,21 @@ impl Link {
         let _ = generation;
     }
 
+    /// Names the connections to a cluster again now and then: the library makes new ones unseen, as
+    /// slots move and servers come back. To be called once: a connection to a cluster is replaced,
+    /// but never forgotten.
+    fn follow_servers(&self) {
+        let Some(name) = self.name.clone().filter(|_| self.is_cluster()) else { return };
+        let (limit, current) = (self.limit, Arc::downgrade(&self.current));
+        self.runtime.spawn(async move {
+            loop {
+                sleep(RENAME).await;
+                let Some(connected) = current.upgrade().and_then(|it| shared(&it)) else { return };
+                let _again_next_time = connected.crowd.set_name(&name, limit).await;
+            }
+        });
+    }
+
     /// Forgets the connection that an error came through, if it is of no more use.
     pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
         // Its replicas may have gone to another master.
@@ -189,11 +212,12 @@ impl Link {
             forget(&self.current, generation);
         } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
             let (dial, limit, runtime) = (self.dial.clone(), self.limit, self.runtime.clone());
+            let name = self.name.clone();
             let (current, tries) = (Arc::clone(&self.current), Arc::clone(&self.tries));
             let replacing = Arc::clone(&self.replacing);
             self.runtime.spawn(async move {
                 // It outlives its client by no more than two limits and a pause.
-                if let Ok(connection) = dial.connect(limit).await
+                if let Ok(connection) = dial.connect(limit, name.as_deref()).await
                     && connection.is_whole(limit).await
                 {
                     let generation = tries.fetch_add(1, Ordering::SeqCst) + 1;
@@ -212,8 +236,12 @@ impl Link {
 type Current = RwLock<Option<Pair>>;
 
 fn generation(current: &Current) -> u64 {
+    shared(current).map_or(0, |shared| shared.generation)
+}
+
+fn shared(current: &Current) -> Option<Connected> {
     let current = current.read().unwrap_or_else(PoisonError::into_inner);
-    current.as_ref().map_or(0, |pair| pair.shared.generation)
+    current.as_ref().map(|pair| pair.shared.clone())
 }
 
 fn forget(current: &Current, generation: u64) {

@@ -9,10 +9,12 @@ mod connection;
 mod crowd;
 mod dial;
 mod ear;
+mod facts;
 mod failure;
 mod floor;
 mod greeting;
 mod link;
+mod loading;
 #[cfg(test)]
 pub(crate) mod memory;
 mod node;
@@ -24,21 +26,25 @@ mod script;
 mod sentinel;
 mod settings;
 mod strays;
+mod subscriber;
 mod votes;
 mod wake;
 
+#[cfg(all(feature = "cluster", feature = "pool"))]
+pub(crate) use cluster::Seeds;
 #[cfg(feature = "cluster")]
 pub(crate) use cluster::cluster;
 pub(crate) use dial::Dial;
 pub(crate) use ear::Ear;
+pub(crate) use facts::Facts;
 pub(crate) use failure::Failure;
 pub(crate) use node::Node;
-pub(crate) use nodes::{Nodes, Until, middle};
+pub(crate) use nodes::{Counted, Nodes, Until, middle};
 pub(crate) use reply::{Answer, Reply};
 pub(crate) use roster::Roster;
 pub(crate) use script::{Call, Script};
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::Watched;
-pub(crate) use settings::client;
-pub(crate) use votes::{Doubt, NodeSet, Vote, Votes};
+pub(crate) use settings::{Certificates, provide_cryptography, with_certificates, with_tcp};
+pub(crate) use votes::{Doubt, NodeSet, Stragglers, Vote, Votes};
 pub(crate) use wake::{Mailbox, Wakeups};

@@ -1,33 +1,33 @@
 //! One Redis deployment that scripts are run on.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
-use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::connection::too_slow;
-use super::crowd::Crowd;
 use super::floor::Floor;
 use super::greeting::Greeting;
 use super::link::{Connected, Link};
+use super::loading::Loading;
 use super::reply::{LATE, NOT_ADMITTED};
 use super::roster::Roster;
 use super::script::Filled;
-use super::{Call, Dial, Failure, Reply};
+use super::{Call, Dial, Facts, Failure, Reply};
 use crate::clock::Moment;
+use crate::error::NodeProblem;
+use crate::event::{Report, event};
 
 /// How late a server may find that the time of who waits is over, as it is set up unless told otherwise.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How far a floor may be ahead of the server's clock, in microseconds: a day, less what clocks may drift meanwhile.
+/// How far a floor may be ahead of the server's clock, in microseconds: a day, less what clocks may
+/// drift meanwhile.
 const MOST_AHEAD: u64 = 86_000_000_000;
 
 /// One deployment, reached through one shared connection, and one beside it to wait for replicas.
-#[derive(Debug)]
 pub(crate) struct Node {
     link: Link,
     limit: Duration,
@@ -35,28 +35,40 @@ pub(crate) struct Node {
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage, so that nobody locks to find that there is none.
     fails: AtomicBool,
+    label: Arc<str>,
+    /// What happened and was not said yet.
+    reports: Mutex<Vec<Report>>,
+    /// How many locks the client holds.
+    holds: Arc<AtomicUsize>,
     /// One request at a time sends the source of a script to a server that does not know it.
     loading: Loading,
     /// Of a quorum: its place in it, and the others.
     place: Option<(usize, Arc<Roster>)>,
+    /// Whether its first connection has looked for what endangers locks there.
+    examined: Arc<AtomicBool>,
 }
 
 impl Node {
-    /// If it `confirms`, replicas are waited for from the start.
+    /// If it `confirms`, replicas are waited for from the start. Its connections are called `name`.
     pub(crate) fn new(
         dial: Dial,
         limit: Duration,
         confirms: bool,
         place: Option<(usize, Arc<Roster>)>,
+        name: Option<Arc<str>>,
     ) -> Node {
         Node {
-            link: Link::new(dial, limit, confirms),
+            link: Link::new(dial, limit, confirms, name),
             limit,
             floor: Arc::default(),
             outage: Mutex::new(None),
             fails: AtomicBool::new(false),
+            label: "".into(),
+            reports: Mutex::default(),
+            holds: Arc::default(),
             loading: Loading::default(),
             place,
+            examined: Arc::default(),
         }
     }
 
@@ -84,8 +96,8 @@ impl Node {
     /// New fencing tokens must be larger than this, whatever the server has forgotten.
     fn floor(&self) -> u64 {
         let floor = if self.is_one_server() { self.floor.seen() } else { self.floor.advanced() };
-        // A server refuses a floor that is more than a day ahead of its clock. If the clock was set back by more than
-        // that, tokens are in no order across that step; but the locks work.
+        // A server refuses a floor that is more than a day ahead of its clock. If the clock was set
+        // back by more than that, tokens are in no order across that step; but the locks work.
         floor.min(self.clock().saturating_add(MOST_AHEAD))
     }
 
@@ -104,6 +116,37 @@ impl Node {
         self.linked(false).await.map(drop)
     }
 
+    /// What the servers behind it say of themselves.
+    pub(super) async fn facts(&self) -> Result<Vec<Facts>, RedisError> {
+        let connected = self.linked(false).await?;
+        Facts::ask(connected.crowd.connection(), &self.label, self.limit).await
+    }
+
+    pub(super) fn is_in_quorum(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Why it may not be part of its quorum, as it was found when it was connected to last.
+    pub(crate) fn problem(&self) -> Option<NodeProblem> {
+        self.place.as_ref().and_then(|(place, roster)| roster.problem(*place))
+    }
+
+    /// Publishes, outside of any script, and returns how many subscribers of the same server have
+    /// got it. `None`: it has not the right to publish.
+    pub(super) async fn publish(&self, channel: &str, message: &str) -> Result<Option<u64>, RedisError> {
+        let connected = self.linked(false).await?;
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(channel).arg(message);
+        match connected.crowd.send_within(publish, self.limit).await {
+            Ok(count) => Ok(Some(redis::from_redis_value(count)?)),
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
+            Err(error) => {
+                self.link.drop_if_spent(connected.generation, &error);
+                Err(error)
+            }
+        }
+    }
+
     /// Which run of which server it is.
     pub(super) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
         Ok(self.linked(false).await?.run)
@@ -114,7 +157,8 @@ impl Node {
             return Ok(link);
         }
         let (limit, floor, place) = (self.limit, Arc::clone(&self.floor), self.place.clone());
-        self.link.get(confirming, Greeting { limit, floor, place }).await
+        let (label, examined) = (Arc::clone(&self.label), Arc::clone(&self.examined));
+        self.link.get(confirming, Greeting { limit, floor, place, label, examined }).await
     }
 
     /// Since when the node has failed, and how, if it does: too few replicas are a failure only to who wants as many.
@@ -133,7 +177,9 @@ impl Node {
     /// A request that was begun may run, now or later, after this future is dropped.
     pub(crate) async fn call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let outcome = self.try_call(call).await;
-        self.note(outcome.as_ref().err());
+        if let Some(report) = self.note(outcome.as_ref().err()) {
+            report();
+        }
         outcome
     }
 
@@ -146,7 +192,9 @@ impl Node {
             Ok(outcome) => outcome,
             Err(_) => Err(Failure::unknown(call.script(), too_slow())),
         };
-        self.note(outcome.as_ref().err());
+        if let Some(report) = self.note(outcome.as_ref().err()) {
+            report();
+        }
         outcome
     }
 
@@ -212,8 +260,9 @@ impl Node {
         let connected = match self.linked(false).await {
             Ok(connected) => connected,
             Err(source) => {
-                let unsent = |call: &&Call<'_>| Err(Failure::unsent(call.script(), source.clone()));
-                return calls.iter().map(unsent).collect();
+                let unsent = |call: &&Call<'_>| Failure::unsent(call.script(), source.clone());
+                self.report_later(self.note(calls.first().map(unsent).as_ref()));
+                return calls.iter().map(|call| Err(unsent(call))).collect();
             }
         };
         let generation = connected.generation;
@@ -233,7 +282,12 @@ impl Node {
                 Err(source) => Err(Failure::sent(script, source, self.is_cluster())),
             }
         };
-        calls.iter().zip(answers).map(reply).collect()
+        let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
+        // One answer is enough to know that the server is there.
+        let is_there = replies.iter().any(Result::is_ok);
+        let failure = replies.iter().find_map(|reply| reply.as_ref().err()).filter(|_| !is_there);
+        self.report_later(self.note(failure));
+        replies
     }
 
     fn fill<'a>(&self, call: &'a Call<'a>, connected: &'a Connected) -> Filled<'a> {
@@ -245,146 +299,57 @@ impl Node {
         }
     }
 
-    fn note(&self, failure: Option<&Failure>) {
+    /// Takes note of an outage that begins or ends. What is returned says so.
+    fn note(&self, failure: Option<&Failure>) -> Option<Report> {
+        let described = || (Arc::clone(&self.label), self.holds.load(Ordering::Relaxed));
         match failure.filter(|failure| failure.is_passing()) {
             Some(failure) => {
                 let mut outage = self.outage_lock();
                 // Of another sort, it is the end of the one before.
-                if outage.as_ref().is_none_or(|(_, before)| before.replicas() != failure.replicas()) {
+                let begins =
+                    outage.as_ref().is_none_or(|(_, before)| before.replicas() != failure.replicas());
+                if begins {
                     *outage = Some((Moment::now(), failure.clone()));
                 }
                 self.fails.store(true, Ordering::Relaxed);
+                drop(outage);
+                begins.then(|| -> Report {
+                    let ((_server, _holds), _error) =
+                        (described(), crate::error::Error::from(failure.clone()));
+                    Box::new(move || {
+                        event!(warn, server = %_server, holds = _holds, error = %_error, "a server fails");
+                    })
+                })
             }
             None if self.fails.load(Ordering::Relaxed) => {
-                *self.outage_lock() = None;
+                let ended = self.outage_lock().take();
                 self.fails.store(false, Ordering::Relaxed);
+                let ((_server, _holds), _after) = (described(), Moment::now().since(ended?.0));
+                Some(Box::new(move || {
+                    event!(info, server = %_server, holds = _holds, after = ?_after, "a server answers again");
+                }))
             }
-            None => {}
+            None => None,
         }
+    }
+
+    /// What happened while requests were sent together, and was not said yet.
+    pub(super) fn take_reports(&self) -> Vec<Report> {
+        std::mem::take(&mut *self.reports.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn report_later(&self, report: Option<Report>) {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).extend(report);
+    }
+
+    /// Takes the name for people, and the number of locks that the client holds, for logs.
+    pub(super) fn named(mut self, label: &str, holds: &Arc<AtomicUsize>) -> Node {
+        (self.label, self.holds) = (label.into(), Arc::clone(holds));
+        self
     }
 
     /// Poisoning does not matter: nothing under this lock panics.
     fn outage_lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-/// Sends the source of a script where its SHA1 is not known: after a restart or SCRIPT FLUSH, 20,000 requests that
-/// are under way would else each send some kilobytes.
-#[derive(Debug, Default)]
-struct Loading {
-    tickets: AtomicU64,
-    /// The ticket of the request that is sending a source; 0 if none is.
-    sender: AtomicU64,
-    /// How often a source was sent.
-    sent: AtomicU64,
-    /// Notified when the sender is done.
-    done: Notify,
-}
-
-/// How often a request waits for another one to send a source: about the number of scripts. A cluster has several
-/// servers that may not know them.
-const TURNS: u32 = 8;
-
-/// How long it waits for that each time, before it sends the source itself. The other request may belong to a future
-/// that is not polled any more, and would keep all requests of its client waiting.
-const TURN: Duration = Duration::from_millis(250);
-
-impl Loading {
-    async fn run(&self, crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
-        let mut turn = None;
-        for _ in 0..TURNS {
-            let seen = self.sent.load(Ordering::SeqCst);
-            match crowd.send(call.by_sha1()).await {
-                Err(error) if is_unknown_script(&error) => {}
-                answer => return answer,
-            }
-            let done = self.done.notified();
-            tokio::pin!(done);
-            done.as_mut().enable();
-            if self.sent.load(Ordering::SeqCst) != seen {
-                continue; // another request has sent one meanwhile
-            }
-            turn = Turn::take(self, 0);
-            if turn.is_none() {
-                let sender = self.sender.load(Ordering::SeqCst);
-                if timeout(TURN, done).await.is_err() {
-                    turn = Turn::take(self, sender);
-                }
-            }
-            if turn.is_some() {
-                break;
-            }
-        }
-        let answer = self.send_source(crowd, call).await;
-        drop(turn);
-        answer
-    }
-
-    async fn send_source(&self, crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
-        let answer = crowd.send(call.by_source()).await;
-        self.sent.fetch_add(1, Ordering::SeqCst);
-        answer
-    }
-
-    /// The same for one pipeline. Each script's source is sent once, and then the rest again by SHA1; between two
-    /// commands of a pipeline another client may flush the scripts again, so what fails then goes by its source.
-    async fn run_all(
-        &self,
-        crowd: &Crowd,
-        calls: &[Filled<'_>],
-        limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
-        let mut answers = crowd.send_all(calls.iter().map(Filled::by_sha1).collect(), limit).await;
-        for by_source in [false, true] {
-            let unknown: Vec<usize> = (0..answers.len())
-                .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
-                .collect();
-            if unknown.is_empty() {
-                break;
-            }
-            let mut sources = HashSet::new();
-            let again = unknown.iter().map(|&index| {
-                let call = &calls[index];
-                if sources.insert(call.call.script().name()) || by_source {
-                    call.by_source()
-                } else {
-                    call.by_sha1()
-                }
-            });
-            let again = again.collect();
-            for (index, answer) in unknown.into_iter().zip(crowd.send_all(again, limit).await) {
-                answers[index] = answer;
-            }
-            self.sent.fetch_add(1, Ordering::SeqCst);
-        }
-        answers
-    }
-}
-
-/// The right to send a source, until it is dropped or another request has taken it over.
-struct Turn<'a> {
-    loading: &'a Loading,
-    ticket: u64,
-}
-
-impl<'a> Turn<'a> {
-    /// Takes the turn from the request with this ticket, if that still has it.
-    fn take(loading: &'a Loading, from: u64) -> Option<Turn<'a>> {
-        let ticket = loading.tickets.fetch_add(1, Ordering::SeqCst) + 1;
-        let taken = loading.sender.compare_exchange(from, ticket, Ordering::SeqCst, Ordering::SeqCst);
-        taken.is_ok().then_some(Turn { loading, ticket })
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let _taken_over =
-            self.loading.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
-        self.loading.done.notify_waiters();
     }
 }

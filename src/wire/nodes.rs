@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -12,10 +12,12 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::too_slow;
 use super::votes::Vote;
-use super::{Call, Doubt, Failure, Node, NodeSet, Reply, Script, Votes};
+use super::{Call, Doubt, Facts, Failure, Node, NodeSet, Reply, Script, Votes};
 use crate::clock::Moment;
+use crate::event::Report;
 
-/// How long a "no" waits for those who have not answered: what they say of it need not be undone then.
+/// How long a "no" waits for those who have not answered: what they say of it need not be undone
+/// then.
 const GRACE: Duration = Duration::from_millis(50);
 
 /// Whom to wait for.
@@ -28,20 +30,32 @@ pub(crate) enum Until {
 }
 
 /// One node, or several.
-#[derive(Debug)]
 pub(crate) struct Nodes {
     all: Vec<Arc<Node>>,
     labels: Vec<String>,
     runtime: Handle,
     /// The largest number that nodes have accepted from here.
     accepted: AtomicU64,
+    /// Whether a majority was connected to once, so that their clocks are known.
+    opened: AtomicBool,
+    /// How many locks the client holds, for logs.
+    holds: Arc<AtomicUsize>,
 }
 
 impl Nodes {
     /// To be called on the runtime that the client lives on.
     pub(crate) fn new(all: Vec<(Node, String)>) -> Nodes {
-        let (all, labels) = all.into_iter().map(|(node, label)| (Arc::new(node), label)).unzip();
-        Nodes { all, labels, runtime: Handle::current(), accepted: AtomicU64::new(0) }
+        let holds = Arc::default();
+        let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds)), label);
+        let (all, labels) = all.into_iter().map(named).unzip();
+        Nodes {
+            all,
+            labels,
+            runtime: Handle::current(),
+            accepted: AtomicU64::new(0),
+            opened: AtomicBool::new(false),
+            holds,
+        }
     }
 
     /// Runs a task where the connections live.
@@ -54,6 +68,11 @@ impl Nodes {
         if let [node] = self.all.as_slice() { Some(node) } else { None }
     }
 
+    /// Whether they decide by majority, be it of one.
+    pub(crate) fn is_quorum(&self) -> bool {
+        self.all.iter().any(|node| node.is_in_quorum())
+    }
+
     /// The only server, if there is one: then its clock dates what it grants.
     pub(crate) fn server(&self) -> Option<&Node> {
         self.single().filter(|node| node.is_one_server())
@@ -62,6 +81,17 @@ impl Nodes {
     /// Whether a request may be sent again unseen.
     pub(crate) fn resend(&self) -> bool {
         self.all.iter().any(|node| node.is_cluster())
+    }
+
+    /// What happened to the nodes while requests were sent together, and was not said yet.
+    pub(crate) fn take_reports(&self) -> Vec<Report> {
+        self.all.iter().flat_map(|node| node.take_reports()).collect()
+    }
+
+    /// Counts a hold for as long as what this returns lives.
+    pub(crate) fn count_hold(&self) -> Counted {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+        Counted(Arc::clone(&self.holds))
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -85,6 +115,10 @@ impl Nodes {
         &self.all[place]
     }
 
+    pub(crate) fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
     pub(crate) fn label(&self, place: usize) -> &str {
         &self.labels[place]
     }
@@ -94,8 +128,9 @@ impl Nodes {
         self.all.first().map_or(Duration::ZERO, |node| node.limit())
     }
 
-    /// A number that no node has seen yet, as far as is known; nodes of a quorum must be told one, since each would
-    /// choose another. The only node of a `guarded` quorum is told one as well: it remembers what it has accepted.
+    /// A number that no node has seen yet, as far as is known; nodes of a quorum must be told one,
+    /// since each would choose another. The only node of a `guarded` quorum is told one as well: it
+    /// remembers what it has accepted.
     pub(crate) fn proposal(&self, guarded: bool) -> Option<u64> {
         if self.single().is_some() && !guarded {
             return None;
@@ -112,17 +147,52 @@ impl Nodes {
 
     /// Connects to all: what came of it, node by node.
     pub(crate) async fn connect(&self) -> Vec<Result<(), redis::RedisError>> {
-        let mut tasks = Vec::new();
-        for node in &self.all {
-            let node = Arc::clone(node);
-            tasks.push(self.runtime.spawn(async move { node.connect().await }));
-        }
+        self.each(|node| async move { node.connect().await }).await
+    }
+
+    /// What the servers behind each node say of themselves, or why they do not answer.
+    pub(crate) async fn facts(&self) -> Vec<Result<Vec<Facts>, redis::RedisError>> {
+        self.each(|node| async move { node.facts().await }).await
+    }
+
+    /// Publishes a message that no client takes for anything, through each node. `None`: it has not
+    /// the right.
+    pub(crate) async fn publish_everywhere(
+        &self,
+        channel: &Arc<str>,
+    ) -> Vec<Result<Option<u64>, redis::RedisError>> {
+        let publish = |node: Arc<Node>| {
+            let channel = Arc::clone(channel);
+            async move { node.publish(&channel, "").await }
+        };
+        self.each(publish).await
+    }
+
+    /// Does something with each node, with all at a time, where the connections live.
+    async fn each<T, F>(&self, work: impl Fn(Arc<Node>) -> F) -> Vec<Result<T, redis::RedisError>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, redis::RedisError>> + Send + 'static,
+    {
+        let tasks: Vec<_> = self.all.iter().map(|node| self.runtime.spawn(work(Arc::clone(node)))).collect();
         let mut outcomes = Vec::new();
         for task in tasks {
             let outcome = task.await.map_err(|error| redis::RedisError::from(std::io::Error::other(error)));
             outcomes.push(outcome.and_then(|outcome| outcome));
         }
+        if outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= self.majority() {
+            self.opened.store(true, Ordering::Relaxed);
+        }
         outcomes
+    }
+
+    /// Connects to several nodes before the first proposal: it is made from their clocks, and
+    /// without one it would be smaller than tokens that they have forgotten. What fails to connect
+    /// fails again when it is asked.
+    pub(crate) async fn open(&self) {
+        if self.count() > 1 && !self.opened.load(Ordering::Relaxed) {
+            let _asked_next = self.connect().await;
+        }
     }
 
     /// Which run of which server a node is.
@@ -130,8 +200,8 @@ impl Nodes {
         self.node(place).run_id().await
     }
 
-    /// Since when so many have failed that the others cannot decide, and how, if they have, to who wants so many
-    /// replicas.
+    /// Since when so many have failed that the others cannot decide, and how, if they have, to who
+    /// wants so many replicas.
     pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
         if let Some(node) = self.single() {
             return node.outage(replicas);
@@ -190,7 +260,8 @@ impl Nodes {
                 if yes >= self.majority() {
                     break;
                 }
-                // Of too few answers each failure is told; none takes longer than its node's time limit.
+                // Of too few answers each failure is told; none takes longer than its node's time
+                // limit.
                 let answered = votes.cast.iter().filter(|(_, vote)| vote.is_ok()).count();
                 if yes + pending < self.majority() && answered >= self.majority() && !refused {
                     refused = true;
@@ -220,8 +291,8 @@ impl Nodes {
         votes
     }
 
-    /// Sends many requests, each to some of the nodes, all of one node in one pipeline, and waits for all of them, no
-    /// longer than `limit` for each node.
+    /// Sends many requests, each to some of the nodes, all of one node in one pipeline, and waits
+    /// for all of them, no longer than `limit` for each node.
     pub(crate) async fn call_all(&self, calls: Vec<(Call<'_>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
         if let Some(node) = self.single() {
             let calls: Vec<&Call<'_>> = calls.iter().map(|(call, _)| call).collect();
@@ -273,6 +344,15 @@ impl Nodes {
     }
 }
 
+/// A hold, counted.
+pub(crate) struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Of the nodes' clocks, not the latest: one that is far ahead must not be believed.
 pub(crate) fn middle(mut clocks: Vec<u64>, majority: usize) -> Option<u64> {
     clocks.sort_unstable();
@@ -291,11 +371,12 @@ mod tests {
     const DAY: u64 = 86_400_000_000;
     const NOW: u64 = 20_000 * DAY;
 
-    /// Nodes of which nobody is asked anything: as if their clocks had been seen to be at these times.
+    /// Nodes of which nobody is asked anything: as if their clocks had been seen to be at these
+    /// times.
     fn with_clocks(clocks: &[Option<u64>]) -> Nodes {
         let node = |clock: &Option<u64>| {
             let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
-            let node = Node::new(Dial::Server(client), Duration::from_secs(1), false, None);
+            let node = Node::new(Dial::Server(client), Duration::from_secs(1), false, None, None);
             if let Some(clock) = clock {
                 node.observe(*clock);
             }

@@ -3,6 +3,7 @@
 use redis::Value;
 
 use super::{Failure, Script};
+use crate::shorten::shortened;
 
 /// The first of two numbers, if the second is a token that is as large as the one proposed, or larger.
 const TOO_LOW: i64 = -8;
@@ -52,7 +53,7 @@ impl Reply {
     }
 
     pub(crate) fn unexpected(&self) -> Failure {
-        Failure::reply(self.script, format!("{:?}", self.value))
+        Failure::reply(self.script, described(&self.value))
     }
 
     pub(super) fn is_number(&self, number: i64) -> bool {
@@ -65,6 +66,26 @@ impl Reply {
     }
 }
 
+/// An answer that no script gives, for the text of an error. Items of an array may name a holder,
+/// which a log must not show in full.
+fn described(value: &Value) -> String {
+    match value {
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(described_item).collect::<Vec<_>>().join(", "))
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+fn described_item(item: &Value) -> String {
+    match item {
+        Value::Int(number) => number.to_string(),
+        Value::BulkString(bytes) => format!("{:?}", shortened(&String::from_utf8_lossy(bytes))),
+        Value::SimpleString(text) => format!("{:?}", shortened(text)),
+        other => described(other),
+    }
+}
+
 /// What a verb answers with, as `lua/README.md` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -74,4 +95,17 @@ pub(crate) enum Answer {
     Busy(i64, i64),
     /// Refused: a number as large as this was accepted before.
     TooLow(i64),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unexpected_answer_does_not_show_a_holder() {
+        let name = "8743c9c0-0795-4907-87fd-6c719a6b4586";
+        let holder = Value::Array(vec![Value::BulkString(name.into()), Value::Int(7)]);
+        let text = described(&Value::Array(vec![Value::Int(1), Value::SimpleString(name.into()), holder]));
+        assert_eq!(text, "[1, \"8743c9c0…\", [\"8743c9c0…\", 7]]");
+    }
 }

@@ -37,6 +37,11 @@ impl Roster {
         }
     }
 
+    /// Whether it is that of a guarded quorum, in which a node that starts again has no vote.
+    pub(super) fn is_strict(&self) -> bool {
+        self.strict
+    }
+
     /// Why a node may not be part of the quorum, as it was found when it was connected to last.
     pub(crate) fn problem(&self, node: usize) -> Option<NodeProblem> {
         self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone()

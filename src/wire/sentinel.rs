@@ -3,16 +3,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    Value,
-};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::connection::too_slow;
-use super::settings::{config, info, tcp};
+use super::settings::config;
 
 /// How long the other sentinels are waited for, once one has answered.
 const GATHERING: Duration = Duration::from_millis(100);
@@ -39,32 +36,21 @@ struct Said {
 }
 
 impl Watched {
-    /// `master` is a name, or a URL with the name in place of the host: it may carry what the master wants to
-    /// be shown, which is not what the sentinels want.
+    /// The name of the master is in place of its host. What it wants to be shown is not what the
+    /// sentinels want.
     pub(crate) fn new(
-        urls: impl IntoIterator<Item = impl AsRef<str>>,
-        master: &str,
+        sentinels: Vec<ConnectionInfo>,
+        master: ConnectionInfo,
         limit: Duration,
     ) -> Result<Watched, RedisError> {
-        let sentinels =
-            urls.into_iter().map(|url| info(url.as_ref(), limit)).collect::<Result<Vec<_>, _>>()?;
-        let Some(first) = sentinels.first() else {
+        if sentinels.is_empty() {
             return Err(RedisError::from((ErrorKind::EmptySentinelList, "no sentinel was named")));
+        }
+        let (ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. }) = master.addr() else {
+            let text = "a master's URL is redis://name or rediss://name";
+            return Err(RedisError::from((ErrorKind::InvalidClientConfig, text)));
         };
-        let (name, master) = if master.contains("://") {
-            let url = info(master, limit)?;
-            match url.addr() {
-                ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => (host.clone(), url),
-                _ => {
-                    let text = "a master's URL is redis://name or rediss://name";
-                    return Err(RedisError::from((ErrorKind::InvalidClientConfig, text)));
-                }
-            }
-        } else {
-            let plain = ConnectionAddr::Tcp(master.to_owned(), 0).into_connection_info()?;
-            (master.to_owned(), plain.set_tcp_settings(tcp(first.tcp_settings(), limit)))
-        };
-        Ok(Watched { sentinels, name, master, limit, place: watch::Sender::new(None) })
+        Ok(Watched { sentinels, name: name.clone(), master, limit, place: watch::Sender::new(None) })
     }
 
     /// What the master is called.

@@ -3,7 +3,16 @@
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError};
+use redis::{AsyncConnectionConfig, ConnectionInfo, RedisError};
+
+/// A private CA and a client certificate.
+#[cfg(feature = "tls")]
+pub(crate) type Certificates = redis::TlsCertificates;
+
+/// Without the feature there are none.
+#[cfg(not(feature = "tls"))]
+#[derive(Clone, Debug)]
+pub(crate) enum Certificates {}
 
 pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
@@ -18,14 +27,36 @@ pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
     tcp
 }
 
-/// What a URL says, with those socket settings.
-pub(super) fn info(url: &str, limit: Duration) -> Result<ConnectionInfo, RedisError> {
-    let info = url.into_connection_info()?;
+/// The same server, reached with those socket settings.
+pub(crate) fn with_tcp(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
     let tcp = tcp(info.tcp_settings(), limit);
-    Ok(info.set_tcp_settings(tcp))
+    info.set_tcp_settings(tcp)
 }
 
-/// A client for a server's URL.
-pub(crate) fn client(url: &str, limit: Duration) -> Result<Client, RedisError> {
-    Client::open(info(url, limit)?)
+/// The same server, reached with these certificates. An error unless it is one of TLS.
+#[cfg(feature = "tls")]
+pub(crate) fn with_certificates(
+    info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    let client = redis::Client::build_with_tls(info, certificates.clone())?;
+    Ok(client.get_connection_info().clone())
+}
+
+#[cfg(not(feature = "tls"))]
+pub(crate) fn with_certificates(
+    _info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    match *certificates {}
+}
+
+/// TLS takes a provider of cryptography. The client library has none of its own and panics where
+/// the application's other dependencies bring none, or two: then it is `ring`.
+pub(crate) fn provide_cryptography() {
+    #[cfg(feature = "tls")]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Refused if another thread was first: then there is one.
+        let _there_is_one = rustls::crypto::ring::default_provider().install_default();
+    }
 }

@@ -157,6 +157,13 @@ impl Votes {
         NodeSet::first(self.of).without(NodeSet::of(answered))
     }
 
+    /// Those that answered with a positive number.
+    pub(crate) fn yeses(&self) -> NodeSet {
+        let is_yes =
+            |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number_from(1));
+        NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_yes(outcome)).map(|(node, _)| *node))
+    }
+
     /// Those who say that there was nothing to do.
     pub(crate) fn noes(&self) -> NodeSet {
         let is_no = |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number(0));

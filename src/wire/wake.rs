@@ -6,28 +6,18 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Client, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::connection::too_slow;
-use super::dial::connect;
-use super::settings::config;
 use super::strays::Strays;
-use super::{Ear, NodeSet};
-
-/// How often a silent subscription is asked whether it still stands.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-
-/// The pauses between tries to subscribe again: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+use super::subscriber::Subscriber;
+use super::{Ear, NodeSet, Nodes};
 
 /// How long the first node's message waits for those of others, until more than half have sent one.
 const GATHERING: Duration = Duration::from_millis(20);
@@ -36,20 +26,24 @@ const GATHERING: Duration = Duration::from_millis(20);
 ///
 /// A message begins with the ids of the mailboxes that it is for, with commas between; the rest is for whom
 /// they belong to.
-#[derive(Debug)]
 pub(crate) struct Wakeups {
     channel: Arc<str>,
     /// One for each node.
-    ears: OnceLock<Vec<Ear>>,
+    ears: Option<Vec<Ear>>,
     limit: Duration,
+    /// What its connections are called in `CLIENT LIST`.
+    name: Option<Arc<str>>,
+    /// Where requests go, if it was named apart from where to subscribe.
+    verified_with: Option<Arc<Nodes>>,
     /// Where the subscribers live: a waiter's runtime may end before the client does.
     runtime: Handle,
     post: Arc<Post>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// The mailboxes, and how the subscriptions stand.
 #[derive(Debug)]
-struct Post {
+pub(super) struct Post {
     boxes: Mutex<HashMap<Uuid, Arc<Slot>>>,
     strays: Strays,
     /// How each node's subscription stands.
@@ -62,10 +56,12 @@ struct Post {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Connecting,
     Subscribed,
     Failed,
+    /// What is published where requests go is not heard there.
+    Elsewhere,
 }
 
 #[derive(Debug, Default)]
@@ -87,8 +83,10 @@ impl Wakeups {
         };
         Wakeups {
             channel: channel.into(),
-            ears: ears.map(OnceLock::from).unwrap_or_default(),
+            ears,
             limit,
+            name: None,
+            verified_with: None,
             runtime: Handle::current(),
             post: Arc::new(post),
             tasks: Mutex::default(),
@@ -99,9 +97,29 @@ impl Wakeups {
         &self.channel
     }
 
-    /// A way to subscribe for one who had none. False if there is one already.
-    pub(crate) fn subscribe_with(&self, ear: Ear) -> bool {
-        self.ears.set(vec![ear]).is_ok()
+    /// Its connections are called so in `CLIENT LIST`.
+    pub(crate) fn named(mut self, name: Option<String>) -> Wakeups {
+        self.name = name.map(Arc::from);
+        self
+    }
+
+    /// Where it subscribes, what is published through these nodes must be heard, before it counts
+    /// as subscribed.
+    pub(crate) fn verified_with(mut self, nodes: Arc<Nodes>) -> Wakeups {
+        self.verified_with = Some(nodes);
+        self
+    }
+
+    /// Whether it subscribes at a place that was named apart.
+    pub(crate) fn is_to_be_verified(&self) -> bool {
+        self.verified_with.is_some() && self.ears.is_some()
+    }
+
+    /// Where it subscribes, if requests were found to go elsewhere.
+    pub(crate) fn elsewhere(&self) -> Option<String> {
+        let states = self.post.states.borrow();
+        let place = states.iter().position(|state| *state == State::Elsewhere)?;
+        self.ears.as_ref()?.get(place).map(Ear::label)
     }
 
     /// Which subscription stands, if one does: on more than half of the nodes.
@@ -115,14 +133,21 @@ impl Wakeups {
     /// Subscribes, if that was not begun, and waits until it is done or has failed, for `patience` at most.
     /// False: poll.
     pub(crate) async fn start(&self, patience: Duration) -> bool {
-        let Some(ears) = self.ears.get() else { return false };
+        let Some(ears) = &self.ears else { return false };
         {
             let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
             if tasks.is_empty() {
                 for (place, ear) in ears.iter().enumerate() {
-                    let (ear, post) = (ear.clone(), Arc::clone(&self.post));
-                    let subscribing = subscribe(ear, place, Arc::clone(&self.channel), self.limit, post);
-                    tasks.push(self.runtime.spawn(subscribing));
+                    let subscriber = Subscriber {
+                        ear: ear.clone(),
+                        place,
+                        channel: Arc::clone(&self.channel),
+                        limit: self.limit,
+                        name: self.name.clone(),
+                        post: Arc::clone(&self.post),
+                    };
+                    let verified_with = self.verified_with.clone();
+                    tasks.push(self.runtime.spawn(subscriber.run(verified_with)));
                 }
             }
         }
@@ -133,7 +158,8 @@ impl Wakeups {
             patience,
             states.wait_for(|states| {
                 standing(states, State::Subscribed) >= majority
-                    || states.len() - standing(states, State::Failed) < majority
+                    || states.len() - standing(states, State::Failed) - standing(states, State::Elsewhere)
+                        < majority
             }),
         )
         .await;
@@ -142,9 +168,7 @@ impl Wakeups {
 
     /// A mailbox for the messages that begin with this id.
     pub(crate) fn mailbox(&self, id: Uuid) -> Mailbox {
-        let slot = Arc::new(Slot::default());
-        self.post.boxes().insert(id, Arc::clone(&slot));
-        Mailbox { id, slot, post: Arc::clone(&self.post) }
+        Mailbox::new(&self.post, id)
     }
 
     /// What to do about a message from a node that still comes for this id, for as long as one may.
@@ -175,6 +199,12 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
+    pub(super) fn new(post: &Arc<Post>, id: Uuid) -> Mailbox {
+        let slot = Arc::new(Slot::default());
+        post.boxes().insert(id, Arc::clone(&slot));
+        Mailbox { id, slot, post: Arc::clone(post) }
+    }
+
     /// Waits for a message, of several nodes from more than half of them or what comes soon after the first. `None`:
     /// messages may have been missed, so go and look.
     ///
@@ -209,7 +239,7 @@ impl Post {
         self.boxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn deliver(&self, place: usize, payload: &[u8]) {
+    pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
         let Some((ids, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
         else {
             return; // not one of ours: anybody may publish
@@ -226,7 +256,13 @@ impl Post {
         }
     }
 
-    fn set(&self, place: usize, state: State) {
+    /// Takes note of another subscription.
+    pub(super) fn count_made(&self) {
+        self.made.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes note of how a node's subscription stands.
+    pub(super) fn set(&self, place: usize, state: State) {
         self.states.send_modify(|states| {
             states[place] = state;
             let standing = states.iter().filter(|state| **state == State::Subscribed).count();
@@ -235,7 +271,8 @@ impl Post {
         });
     }
 
-    fn ring_all(&self) {
+    /// Has all waiters look: messages may have been missed.
+    pub(super) fn ring_all(&self) {
         for slot in self.boxes().values() {
             slot.bell.notify_one();
         }
@@ -261,89 +298,5 @@ impl Slot {
     fn senders(&self) -> usize {
         let slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
         slot.as_ref().map_or(0, |(_, senders)| senders.len())
-    }
-}
-
-async fn subscribe(ear: Ear, place: usize, channel: Arc<str>, limit: Duration, post: Arc<Post>) {
-    let mut pause = PAUSES.0;
-    let mut failed = false;
-    loop {
-        let gone = Arc::new(Notify::new());
-        match timeout(limit, open(&ear, place, &channel, limit, &post, &gone))
-            .await
-            .unwrap_or_else(|_| Err(too_slow()))
-        {
-            Ok((client, connection)) => {
-                if std::mem::take(&mut failed) {
-                    crate::event::event!(info, node = %ear.label(), "subscribed to wake-ups again");
-                }
-                pause = PAUSES.0;
-                post.made.fetch_add(1, Ordering::SeqCst);
-                post.set(place, State::Subscribed);
-                post.ring_all();
-                stands(&ear, &client, connection, &gone).await;
-                post.set(place, State::Connecting);
-            }
-            Err(_error) => {
-                // Once for an outage, however often it is tried.
-                if !std::mem::replace(&mut failed, true) {
-                    crate::event::event!(
-                        warn,
-                        node = %ear.label(),
-                        error = %_error,
-                        "cannot subscribe to wake-ups of this node: who waits for it looks now and then"
-                    );
-                }
-                post.set(place, State::Failed);
-            }
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
-    }
-}
-
-/// Connects and subscribes. Messages go to `post`; `gone` is told when the connection breaks.
-async fn open(
-    ear: &Ear,
-    place: usize,
-    channel: &str,
-    limit: Duration,
-    post: &Arc<Post>,
-    gone: &Arc<Notify>,
-) -> Result<(Client, MultiplexedConnection), RedisError> {
-    let found = ear.client().await?;
-    let info = found.get_connection_info().clone();
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-    let client = Client::open(info.set_redis_settings(settings))?;
-    let (post, gone) = (Arc::clone(post), Arc::clone(gone));
-    let on_push = move |push: PushInfo| -> Result<(), std::convert::Infallible> {
-        match (push.kind, push.data.as_slice()) {
-            (PushKind::Message, [_, Value::BulkString(payload)]) => post.deliver(place, payload),
-            (PushKind::Disconnection | PushKind::Unsubscribe, _) => gone.notify_one(),
-            _ => {}
-        }
-        Ok(())
-    };
-    let config = config(limit).set_push_sender(on_push);
-    let mut connection = connect(&client, &config).await?;
-    ear.connected(&found, &mut connection).await;
-    connection.subscribe(channel).await?;
-    Ok((found, connection))
-}
-
-/// Returns once the subscription does not stand any more, is silent when asked, or would better be elsewhere.
-async fn stands(ear: &Ear, client: &Client, mut connection: MultiplexedConnection, gone: &Notify) {
-    let moves = ear.moves_from(client);
-    tokio::pin!(moves);
-    loop {
-        tokio::select! {
-            () = gone.notified() => return,
-            () = &mut moves => return,
-            () = sleep(HEARTBEAT) => {
-                if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err() {
-                    return;
-                }
-            }
-        }
     }
 }

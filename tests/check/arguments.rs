@@ -1,6 +1,6 @@
 //! What `scripts/check` is told.
 
-use crate::mutants::{MUTANTS, Mutant};
+use crate::mutants::{MUTANTS, Mutant, Tested, all_tested};
 use crate::plan::{Fault, topology_named};
 use crate::support::Topology;
 
@@ -32,6 +32,9 @@ pub struct Arguments {
     pub mutants: bool,
     /// Only these.
     pub chosen: Vec<&'static Mutant>,
+    pub tested_mutants: bool,
+    /// Only these.
+    pub chosen_tested: Vec<&'static Tested>,
 }
 
 pub fn read(words: &[String]) -> Result<Arguments, String> {
@@ -48,7 +51,10 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         judge: None,
         mutants: false,
         chosen: Vec::new(),
+        tested_mutants: false,
+        chosen_tested: Vec::new(),
     };
+    let mut names = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
@@ -77,15 +83,22 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
             "--linger" => arguments.linger = number(value()?)?,
             "--list" => arguments.list = true,
             "--mutants" => arguments.mutants = true,
-            "--mutant" => {
-                let name = value()?;
-                let found = MUTANTS.iter().find(|mutant| mutant.name == name);
-                arguments.chosen.push(found.ok_or_else(|| format!("no mutant is called {name}"))?);
-            }
+            "--tested-mutants" => arguments.tested_mutants = true,
+            "--mutant" => names.push(value()?),
             "--table" => arguments.table = true,
             "--keep" => arguments.keep = Some(from_caller(value()?)),
             "--judge" => arguments.judge = Some(from_caller(value()?)),
             _ => return Err(format!("unknown: {word}")),
+        }
+    }
+    for name in names {
+        let unknown = || format!("no mutant is called {name}");
+        if arguments.tested_mutants {
+            let found = all_tested().find(|mutant| mutant.name == name);
+            arguments.chosen_tested.push(found.ok_or_else(unknown)?);
+        } else {
+            let found = MUTANTS.iter().find(|mutant| mutant.name == name);
+            arguments.chosen.push(found.ok_or_else(unknown)?);
         }
     }
     let splits = |letter: char| letter.is_whitespace() || letter == ':';

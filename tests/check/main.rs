@@ -34,7 +34,10 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         words => match arguments::read(words) {
-            Ok(arguments) => report::run(&arguments),
+            Ok(arguments) => {
+                mutants::are_current();
+                report::run(&arguments)
+            }
             Err(error) => {
                 eprint!("{error}\n\n{}", arguments::HELP);
                 ExitCode::from(2)

@@ -2,6 +2,9 @@
 
 mod build;
 mod table;
+mod test_run;
+mod tested;
+mod tested_quorum;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,6 +16,9 @@ use crate::plan::topology_name;
 use crate::support::Topology;
 use build::Tree;
 pub use table::MUTANTS;
+pub use test_run::{Tested, all as all_tested, run as run_tested};
+use tested::TESTED;
+use tested_quorum::TESTED_QUORUM;
 
 /// The crate with one mistake, and the run that is to show it.
 #[derive(Debug)]
@@ -43,6 +49,29 @@ struct Edit {
     to: &'static str,
 }
 
+impl Edit {
+    /// The file that it changes.
+    ///
+    /// # Panics
+    /// If that has changed since the mistake was written.
+    fn source(&self, root: &Path) -> String {
+        let text = std::fs::read_to_string(root.join(self.file)).unwrap();
+        let found = text.matches(self.from).count();
+        assert_eq!(found, self.times, "{} has changed: how often it has\n{}", self.file, self.from);
+        text
+    }
+}
+
+/// Whether each mistake can still be made: otherwise that is found out only when all are looked
+/// for.
+pub fn are_current() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let tested = all_tested().flat_map(|mutant| mutant.edits);
+    for edit in MUTANTS.iter().flat_map(|mutant| mutant.edits).chain(tested) {
+        edit.source(root);
+    }
+}
+
 /// How long a run may take beyond its time, to begin and to end.
 const BESIDE: Duration = Duration::from_secs(150);
 
@@ -55,7 +84,7 @@ pub fn run(chosen: &[&'static Mutant]) -> ExitCode {
     let mut caught = 0;
     for mutant in &mutants {
         let start = Instant::now();
-        let binary = tree.with(mutant.edits, |tree| tree.build());
+        let binary = tree.with(mutant.edits, |tree| tree.build("check"));
         let output = tree.runs().join(mutant.name);
         let found = mutant.find(&binary, &output);
         let seconds = start.elapsed().as_secs();
@@ -73,7 +102,7 @@ pub fn run(chosen: &[&'static Mutant]) -> ExitCode {
 
 /// Whether the unbroken crate violates nothing in any of the settings.
 fn controls(tree: &Tree, mutants: &[&'static Mutant]) -> bool {
-    let binary = tree.build();
+    let binary = tree.build("check");
     let mut settings: Vec<Setting> = Vec::new();
     for mutant in mutants {
         if !settings.contains(&mutant.setting) {

@@ -38,6 +38,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         list();
         return ExitCode::SUCCESS;
     }
+    if arguments.tested_mutants {
+        return mutants::run_tested(&arguments.chosen_tested);
+    }
     if arguments.mutants || !arguments.chosen.is_empty() {
         return mutants::run(&arguments.chosen);
     }

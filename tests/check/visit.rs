@@ -163,7 +163,7 @@ async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, 
             let number = worker.next_hold();
             let wants = place.wants(Mode::Exclusive, owner.to_string(), Verb::Timeout);
             worker.recorder.note(number, wants);
-            let why = match lock.write_as_timeout(owner, millis(random, 1, 300)).await {
+            let why = match lock.with_owner(owner).write_timeout(millis(random, 1, 300)).await {
                 Ok(guard) => {
                     let mut hold = Hold::granted(worker, number, &place, AnyGuard::Write(guard));
                     let stay = millis(random, 0, 20);
@@ -231,7 +231,7 @@ impl<'a> Hold<'a> {
                 return self.glance();
             }
             tokio::select! {
-                () = self.guard.lease().lost() => break,
+                _ = self.guard.lease().lost() => break,
                 () = sleep(left.min(GLANCE)) => {}
             }
         }

@@ -92,7 +92,7 @@ async fn open(duty: Duty) -> Worker {
         }
     };
     Worker {
-        unrenewed: locks.with_options(locks.options().clone().renewal(Renewal::Never)).unwrap(),
+        unrenewed: locks.with_options(Options::new().renewal(Renewal::Never)).unwrap(),
         locks,
         resource: Resource::open(&duty.resource).await,
         recorder: Recorder::new(&duty.history),

@@ -8,7 +8,9 @@ use redlatch::{
 };
 use tokio::time::Instant;
 
-use crate::support::{Kind, Server, eventually, soon, ttl};
+use crate::support::{Kind, Proxy, Server, eventually, soon, ttl};
+
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 async fn ten_thousand_leases_are_renewed(kind: Kind) {
     const LEASES: usize = 10_000;
@@ -58,7 +60,13 @@ async fn pool_an_exhausted_one_starves_no_lease() {
     let mut config = Config::from_url(server.url());
     config.pool = Some(redlatch::deadpool_redis::PoolConfig::new(1));
     let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
-    let locks = Locks::from_pool_with(pool.clone(), ttl(600)).await.unwrap();
+    let locks = Locks::builder()
+        .pool(pool.clone())
+        .subscriber(server.url())
+        .options(ttl(600))
+        .connect()
+        .await
+        .unwrap();
     let _the_only_place = pool.get().await.unwrap();
     let mutex = locks.mutex("pooled").unwrap();
     let guard = mutex.lock().await.unwrap();
@@ -76,8 +84,7 @@ async fn pool_an_exhausted_one_starves_no_lease() {
 async fn pool_a_client_of_one_is_told_once_it_has_a_subscriber() {
     let server = Server::start().await;
     let pool = Config::from_url(server.url()).create_pool(Some(Runtime::Tokio1)).unwrap();
-    let locks = Locks::from_pool(pool).await.unwrap().with_subscriber(&server.url()).unwrap();
-    assert!(locks.clone().with_subscriber("nonsense").is_err());
+    let locks = Locks::builder().pool(pool).subscriber(server.url()).connect().await.unwrap();
     let mutex = locks.mutex("told").unwrap();
     let guard = mutex.lock().await.unwrap();
     let waiting = tokio::spawn({
@@ -98,7 +105,8 @@ async fn pool_a_client_of_one_is_told_once_it_has_a_subscriber() {
 async fn nodes_of_one_server_are_one() {
     let mut server = Server::start().await;
     let pool = Config::from_url(server.url()).create_pool(Some(Runtime::Tokio1)).unwrap();
-    let (locks, pooled) = (server.locks().await, Locks::from_pool(pool).await.unwrap());
+    let (locks, pooled) =
+        (server.locks().await, Locks::builder().pool(pool).subscriber(server.url()).connect().await.unwrap());
     let address = format!("127.0.0.1:{}", server.port());
     for (locks, name) in [(&locks, address.as_str()), (&pooled, "pool")] {
         assert_eq!(locks.nodes().await[0].to_string(), format!("{name}: votes"));
@@ -124,7 +132,12 @@ async fn acl_the_documented_rights_are_enough() {
     server.run::<()>(&words).await;
     let url = server.url().replace("redis://", "redis://locks:secret@");
     for protocol in ["resp2", "resp3"] {
-        let locks = Locks::open_with(&format!("{url}?protocol={protocol}"), ttl(600)).await.unwrap();
+        let locks = Locks::builder()
+            .server(format!("{url}?protocol={protocol}"))
+            .options(ttl(600))
+            .connect()
+            .await
+            .unwrap();
         for kind in [Kind::Mutex, Kind::Reentrant] {
             let lock = kind.lock(&locks, &format!("limited-{}-{protocol}", kind.name()));
             let guard = lock.lock().await.unwrap();
@@ -132,14 +145,14 @@ async fn acl_the_documented_rights_are_enough() {
                 let other = lock.for_another();
                 async move { other.lock().await }
             });
-            eventually("it queues", || async { lock.waiters().await == 1 }).await;
+            eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
             let told: Vec<String> = server.run(&["PUBSUB", "CHANNELS", "lock:wake:*"]).await;
             assert_eq!(told.len(), 1, "it is subscribed");
             tokio::time::sleep(Duration::from_millis(900)).await;
             assert!(!guard.lease().is_lost(), "renewed");
             guard.release().await.unwrap();
             drop(soon("handed over", waiting).await.unwrap().unwrap());
-            eventually("free", || async { !lock.is_locked().await }).await;
+            eventually("free", || async { !server.is_locked(&lock).await }).await;
             assert!(!lock.force_release().await.unwrap());
         }
     }
@@ -152,7 +165,7 @@ async fn acl_the_documented_rights_are_enough() {
         let other = lock.for_another();
         async move { other.lock().await }
     });
-    eventually("it queues", || async { lock.waiters().await == 1 }).await;
+    eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
     guard.release().await.unwrap();
     soon("found", waiting).await.unwrap().unwrap().release().await.unwrap();
     // Another application's locks are out of reach.
@@ -196,4 +209,81 @@ fn clients_end_with_their_runtime() {
         });
     }
     drop((second, server, outer));
+}
+
+/// A client that only renews for long learns the time from renewals: its tokens are larger than
+/// those that others took meanwhile, even if the server has forgotten them.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_raise_the_least_token_of_a_client() {
+    /// By how much the time that a client has seen may be behind the server's clock.
+    const STEP: i64 = 10_000_000;
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(1_500)).await;
+    let connected = server.time().await;
+    let guard = locks.mutex("renewed").unwrap().lock().await.unwrap();
+    eventually("a step has passed", || async { server.time().await > connected + STEP }).await;
+    let before = server.scripts_run().await;
+    eventually("two renewals", || async { server.scripts_run().await >= before + 2 }).await;
+    for kind in KINDS {
+        // Counters are back where they were half a step after the client connected.
+        let lock = kind.lock(&locks, kind.name());
+        let counter = format!("{{{}}}:fence", lock.key());
+        server.run::<()>(&["SET", &counter, &(connected + STEP / 2).to_string(), "PX", "60000"]).await;
+        let next = lock.lock().await.unwrap();
+        assert!(next.token() >= (connected + STEP).unsigned_abs(), "{kind:?}: {}", next.token());
+        next.release().await.unwrap();
+    }
+    assert!(!guard.lease().is_lost());
+    guard.release().await.unwrap();
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// The shortest leases that are allowed, each with one renewal that is answered about 30 ms late.
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_of_100_ms_outlast_one_slow_renewal() {
+    const ROUNDS: u32 = 20;
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let locks = Locks::builder().server(proxy.url()).options(ttl(100)).connect().await.unwrap();
+    let lock = locks.mutex("short").unwrap();
+    let mut lost = 0;
+    for _ in 0..ROUNDS {
+        let guard = lock.lock().await.unwrap();
+        let renewals = async |more: u64| {
+            let end = server.scripts_run().await + more;
+            let renewed = || async { guard.lease().is_lost() || server.scripts_run().await >= end };
+            eventually("it is renewed or lost", renewed).await;
+        };
+        renewals(1).await;
+        proxy.hold_replies(true); // over the next renewal, which leaves after 33 ms
+        tokio::time::sleep(Duration::from_millis(63)).await;
+        proxy.hold_replies(false);
+        renewals(3).await;
+        lost += u32::from(guard.lease().is_lost());
+        let _lost_or_not = guard.release().await;
+    }
+    println!("FIG {lost} of {ROUNDS} leases of 100 ms were lost");
+    assert!(lost <= ROUNDS / 2, "{lost} of {ROUNDS} were lost");
+    drop((lock, locks));
+    proxy.outlive_clients().await;
+}
+
+/// Without any time to wait, there is one try.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_zero_is_one_try() {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks().await, server.locks().await);
+    for kind in KINDS {
+        let lock = kind.lock(&locks, &format!("zero-{}", kind.name()));
+        for _ in 0..80 {
+            let guard = lock.lock_timeout(Duration::ZERO).await.unwrap();
+            guard.release().await.unwrap();
+        }
+        let busy = kind.rival().lock(&others, &format!("zero-{}", kind.name()));
+        let guard = busy.lock().await.unwrap();
+        let outcome = lock.lock_timeout(Duration::ZERO).await;
+        assert!(matches!(outcome, Err(Error::TimedOut { limit: Duration::ZERO, .. })), "{outcome:?}");
+        guard.release().await.unwrap();
+    }
 }

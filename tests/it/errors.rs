@@ -23,7 +23,7 @@ async fn errors_say_why_and_say_it_once() {
     // Nobody listens there.
     let (one, other) = ("redis://127.0.0.1:1/", "redis://127.0.0.1:2/");
     says(&Locks::open(one).await.unwrap_err(), "Connection refused", 1);
-    let too_few = Locks::quorum([one, other]).await.unwrap_err();
+    let too_few = Locks::builder().quorum([one, other]).connect().await.unwrap_err();
     says(&too_few, "Connection refused", 2);
     let Error::NoQuorum { nodes, .. } = too_few else { panic!("{too_few:?}") };
     assert!(nodes.iter().all(|node| node.source().is_none() && node.to_string().contains("refused")));

@@ -1,5 +1,9 @@
 //! Sources of scripts: how often they are sent to a server that does not know them.
 
+use std::time::Duration;
+
+use redlatch::Options;
+
 use crate::support::Server;
 
 /// How many requests with a source the server has run.
@@ -12,7 +16,8 @@ async fn sources(server: &Server) -> u64 {
 #[tokio::test]
 async fn one_request_sends_the_source_after_script_flush() {
     let server = Server::start().await;
-    let locks = server.locks().await;
+    // 10,000 requests at a time take a busy machine longer than a second.
+    let locks = server.locks_with(Options::new().node_timeout(Duration::from_secs(20))).await;
     for _ in 0..3 {
         server.run::<()>(&["SCRIPT", "FLUSH"]).await;
         let before = sources(&server).await;
@@ -27,7 +32,8 @@ async fn one_request_sends_the_source_after_script_flush() {
         while let Some(done) = tasks.join_next().await {
             done.unwrap();
         }
-        // One for each of the two scripts; more where a busy machine takes longer than a request waits for another one.
+        // One for each of the two scripts; more where a busy machine takes longer than a request
+        // waits for another one.
         let sent = sources(&server).await - before;
         assert!((2..=100).contains(&sent), "{sent} sources for 10,000 requests");
     }

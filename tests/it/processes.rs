@@ -129,14 +129,14 @@ async fn trusts_no_news_from_before_it_was_stopped(kind: Kind) {
     let lock = kind.lock(&server.locks().await, "held");
     let guard = lock.lock().await.unwrap();
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "1000"]);
-    eventually("it queues", || async { lock.waiters().await == 1 }).await;
+    eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
     worker.stop();
     guard.release().await.unwrap();
     let other = lock.for_another();
     let successor = soon("the claim is over", other.lock()).await.unwrap();
     worker.signal(Signal::CONT);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(lock.is_held_by(&successor).await);
+    assert!(server.is_held_by(&lock, &successor).await);
     let token = successor.token();
     successor.release().await.unwrap();
     assert!(worker.hear("holding").parse::<u64>().unwrap() > token, "it held what its successor held");
@@ -172,13 +172,16 @@ async fn reentrant_standalone_another_process_enters_for_the_same_owner() {
     let server = Server::start().await;
     let lock = server.locks().await.reentrant("shared").unwrap();
     let owner = Owner::new();
-    let guard = lock.lock(&owner).await.unwrap();
+    let guard = lock.with_owner(&owner).lock().await.unwrap();
     let mut worker = Worker::start(&["reenter", &server.url(), &owner.to_string()]);
     let token = worker.hear("inside");
     assert_eq!(token, guard.lease().fencing_token().unwrap().to_string(), "one token at every depth");
     assert_eq!(lock.inspect().await.unwrap().holders[0].count, 2);
     guard.release().await.unwrap();
-    assert!(lock.try_lock(&Owner::new()).await.unwrap().is_none(), "the other process is still inside");
+    assert!(
+        lock.with_owner(&Owner::new()).try_lock().await.unwrap().is_none(),
+        "the other process is still inside"
+    );
     assert!(lock.is_held_by(&owner).await.unwrap());
     worker.tell("leave");
     worker.hear("outside");

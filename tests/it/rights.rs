@@ -60,7 +60,8 @@ fn options() -> Options {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_suffice_for_a_cluster() {
     let (_deployment, urls) = limited(Topology::Cluster, &["+cluster|slots"]).await;
-    is_usable(&Locks::cluster_with(urls, options()).await.unwrap(), &["cluster"]).await;
+    is_usable(&Locks::builder().cluster(urls).options(options()).connect().await.unwrap(), &["cluster"])
+        .await;
 }
 
 #[cfg(feature = "sentinel")]
@@ -77,14 +78,22 @@ async fn rights_suffice_for_a_sentinel_group() {
         .iter()
         .map(|sentinel| format!("redis://asks:other@127.0.0.1:{}/", sentinel.port()));
     let master = "redis://locks:secret@mymaster/";
-    let locks = Locks::sentinel_with(sentinels, master, options().replicas(1, Duration::from_millis(900)));
+    let locks = Locks::builder()
+        .sentinel(sentinels, master)
+        .options(options().replicas(1, Duration::from_millis(900)))
+        .connect();
     is_usable(&locks.await.unwrap(), &["mymaster"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_suffice_for_a_quorum() {
     let (deployment, urls) = limited(Topology::Quorum3, &["+info"]).await;
-    let locks = Locks::quorum_with(urls, options().restart_guard(RestartGuard::On)).await.unwrap();
+    let locks = Locks::builder()
+        .quorum(urls)
+        .options(options().restart_guard(RestartGuard::On))
+        .connect()
+        .await
+        .unwrap();
     assert_eq!(locks.rejoin().await.unwrap().len(), 3);
     let nodes: Vec<_> =
         deployment.masters().iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();

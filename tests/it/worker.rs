@@ -62,7 +62,7 @@ async fn count(url: &str, kind: &str, file: &str, turns: u32) {
 /// Takes the lock, says so, and does as it is told.
 async fn hold(url: &str, kind: &str, ttl_ms: u64) {
     let options = Options::new().ttl(Duration::from_millis(ttl_ms));
-    let locks = Locks::open_with(url, options).await.unwrap();
+    let locks = Locks::builder().server(url).options(options).connect().await.unwrap();
     let lock = Kind::from_name(kind).lock(&locks, "held");
     let guard = lock.lock().await.unwrap();
     say("holding", guard.token());
@@ -78,7 +78,7 @@ async fn hold(url: &str, kind: &str, ttl_ms: u64) {
 /// Enters a lock that another process holds for the same owner.
 async fn reenter(url: &str, owner: &str) {
     let locks = Locks::open(url).await.unwrap();
-    let guard = locks.reentrant("shared").unwrap().lock(&owner.parse().unwrap()).await.unwrap();
+    let guard = locks.reentrant("shared").unwrap().with_owner(&owner.parse().unwrap()).lock().await.unwrap();
     say("inside", guard.lease().fencing_token().unwrap());
     tokio::task::spawn_blocking(hear).await.unwrap();
     guard.release().await.unwrap();

@@ -97,14 +97,15 @@ fn cancelled_nested_holds_leave_the_others() {
     Case::new("nest-locally", 1, &[]).kinds(&[Kind::Reentrant]).with(local).run(nested);
     Case::new("nest-writing", 9, &["write_acquire", "release"]).kinds(&[Kind::Write]).run(async |stage| {
         let (lock, owner) = (rwlock(&stage.lock), Owner::new());
-        let kept = AnyGuard::Write(lock.write_as(&owner).await.unwrap());
-        Scene::of(async move { lock.write_as(&owner).await.unwrap().release().await.unwrap() }).keeping(kept)
+        let kept = AnyGuard::Write(lock.with_owner(&owner).write().await.unwrap());
+        Scene::of(async move { lock.with_owner(&owner).write().await.unwrap().release().await.unwrap() })
+            .keeping(kept)
     });
     Case::new("read-while-writing", 9, &["read_acquire", "release"]).kinds(&[Kind::Write]).run(
         async |stage| {
             let (lock, owner) = (rwlock(&stage.lock), Owner::new());
-            let kept = AnyGuard::Write(lock.write_as(&owner).await.unwrap());
-            Scene::of(async move { lock.read_as(&owner).await.unwrap().release().await.unwrap() })
+            let kept = AnyGuard::Write(lock.with_owner(&owner).write().await.unwrap());
+            Scene::of(async move { lock.with_owner(&owner).read().await.unwrap().release().await.unwrap() })
                 .keeping(kept)
         },
     );
@@ -112,8 +113,9 @@ fn cancelled_nested_holds_leave_the_others() {
 
 pub(super) async fn upgraded(stage: &Stage) -> Scene {
     let AnyLock::Read(lock, owner) = stage.lock.clone() else { panic!("not to read") };
-    let kept = AnyGuard::Read(lock.read_as(&owner).await.unwrap());
-    Scene::of(async move { lock.write_as(&owner).await.unwrap().release().await.unwrap() }).keeping(kept)
+    let kept = AnyGuard::Read(lock.with_owner(&owner).read().await.unwrap());
+    Scene::of(async move { lock.with_owner(&owner).write().await.unwrap().release().await.unwrap() })
+        .keeping(kept)
 }
 
 pub(super) async fn waited_to_upgrade(stage: &Stage) -> Scene {
@@ -152,6 +154,17 @@ fn cancelled_releases_go_on() {
     Case::new("release-nested", 5, &["release"]).kinds(&[Kind::Reentrant, Kind::Read]).run(async |stage| {
         let (kept, guard) = (stage.lock.lock().await.unwrap(), stage.lock.lock().await.unwrap());
         Scene::of(async move { guard.release().await.unwrap() }).keeping(kept)
+    });
+}
+
+#[test]
+fn cancelled_closes_leave_nothing() {
+    Case::new("close", 3, &["release"]).run(async |stage| {
+        let (guard, locks) = (stage.lock.lock().await.unwrap(), stage.locks.clone());
+        Scene::of(async move {
+            locks.close(RENEWED).await.unwrap();
+            guard.release().await.unwrap();
+        })
     });
 }
 

@@ -341,8 +341,8 @@ fn left(net: &Net, name: &str) -> Vec<String> {
 pub(super) async fn open(net: &Net, whose: Whose, options: &Options) -> Locks {
     let urls = net.urls(whose);
     match urls.as_slice() {
-        [url] => Locks::open_with(url, options.clone()).await.unwrap(),
-        _ => Locks::quorum_with(urls, options.clone()).await.unwrap(),
+        [url] => Locks::builder().server(url).options(options.clone()).connect().await.unwrap(),
+        _ => Locks::builder().quorum(urls).options(options.clone()).connect().await.unwrap(),
     }
 }
 

@@ -33,8 +33,8 @@ const LAST: Duration = Duration::from_secs(4);
 /// How long the lanes do something before they rest together.
 const SPELL: Duration = Duration::from_secs(15);
 
-/// How long they rest: each waiter must have been served before it is over, and the judge sees those
-/// that were not. Dead waiters may hold a lock for two claims, each of a TTL.
+/// How long they rest: each waiter must have been served before it is over, and the judge sees
+/// those that were not. Dead waiters may hold a lock for two claims, each of a TTL.
 const REST: Duration = TTL
     .saturating_mul(2)
     .saturating_add(POLL_CAP)

@@ -52,10 +52,12 @@ fn is_gone(case: &Case<'_>, hold: &Hold, looks: &[&Observation], verdict: &mut V
     let mut ports = HashSet::new();
     let mut kept = looks.iter().filter(|look| look.from > *at && hold.is_in(look));
     let kept = kept.find(|look| ports.insert(look.port) && ports.len() >= case.plan.topology.majority());
-    // An old copy still has it, and a replica that has not heard of it.
+    // An old copy still has it: a node that was set back, or a master that was replaced and still
+    // answers.
     let is_old = |look: &Observation| {
         let mut windows = case.windows_during(ends, look.to);
-        case.lost_by(&hold.lock, ends, look.to).is_some() || windows.any(|it| it.fault == Fault::NodeSetBack)
+        let sets_back = |fault: Fault| matches!(fault, Fault::NodeSetBack | Fault::Failover);
+        case.lost_by(&hold.lock, ends, look.to).is_some() || windows.any(|it| sets_back(it.fault))
     };
     if let Some(look) = kept
         && !is_old(look)

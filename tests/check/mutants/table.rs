@@ -26,7 +26,7 @@ const OUTLASTED: Setting =
 const fn with_dead_waiters(file: &'static str, times: usize) -> Edit {
     Edit {
         file,
-        from: "if its_place + ms * 1000 > time then return true end",
+        from: "if math.abs(time - its_place) < ms * 1000 then return true end",
         times,
         to: "if its_place then return true end",
     }
@@ -115,9 +115,9 @@ pub const MUTANTS: &[Mutant] = &[
         name: "token-of-its-own-when-nested",
         edits: &[Edit {
             file: "lua/reentrant/acquire.lua",
-            from: "local token, refusal = hold_token(held[3], ",
+            from: "local token, refusal = hold_token(current, ",
             times: 1,
-            to: "local token, refusal = hold_token(held[2] and held[3], ",
+            to: "local token, refusal = hold_token(held[2] and current, ",
         }],
         setting: RESENT,
         rules: &["nested token"],
@@ -180,7 +180,7 @@ if ends < now + ttl then
     Mutant {
         name: "silence-counts-as-renewed",
         edits: &[Edit {
-            file: "src/lease/keeper.rs",
+            file: "src/lease/tally.rs",
             from: "        } else {\n            Standing::Unknown\n        }",
             times: 1,
             to: "        } else {\n            Standing::Held\n        }",
@@ -238,9 +238,9 @@ if ends < now + ttl then
         name: "deadline-not-looked-at",
         edits: &[Edit {
             file: "src/lease/mod.rs",
-            from: "        self.0.deadline.has_passed()",
+            from: "self.0.deadline.has_passed().then(",
             times: 1,
-            to: "        self.0.deadline.get().is_none()",
+            to: "self.0.deadline.get().is_none().then(",
         }],
         setting: LINGERING,
         rules: &["deadline"],
@@ -248,7 +248,7 @@ if ends < now + ttl then
     Mutant {
         name: "lost-counts-as-unknown",
         edits: &[Edit {
-            file: "src/lease/keeper.rs",
+            file: "src/lease/tally.rs",
             from: "            Standing::Lost\n        } else {",
             times: 1,
             to: "            Standing::Unknown\n        } else {",
@@ -260,9 +260,9 @@ if ends < now + ttl then
         name: "never-renewed",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "            Renewal::Automatic => lease.0.at +",
+            from: "            Renewal::Automatic => Some(lease.0.at +",
             times: 1,
-            to: "            Renewal::Automatic => lease.until() +",
+            to: "            Renewal::Automatic => Some(lease.until() +",
         }],
         setting: LINGERING,
         rules: &["false loss"],
@@ -271,31 +271,39 @@ if ends < now + ttl then
         name: "nobody-is-told",
         edits: &[Edit {
             file: "src/lease/mod.rs",
-            from: "    pub async fn lost(&self) {\n",
+            from: "    pub async fn lost(&self) -> LeaseEnd {\n",
             times: 1,
-            to: "    pub async fn lost(&self) {\n        std::future::pending::<()>().await;\n",
+            to: "    pub async fn lost(&self) -> LeaseEnd {\n        std::future::pending::<()>().await;\n",
         }],
         setting: LINGERING,
         rules: &["told in time"],
     },
     Mutant {
         name: "silence-counts-as-released",
-        edits: &[Edit {
-            file: "src/lease/held.rs",
-            from: "        let (outcome, doubt) = insist(&client, &attempt, &call).await;\n        let Settled { answer, reply, votes } = outcome?;\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };\n        self.armed.expect_strays();\n        self.armed.disarm();",
-            times: 1,
-            to: "        let (outcome, doubt) = (settle(&client, &attempt, &call).await, None::<Failure>);\n        self.armed.disarm();\n        let Ok(Settled { answer, reply, votes }) = outcome else { return Ok(()) };\n        let Answer::Final(answer) = answer else { return Err(reply.unexpected().into()) };",
-        }],
+        edits: &[
+            Edit {
+                file: "src/lease/release.rs",
+                from: "(Count::new(), TRIES)",
+                times: 1,
+                to: "(Count::new(), TRIES / TRIES)",
+            },
+            Edit {
+                file: "src/lease/release.rs",
+                from: "                _ => Err(failure),\n            };",
+                times: 1,
+                to: "                _ => {\n                    let _silent = failure;\n                    Ok(Released::Yes)\n                }\n            };",
+            },
+        ],
         setting: Setting { topology: Standalone, seconds: 30, linger: 200, faults: &["client-pause"] },
         rules: &["release"],
     },
     Mutant {
         name: "all-nodes-must-renew",
         edits: &[Edit {
-            file: "src/lease/keeper.rs",
-            from: "        if tally.held >= self.nodes.majority() {",
+            file: "src/lease/tally.rs",
+            from: "        if self.held >= nodes.majority() {",
             times: 1,
-            to: "        if tally.held >= self.nodes.count() {",
+            to: "        if self.held >= nodes.count() {",
         }],
         setting: OUTLASTED,
         rules: &["false loss"],
@@ -313,12 +321,22 @@ if ends < now + ttl then
     },
     Mutant {
         name: "lost-with-its-master-counts-as-unknown",
-        edits: &[Edit {
-            file: "src/lease/keeper.rs",
-            from: "            Standing::Lost\n        } else {",
-            times: 1,
-            to: "            Standing::Unknown\n        } else {",
-        }],
+        edits: &[
+            Edit {
+                file: "src/lease/tally.rs",
+                from: "            Standing::Lost\n        } else {",
+                times: 1,
+                to: "            Standing::Unknown\n        } else {",
+            },
+            Edit {
+                // Where its answer is unknown, a renewal takes a lock that is free once more, which
+                // would mend the mistake.
+                file: "src/lease/keeper.rs",
+                from: "let is_torn = tally.standing(",
+                times: 1,
+                to: "let is_torn = false && tally.standing(",
+            },
+        ],
         setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["failover"] },
         rules: &["bounded loss"],
     },
@@ -359,7 +377,7 @@ if ends < now + ttl then
         name: "a-resource-that-takes-all",
         edits: &[Edit {
             file: "lua/fenced/set.lua",
-            from: "if tonumber(ARGV[1]) < tonumber(redis.call('GET', KEYS[2]) or 0) then return 0 end\n",
+            from: "if tonumber(token) < largest then return 0 end\n",
             times: 1,
             to: "",
         }],

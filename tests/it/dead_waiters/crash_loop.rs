@@ -72,7 +72,7 @@ async fn crash_loop_of_polling_waiters_takes_one_claim() {
 #[tokio::test(flavor = "multi_thread")]
 async fn crash_loop_of_notified_waiters_takes_one_claim() {
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
-        delay(kind, kind, kind, "lock:wake:dead").await;
+        delay(kind, kind, kind, "lock:wake:00000000000000000000000000000000").await;
     }
 }
 

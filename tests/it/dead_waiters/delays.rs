@@ -270,6 +270,9 @@ async fn dead_writers_keep_readers_out_for_one_claim() {
         println!("FIG {took:?}: {case:?}");
         assert!(took < BOUND, "{took:?}: {case:?}");
         drop(granted);
-        assert!(prepared.holder.is_held_by(&guard).await, "beside the reader that was there");
+        assert!(
+            prepared.deployment.is_held_by(&prepared.holder, &guard).await,
+            "beside the reader that was there"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Waiters whose clients are gone: however many they are and however they died, they delay the living ones by at most
-//! one claim in total.
+//! Waiters whose clients are gone: however many they are and however they died, they delay the
+//! living ones by at most one claim in total.
 
 mod crash_loop;
 mod delays;
@@ -12,10 +12,12 @@ use redlatch::Options;
 
 use crate::support::{Deployment, Kind, Server, Topology, Wake, Worker, eventually};
 
-/// The lease and with it the claim of waiters: for so long a released lock is kept for a waiter that does not answer.
+/// The lease and with it the claim of waiters: for so long a released lock is kept for a waiter
+/// that does not answer.
 const CLAIM: Duration = Duration::from_millis(1_500);
 
-/// One claim, one poll, and what a busy machine adds. Claims of two dead waiters, one after the other, take longer.
+/// One claim, one poll, and what a busy machine adds. Claims of two dead waiters, one after the
+/// other, take longer.
 const BOUND: Duration = Duration::from_secs(3);
 
 /// How often the living waiter polls at the latest.
@@ -40,7 +42,8 @@ async fn queued(deployment: &Deployment, count: u64) {
     .await;
 }
 
-/// A process of waiters, each with a client of its own: as many processes would have. `user` is part of the URL.
+/// A process of waiters, each with a client of its own: as many processes would have. `user` is
+/// part of the URL.
 fn waiters(deployment: &Deployment, user: &str, kind: Kind, wake: Wake, count: usize) -> Worker {
     let topology = match deployment.topology() {
         Topology::Standalone => "standalone",

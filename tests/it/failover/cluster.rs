@@ -10,7 +10,12 @@ use crate::support::{Deployment, Kind, Proxy, Topology, eventually, soon, ttl};
 
 /// A client that knows all masters.
 pub async fn open(deployment: &Deployment, options: Options) -> Locks {
-    Locks::cluster_with(urls("127.0.0.1", deployment.masters()), options).await.unwrap()
+    Locks::builder()
+        .cluster(urls("127.0.0.1", deployment.masters()))
+        .options(options)
+        .connect()
+        .await
+        .unwrap()
 }
 
 /// A hash tag whose slot this master has.
@@ -125,7 +130,8 @@ async fn cluster_a_hung_master_holds_nobody_else_up() {
         assert!(start.elapsed() < NODE_TIMEOUT / 2, "{:?}", start.elapsed());
     }
     let start = Instant::now();
-    let new = Locks::cluster_with(urls("127.0.0.1", deployment.masters()), told()).await;
+    let new =
+        Locks::builder().cluster(urls("127.0.0.1", deployment.masters())).options(told()).connect().await;
     println!("opened after {:?}: {:?}", start.elapsed(), new.as_ref().err());
     let lock = Kind::Mutex.lock(&new.unwrap(), &format!("{there}new"));
     lock.lock().await.unwrap().release().await.unwrap();
@@ -188,7 +194,7 @@ async fn cluster_a_silent_connection_is_replaced() {
     let rest = deployment.all().skip(1).map(|server| server.port()).collect();
     let rest = Proxy::before(rest).await;
     let seeds = urls("127.0.0.2", deployment.masters());
-    let locks = Locks::cluster_with(seeds, told()).await.unwrap();
+    let locks = Locks::builder().cluster(seeds).options(told()).connect().await.unwrap();
     let (elsewhere, watch) = watched(&locks, &there).await;
     let others = open(&deployment, told()).await;
     let options = ttl(3_000);

@@ -39,7 +39,7 @@ async fn grants_are_where_renewals_are(confirming: bool) {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
     let options = told().ttl(TTL).replicas(1, PATIENCE);
-    let locks = Locks::sentinel_with(&sentinels, "mymaster", options).await.unwrap();
+    let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();
     let (old, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("before-{}", kind.name()));
@@ -93,7 +93,7 @@ async fn replicas_standalone_a_silent_connection_is_replaced() {
     let (master, replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
     let options = told().replicas(1, NODE_TIMEOUT * 8 / 10);
-    let locks = Locks::open_with(&proxy.url(), options).await.unwrap();
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
     for kind in KINDS {
         let lock = |what: &str| kind.lock(&locks, &format!("{what}-{}", kind.name()));
         lock("first").lock().await.unwrap().release().await.unwrap();
@@ -134,7 +134,7 @@ async fn replicas_standalone_a_second_connection_is_for_them() {
     let (master, _replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
     let polling = told().wakeups(redlatch::Wakeups::Poll);
-    let plain = Locks::open_with(&proxy.url(), polling.clone()).await.unwrap();
+    let plain = Locks::builder().server(proxy.url()).options(polling.clone()).connect().await.unwrap();
     for kind in KINDS {
         kind.lock(&plain, kind.name()).lock().await.unwrap().release().await.unwrap();
     }
@@ -196,7 +196,12 @@ async fn replicas_standalone_a_demoted_master_is_left() {
 async fn replicas_standalone_confirm_what_was_granted_before() {
     let (master, replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
-    let locks = Locks::open_with(&proxy.url(), told().ttl(TTL).replicas(1, PATIENCE)).await.unwrap();
+    let locks = Locks::builder()
+        .server(proxy.url())
+        .options(told().ttl(TTL).replicas(1, PATIENCE))
+        .connect()
+        .await
+        .unwrap();
     let plain = master.locks_with(told()).await;
     let too_few = |outcome: &Result<Option<_>, Error>| matches!(outcome, Err(Error::TooFewReplicas { .. }));
     // The connections and the scripts are there.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::deadpool_redis::cluster::Config;
 use redlatch::deadpool_redis::{PoolConfig, Runtime};
-use redlatch::{ConfigError, Error, Locks, Options};
+use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
 use tokio::time::{Instant, sleep};
 
 use super::cluster::{open, tag_at};
@@ -24,7 +24,7 @@ async fn cluster_wakes_those_who_listen_elsewhere() {
     let tag = tag_at(&deployment, 0).await;
     let locks = open(&deployment, Options::new()).await;
     for place in [&deployment.masters()[1], &deployment.replicas()[0], &deployment.replicas()[2]] {
-        let others = Locks::cluster_with([place.url()], told()).await.unwrap();
+        let others = Locks::builder().cluster([place.url()]).options(told()).connect().await.unwrap();
         for kind in KINDS {
             let name = format!("{tag}{}-{}", kind.name(), place.port());
             let contended = Contended::new(kind, &name, &locks, &others).await;
@@ -37,7 +37,8 @@ async fn cluster_wakes_those_who_listen_elsewhere() {
         assert_no_requests_on_subscriptions(&deployment).await;
     }
     // It was the only one that the client was given.
-    let others = Locks::cluster_with([deployment.replicas()[2].url()], told()).await.unwrap();
+    let others =
+        Locks::builder().cluster([deployment.replicas()[2].url()]).options(told()).connect().await.unwrap();
     let mut contended = Vec::new();
     for kind in KINDS {
         contended.push(Contended::new(kind, &format!("{tag}{}-gone", kind.name()), &locks, &others).await);
@@ -88,7 +89,12 @@ async fn assert_no_requests_on_subscriptions(deployment: &Deployment) {
 async fn cluster_counts_once_what_runs_twice() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let proxy = Proxy::before(deployment.all().map(Server::port).collect()).await;
-    let locks = Locks::cluster_with(urls("127.0.0.2", deployment.masters()), told()).await.unwrap();
+    let locks = Locks::builder()
+        .cluster(urls("127.0.0.2", deployment.masters()))
+        .options(told())
+        .connect()
+        .await
+        .unwrap();
     let others = open(&deployment, told()).await;
     let runs = || async { deployment.scripts_run().await };
     for kind in KINDS {
@@ -130,19 +136,19 @@ async fn cluster_opens_or_fails_in_time() {
     let seeds = urls("127.0.0.1", deployment.masters());
     let stranger = Server::start().await;
     let start = Instant::now();
-    let outcome = Locks::cluster([stranger.url()]).await;
+    let outcome = Locks::builder().cluster([stranger.url()]).connect().await;
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
     for url in ["nonsense", "http://127.0.0.1:6379/"] {
-        let outcome = Locks::cluster([seeds[0].as_str(), url]).await;
+        let outcome = Locks::builder().cluster([seeds[0].as_str(), url]).connect().await;
         assert!(matches!(outcome, Err(Error::Config(ConfigError::Url { .. }))), "{outcome:?}");
     }
-    let outcome = Locks::cluster(Vec::<String>::new()).await;
+    let outcome = Locks::builder().cluster(Vec::<String>::new()).connect().await;
     assert!(matches!(outcome, Err(Error::Config(ConfigError::Url { .. }))), "{outcome:?}");
     println!("wrong ones fail after {:?}", start.elapsed());
     assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
     let uses = async |tag: &str| {
         let start = Instant::now();
-        let locks = Locks::cluster_with(&seeds, told()).await.unwrap();
+        let locks = Locks::builder().cluster(&seeds).options(told()).connect().await.unwrap();
         let opened = start.elapsed();
         for kind in KINDS {
             kind.lock(&locks, &format!("{tag}seed-{}", kind.name()))
@@ -169,18 +175,23 @@ async fn cluster_opens_or_fails_in_time() {
     uses(&there).await;
     deployment.masters()[1].pause();
     let start = Instant::now();
-    let opened = Locks::cluster_with(&seeds, told()).await.map(drop);
+    let opened = Locks::builder().cluster(&seeds).options(told()).connect().await.map(drop);
     println!("one dead and one hung: {opened:?} after {:?}", start.elapsed());
     assert!(opened.is_ok() && start.elapsed() < NODE_TIMEOUT + SLACK, "{opened:?} {:?}", start.elapsed());
     deployment.masters()[2].pause();
     for _ in 0..2 {
         let start = Instant::now();
-        let outcome = Locks::cluster(&seeds).await;
+        let outcome = Locks::builder().cluster(&seeds).connect().await;
         println!("none reachable: {outcome:?} after {:?}", start.elapsed());
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
         assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
         deployment.kill();
     }
+}
+
+/// A pool cannot subscribe.
+fn polling(options: Options) -> Options {
+    options.wakeups(Wakeups::Poll)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -190,7 +201,8 @@ async fn cluster_an_exhausted_pool_starves_no_lease() {
     config.pool = Some(PoolConfig::new(1));
     let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
     let _the_only_place = pool.get().await.unwrap();
-    let locks = Locks::from_cluster_pool_with(pool.clone(), ttl(900)).await.unwrap();
+    let locks =
+        Locks::builder().cluster_pool(pool.clone()).options(polling(ttl(900))).connect().await.unwrap();
     let mut held = Vec::new();
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
@@ -218,12 +230,18 @@ async fn cluster_a_pool_takes_longer_to_open_beside_a_server_that_hangs() {
     let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
     deployment.masters()[1].pause();
     let start = Instant::now();
-    let outcome = Locks::from_cluster_pool(pool.clone()).await;
+    let outcome =
+        Locks::builder().cluster_pool(pool.clone()).options(polling(Options::new())).connect().await;
     println!("{:?} after {:?}", outcome.as_ref().map(drop), start.elapsed());
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
     assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
     let (start, limit) = (Instant::now(), 3 * NODE_TIMEOUT);
-    let locks = Locks::from_cluster_pool_with(pool, Options::new().node_timeout(limit)).await.unwrap();
+    let locks = Locks::builder()
+        .cluster_pool(pool)
+        .options(polling(Options::new().node_timeout(limit)))
+        .connect()
+        .await
+        .unwrap();
     println!("opened after {:?}", start.elapsed());
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("{here}{}", kind.name()));

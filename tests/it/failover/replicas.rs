@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use redlatch::{ConfigError, Error, Locks, Options};
+use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
 use tokio::time::{Instant, sleep};
 
 use super::{KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, told};
-use crate::support::{AnyLock, Deployment, Kind, Server, Topology, eventually, soon, ttl};
+use crate::support::{AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, soon, ttl};
 
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -149,24 +149,27 @@ async fn replicas_standalone_confirm_grants() {
     let slow = Options::new().replicas(1, 2 * NODE_TIMEOUT);
     let refused = |error: &ConfigError| matches!(error, ConfigError::Span { option: "replica_timeout", .. });
     assert!(locks.with_options(slow.clone()).is_err_and(|error| refused(&error)));
-    let outcome = Locks::open_with(&master.url(), slow).await;
+    let outcome = Locks::builder().server(master.url()).options(slow).connect().await;
     assert!(matches!(&outcome, Err(Error::Config(error)) if refused(error)), "{outcome:?}");
     drop((locks, plain, many));
     master.assert_nothing_left().await;
 }
 
-/// Who listens to a replica, as to a master that was demoted, is not counted by the master. He is passed over, so he must
-/// not hear that he has the lock.
+/// Who listens to a replica, as to a master that was demoted, is not counted by the master. He is
+/// passed over, so he must not hear that he has the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_tell_nobody_what_he_does_not_get() {
     let (master, replicas) = group(1).await;
     let locks = master.locks_with(told()).await;
     let config = redlatch::deadpool_redis::Config::from_url(master.url());
     let pool = config.create_pool(Some(redlatch::deadpool_redis::Runtime::Tokio1)).unwrap();
-    let others = Locks::from_pool_with(pool, told()).await.unwrap();
-    let others = others.with_subscriber(&replicas[0].url()).unwrap();
+    let messages = Proxy::at("127.0.0.3", vec![master.port()]).await;
+    let builder = Locks::builder().pool(pool).subscriber(messages.url()).options(told());
+    let others = builder.connect().await.unwrap();
+    messages.lead_to(replicas[0].port());
+    messages.cut();
+    eventually("it listens to the replica", || async { replicas[0].subscribers().await.len() == 1 }).await;
     let contended = super::Contended::of_each_kind("", &locks, &others).await;
-    assert_eq!(replicas[0].subscribers().await.len(), 1, "it listens there");
     let mut handed = tokio::task::JoinSet::new();
     for it in contended {
         handed.spawn(it.hand_over());
@@ -175,6 +178,7 @@ async fn replicas_tell_nobody_what_he_does_not_get() {
         println!("found after {:?}", took.unwrap());
     }
     drop((locks, others));
+    messages.outlive_clients().await;
     master.assert_nothing_left().await;
 }
 
@@ -210,14 +214,45 @@ async fn replicas_missed_by_some_are_no_outage_for_others() {
     master.assert_nothing_left().await;
 }
 
+/// A waiter that is granted the lock, and has too few replicas, does not keep it from others
+/// meanwhile, nor wait for them for as long as for a server.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_missed_by_a_waiter_keep_the_lock_from_nobody() {
+    let master = Server::start().await;
+    let plain = master.locks_with(told()).await;
+    let (confirmed, others) = (told().replicas(1, PATIENCE), master.locks().await);
+    let confirmed = master.locks_with(confirmed).await;
+    for kind in KINDS {
+        let name = format!("kept-{}", kind.name());
+        let held = kind.rival().lock(&plain, &name);
+        let guard = held.lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let lock = kind.lock(&confirmed, &name);
+            async move { lock.lock().await }
+        });
+        eventually("it queues", || async { held.waiters().await == 1 }).await;
+        let next = tokio::spawn({
+            let lock = kind.rival().lock(&others, &name);
+            async move { lock.lock().await }
+        });
+        eventually("another one queues", || async { held.waiters().await == 2 }).await;
+        guard.release().await.unwrap();
+        soon("the other one has it", next).await.unwrap().unwrap().release().await.unwrap();
+        let outcome = soon("it fails", waiting).await.unwrap();
+        assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1 })), "{outcome:?}");
+    }
+    drop((plain, confirmed, others));
+    master.assert_nothing_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_sentinel_confirm_grants() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = super::urls("127.0.0.1", deployment.sentinels());
     let options = told().ttl(Duration::from_millis(1_500));
     let confirmed = options.clone().replicas(1, PATIENCE);
-    let locks = Locks::sentinel_with(&sentinels, "mymaster", confirmed).await.unwrap();
-    let plain = Locks::sentinel_with(&sentinels, "mymaster", options).await.unwrap();
+    let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(confirmed).connect().await.unwrap();
+    let plain = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();
     let both: Vec<&Server> = deployment.replicas().iter().collect();
     confirms_grants(&deployment.masters()[0], &both, &locks, &plain).await;
     // The new master's replicas confirm as well, once they follow it.
@@ -242,12 +277,12 @@ async fn replicas_cluster_is_refused() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let urls = super::urls("127.0.0.1", deployment.masters());
     let wanted = Options::new().replicas(1, PATIENCE);
-    let outcome = Locks::cluster_with(&urls, wanted.clone()).await;
+    let outcome = Locks::builder().cluster(&urls).options(wanted.clone()).connect().await;
     assert!(matches!(outcome, Err(Error::Config(ConfigError::ReplicasOfCluster))), "{outcome:?}");
-    let locks = Locks::cluster(&urls).await.unwrap();
+    let locks = Locks::builder().cluster(&urls).connect().await.unwrap();
     assert!(matches!(locks.with_options(wanted.clone()), Err(ConfigError::ReplicasOfCluster)));
     let config = redlatch::deadpool_redis::cluster::Config::from_urls(urls);
     let pool = config.create_pool(Some(redlatch::deadpool_redis::Runtime::Tokio1)).unwrap();
-    let outcome = Locks::from_cluster_pool_with(pool, wanted).await;
+    let outcome = Locks::builder().cluster_pool(pool).options(wanted.wakeups(Wakeups::Poll)).connect().await;
     assert!(matches!(outcome, Err(Error::Config(ConfigError::ReplicasOfCluster))), "{outcome:?}");
 }

@@ -15,7 +15,12 @@ pub(super) const MASTER: &str = "mymaster";
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
 pub(super) async fn open(deployment: &Deployment, options: Options) -> Locks {
-    Locks::sentinel_with(urls("127.0.0.1", deployment.sentinels()), MASTER, options).await.unwrap()
+    Locks::builder()
+        .sentinel(urls("127.0.0.1", deployment.sentinels()), MASTER)
+        .options(options)
+        .connect()
+        .await
+        .unwrap()
 }
 
 /// The master is killed, and replaced by a replica that has missed the last writes.
@@ -143,7 +148,7 @@ async fn sentinel_messages_of_an_old_master_are_not_trusted() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     // Connections in pairs take longest to be told of the new master; what is granted waits for no replica.
     let pairs = open(&deployment, told().replicas(1, Duration::from_millis(500))).await;
-    let locks = pairs.with_options(told()).unwrap();
+    let locks = pairs.with_options(told().replicas(0, Duration::from_millis(500))).unwrap();
     let [old, new, _] = [&deployment.masters()[0], &deployment.replicas()[0], &deployment.replicas()[1]];
     let cut_off = old.locks().await;
     let held = cut_off.mutex("a").unwrap().lock().await.unwrap();
@@ -269,7 +274,7 @@ async fn sentinel_opens_or_fails_in_time() {
     let sentinels = urls("127.0.0.1", deployment.sentinels());
     let opens = async |name: &str| {
         let start = Instant::now();
-        let opened = Locks::sentinel(&sentinels, name).await;
+        let opened = Locks::builder().sentinel(&sentinels, name).connect().await;
         let took = start.elapsed();
         println!("{:?} after {took:?}", opened.as_ref().map(drop));
         assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
@@ -348,14 +353,15 @@ async fn sentinel_passwords_and_databases_are_kept() {
         (by_sentinel.clone(), format!("redis://:other@{MASTER}/3")),
     ];
     for (sentinel, master) in wrong {
-        let outcome = Locks::sentinel([sentinel], &master).await;
+        let outcome = Locks::builder().sentinel([sentinel], &master).connect().await;
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
     }
     assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
     let name = format!("redis://:secret@{MASTER}/3");
     let options = told().ttl(Duration::from_secs(10));
-    let locks = Locks::sentinel_with([&by_sentinel], &name, options.clone()).await.unwrap();
-    let others = Locks::sentinel_with([&by_sentinel], &name, options).await.unwrap();
+    let locks =
+        Locks::builder().sentinel([&by_sentinel], &name).options(options.clone()).connect().await.unwrap();
+    let others = Locks::builder().sentinel([&by_sentinel], &name).options(options).connect().await.unwrap();
     let contended = Contended::of_each_kind("", &locks, &others).await;
     for it in &contended {
         assert_eq!(ask::<u64>(&by(&master), &["EXISTS", it.lock.key()]).await.unwrap(), 1, "in database 3");

@@ -100,7 +100,8 @@ async fn refuses(server: &Server, locks: &Locks, kind: Kind, key: &str) {
     scripts_refuse(RawLock { server, kind, key }, &before, &what).await;
 }
 
-/// The same for the scripts that a client sends only for what it holds, and for those of a quorum's nodes.
+/// The same for the scripts that a client sends only for what it holds, and for those of a quorum's
+/// nodes.
 async fn scripts_refuse(lock: RawLock<'_>, before: &Snapshot, what: &str) {
     let waiter = RawWaiter { claim_ms: 3_000, channel: "" };
     let attempt = format!("attempt-{}", lock.kind.name());
@@ -127,7 +128,8 @@ async fn scripts_refuse(lock: RawLock<'_>, before: &Snapshot, what: &str) {
     for (script, arguments) in requests {
         let answer = lock.send(&script, &arguments).await.unwrap();
         let what = format!("{what}: {script} {arguments:?}");
-        // To release and to renew a mutex need not look at the TTL of a string that is not the attempt's.
+        // To release and to renew a mutex need not look at the TTL of a string that is not the
+        // attempt's.
         let refusal = if matches!(answer, Value::Int(-3..=-2 | 0)) { None } else { Some(&answer) };
         assert_eq!(refusal, None, "{what}");
         before.assert_unchanged(lock.server, lock.key, &what).await;
@@ -146,7 +148,7 @@ async fn locks_of_other_kinds_are_refused_and_stay_as_they_are() {
                 let lock = held.lock(&holders, &key);
                 let guard = lock.lock().await.unwrap();
                 refuses(&server, &others, kind, &key).await;
-                assert!(lock.is_held_by(&guard).await && !guard.lease().is_lost());
+                assert!(server.is_held_by(&lock, &guard).await && !guard.lease().is_lost());
                 guard.release().await.unwrap();
                 // The name is free for the other kind now.
                 let guard = kind.lock(&others, &key).try_lock().await.unwrap();
@@ -156,7 +158,8 @@ async fn locks_of_other_kinds_are_refused_and_stay_as_they_are() {
     }
 }
 
-/// A read-write lock has other layouts as well: several readers, and a writer that waits beside them.
+/// A read-write lock has other layouts as well: several readers, and a writer that waits beside
+/// them.
 #[tokio::test(flavor = "multi_thread")]
 async fn read_write_locks_with_several_holds_are_refused_and_stay_as_they_are() {
     let server = Server::start().await;

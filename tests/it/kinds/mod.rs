@@ -1,4 +1,5 @@
-//! One kind of lock for each name: a lock of another kind, or the key of another program, is an error and stays as it is.
+//! One kind of lock for each name: a lock of another kind, or the key of another program, is an
+//! error and stays as it is.
 
 mod foreign;
 mod redisson;
@@ -18,7 +19,8 @@ fn share(one: Kind, other: Kind) -> bool {
     one == other || is_rwlock(one) && is_rwlock(other)
 }
 
-/// Keys as they are, and leases that outlast every test and are never renewed: whatever changes, a request has changed it.
+/// Keys as they are, and leases that outlast every test and are never renewed: whatever changes, a
+/// request has changed it.
 fn unrenewed() -> Options {
     Options::new().prefix("").renewal(Renewal::Never).ttl(std::time::Duration::from_secs(300))
 }

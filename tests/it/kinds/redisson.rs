@@ -1,11 +1,13 @@
 //! Locks of this crate, as the lock scripts of Redisson see them.
 
 use redis::Value;
+use redlatch::{Error, Owner};
 
 use super::{KINDS, Snapshot, is_wrong_type, unrenewed};
 use crate::support::{Kind, Server, eventually, soon};
 
-/// What an `RLock` does to acquire: it takes the key if it is absent or has the caller's field. ARGV: field, ttl.
+/// What an `RLock` does to acquire: it takes the key if it is absent or has the caller's field.
+/// ARGV: field, ttl.
 const LOCK: &str = "
     local taken = redis.call('EXISTS', KEYS[1]) == 1
     if taken and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return redis.call('PTTL', KEYS[1]) end
@@ -13,7 +15,8 @@ const LOCK: &str = "
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return 'granted'";
 
-/// What the read lock of an `RReadWriteLock` does: it needs no mode, mode read, or a write hold of the caller.
+/// What the read lock of an `RReadWriteLock` does: it needs no mode, mode read, or a write hold of
+/// the caller.
 const READ: &str = "
     local mode = redis.call('HGET', KEYS[1], 'mode')
     local writes = mode == 'write' and redis.call('HEXISTS', KEYS[1], ARGV[1] .. ':write') == 1
@@ -23,7 +26,8 @@ const READ: &str = "
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return 'granted'";
 
-/// What the write lock of an `RReadWriteLock` does: it needs no mode, or a write hold of the caller.
+/// What the write lock of an `RReadWriteLock` does: it needs no mode, or a write hold of the
+/// caller.
 const WRITE: &str = "
     local mode = redis.call('HGET', KEYS[1], 'mode')
     local writes = mode == 'write' and redis.call('HEXISTS', KEYS[1], ARGV[1] .. ':write') == 1
@@ -119,4 +123,33 @@ async fn redisson_fails_on_a_mutex_of_ours() {
         before.assert_unchanged(&server, "mutex", "Redisson").await;
     }
     guard.release().await.unwrap();
+}
+
+/// What is left of our hold beside one of Redisson must not look like ours: `force` would revoke
+/// Redisson's.
+#[tokio::test(flavor = "multi_thread")]
+async fn redisson_keeps_its_hold_after_ours_inside_it_is_released() {
+    let server = Server::start().await;
+    let owner = Owner::from_word("8743c9c0-0795-4907-87fd-6c719a6b4586:61").unwrap();
+    let locks = server.locks().await;
+    let lock = locks.reentrant("nested").unwrap();
+    let refused = async |what: &str| {
+        let forced = lock.force_release().await;
+        assert!(matches!(forced, Err(Error::WrongType { .. })), "{what}: {forced:?}");
+    };
+    let _: i64 = server.run(&["HSET", "lock:nested", &owner.to_string(), "1"]).await;
+    let _: i64 = server.run(&["PEXPIRE", "lock:nested", "30000"]).await;
+    refused("held by Redisson").await;
+    let ours = lock.with_owner(&owner).lock().await.unwrap();
+    refused("with ours inside").await;
+    ours.release().await.unwrap();
+    let fields: Vec<(String, String)> = server.run(&["HGETALL", "lock:nested"]).await;
+    assert_eq!(fields, [(owner.to_string(), "1".to_owned())]);
+    refused("ours is released").await;
+    // An application's hash is no lock of Redisson.
+    let _: i64 = server.run(&["HSET", "lock:app", "user:42", "7"]).await;
+    let _: i64 = server.run(&["PEXPIRE", "lock:app", "30000"]).await;
+    let app = locks.reentrant("app").unwrap();
+    let outcome = app.with_owner(&Owner::from_word("user:42").unwrap()).try_lock().await;
+    assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
 }

@@ -81,8 +81,8 @@ impl Record {
 
 const TASKS: u64 = 4;
 
-/// Each task has a client of its own. Some of them stop renewing instead of releasing, as a crash does: then the key ends
-/// while others are queued.
+/// Each task has a client of its own. Some of them stop renewing instead of releasing, as a crash
+/// does: then the key ends while others are queued.
 async fn tasks_of_two_kinds(kinds: [Kind; 2], span: Duration) {
     let server = Server::start().await;
     let record = Record::default();
@@ -166,7 +166,8 @@ async fn persists(server: &Server, kind: Kind, record: Record) {
     .await;
 }
 
-/// A writes; Y and Z want the re-entrant lock of the same name, W wants to write; then the lease of A vanishes.
+/// A writes; Y and Z want the re-entrant lock of the same name, W wants to write; then the lease of
+/// A vanishes.
 async fn a_lease_vanishes(by_expiry: bool) {
     let server = Server::start().await;
     let record = Record::default();
@@ -174,7 +175,7 @@ async fn a_lease_vanishes(by_expiry: bool) {
     let guard = writer.write().await.unwrap();
     let reentrant = server.locks_with(short(1_000)).await.reentrant("one-name").unwrap();
     // Y is refused at once, and queues for nothing.
-    let refused = soon("Y is refused", reentrant.lock(&Owner::new())).await;
+    let refused = soon("Y is refused", reentrant.with_owner(&Owner::new()).lock()).await;
     assert!(super::is_wrong_type(&refused), "{refused:?}");
     let waiting = tokio::spawn({
         let (lock, record) =
@@ -191,7 +192,7 @@ async fn a_lease_vanishes(by_expiry: bool) {
         }
     });
     eventually("W queues", || async { writer.inspect().await.unwrap().waiting_writers == 1 }).await;
-    let refused = soon("Z is refused", reentrant.lock(&Owner::new())).await;
+    let refused = soon("Z is refused", reentrant.with_owner(&Owner::new()).lock()).await;
     assert!(super::is_wrong_type(&refused), "{refused:?}");
     assert_eq!(writer.inspect().await.unwrap().waiting_readers, 0, "only W is queued");
     if by_expiry {

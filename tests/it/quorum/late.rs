@@ -15,7 +15,7 @@ async fn quorum_keeps_what_was_let_go_before() {
     let quorum = Quorum::start(3).await;
     let mut random = Random::new();
     let proxies = quorum.proxies().await;
-    let lone = Locks::quorum_with([quorum.servers[1].url()], options()).await.unwrap();
+    let lone = Locks::builder().quorum([quorum.servers[1].url()]).options(options()).connect().await.unwrap();
     let client = quorum.client_behind(&proxies, options()).await;
     // Each look takes as long as this one is waited for: most of the time, what comes next is to let go.
     quorum.hang(0b100);
@@ -55,8 +55,12 @@ async fn quorum_keeps_what_was_let_go_before() {
 async fn quorum_gives_back_what_a_dropped_try_was_letting_go() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
-    let pair =
-        Locks::quorum_with([quorum.servers[0].url(), quorum.servers[1].url()], options()).await.unwrap();
+    let pair = Locks::builder()
+        .quorum([quorum.servers[0].url(), quorum.servers[1].url()])
+        .options(options())
+        .connect()
+        .await
+        .unwrap();
     let client = quorum.client_behind(&proxies, options()).await;
     for kind in ALONE {
         let name = format!("dropped-{}", kind.name());

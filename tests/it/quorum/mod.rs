@@ -3,6 +3,7 @@
 #[cfg(feature = "tracing")]
 mod events;
 mod guard;
+mod inspect;
 mod late;
 mod leases;
 mod nested;
@@ -84,7 +85,7 @@ impl Quorum {
 
     /// A client of its own, as another process would have it.
     async fn client(&self, options: Options) -> Locks {
-        Locks::quorum_with(self.urls(), options).await.unwrap()
+        Locks::builder().quorum(self.urls()).options(options).connect().await.unwrap()
     }
 
     /// A lock through a client of its own.
@@ -103,7 +104,7 @@ impl Quorum {
 
     /// A client that goes that way.
     async fn client_behind(&self, proxies: &[Proxy], options: Options) -> Locks {
-        Locks::quorum_with(proxies.iter().map(Proxy::url), options).await.unwrap()
+        Locks::builder().quorum(proxies.iter().map(Proxy::url)).options(options).connect().await.unwrap()
     }
 
     /// What errors call these nodes.

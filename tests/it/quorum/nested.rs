@@ -12,9 +12,9 @@ async fn take(client: &Locks, kind: Kind, name: &str, owner: &Owner) -> AnyGuard
     let granted = async {
         match kind {
             Kind::Reentrant => {
-                AnyGuard::Reentrant(client.reentrant(name).unwrap().lock(owner).await.unwrap())
+                AnyGuard::Reentrant(client.reentrant(name).unwrap().with_owner(owner).lock().await.unwrap())
             }
-            _ => AnyGuard::Write(client.rwlock(name).unwrap().write_as(owner).await.unwrap()),
+            _ => AnyGuard::Write(client.rwlock(name).unwrap().with_owner(owner).write().await.unwrap()),
         }
     };
     soon("granted", granted).await
@@ -133,18 +133,18 @@ async fn quorum_nested_holds_have_no_smaller_token_than_a_read_between() {
     let client = quorum.client(options().ttl(std::time::Duration::from_secs(60))).await;
     let (owner, lock) = (Owner::new(), client.rwlock("order").unwrap());
     quorum.kill(0b100);
-    let outer = lock.write_as(&owner).await.unwrap();
+    let outer = lock.with_owner(&owner).write().await.unwrap();
     quorum.restart(0b100).await;
     quorum.hang(0b010);
     let between = loop {
         // The third node is connected to anew.
-        match lock.read_as(&owner).await {
+        match lock.with_owner(&owner).read().await {
             Ok(guard) => break guard,
             Err(error) => assert!(matches!(error, redlatch::Error::NoQuorum { .. }), "{error}"),
         }
     };
     quorum.resume(0b010);
-    let after = lock.write_as(&owner).await.unwrap();
+    let after = lock.with_owner(&owner).write().await.unwrap();
     let [first, second, third] =
         [outer.lease(), between.lease(), after.lease()].map(|lease| lease.fencing_token().unwrap());
     assert!(first <= second && second <= third, "{first} {second} {third}");

@@ -23,7 +23,7 @@ async fn quorum_refuses_a_server_that_is_there_twice() {
     let hosts = ["127.0.0.1", "localhost"];
     for host in hosts {
         let again = format!("redis://{}/", label(0, host));
-        let (node, found) = problem(Locks::quorum([&urls[0], &urls[1], &again]).await);
+        let (node, found) = problem(Locks::builder().quorum([&urls[0], &urls[1], &again]).connect().await);
         // Whichever of the two was connected to last.
         let NodeProblem::SameServer { other } = &found else { panic!("{found:?}") };
         let mut pair = [node.clone(), other.clone()];
@@ -31,14 +31,15 @@ async fn quorum_refuses_a_server_that_is_there_twice() {
         let mut both = [label(0, "127.0.0.1"), label(0, host)];
         both.sort();
         assert_eq!(pair, both);
-        let error = Locks::quorum([&urls[0], &urls[1], &again]).await.unwrap_err().to_string();
+        let error =
+            Locks::builder().quorum([&urls[0], &urls[1], &again]).connect().await.unwrap_err().to_string();
         assert!(error.contains("is the same server as"), "{error}");
     }
     // Another database of the same server is the same server; and two of more than there must be are too many.
     let other = format!("{}1", urls[1]);
-    let outcome = Locks::quorum([&urls[0], &urls[1], &urls[2], &other]).await;
+    let outcome = Locks::builder().quorum([&urls[0], &urls[1], &urls[2], &other]).connect().await;
     assert!(matches!(problem(outcome).1, NodeProblem::SameServer { .. }));
-    let client = Locks::quorum(&urls).await.unwrap();
+    let client = Locks::builder().quorum(&urls).connect().await.unwrap();
     drop(client.mutex("fine").unwrap().lock().await.unwrap());
     client.settled().await;
     drop(client);
@@ -54,15 +55,15 @@ async fn quorum_refuses_replicas() {
     eventually("it follows", || replica.follows()).await;
     let mut urls = quorum.urls();
     urls[2] = replica.url();
-    let (node, found) = problem(Locks::quorum(&urls).await);
+    let (node, found) = problem(Locks::builder().quorum(&urls).connect().await);
     assert_eq!((node, found), (format!("127.0.0.1:{}", replica.port()), NodeProblem::Replica));
-    let text = Locks::quorum(&urls).await.unwrap_err().to_string();
+    let text = Locks::builder().quorum(&urls).connect().await.unwrap_err().to_string();
     assert!(text.contains("it is a replica") && text.contains(&replica.port().to_string()), "{text}");
     // Nor with a majority of others.
     urls.push(quorum.servers[2].url());
-    assert_eq!(problem(Locks::quorum(&urls).await).1, NodeProblem::Replica);
+    assert_eq!(problem(Locks::builder().quorum(&urls).connect().await).1, NodeProblem::Replica);
     replica.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
-    Locks::quorum(&urls).await.unwrap();
+    Locks::builder().quorum(&urls).connect().await.unwrap();
     quorum.finish().await;
 }
 
@@ -127,7 +128,13 @@ async fn quorum_says_that_half_is_no_majority() {
             assert!(text.contains(even) && text.contains("2 of 4") && text.contains("takes 3"), "{text}");
             assert!(quorum.labels(0b0110).iter().all(|label| text.contains(label)), "{text}");
         }
-        let text = Locks::quorum_with(quorum.urls(), options()).await.unwrap_err().to_string();
+        let text = Locks::builder()
+            .quorum(quorum.urls())
+            .options(options())
+            .connect()
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(text.contains(even) && text.contains("connect"), "{text}");
         if hangs { quorum.resume(0b0110) } else { quorum.restart(0b0110).await }
     }
@@ -145,7 +152,7 @@ async fn quorum_takes_from_1_to_31_nodes() {
     for count in [0, 32, 100] {
         let urls = (0..count).map(|number| format!("redis://127.0.0.1:{}/", 1 + number));
         let start = Instant::now();
-        let outcome = Locks::quorum(urls).await;
+        let outcome = Locks::builder().quorum(urls).connect().await;
         let Err(Error::Config(ConfigError::Nodes { count: said, most: 31 })) = &outcome else {
             panic!("{outcome:?}")
         };
@@ -188,7 +195,7 @@ async fn quorum_works_with_31_nodes() {
 
 /// Nobody knows who a node is that does not say so: it votes all the same, unless the guard is on.
 async fn works_without_knowing_who_votes(urls: &[String], quorum: &Quorum) -> Error {
-    let client = Locks::quorum_with(urls, options()).await.unwrap();
+    let client = Locks::builder().quorum(urls).options(options()).connect().await.unwrap();
     quorum.hang(0b001);
     for kind in KINDS {
         let lock = kind.lock(&client, kind.name());
@@ -200,7 +207,12 @@ async fn works_without_knowing_who_votes(urls: &[String], quorum: &Quorum) -> Er
     }
     quorum.resume(0b001);
     client.settled().await;
-    Locks::quorum_with(urls, options().restart_guard(RestartGuard::On)).await.unwrap_err()
+    Locks::builder()
+        .quorum(urls)
+        .options(options().restart_guard(RestartGuard::On))
+        .connect()
+        .await
+        .unwrap_err()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -247,7 +259,7 @@ async fn quorum_works_where_info_has_no_run_id() {
     let master = Server::start().await;
     quorum.servers[2].run::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
     eventually("it follows", || quorum.servers[2].follows()).await;
-    assert_eq!(problem(Locks::quorum(&urls).await).1, NodeProblem::Replica);
+    assert_eq!(problem(Locks::builder().quorum(&urls).connect().await).1, NodeProblem::Replica);
     quorum.servers[2].run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     quorum.finish_behind(proxies).await;
 }
@@ -259,7 +271,7 @@ async fn quorum_opens_with_a_majority() {
     for set in [0b00000, 0b00001, 0b10010, 0b00111, 0b11110, 0b11111_u32] {
         quorum.hang(set);
         let start = Instant::now();
-        let outcome = Locks::quorum_with(quorum.urls(), options()).await;
+        let outcome = Locks::builder().quorum(quorum.urls()).options(options()).connect().await;
         assert!(start.elapsed() < TIMEOUT * 3 / 2, "{:?}", start.elapsed());
         if set.count_ones() < 3 {
             let client = outcome.unwrap();

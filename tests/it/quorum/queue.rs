@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Options, Owner};
+use redlatch::{Error, Locks, Options, Owner};
 
-use super::{ALONE, KINDS, Quorum, named, no_quorum, options};
+use super::{ALONE, CLEANED, KINDS, Quorum, named, no_quorum, options};
 use crate::support::{eventually, soon};
 
 /// Whoever is told in less was not looking.
@@ -47,6 +47,46 @@ async fn quorum_hands_over_in_order() {
     quorum.finish().await;
 }
 
+/// A waiter to which a majority has granted the lock is still queued on the node that has not: its
+/// release ends that as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
+    let quorum = Quorum::start(3).await;
+    let among = |places: &[usize]| -> Vec<String> {
+        places.iter().map(|place| quorum.servers[*place].url()).collect()
+    };
+    let pair = Locks::builder().quorum(among(&[0, 1])).options(options()).connect().await.unwrap();
+    let lone = Locks::builder().quorum(among(&[2])).options(options()).connect().await.unwrap();
+    let proxies = quorum.proxies().await;
+    let client = quorum.client_behind(&proxies, options()).await;
+    // The node that does not grant answers before the two that do: no answer is outstanding then.
+    let slow_down = |by| proxies[..2].iter().for_each(|proxy| proxy.slow_down(by));
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        let other = kind.rival().lock(&lone, kind.name()).lock().await.unwrap();
+        let held = kind.rival().lock(&pair, kind.name()).lock().await.unwrap();
+        eventually("held by two", || async { quorum.having(0b111, lock.key()).await == 0b111 }).await;
+        let waiting = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.lock().await }
+        });
+        quorum.queued(0b111, &lock, 1).await;
+        slow_down(Some(Duration::from_millis(20)));
+        held.release().await.unwrap();
+        let guard = soon("granted by two", waiting).await.unwrap().unwrap();
+        slow_down(None);
+        quorum.queued(0b100, &lock, 1).await;
+        guard.release().await.unwrap();
+        let start = Instant::now();
+        quorum.queued(0b100, &lock, 0).await;
+        assert!(start.elapsed() < CLEANED, "{kind:?}: {:?}, and the queue lasts a minute", start.elapsed());
+        assert!(!other.lease().is_lost(), "{kind:?}: nothing was granted there");
+        other.release().await.unwrap();
+    }
+    drop((client, pair, lone));
+    quorum.finish_behind(proxies).await;
+}
+
 /// One client after the other waits, for all kinds: the median, since a single one may be found by looking.
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_hands_over_at_once() {
@@ -86,7 +126,7 @@ async fn quorum_passes_a_waiter_that_died() {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let urls = quorum.urls();
         let dead = runtime.spawn(async move {
-            let client = redlatch::Locks::quorum_with(urls, patient()).await.unwrap();
+            let client = redlatch::Locks::builder().quorum(urls).options(patient()).connect().await.unwrap();
             drop(kind.lock(&client, kind.name()).lock().await);
         });
         quorum.queued(0b11111, &lock, 1).await;
@@ -205,8 +245,8 @@ async fn quorum_refuses_one_of_two_upgrades_while_one_is_dead() {
         let name = format!("upgrades-{round}");
         let (lock, rival) = (one.rwlock(&name).unwrap(), other.rwlock(&name).unwrap());
         let (owner, its_owner) = (Owner::new(), Owner::new());
-        let first = lock.read_as(&owner).await.unwrap();
-        let second = rival.read_as(&its_owner).await.unwrap();
+        let first = lock.with_owner(&owner).read().await.unwrap();
+        let second = rival.with_owner(&its_owner).read().await.unwrap();
         let key = lock.name().key().to_owned();
         let both = || async {
             quorum.run::<Option<u32>>(0b011, &["HGET", &key, "readers"]).await == [Some(2), Some(2)]
@@ -216,14 +256,14 @@ async fn quorum_refuses_one_of_two_upgrades_while_one_is_dead() {
         proxies[1].hold_requests(true);
         let upgrading = tokio::spawn({
             let lock = lock.clone();
-            async move { lock.write_as(&owner).await }
+            async move { lock.with_owner(&owner).write().await }
         });
         let marked = |place: u32| {
             let (quorum, key) = (&quorum, &key);
             async move { quorum.run::<u32>(1 << place, &["HEXISTS", key, "upgrade"]).await == [1] }
         };
         eventually("the first node hears one", || marked(0)).await;
-        let outcome = soon("the other is told", rival.write_as(&its_owner)).await;
+        let outcome = soon("the other is told", rival.with_owner(&its_owner).write()).await;
         assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
         second.release().await.unwrap();
         proxies[1].hold_requests(false);

@@ -110,7 +110,7 @@ async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (u
         // Each asks another node first.
         let mut urls = quorum.urls();
         urls.rotate_left(number % quorum.count());
-        let client = Locks::quorum(urls).await.unwrap();
+        let client = Locks::builder().quorum(urls).connect().await.unwrap();
         locks.push(kind.lock(&client, kind.name()));
     }
     for _ in 0..rounds {

@@ -37,7 +37,7 @@ async fn quorum_keeps_nothing_of_an_earlier_proposal() {
     let proxies = quorum.proxies().await;
     let patient = options().node_timeout(Duration::from_secs(10));
     let pair = [1, 2].map(|place: usize| quorum.servers[place].url());
-    let other = Locks::quorum_with(pair, options()).await.unwrap();
+    let other = Locks::builder().quorum(pair).options(options()).connect().await.unwrap();
     for kind in ALONE {
         let client = quorum.client_behind(&proxies, patient.clone()).await;
         let lock = kind.lock(&client, kind.name());
@@ -93,10 +93,11 @@ async fn quorum_says_that_those_who_answer_do_not_agree() {
     let guard = quorum.take(&lock).await;
     quorum.run::<u64>(0b001, &["DEL", lock.key()]).await;
     quorum.kill(0b010);
-    let error = guard.release().await.unwrap_err();
+    let error = lock.force_release().await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("2 of 3 nodes answered mutex/release, and did not agree"), "{text}");
+    assert!(text.contains("2 of 3 nodes answered mutex/force, and did not agree"), "{text}");
     assert_eq!(no_quorum::<()>(Err(error)).0, 2);
+    drop(guard);
     quorum.restart(0b010).await;
     client.settled().await;
     drop(client);

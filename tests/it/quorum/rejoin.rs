@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlatch::{Error, NodeStatus, Options, RestartGuard};
+use redlatch::{Error, NodeStatus, Options, Renewal, RestartGuard};
 
 use super::{KINDS, Quorum, admitted, options};
 use crate::support::{Kind, eventually, soon};
@@ -83,6 +83,44 @@ async fn quorum_rejoin_keeps_tokens_growing() {
         guard.release().await.unwrap();
         quorum.resume(0b001);
     }
+}
+
+/// Nodes that have forgotten everything vote again once no lease is valid that they may have
+/// granted: the TTL of either side may be the longest one.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_founding_outlasts_the_leases_of_either_side() {
+    const LONG: Duration = Duration::from_millis(1_500);
+    let quorum = founded(3, &[]).await;
+    for (kind, options) in [(Kind::Write, guarded().write_ttl(LONG)), (Kind::Read, guarded().read_ttl(LONG))]
+    {
+        let client = quorum.client(options.renewal(Renewal::Never)).await;
+        let guard = kind.lock(&client, kind.name()).lock().await.unwrap();
+        quorum.run::<String>(0b111, &["FLUSHALL"]).await;
+        assert!(!guard.lease().is_lost(), "{kind:?}");
+        client.rejoin().await.unwrap();
+        assert!(guard.lease().is_lost(), "{kind:?}: others may get it from now on");
+        assert!(guard.release().await.is_err());
+        client.settled().await;
+    }
+}
+
+/// A request that was under way is granted a longer lease than any before, while a node waits to be
+/// admitted: the node waits for that one as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_rejoin_outlasts_a_longer_lease_that_is_granted_meanwhile() {
+    let ttl = Duration::from_millis(1_500);
+    let mut quorum = founded(3, &[]).await;
+    let other = quorum.client(guarded().ttl(ttl * 2).renewal(Renewal::Never)).await;
+    quorum.kill(0b100);
+    quorum.restart(0b100).await;
+    let rejoining = tokio::spawn(rejoin(quorum.client(guarded().ttl(ttl)).await));
+    eventually("begun", || async { quorum.run::<u32>(0b100, &["HEXISTS", NODE, "ticket"]).await == [1] })
+        .await;
+    let guard = Kind::Mutex.lock(&other, "longer").lock().await.unwrap();
+    assert!(!rejoining.is_finished());
+    let rejoined = soon("an end", rejoining).await.unwrap();
+    assert!(guard.lease().is_lost(), "the node votes, and the lease is valid");
+    assert_eq!(admitted(rejoined), quorum.labels(0b100));
 }
 
 /// Whoever loses says so, and afterwards all vote.

@@ -2,10 +2,10 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use redlatch::{Error, Fencing, Locks, Owner};
+use redlatch::{Error, Fencing, Locks, Options, Owner, Renewal};
 
 use super::{ALONE, KINDS, Quorum, options};
-use crate::support::{AnyLock, Kind, Random, soon};
+use crate::support::{AnyLock, Kind, Random, eventually, soon};
 
 /// A minority that fails, and what it does.
 struct Trouble {
@@ -181,19 +181,19 @@ async fn quorum_nested_holds_keep_the_outer_token() {
         let (one, two) = (client.reentrant("nested").unwrap(), client.rwlock("nested-rw").unwrap());
         let (owner, reader, writer) = (Owner::new(), Owner::new(), Owner::new());
         quorum.kill(outer_down);
-        let outer = soon("outer", one.lock(&owner)).await.unwrap();
-        let read = soon("outer", two.read_as(&reader)).await.unwrap();
+        let outer = soon("outer", one.with_owner(&owner).lock()).await.unwrap();
+        let read = soon("outer", two.with_owner(&reader).read()).await.unwrap();
         let write_too = client.rwlock("nested-write").unwrap();
-        let write = soon("outer", write_too.write_as(&writer)).await.unwrap();
+        let write = soon("outer", write_too.with_owner(&writer).write()).await.unwrap();
         quorum.restart(outer_down).await;
         quorum.kill(inner_down);
         // Through another client, so that the owner is known to Redis only.
         let other = quorum.client(options()).await;
         let (lock, rw) = (other.reentrant("nested").unwrap(), other.rwlock("nested-rw").unwrap());
         let rw_too = other.rwlock("nested-write").unwrap();
-        let inner = soon("inner", lock.lock(&owner)).await.unwrap();
-        let read_inner = soon("inner", rw.read_as(&reader)).await.unwrap();
-        let write_inner = soon("inner", rw_too.write_as(&writer)).await.unwrap();
+        let inner = soon("inner", lock.with_owner(&owner).lock()).await.unwrap();
+        let read_inner = soon("inner", rw.with_owner(&reader).read()).await.unwrap();
+        let write_inner = soon("inner", rw_too.with_owner(&writer).write()).await.unwrap();
         // Where no majority remembers the outer hold, the inner one cannot know whether it still stands.
         let remembered = (0b11111_u32 & !outer_down & !inner_down).count_ones() >= 3;
         let (within, around) = (inner.lease().fencing_token(), outer.lease().fencing_token());
@@ -202,7 +202,7 @@ async fn quorum_nested_holds_keep_the_outer_token() {
         assert!(if remembered { within == around } else { within > around }, "{within:?} in {around:?}");
         assert!(read_inner.lease().fencing_token() >= read.lease().fencing_token());
         let (before, read_before) = (inner.lease().fencing_token(), read_inner.lease().fencing_token());
-        assert!(lock.try_lock(&Owner::new()).await.unwrap().is_none(), "held twice, by one");
+        assert!(lock.with_owner(&Owner::new()).try_lock().await.unwrap().is_none(), "held twice, by one");
         quorum.restart(inner_down).await;
         for guard in [inner, outer] {
             guard.release().await.unwrap();
@@ -213,7 +213,7 @@ async fn quorum_nested_holds_keep_the_outer_token() {
         for guard in [write_inner, write] {
             guard.release().await.unwrap();
         }
-        let next = soon("free", lock.lock(&Owner::new())).await.unwrap();
+        let next = soon("free", lock.with_owner(&Owner::new()).lock()).await.unwrap();
         assert!(next.lease().fencing_token() > before);
         let next_writer = soon("free", rw.write()).await.unwrap();
         assert!(next_writer.lease().fencing_token() > read_before);
@@ -221,6 +221,43 @@ async fn quorum_nested_holds_keep_the_outer_token() {
         other.settled().await;
     }
     quorum.finish().await;
+}
+
+/// A majority has accepted a token that is ahead of all clocks: what the client proposes next is
+/// larger, and takes one request. By its clock alone, each grant would take two.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_first_proposals_are_larger_than_what_was_accepted() {
+    let quorum = Quorum::start(3).await;
+    // Renewals would be counted.
+    let client = quorum.client(Options::new().renewal(Renewal::Never)).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
+    for (number, kind) in KINDS.into_iter().enumerate() {
+        let lock = kind.lock(&client, kind.name());
+        let (fence, far) = (format!("{{{}}}:fence", lock.key()), now + 600_000_000 * (number as u128 + 1));
+        quorum.run::<String>(0b111, &["SET", &fence, &far.to_string(), "PX", "86400000"]).await;
+        let first = quorum.take(&lock).await;
+        assert!(u128::from(first.token()) >= far, "{kind:?}: {} after {far}", first.token());
+        let token = first.token();
+        first.release().await.unwrap();
+        eventually("free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        let before = scripts_run(&quorum).await;
+        let second = quorum.take(&lock).await;
+        assert!(second.token() > token, "{kind:?}: {} after {token}", second.token());
+        let requests: Vec<u64> =
+            scripts_run(&quorum).await.iter().zip(before).map(|(now, before)| now - before).collect();
+        assert_eq!(requests, [1, 1, 1], "{kind:?}");
+        second.release().await.unwrap();
+    }
+    drop(client);
+    quorum.finish().await;
+}
+
+async fn scripts_run(quorum: &Quorum) -> Vec<u64> {
+    let mut counts = Vec::new();
+    for server in &quorum.servers {
+        counts.push(server.scripts_run().await);
+    }
+    counts
 }
 
 /// Some nodes have accepted what is ten minutes ahead of the others' clocks. New clients know nothing of it.
@@ -304,19 +341,18 @@ async fn quorum_tokens_grow_past_a_stale_hold_of_the_same_owner() {
         let name = format!("stale-{round}");
         let (client, other) = (quorum.client(options()).await, quorum.client(options()).await);
         let owner = Owner::new();
-        let first = client.reentrant(&name).unwrap().lock(&owner).await.unwrap();
+        let first = client.reentrant(&name).unwrap().with_owner(&owner).lock().await.unwrap();
         let key = format!("lock:{name}");
-        crate::support::eventually("all have it", || async { quorum.having(0b11111, &key).await == 0b11111 })
-            .await;
+        eventually("all have it", || async { quorum.having(0b11111, &key).await == 0b11111 }).await;
         quorum.kill(0b00001);
         first.release().await.unwrap();
         let lock = other.reentrant(&name).unwrap();
-        let next = lock.lock(&Owner::new()).await.unwrap();
+        let next = lock.with_owner(&Owner::new()).lock().await.unwrap();
         let token = next.lease().fencing_token();
         next.release().await.unwrap();
         quorum.kill(0b00110);
         quorum.restart(0b00001).await;
-        let third = soon("granted", lock.lock(&owner)).await.unwrap();
+        let third = soon("granted", lock.with_owner(&owner).lock()).await.unwrap();
         assert!(
             third.lease().fencing_token() > token,
             "{:?} after {token:?}, round {round}",
@@ -339,10 +375,10 @@ async fn quorum_tokens_grow_past_those_nested_in_a_hold_without_one() {
     let mut last = far;
     for round in 0..3 {
         let without = quorum.client(options().fencing(Fencing::Off)).await.rwlock("within").unwrap();
-        let outer = soon("outer", without.write_as(&owner)).await.unwrap();
+        let outer = soon("outer", without.with_owner(&owner).write()).await.unwrap();
         assert_eq!(outer.lease().fencing_token(), None);
         let lock = quorum.client(options()).await.rwlock("within").unwrap();
-        let inner = soon("inner", lock.write_as(&owner)).await.unwrap();
+        let inner = soon("inner", lock.with_owner(&owner).write()).await.unwrap();
         let token = inner.lease().fencing_token().unwrap().get();
         assert!(token > last, "within: {token} after {last}, round {round}");
         inner.release().await.unwrap();

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use super::{READ_LANE, client, queued, see, told};
 use crate::support::{Server, eventually, soon};
 
-/// The lock ends with its writer, and nobody tells of it: who queued first goes first, on either side.
+/// The lock ends with its writer, and nobody tells of it: who queued first goes first, on either
+/// side.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_goes_by_age_after_a_dead_writer() {
     let server = Server::start().await;
@@ -94,15 +95,20 @@ async fn rwlock_standalone_passes_over_thousands_of_the_dead_in_time() {
     // Dead by their age, or because nothing listens to their channel.
     for (is_old, owners_differ) in [(false, true), (false, false), (true, true), (true, false)] {
         for channels_differ in [false, true] {
-            let mut best = u64::MAX;
-            for _ in 0..5 {
+            let (mut best, mut took_best) = (f64::MAX, 0);
+            // Other work on the machine only adds to a time: the least of a few runs is the
+            // script's.
+            for _ in 0..20 {
+                if best < 3.0 {
+                    break;
+                }
                 let writing = lock.write().await.unwrap();
                 let mut queue = redis::pipe();
                 let now = if is_old { 1_000_000_000_000_000 } else { server.time().await };
                 for number in 0..9_990 {
                     let owner = if owners_differ { number } else { 7 };
                     let channel = if channels_differ { number } else { 7 };
-                    let dead = format!("{number:032x} read 60000 lock:wake:{channel} o{owner} 255");
+                    let dead = format!("{number:032x} read 60000 lock:wake:{channel:032x} o{owner} 255");
                     queue.zadd("{lock:rw}:waiters", dead, now - READ_LANE + number);
                 }
                 queue.exec_async(&mut server.connection().await).await.unwrap();
@@ -112,13 +118,17 @@ async fn rwlock_standalone_passes_over_thousands_of_the_dead_in_time() {
                     let reading = soon("past the dead", lock.read()).await.unwrap();
                     reading.release().await.unwrap();
                 });
-                best = best.min(took.await);
+                let took = took.await;
+                let ratio = took as f64 / super::crowds::yardstick(&server).await as f64;
+                if ratio < best {
+                    (best, took_best) = (ratio, took);
+                }
                 let _: i64 = server.run(&["DEL", "{lock:rw}:waiters"]).await;
             }
             let case =
                 format!("old {is_old}, owners differ {owners_differ}, channels differ {channels_differ}");
-            println!("{case}: {best} us");
-            assert!(best < 2 * 5_000, "{case}: {best} us");
+            println!("FIG {case}: {took_best} us, {best:.2} of the yardstick");
+            assert!(best < 3.0, "{case}: {took_best} us, {best:.2} of the yardstick");
         }
     }
     drop(lock);
@@ -136,10 +146,10 @@ async fn rwlock_standalone_mixes_up_no_tokens() {
     let token = before.lease().fencing_token();
     before.release().await.unwrap();
     let owner = Owner::new();
-    let reading = on.read_as(&owner).await.unwrap();
-    let outer = off.write_as(&owner).await.unwrap();
+    let reading = on.with_owner(&owner).read().await.unwrap();
+    let outer = off.with_owner(&owner).write().await.unwrap();
     assert_eq!(outer.lease().fencing_token(), None);
-    let inner = on.write_as(&owner).await.unwrap();
+    let inner = on.with_owner(&owner).write().await.unwrap();
     assert!(inner.lease().fencing_token() > token, "not that of the writer before");
     for guard in [inner, outer] {
         guard.release().await.unwrap();
@@ -162,7 +172,8 @@ async fn rwlock_standalone_mixes_up_no_tokens() {
     server.assert_nothing_left().await;
 }
 
-/// The server goes on from an old snapshot: what is read from then on is not older than what was written before.
+/// The server goes on from an old snapshot: what is read from then on is not older than what was
+/// written before.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_readers_have_no_token_from_before_a_writer() {
     let server = Server::start().await;
@@ -205,7 +216,8 @@ async fn rwlock_standalone_readers_have_no_token_from_before_a_writer() {
     server.assert_nothing_left().await;
 }
 
-/// Within a hold without a token, one with a token gets a new one, and the next writer a larger one still.
+/// Within a hold without a token, one with a token gets a new one, and the next writer a larger one
+/// still.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_tokens_grow_past_those_nested_in_a_hold_without_one() {
     let server = Server::start().await;
@@ -215,10 +227,12 @@ async fn rwlock_standalone_tokens_grow_past_those_nested_in_a_hold_without_one()
     let owner = Owner::new();
     let mut last = far;
     for round in 0..3 {
-        let outer = without.write_as(&owner).await.unwrap();
+        let outer = without.with_owner(&owner).write().await.unwrap();
         assert_eq!(outer.lease().fencing_token(), None);
         let lock = client(&server, Options::new()).await;
-        for guard in [lock.write_as(&owner).await.unwrap(), lock.write_as(&owner).await.unwrap()] {
+        for guard in
+            [lock.with_owner(&owner).write().await.unwrap(), lock.with_owner(&owner).write().await.unwrap()]
+        {
             let token = guard.lease().fencing_token().unwrap().get();
             assert_eq!(token, last + 1, "one for both, round {round}");
             guard.release().await.unwrap();
@@ -327,9 +341,10 @@ async fn rwlock_standalone_fences_after_the_counter_is_lost() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     let owner = Owner::new();
-    let outer = lock.write_as(&owner).await.unwrap();
+    let outer = lock.with_owner(&owner).write().await.unwrap();
     let _: i64 = server.run(&["DEL", "{lock:rw}:fence"]).await;
-    let (inner, reading) = (lock.write_as(&owner).await.unwrap(), lock.read_as(&owner).await.unwrap());
+    let (inner, reading) =
+        (lock.with_owner(&owner).write().await.unwrap(), lock.with_owner(&owner).read().await.unwrap());
     assert!(inner.lease().fencing_token() >= outer.lease().fencing_token());
     assert_eq!(reading.lease().fencing_token(), inner.lease().fencing_token());
     let last = inner.lease().fencing_token();

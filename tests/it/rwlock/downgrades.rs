@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::{READ_LANE, client, published, queued, see, told};
+use super::{READ_LANE, client, queued, see, told};
 use crate::support::{Server, eventually, soon};
 
 /// A release lets in all readers who wait, with one message for each client, and no writer to no purpose.
@@ -40,14 +40,14 @@ async fn rwlock_standalone_wakes_readers_in_batches() {
             async move { other.write().await }
         })
         .await;
-        let before = published(&server).await;
+        let before = server.published().await;
         let start = Instant::now();
         writing.release().await.unwrap();
         soon("all of them", async { while readers.join_next().await.transpose().unwrap().is_some() {} })
             .await;
         let writing = soon("then the writer", writer).await.unwrap().unwrap();
         assert!(start.elapsed() < super::NEVER / 2, "told: {:?}", start.elapsed());
-        assert_eq!(published(&server).await - before, CLIENTS as u64 + 1, "one message for each client");
+        assert_eq!(server.published().await - before, CLIENTS as u64 + 1, "one message for each client");
         writing.release().await.unwrap();
     }
     drop(lock);
@@ -64,7 +64,8 @@ async fn rwlock_standalone_lets_in_more_readers_than_one_batch() {
     // Queued just now, so only PUBLISH can find that nothing listens to their channel.
     let now = server.time().await;
     for number in 0..300 {
-        let dead = format!("{number:032x} read 60000 lock:wake:ff o{number} 255");
+        let dead =
+            format!("{number:032x} read 60000 lock:wake:00000000000000000000000000000000 o{number} 255");
         let place = (now + number - READ_LANE).to_string();
         let _: i64 = server.run(&["ZADD", "{lock:rw}:waiters", &place, &dead]).await;
     }

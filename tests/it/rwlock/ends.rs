@@ -24,7 +24,10 @@ async fn rwlock_standalone_renews_nobody_else() {
     let still = with(Options::new().renewal(Renewal::Never));
     let moving = with(Options::new().ttl(Duration::from_millis(300)));
     let owners = [Owner::new(), Owner::new()];
-    let guards = [still.read_as(&owners[0]).await.unwrap(), moving.read_as(&owners[1]).await.unwrap()];
+    let guards = [
+        still.with_owner(&owners[0]).read().await.unwrap(),
+        moving.with_owner(&owners[1]).read().await.unwrap(),
+    ];
     let fields = owners.map(|owner| format!("read:{owner}"));
     let value = |field: String| {
         let server = &server;
@@ -48,7 +51,9 @@ async fn rwlock_standalone_a_dead_writers_mark_ends_with_his_heartbeat() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     let reading = lock.read().await.unwrap();
-    let busy = write_acquire(&server, ["aa", "30000", "", "1", "600", "lock:wake:ff"]).await;
+    let busy =
+        write_acquire(&server, ["aa", "30000", "", "1", "600", "lock:wake:00000000000000000000000000000000"])
+            .await;
     assert_eq!(busy.len(), 2);
     let start = Instant::now();
     assert!(lock.try_read().await.unwrap().is_none(), "kept out");
@@ -100,16 +105,21 @@ async fn rwlock_standalone_survives_a_dead_upgrader() {
     let lock = client(&server, Options::new()).await;
     let short = client(&server, Options::new().read_ttl(Duration::from_millis(700))).await;
     let (dead, owner) = (Owner::new(), Owner::new());
-    short.read_as(&dead).await.unwrap().leak();
-    let mine = lock.read_as(&owner).await.unwrap();
+    short.with_owner(&dead).read().await.unwrap().leak();
+    let mine = lock.with_owner(&owner).read().await.unwrap();
     // The upgrader died once it was queued: nothing listens to its channel.
-    let busy = write_acquire(&server, ["aa", "700", &dead.to_string(), "1", "400", "lock:wake:ff"]).await;
+    let busy = write_acquire(
+        &server,
+        ["aa", "700", &dead.to_string(), "1", "400", "lock:wake:00000000000000000000000000000000"],
+    )
+    .await;
     assert_eq!(busy.len(), 2);
-    assert!(matches!(lock.write_as(&owner).await, Err(Error::WouldDeadlock { .. })));
+    assert!(matches!(lock.with_owner(&owner).write().await, Err(Error::WouldDeadlock { .. })));
     let start = Instant::now();
     eventually("his mark ends", || async { lock.try_read().await.unwrap().is_some() }).await;
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    let writing = soon("upgraded, once the dead reader's ttl is over", lock.write_as(&owner)).await.unwrap();
+    let writing =
+        soon("upgraded, once the dead reader's ttl is over", lock.with_owner(&owner).write()).await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     writing.release().await.unwrap();
     mine.release().await.unwrap();

@@ -31,10 +31,3 @@ async fn queued<T: Send + 'static>(
     };
     crate::support::queued(waiters, work).await
 }
-
-/// How often the server was asked to publish.
-async fn published(server: &Server) -> u64 {
-    let stats: String = server.run(&["INFO", "commandstats"]).await;
-    let line = stats.lines().find(|line| line.starts_with("cmdstat_publish:"));
-    line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok()).unwrap_or(0)
-}

@@ -14,12 +14,13 @@ macro_rules! all {
         }
         crate::suite::cells::tests! { $rest waits:
             gives_up_in_time takes_over_after_expiry misses_no_release_between_try_and_wait
+            renews_what_was_handed_over_before_its_claim_ends hands_over_for_the_whole_ttl_if_never_renewed
         }
         crate::suite::cells::tests! { $core ends:
             releases_on_drop is_taken_away_by_force tells_of_a_loss
         }
         crate::suite::cells::tests! { $rest ends:
-            forgets_a_thousand_dropped_futures settles survives_its_release_being_dropped
+            forgets_a_thousand_dropped_futures settles survives_its_release_being_dropped hands_over_by_force
         }
         crate::suite::cells::tests! { $core doubts: takes_no_doubtful_release_for_a_success }
         crate::suite::cells::tests! { $rest doubts:
@@ -32,7 +33,8 @@ macro_rules! all {
             counts_once_when_a_reply_is_lost survives_a_restart refuses_what_arrives_after_its_client_gave_up
         }
         crate::suite::cells::tests! { $rest faults:
-            survives_a_stopped_server survives_a_cut_connection survives_script_flush
+            survives_a_stopped_server learns_the_first_answer_of_a_release
+            survives_a_cut_connection survives_script_flush
             survives_killed_subscribers reports_a_dead_server_in_time takes_no_late_answer_for_a_success
             renews_and_releases_without_memory
         }
@@ -68,6 +70,7 @@ macro_rules! owners {
         crate::suite::cells::tests! { $rest sides:
             excludes_beside_another_reader counts_both_sides_of_an_owner a_released_write_leaves_the_read
             has_a_deepest_level_on_each_side is_no_lock_of_another_kind
+            an_inner_write_does_not_shorten_the_outer_one
         }
         crate::suite::cells::tests! { $core upgrades: upgrades_the_sole_reader }
         crate::suite::cells::tests! { $rest upgrades:
@@ -77,6 +80,8 @@ macro_rules! owners {
         crate::suite::cells::tests! { $core downgrades: downgrades_without_an_instant_between }
         crate::suite::cells::tests! { $rest downgrades:
             renews_what_was_downgraded downgrades_one_hold_of_several downgrades_over_faults
+            a_downgrade_shortens_no_other_hold
+            a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it
         }
         crate::suite::cells::tests! { $rest readers:
             a_dead_reader_ends_by_himself ttls_do_not_touch_each_other a_waiting_writers_mark_ends_with_him

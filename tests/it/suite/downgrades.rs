@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Mode, Options, Owner};
+use redlatch::{Error, Holder, Mode, Options, Owner, Renewal};
 
 use super::queued;
-use crate::support::{NEVER, Setup, eventually, see, soon, told};
+use crate::support::{Setup, eventually, see, soon, told};
 
 pub async fn downgrades_without_an_instant_between(setup: Setup) {
     let options = told().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
@@ -23,12 +23,12 @@ pub async fn downgrades_without_an_instant_between(setup: Setup) {
             async move { other.write().await }
         })
         .await;
-        let start = Instant::now();
+        let before = setup.deployment.published().await;
         let mine = writing.downgrade().await.unwrap();
         assert!(old.is_lost(), "nobody may write under it any more");
         assert_eq!(mine.lease().fencing_token(), old.fencing_token(), "the token stays");
         let beside = soon("readers wake", reader).await.unwrap().unwrap();
-        assert!(start.elapsed() < NEVER / 2, "told: {:?}", start.elapsed());
+        setup.assert_notified(before).await;
         assert!(setup.reads_after(beside.lease(), old.fencing_token()), "nobody wrote in between");
         assert!(!writer.is_finished() && !mine.lease().is_lost(), "round {round}");
         let until = mine.lease().valid_until();
@@ -47,10 +47,69 @@ pub async fn renews_what_was_downgraded(setup: Setup) {
     let lock = setup.rwlock(Options::new().read_ttl(short).write_ttl(Duration::from_secs(60))).await;
     let mine = lock.write().await.unwrap().downgrade().await.unwrap();
     tokio::time::sleep(4 * short).await;
-    assert!(!mine.lease().is_lost() && lock.is_held_by_lease(mine.lease()).await.unwrap());
+    assert!(!mine.lease().is_lost() && setup.deployment.has_holders(lock.name()).await);
     mine.leak();
     eventually("its own ttl ends it", || async { see(&lock).await.mode == Mode::Free }).await;
     drop(lock);
+    setup.finish().await;
+}
+
+/// The answer is late: the lease counts from before the request left, as the server does.
+pub async fn a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it(setup: Setup) {
+    let proxy = setup.proxy().await;
+    // Long enough that no renewal comes between the answer and the end of the test.
+    let (read_ttl, late) = (Duration::from_secs(30), Duration::from_secs(1));
+    let options = Options::new().read_ttl(read_ttl).node_timeout(Duration::from_secs(15)).drift(0.001);
+    let lock = setup.client_behind(&proxy, options).await.rwlock("rw").unwrap();
+    let watcher = setup.rwlock(Options::new()).await;
+    let key = lock.name().key();
+    // The server knows the script from here on.
+    lock.write().await.unwrap().downgrade().await.unwrap().release().await.unwrap();
+    let writing = lock.write().await.unwrap();
+    proxy.hold_replies(true);
+    let downgrading = tokio::spawn(writing.downgrade());
+    eventually("the server has changed it", || async { see(&watcher).await.mode == Mode::Read }).await;
+    eventually("the server has kept it for a while", || async {
+        setup.deployment.kept_until(key).await < Instant::now() + read_ttl - late
+    })
+    .await;
+    proxy.hold_replies(false);
+    let reading = soon("changed", downgrading).await.unwrap().unwrap();
+    let (until, kept) = (reading.lease().valid_until(), setup.deployment.kept_until(key).await);
+    assert!(until <= kept, "trusted for {:?} longer than it is kept", until - kept);
+    reading.release().await.unwrap();
+    drop((lock, watcher));
+    setup.finish().await;
+}
+
+/// Every hold of an owner has an end of its own on each side: none is shortened by a downgrade of
+/// another one.
+pub async fn a_downgrade_shortens_no_other_hold(setup: Setup) {
+    let locks = setup.client().await;
+    let with = |seconds: u64| {
+        let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
+        locks.with_options(options).unwrap().rwlock("rw").unwrap()
+    };
+    let (long, short) = (with(100), with(5));
+    let remaining = async || {
+        let seen = see(&long).await;
+        let seconds = |holder: &Holder| holder.remaining.unwrap().as_secs_f32().round() as u64;
+        (seen.writer.as_ref().map(seconds), seen.readers.first().map(seconds))
+    };
+    let owner = Owner::new();
+    let outer = long.with_owner(&owner).write().await.unwrap();
+    let inner = short.with_owner(&owner).write().await.unwrap().downgrade().await.unwrap();
+    assert_eq!(remaining().await, (Some(100), Some(5)), "beside a longer hold to write");
+    let reading = long.with_owner(&owner).read().await.unwrap();
+    let further = short.with_owner(&owner).write().await.unwrap().downgrade().await.unwrap();
+    assert_eq!(remaining().await, (Some(100), Some(100)), "beside a longer hold to read");
+    outer.release().await.unwrap();
+    let kept = setup.deployment.kept_until(long.name().key()).await.duration_since(Instant::now());
+    assert!((95..=100).contains(&kept.as_secs()), "the latest end: {kept:?}");
+    for guard in [inner, further, reading] {
+        guard.release().await.unwrap();
+    }
+    drop((long, short, locks));
     setup.finish().await;
 }
 
@@ -58,7 +117,8 @@ pub async fn renews_what_was_downgraded(setup: Setup) {
 pub async fn downgrades_one_hold_of_several(setup: Setup) {
     let lock = setup.rwlock(Options::new()).await;
     let owner = Owner::new();
-    let (outer, inner) = (lock.write_as(&owner).await.unwrap(), lock.write_as(&owner).await.unwrap());
+    let (outer, inner) =
+        (lock.with_owner(&owner).write().await.unwrap(), lock.with_owner(&owner).write().await.unwrap());
     let reading = inner.downgrade().await.unwrap();
     let seen = see(&lock).await;
     assert_eq!((seen.writer.unwrap().count, seen.readers[0].count), (1, 1));

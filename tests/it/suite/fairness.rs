@@ -140,8 +140,8 @@ pub async fn serves_everybody_of_one_client(setup: Setup) {
             for _ in 0..4 {
                 if number % 6 == 5 {
                     let owner = redlatch::Owner::new();
-                    let outer = soon("a turn", lock.write_as(&owner)).await.unwrap();
-                    let inner = soon("inside his own", lock.read_as(&owner)).await.unwrap();
+                    let outer = soon("a turn", lock.with_owner(&owner).write()).await.unwrap();
+                    let inner = soon("inside his own", lock.with_owner(&owner).read()).await.unwrap();
                     inside.enter(true);
                     tokio::task::yield_now().await;
                     inside.leave(true);

@@ -20,7 +20,7 @@ pub async fn counts_up_and_down(setup: Setup) {
     let owner = Owner::new();
     let mut guards = Vec::new();
     for depth in 1..=4 {
-        guards.push(lock.lock(&owner).await.unwrap());
+        guards.push(lock.with_owner(&owner).lock().await.unwrap());
         assert_eq!(count(&lock).await, depth);
         assert_eq!(guards[0].lease().fencing_token(), guards[depth as usize - 1].lease().fencing_token());
         let field = ["HGET", lock.name().key(), &owner.to_string()];
@@ -33,7 +33,7 @@ pub async fn counts_up_and_down(setup: Setup) {
         guards.remove(index).release().await.unwrap();
         assert_eq!(count(&lock).await, left);
     }
-    assert!(!lock.is_locked().await.unwrap());
+    assert!(!setup.deployment.has_holders(lock.name()).await);
     drop(lock);
     setup.finish().await;
 }
@@ -42,16 +42,17 @@ pub async fn enters_past_those_who_wait(setup: Setup) {
     let locks = setup.client().await;
     let lock = locks.reentrant("passed").unwrap();
     let owner = Owner::new();
-    let outer = lock.lock(&owner).await.unwrap();
+    let outer = lock.with_owner(&owner).lock().await.unwrap();
     let waiting: Vec<_> = (0..3)
         .map(|_| {
             let lock = lock.clone();
-            tokio::spawn(async move { lock.lock(&Owner::new()).await?.release().await })
+            tokio::spawn(async move { lock.with_owner(&Owner::new()).lock().await?.release().await })
         })
         .collect();
     eventually("they queue", || async { lock.inspect().await.unwrap().waiters == 1 }).await;
-    let inner = soon("not behind them", lock.lock(&owner)).await.unwrap();
-    let limited = soon("nor here", lock.lock_timeout(&owner, Duration::from_secs(5))).await.unwrap();
+    let inner = soon("not behind them", lock.with_owner(&owner).lock()).await.unwrap();
+    let limited =
+        soon("nor here", lock.with_owner(&owner).lock_timeout(Duration::from_secs(5))).await.unwrap();
     assert_eq!(count(&lock).await, 3);
     for guard in [inner, limited, outer] {
         guard.release().await.unwrap();
@@ -68,7 +69,7 @@ pub async fn enters_what_it_got_elsewhere_meanwhile(setup: Setup) {
     let (locks, elsewhere) = (setup.client().await, setup.client().await);
     let lock = locks.reentrant("meanwhile").unwrap();
     let owner = Owner::new();
-    let first = lock.lock(&Owner::new()).await.unwrap();
+    let first = lock.with_owner(&Owner::new()).lock().await.unwrap();
     // In this order in Redis: the owner, through the other client; then a stranger, and behind him, inside
     // this client, the owner again.
     let key = lock.name().key();
@@ -76,15 +77,16 @@ pub async fn enters_what_it_got_elsewhere_meanwhile(setup: Setup) {
     let outer = setup
         .queued(key, {
             let owner = owner.clone();
-            async move { outer.lock(&owner).await }
+            async move { outer.with_owner(&owner).lock().await }
         })
         .await;
     let stranger = lock.clone();
-    let stranger =
-        setup.queued(key, async move { stranger.lock(&Owner::new()).await?.release().await }).await;
+    let stranger = setup
+        .queued(key, async move { stranger.with_owner(&Owner::new()).lock().await?.release().await })
+        .await;
     let inner = tokio::spawn({
         let lock = lock.clone();
-        async move { lock.lock(&owner).await }
+        async move { lock.with_owner(&owner).lock().await }
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
     first.release().await.unwrap();
@@ -103,14 +105,14 @@ pub async fn an_inner_hold_neither_shortens_nor_adds(setup: Setup) {
     let owner = Owner::new();
     let with = |seconds: u64| locks.with_options(ttl(seconds * 1_000)).unwrap().reentrant("timed").unwrap();
     let (short, long) = (with(5), with(60));
-    let outer = long.lock(&owner).await.unwrap();
-    let inner = short.lock(&owner).await.unwrap();
+    let outer = long.with_owner(&owner).lock().await.unwrap();
+    let inner = short.with_owner(&owner).lock().await.unwrap();
     assert!(remaining(&long).await > Duration::from_secs(50), "a short hold does not shorten");
     inner.release().await.unwrap();
     assert!(remaining(&long).await > Duration::from_secs(50), "nor does its end");
     outer.release().await.unwrap();
-    let outer = short.lock(&owner).await.unwrap();
-    let inner = long.lock(&owner).await.unwrap();
+    let outer = short.with_owner(&owner).lock().await.unwrap();
+    let inner = long.with_owner(&owner).lock().await.unwrap();
     let now = remaining(&long).await;
     assert!(now > Duration::from_secs(50) && now <= Duration::from_secs(60), "max, not sum: {now:?}");
     for guard in [inner, outer] {
@@ -123,18 +125,21 @@ pub async fn an_inner_hold_neither_shortens_nor_adds(setup: Setup) {
 pub async fn a_foreign_release_changes_nothing(setup: Setup) {
     let lock = setup.client().await.reentrant("foreign").unwrap();
     let (owner, stranger) = (Owner::new(), Owner::new());
-    let guard = lock.lock(&owner).await.unwrap();
+    let guard = lock.with_owner(&owner).lock().await.unwrap();
     let lost = guard.lease().clone();
     assert!(lock.force_release().await.unwrap());
-    let next = lock.lock(&stranger).await.unwrap();
+    let next = lock.with_owner(&stranger).lock().await.unwrap();
     assert_gone(guard.release().await);
     assert!(lost.is_lost());
-    assert!(lock.is_held_by(&stranger).await.unwrap() && !lock.is_held_by(&owner).await.unwrap());
+    assert!(
+        setup.deployment.has_holder(lock.name(), &stranger).await
+            && !setup.deployment.has_holder(lock.name(), &owner).await
+    );
     // Nor does the same owner's release of a hold that has ended touch his new ones.
     next.release().await.unwrap();
-    let old = lock.lock(&owner).await.unwrap();
+    let old = lock.with_owner(&owner).lock().await.unwrap();
     assert!(lock.force_release().await.unwrap());
-    let new = lock.lock(&owner).await.unwrap();
+    let new = lock.with_owner(&owner).lock().await.unwrap();
     assert_gone(old.release().await);
     assert_eq!(count(&lock).await, 1);
     new.release().await.unwrap();
@@ -150,10 +155,10 @@ pub async fn a_loss_is_a_loss_at_every_depth(setup: Setup) {
     // The slow ones would not be renewed for 20 s, or at all: they hear of it from the quick one.
     let never = ttl(60_000).renewal(redlatch::Renewal::Never);
     let never = locks.with_options(never).unwrap().reentrant("lost").unwrap();
-    let outermost = never.lock(&owner).await.unwrap();
-    let outer = slow.lock(&owner).await.unwrap();
-    let middle = lock.lock(&owner).await.unwrap();
-    let inner = slow.lock(&owner).await.unwrap();
+    let outermost = never.with_owner(&owner).lock().await.unwrap();
+    let outer = slow.with_owner(&owner).lock().await.unwrap();
+    let middle = lock.with_owner(&owner).lock().await.unwrap();
+    let inner = slow.with_owner(&owner).lock().await.unwrap();
     setup.deployment.run_at::<i64>(lock.name().key(), &["DEL", lock.name().key()]).await;
     let start = Instant::now();
     for guard in [&outermost, &outer, &middle, &inner] {
@@ -175,21 +180,21 @@ pub async fn has_a_deepest_level(setup: Setup) {
         let owner = Owner::new();
         let mut guards = Vec::new();
         for _ in 0..3 {
-            guards.push(lock.lock(&owner).await.unwrap());
+            guards.push(lock.with_owner(&owner).lock().await.unwrap());
         }
         for outcome in [
-            lock.lock(&owner).await.map(drop),
-            lock.try_lock(&owner).await.map(drop),
-            lock.lock_timeout(&owner, Duration::from_secs(1)).await.map(drop),
+            lock.with_owner(&owner).lock().await.map(drop),
+            lock.with_owner(&owner).try_lock().await.map(drop),
+            lock.with_owner(&owner).lock_timeout(Duration::from_secs(1)).await.map(drop),
         ] {
             assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{nesting:?}: {outcome:?}");
         }
         guards.pop().unwrap().release().await.unwrap();
-        guards.push(lock.lock(&owner).await.unwrap());
+        guards.push(lock.with_owner(&owner).lock().await.unwrap());
         for guard in guards {
             guard.release().await.unwrap();
         }
-        assert!(!lock.is_locked().await.unwrap());
+        assert!(!setup.deployment.has_holders(lock.name()).await);
     }
     setup.finish().await;
 }
@@ -198,41 +203,50 @@ pub async fn nests_locally_without_a_round_trip(setup: Setup) {
     let locks = setup.client_with(ttl(900).nesting(Nesting::Local)).await;
     let lock = locks.reentrant("local").unwrap();
     let owner = Owner::new();
-    let outer = lock.lock(&owner).await.unwrap();
+    let outer = lock.with_owner(&owner).lock().await.unwrap();
     let before = setup.deployment.scripts_run().await;
     let mut guards = Vec::new();
     for _ in 0..20 {
-        guards.push(lock.lock(&owner).await.unwrap());
+        guards.push(lock.with_owner(&owner).lock().await.unwrap());
     }
     let scripts = setup.deployment.scripts_run().await - before;
     assert!(scripts < 20, "20 holds cost {scripts} scripts"); // it may have been renewed meanwhile
     assert_eq!(count(&lock).await, 1, "Redis knows of one");
-    assert!(lock.try_lock(&Owner::new()).await.unwrap().is_none());
+    assert!(lock.with_owner(&Owner::new()).try_lock().await.unwrap().is_none());
     let token = outer.lease().fencing_token();
     assert!(guards.iter().all(|guard| guard.lease().fencing_token() == token));
     // The outermost may go first: the last one to go gives the lock back.
     outer.release().await.unwrap();
-    assert!(lock.is_held_by(&owner).await.unwrap());
+    assert!(setup.deployment.has_holder(lock.name(), &owner).await);
     let last = guards.pop().unwrap();
-    drop(guards);
-    assert!(lock.is_held_by(&owner).await.unwrap() && !last.lease().is_lost());
+    guards.clear();
+    assert!(setup.deployment.has_holder(lock.name(), &owner).await && !last.lease().is_lost());
     last.release().await.unwrap();
-    assert!(!lock.is_locked().await.unwrap());
+    assert!(!setup.deployment.has_holders(lock.name()).await);
     // A hold that was lost is not entered again: the next one asks the server.
-    let old = lock.lock(&owner).await.unwrap();
+    let old = lock.with_owner(&owner).lock().await.unwrap();
     lock.force_release().await.unwrap();
     soon("the loss is known", old.lease().lost()).await;
-    let new = lock.lock(&owner).await.unwrap();
+    let new = lock.with_owner(&owner).lock().await.unwrap();
     assert!(new.lease().fencing_token() > old.lease().fencing_token());
     assert!(matches!(old.release().await, Err(Error::Lost { .. })));
-    assert!(lock.is_held_by(&owner).await.unwrap());
+    assert!(setup.deployment.has_holder(lock.name(), &owner).await);
+    // The new hold is still shared after the old one has gone.
+    let before = setup.deployment.scripts_run().await;
+    for _ in 0..20 {
+        guards.push(lock.with_owner(&owner).lock().await.unwrap());
+    }
+    let scripts = setup.deployment.scripts_run().await - before;
+    assert!(scripts < 20, "20 holds cost {scripts} scripts");
+    assert_eq!(count(&lock).await, 1, "Redis knows of one");
+    guards.clear();
     new.release().await.unwrap();
     // Leaked by one guard, the hold is lost to the others on it: nobody is told that it was released.
-    let outer = lock.lock(&owner).await.unwrap();
-    lock.lock(&owner).await.unwrap().leak();
-    assert!(outer.lease().is_lost() && lock.is_held_by(&owner).await.unwrap());
+    let outer = lock.with_owner(&owner).lock().await.unwrap();
+    lock.with_owner(&owner).lock().await.unwrap().leak();
+    assert!(outer.lease().is_lost() && setup.deployment.has_holder(lock.name(), &owner).await);
     assert!(matches!(outer.release().await, Err(Error::Lost { .. })));
-    eventually("its ttl frees it", || async { !lock.is_locked().await.unwrap() }).await;
+    eventually("its ttl frees it", || async { !setup.deployment.has_holders(lock.name()).await }).await;
     idles(&locks).await;
     drop((lock, locks));
     setup.finish().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Mode, Options, Owner, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use redlatch::{Error, Mode, Options, Owner, Renewal, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::queued;
 use crate::support::{Setup, eventually, see, soon, told};
@@ -24,8 +24,8 @@ impl Guard {
 
 async fn try_side(lock: &RwLock, owner: &Owner, side: &str) -> Option<Guard> {
     match side {
-        "read" => lock.try_read_as(owner).await.unwrap().map(Guard::Read),
-        "write" => lock.try_write_as(owner).await.unwrap().map(Guard::Write),
+        "read" => lock.with_owner(owner).try_read().await.unwrap().map(Guard::Read),
+        "write" => lock.with_owner(owner).try_write().await.unwrap().map(Guard::Write),
         _ => panic!("no side: {side}"),
     }
 }
@@ -78,12 +78,13 @@ pub async fn grants_what_the_table_says(setup: Setup) {
 pub async fn excludes_beside_another_reader(setup: Setup) {
     let lock = setup.rwlock(Options::new()).await;
     let (one, other) = (Owner::new(), Owner::new());
-    let (first, second) = (lock.read_as(&one).await.unwrap(), lock.read_as(&other).await.unwrap());
-    assert!(lock.try_write_as(&one).await.unwrap().is_none());
-    assert!(lock.try_write_as(&other).await.unwrap().is_none());
+    let (first, second) =
+        (lock.with_owner(&one).read().await.unwrap(), lock.with_owner(&other).read().await.unwrap());
+    assert!(lock.with_owner(&one).try_write().await.unwrap().is_none());
+    assert!(lock.with_owner(&other).try_write().await.unwrap().is_none());
     assert!(lock.try_write().await.unwrap().is_none());
     second.release().await.unwrap();
-    lock.try_write_as(&one).await.unwrap().expect("the sole reader").release().await.unwrap();
+    lock.with_owner(&one).try_write().await.unwrap().expect("the sole reader").release().await.unwrap();
     first.release().await.unwrap();
 
     let reading = lock.read().await.unwrap();
@@ -97,10 +98,39 @@ pub async fn excludes_beside_another_reader(setup: Setup) {
     assert!(lock.try_read().await.unwrap().is_none());
     assert!(lock.try_write().await.unwrap().is_none());
     assert!(matches!(lock.read_timeout(limit).await, Err(Error::TimedOut { .. })));
-    assert!(matches!(lock.read_as_timeout(&one, limit).await, Err(Error::TimedOut { .. })));
-    assert!(matches!(lock.write_as_timeout(&one, limit).await, Err(Error::TimedOut { .. })));
+    assert!(matches!(lock.with_owner(&one).read_timeout(limit).await, Err(Error::TimedOut { .. })));
+    assert!(matches!(lock.with_owner(&one).write_timeout(limit).await, Err(Error::TimedOut { .. })));
     writing.release().await.unwrap();
     drop(lock);
+    setup.finish().await;
+}
+
+/// All holds to write of an owner end together, at the latest end that one of them asked for.
+pub async fn an_inner_write_does_not_shorten_the_outer_one(setup: Setup) {
+    let locks = setup.client().await;
+    let with = |seconds: u64| {
+        let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
+        locks.with_options(options).unwrap().rwlock("rw").unwrap()
+    };
+    let (long, short) = (with(100), with(5));
+    let remaining = async || {
+        let writer = see(&long).await.writer.unwrap();
+        (writer.count, writer.remaining.unwrap().as_secs_f32().round() as u64)
+    };
+    let owner = Owner::new();
+    let outer = long.with_owner(&owner).write().await.unwrap();
+    let inner = short.with_owner(&owner).write().await.unwrap();
+    assert_eq!(remaining().await, (2, 100), "a short hold does not shorten");
+    inner.release().await.unwrap();
+    assert_eq!(remaining().await, (1, 100), "nor does its end");
+    outer.release().await.unwrap();
+    let outer = short.with_owner(&owner).write().await.unwrap();
+    let inner = long.with_owner(&owner).write().await.unwrap();
+    assert_eq!(remaining().await, (2, 100), "the larger of the two, not their sum");
+    for guard in [outer, inner] {
+        guard.release().await.unwrap();
+    }
+    drop((long, short, locks));
     setup.finish().await;
 }
 
@@ -110,13 +140,18 @@ pub async fn counts_both_sides_of_an_owner(setup: Setup) {
     let mut writes = Vec::new();
     let mut reads = Vec::new();
     for depth in 1..=3 {
-        writes.push(lock.write_as(&owner).await.unwrap());
-        reads.push(lock.read_as(&owner).await.unwrap());
+        writes.push(lock.with_owner(&owner).write().await.unwrap());
+        reads.push(lock.with_owner(&owner).read().await.unwrap());
         let seen = see(&lock).await;
         assert_eq!(seen.mode, Mode::Write);
         assert_eq!(seen.writer.unwrap().count, depth);
         assert_eq!(seen.readers[0].count, depth);
         assert_eq!(seen.reader_count, 1, "one owner");
+        assert!(setup.deployment.has_holder(lock.name(), &owner).await);
+        assert!(
+            !setup.deployment.has_holder(lock.name(), &Owner::new()).await,
+            "another owner holds nothing"
+        );
     }
     let token = writes[0].lease().fencing_token();
     assert!(writes.iter().all(|guard| guard.lease().fencing_token() == token), "one token at every depth");
@@ -127,7 +162,7 @@ pub async fn counts_both_sides_of_an_owner(setup: Setup) {
         writes.remove(index).release().await.unwrap();
     }
     assert_eq!(see(&lock).await.mode, Mode::Free);
-    assert!(!lock.is_held_by(&owner).await.unwrap());
+    assert!(!setup.deployment.has_holder(lock.name(), &owner).await);
     drop(lock);
     setup.finish().await;
 }
@@ -136,8 +171,8 @@ pub async fn counts_both_sides_of_an_owner(setup: Setup) {
 pub async fn a_released_write_leaves_the_read(setup: Setup) {
     let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let owner = Owner::new();
-    let writing = lock.write_as(&owner).await.unwrap();
-    let reading = lock.read_as(&owner).await.unwrap();
+    let writing = lock.with_owner(&owner).write().await.unwrap();
+    let reading = lock.with_owner(&owner).read().await.unwrap();
     let waiting = queued(&setup, &lock, {
         let other = other.clone();
         async move { other.read().await }
@@ -145,7 +180,8 @@ pub async fn a_released_write_leaves_the_read(setup: Setup) {
     .await;
     writing.release().await.unwrap();
     let beside = soon("let in beside him", waiting).await.unwrap().unwrap();
-    assert!(!reading.lease().is_lost() && lock.is_held_by(&owner).await.unwrap());
+    assert!(!reading.lease().is_lost() && setup.deployment.has_holder(lock.name(), &owner).await);
+    assert!(!setup.deployment.has_holder(lock.name(), &Owner::new()).await, "another owner holds nothing");
     assert!(other.try_write().await.unwrap().is_none());
     reading.release().await.unwrap();
     beside.release().await.unwrap();
@@ -158,14 +194,14 @@ pub async fn has_a_deepest_level_on_each_side(setup: Setup) {
     let owner = Owner::new();
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        writes.push(lock.write_as(&owner).await.unwrap());
-        reads.push(lock.read_as(&owner).await.unwrap());
+        writes.push(lock.with_owner(&owner).write().await.unwrap());
+        reads.push(lock.with_owner(&owner).read().await.unwrap());
     }
     for outcome in [
-        lock.read_as(&owner).await.map(drop),
-        lock.write_as(&owner).await.map(drop),
-        lock.try_read_as(&owner).await.map(drop),
-        lock.try_write_as(&owner).await.map(drop),
+        lock.with_owner(&owner).read().await.map(drop),
+        lock.with_owner(&owner).write().await.map(drop),
+        lock.with_owner(&owner).try_read().await.map(drop),
+        lock.with_owner(&owner).try_write().await.map(drop),
     ] {
         assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{outcome:?}");
     }
@@ -194,8 +230,8 @@ pub async fn fences(setup: Setup) {
     }
     // Read, then write: that is a grant to write.
     let owner = Owner::new();
-    let reading = lock.read_as(&owner).await.unwrap();
-    let writing = lock.write_as(&owner).await.unwrap();
+    let reading = lock.with_owner(&owner).read().await.unwrap();
+    let writing = lock.with_owner(&owner).write().await.unwrap();
     assert!(writing.lease().fencing_token() > reading.lease().fencing_token());
     writing.release().await.unwrap();
     reading.release().await.unwrap();
@@ -216,7 +252,7 @@ pub async fn fences(setup: Setup) {
 pub async fn is_no_lock_of_another_kind(setup: Setup) {
     let locks = setup.client().await;
     let (lock, other) = (locks.rwlock("rw").unwrap(), locks.reentrant("rw").unwrap());
-    let held = other.lock(&Owner::new()).await.unwrap();
+    let held = other.with_owner(&Owner::new()).lock().await.unwrap();
     for outcome in [lock.try_read().await.map(drop), lock.try_write().await.map(drop)] {
         assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
     }
@@ -232,7 +268,7 @@ pub async fn is_no_lock_of_another_kind(setup: Setup) {
         setup.deployment.run_at::<i64>(key, &["DEL", key]).await;
     }
     let reading = lock.read().await.unwrap();
-    let refused = other.try_lock(&Owner::new()).await;
+    let refused = other.with_owner(&Owner::new()).try_lock().await;
     assert!(matches!(refused, Err(Error::WrongType { .. })), "{refused:?}");
     reading.release().await.unwrap();
     drop((lock, other, locks));

@@ -147,7 +147,7 @@ impl Deployment {
         }
     }
 
-    async fn homes(&self, key: &str) -> &[Server] {
+    pub(super) async fn homes(&self, key: &str) -> &[Server] {
         match self.owner(key).await {
             Some(owner) => &self.masters[owner..=owner],
             None => &self.masters,
@@ -186,6 +186,15 @@ impl Deployment {
         let mut sum = 0;
         for master in &self.masters {
             sum += master.scripts_run().await;
+        }
+        sum
+    }
+
+    /// How many messages were published. A script publishes on the server that runs it.
+    pub async fn published(&self) -> u64 {
+        let mut sum = 0;
+        for master in &self.masters {
+            sum += master.published().await;
         }
         sum
     }

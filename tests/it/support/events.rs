@@ -10,6 +10,16 @@ use tracing::{Event, Metadata, Subscriber};
 /// All of them, of all tests: `LEVEL message field=value field=value`.
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+type Action = Box<dyn Fn() + Send>;
+
+/// What a test does as a subscriber, when an event has this in it.
+static ACTIONS: Mutex<Vec<(String, Action)>> = Mutex::new(Vec::new());
+
+/// Does something within the subscriber at each event that has this in it.
+pub fn on_event(word: &str, action: impl Fn() + Send + 'static) {
+    ACTIONS.lock().unwrap().push((word.to_owned(), Box::new(action)));
+}
+
 /// Begins to listen, for all tests.
 pub fn listen() {
     static ONCE: Once = Once::new();
@@ -31,7 +41,18 @@ impl Subscriber for Listener {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line { level: event.metadata().level().to_string(), ..Line::default() };
         event.record(&mut line);
-        HEARD.lock().unwrap().push(format!("{} {}{}", line.level, line.message, line.fields));
+        let line = format!("{} {}{}", line.level, line.message, line.fields);
+        HEARD.lock().unwrap().push(line.clone());
+        let position =
+            |actions: &[(String, Action)]| actions.iter().position(|(word, _)| line.contains(word));
+        // Taken out: it may cause events itself.
+        let action = {
+            let mut actions = ACTIONS.lock().unwrap();
+            position(&actions).map(|index| actions.swap_remove(index))
+        };
+        if let Some((_, action)) = action {
+            action();
+        }
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

@@ -102,8 +102,8 @@ impl AnyLock {
     pub async fn lock(&self) -> Result<AnyGuard, Error> {
         Ok(match self {
             AnyLock::Mutex(lock) => AnyGuard::Mutex(lock.lock().await?),
-            AnyLock::Reentrant(lock, owner) => AnyGuard::Reentrant(lock.lock(owner).await?),
-            AnyLock::Read(lock, owner) => AnyGuard::Read(lock.read_as(owner).await?),
+            AnyLock::Reentrant(lock, owner) => AnyGuard::Reentrant(lock.with_owner(owner).lock().await?),
+            AnyLock::Read(lock, owner) => AnyGuard::Read(lock.with_owner(owner).read().await?),
             AnyLock::Write(lock) => AnyGuard::Write(lock.write().await?),
         })
     }
@@ -111,8 +111,10 @@ impl AnyLock {
     pub async fn lock_timeout(&self, limit: Duration) -> Result<AnyGuard, Error> {
         Ok(match self {
             AnyLock::Mutex(lock) => AnyGuard::Mutex(lock.lock_timeout(limit).await?),
-            AnyLock::Reentrant(lock, owner) => AnyGuard::Reentrant(lock.lock_timeout(owner, limit).await?),
-            AnyLock::Read(lock, owner) => AnyGuard::Read(lock.read_as_timeout(owner, limit).await?),
+            AnyLock::Reentrant(lock, owner) => {
+                AnyGuard::Reentrant(lock.with_owner(owner).lock_timeout(limit).await?)
+            }
+            AnyLock::Read(lock, owner) => AnyGuard::Read(lock.with_owner(owner).read_timeout(limit).await?),
             AnyLock::Write(lock) => AnyGuard::Write(lock.write_timeout(limit).await?),
         })
     }
@@ -120,8 +122,10 @@ impl AnyLock {
     pub async fn try_lock(&self) -> Result<Option<AnyGuard>, Error> {
         Ok(match self {
             AnyLock::Mutex(lock) => lock.try_lock().await?.map(AnyGuard::Mutex),
-            AnyLock::Reentrant(lock, owner) => lock.try_lock(owner).await?.map(AnyGuard::Reentrant),
-            AnyLock::Read(lock, owner) => lock.try_read_as(owner).await?.map(AnyGuard::Read),
+            AnyLock::Reentrant(lock, owner) => {
+                lock.with_owner(owner).try_lock().await?.map(AnyGuard::Reentrant)
+            }
+            AnyLock::Read(lock, owner) => lock.with_owner(owner).try_read().await?.map(AnyGuard::Read),
             AnyLock::Write(lock) => lock.try_write().await?.map(AnyGuard::Write),
         })
     }
@@ -164,10 +168,10 @@ impl AnyLock {
                 lock.is_held_by(guard.owner()).await.unwrap()
             }
             (AnyLock::Read(lock, _) | AnyLock::Write(lock), AnyGuard::Read(guard)) => {
-                lock.is_held_by_lease(guard.lease()).await.unwrap()
+                lock.is_held_by(guard.lease()).await.unwrap()
             }
             (AnyLock::Read(lock, _) | AnyLock::Write(lock), AnyGuard::Write(guard)) => {
-                lock.is_held_by_lease(guard.lease()).await.unwrap()
+                lock.is_held_by(guard.lease()).await.unwrap()
             }
             _ => panic!("a guard of another kind"),
         }

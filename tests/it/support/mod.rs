@@ -8,6 +8,7 @@ pub mod events;
 mod locks;
 mod moved;
 mod open;
+mod oracle;
 mod port;
 mod process;
 mod proxy;

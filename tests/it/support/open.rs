@@ -34,28 +34,28 @@ pub async fn open_at(
         ports.iter().map(|port| format!("redis://{host}:{port}/?protocol={protocol}")).collect();
     match topology {
         Topology::Standalone => match wake {
-            Wake::Push => Locks::open_with(&urls[0], options).await,
+            Wake::Push => Locks::builder().server(&urls[0]).options(options).connect().await,
             Wake::Poll => {
                 let pool = Config::from_url(&urls[0]).create_pool(Some(Runtime::Tokio1)).unwrap();
-                Locks::from_pool_with(pool, options).await
+                Locks::builder().pool(pool).options(options.wakeups(wakeups(wake))).connect().await
             }
         },
         Topology::Cluster => match wake {
-            Wake::Push => Locks::cluster_with(urls, options).await,
+            Wake::Push => Locks::builder().cluster(urls).options(options).connect().await,
             Wake::Poll => {
                 use redlatch::deadpool_redis::cluster::Config;
                 let pool = Config::from_urls(urls).create_pool(Some(Runtime::Tokio1)).unwrap();
-                Locks::from_cluster_pool_with(pool, options).await
+                Locks::builder().cluster_pool(pool).options(options.wakeups(wakeups(wake))).connect().await
             }
         },
         Topology::Sentinel => {
             let urls = ports.iter().map(|port| format!("redis://{host}:{port}/"));
             // What the master is to be shown; sentinels need not speak as it does.
             let master = format!("redis://{}/?protocol={protocol}", super::sentinel::MASTER);
-            Locks::sentinel_with(urls, &master, options.wakeups(wakeups(wake))).await
+            Locks::builder().sentinel(urls, &master).options(options.wakeups(wakeups(wake))).connect().await
         }
         Topology::Quorum3 | Topology::Quorum5 => {
-            Locks::quorum_with(urls, options.wakeups(wakeups(wake))).await
+            Locks::builder().quorum(urls).options(options.wakeups(wakeups(wake))).connect().await
         }
     }
 }

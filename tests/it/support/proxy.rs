@@ -42,6 +42,8 @@ struct Faults {
     hold_requests: watch::Sender<usize>,
     /// New connections are accepted and then ignored.
     deaf: AtomicBool,
+    /// Where new connections go instead.
+    elsewhere: Mutex<Option<u16>>,
     /// What passes waits so long, piece by piece.
     slow: Mutex<Option<Duration>>,
     /// On new connections, servers do not say who they are.
@@ -79,6 +81,7 @@ impl Proxy {
             hold_replies: watch::Sender::new(false),
             hold_requests: watch::Sender::new(0),
             deaf: AtomicBool::new(false),
+            elsewhere: Mutex::new(None),
             slow: Mutex::new(None),
             hides: AtomicBool::new(false),
             no_info: AtomicBool::new(false),
@@ -146,6 +149,11 @@ impl Proxy {
     /// New connections are accepted and never answered, or are served again.
     pub fn be_deaf(&self, deaf: bool) {
         self.faults.deaf.store(deaf, Ordering::SeqCst);
+    }
+
+    /// New connections go to another server.
+    pub fn lead_to(&self, port: u16) {
+        *self.faults.elsewhere.lock().unwrap() = Some(port);
     }
 
     /// What passes is held up for so long, 512 bytes at a time.
@@ -284,7 +292,7 @@ async fn relay(
     }
     let mut server = tokio::select! {
         () = &mut cut => return,
-        server = TcpStream::connect((DIRECT, port)) => match server {
+        server = TcpStream::connect((DIRECT, faults.elsewhere.lock().unwrap().unwrap_or(port))) => match server {
             Ok(server) => server,
             Err(_) => return,
         },

@@ -1,4 +1,5 @@
-//! Requests to the scripts as a program in any language would send them, without a client of this crate.
+//! Requests to the scripts as a program in any language would send them, without a client of this
+//! crate.
 
 use std::path::Path;
 
@@ -103,7 +104,7 @@ impl RawLock<'_> {
     }
 
     /// Queues waiters that no client stands behind, all in one batch.
-    pub async fn queue_dead(&self, attempts: impl Iterator<Item = String>, waiter: RawWaiter<'_>) {
+    pub async fn queue_all(&self, attempts: impl Iterator<Item = String>, waiter: RawWaiter<'_>) {
         let name = script_of(self.kind, "acquire");
         let mut pipe = redis::pipe();
         for attempt in attempts {
@@ -116,6 +117,20 @@ impl RawLock<'_> {
             cmd.arg(format!("{{{}}}:fence", self.key)).arg(self.queue()).arg(words).ignore();
         }
         let _: () = pipe.query_async(&mut self.server.connection().await).await.unwrap();
+    }
+
+    /// Writes waiters into the queue that were last seen a second after the epoch.
+    pub async fn add_dead(&self, count: u64) {
+        let lane = if self.kind == Kind::Read { -(1 << 52) } else { 0 };
+        let mut add = redis::cmd("ZADD");
+        add.arg(self.queue());
+        for number in 0..count {
+            let (owner, depth) = if self.kind == Kind::Mutex { ("", "") } else { ("o", " 255") };
+            let text = format!("dead-{number} {} 3000  {owner}{depth}", self.kind.name());
+            add.arg(1_000_000 + number as i64 + lane).arg(text);
+        }
+        let _: () = add.query_async(&mut self.server.connection().await).await.unwrap();
+        self.server.run::<()>(&["PEXPIRE", &self.queue(), "60000"]).await;
     }
 
     /// The waiters in their order, with their places.

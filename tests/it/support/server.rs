@@ -110,7 +110,7 @@ impl Server {
     }
 
     pub async fn locks_with(&self, options: Options) -> Locks {
-        Locks::open_with(&self.url(), options).await.unwrap()
+        Locks::builder().server(self.url()).options(options).connect().await.unwrap()
     }
 
     /// A connection to look at the server with.
@@ -218,9 +218,19 @@ impl Server {
 
     /// How many scripts it has run.
     pub async fn scripts_run(&self) -> u64 {
+        self.calls("cmdstat_eval").await
+    }
+
+    /// How many messages its scripts and clients have published.
+    pub async fn published(&self) -> u64 {
+        self.calls("cmdstat_publish:").await
+    }
+
+    /// How many commands it has executed whose statistics begin with this.
+    async fn calls(&self, prefix: &str) -> u64 {
         let stats: String = self.run(&["INFO", "commandstats"]).await;
         let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum()
+        stats.lines().filter(|line| line.starts_with(prefix)).filter_map(count).sum()
     }
 
     /// How many replicas it feeds.

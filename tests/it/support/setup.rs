@@ -152,6 +152,16 @@ impl Setup {
         super::queued(async || self.deployment.run_at(&queue, &count).await, work).await
     }
 
+    /// Fails unless a majority of the nodes has published a message since then, where waiters are
+    /// notified. The time that a waiter waits does not prove it: a waiter that is not notified
+    /// polls.
+    pub async fn assert_notified(&self, published_before: u64) {
+        if self.wake == Wake::Push {
+            let messages = self.deployment.published().await - published_before;
+            assert!(messages >= self.topology().majority() as u64, "{messages} messages");
+        }
+    }
+
     /// Whether a lease to read has the token of the last writer, or a larger one of its own. On one server that is only
     /// if the clock was looked at in between, which clients do in steps of 10 s.
     pub fn reads_after(&self, lease: &Lease, written: Option<FencingToken>) -> bool {

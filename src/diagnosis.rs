@@ -1,0 +1,167 @@
+//! [`Finding`]: what on a deployment endangers its locks.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// One thing about one server that [`Locks::doctor`](crate::Locks::doctor) has looked at. In one
+/// line of text: `10.0.0.1:6379: eviction: danger: ...`.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The server: its address, or what the client knows of it (`pool`, the name of a master).
+    pub server: String,
+    /// What was looked at.
+    pub check: Check,
+    /// What was found.
+    pub verdict: Verdict,
+}
+
+/// What [`Locks::doctor`](crate::Locks::doctor) looks at.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Check {
+    /// The server answers.
+    Connection,
+    /// It is a version that the scripts are tested on.
+    Version,
+    /// The client's user may run the scripts on the keys of a lock. Found out by taking a lock of a
+    /// new name, and releasing it.
+    Scripts,
+    /// The client is notified when it is handed a lock, and may notify others.
+    Notifications,
+    /// The server evicts no keys.
+    Eviction,
+    /// A restart of the server forgets no lock.
+    Persistence,
+    /// A failover to a replica forgets no lock.
+    Replicas,
+}
+
+/// What [`Locks::doctor`](crate::Locks::doctor) has found.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Nothing to be done.
+    Fine,
+    /// Locks may be lost, delayed, or held twice.
+    Danger {
+        /// What may happen, and why.
+        what: String,
+        /// What ends the danger.
+        remedy: &'static str,
+    },
+    /// It could not be found out.
+    Unknown {
+        /// Why not.
+        why: String,
+    },
+}
+
+impl Check {
+    fn name(self) -> &'static str {
+        match self {
+            Check::Connection => "connection",
+            Check::Version => "version",
+            Check::Scripts => "scripts",
+            Check::Notifications => "notifications",
+            Check::Eviction => "eviction",
+            Check::Persistence => "persistence",
+            Check::Replicas => "replicas",
+        }
+    }
+}
+
+impl Verdict {
+    pub(crate) fn danger(what: impl Into<String>, remedy: &'static str) -> Verdict {
+        Verdict::Danger { what: what.into(), remedy }
+    }
+
+    pub(crate) fn unknown(why: impl Into<String>) -> Verdict {
+        Verdict::Unknown { why: why.into() }
+    }
+
+    /// Whether locks are in danger.
+    pub fn is_danger(&self) -> bool {
+        matches!(self, Verdict::Danger { .. })
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { server, check, verdict } = self;
+        write!(f, "{server}: {}: ", check.name())?;
+        match verdict {
+            Verdict::Fine => write!(f, "fine"),
+            Verdict::Danger { what, remedy } => write!(f, "danger: {what}: {remedy}"),
+            Verdict::Unknown { why } => write!(f, "unknown: {why}"),
+        }
+    }
+}
+
+/// The oldest version that the scripts are tested on.
+const OLDEST: (u32, u32) = (6, 2);
+
+pub(crate) fn version(redis: Option<&str>) -> Verdict {
+    let Some(version) = redis else { return Verdict::unknown(NO_INFO) };
+    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+    match numbers.next().zip(numbers.next()) {
+        Some(numbers) if numbers >= OLDEST => Verdict::Fine,
+        Some(_) => Verdict::danger(format!("it is version {version}"), "take Redis 6.2, Valkey 8, or later"),
+        None => Verdict::unknown(format!("its version is {version:?}")),
+    }
+}
+
+/// Every key of a lock has a TTL, so that the policies that evict only such keys evict them first.
+pub(crate) fn eviction(maxmemory: Option<&str>, policy: Option<&str>) -> Verdict {
+    match (maxmemory, policy) {
+        (Some("0"), _) | (_, Some("noeviction")) => Verdict::Fine,
+        (Some(_), Some(policy)) => Verdict::danger(
+            format!("it evicts keys once its memory is full ({policy}), a lock that is held too"),
+            "set maxmemory-policy noeviction, or take a server of their own for locks",
+        ),
+        _ => Verdict::unknown(NO_INFO),
+    }
+}
+
+/// `aof` as `INFO` has it, `fsync` as `CONFIG GET appendfsync` has it.
+pub(crate) fn persistence(aof: Option<&str>, fsync: Option<&str>) -> Verdict {
+    let remedy = "set appendonly yes and appendfsync always; for a quorum, or switch on the restart guard";
+    match (aof, fsync) {
+        (Some("0"), _) => Verdict::danger("a restart forgets locks that are held", remedy),
+        (Some(_), Some("always")) => Verdict::Fine,
+        (Some(_), Some(fsync)) => Verdict::danger(
+            format!("a restart may forget the locks of the last moments (appendfsync {fsync})"),
+            remedy,
+        ),
+        (Some(_), None) => Verdict::unknown("the user may not run CONFIG GET appendfsync"),
+        (None, _) => Verdict::unknown(NO_INFO),
+    }
+}
+
+/// `role` and `count` as `INFO` has them; `needed` as `CONFIG GET min-replicas-to-write`; `waits`
+/// if grants are confirmed.
+pub(crate) fn replicas(
+    role: Option<&str>,
+    count: Option<&str>,
+    needed: Option<&str>,
+    waits: bool,
+) -> Verdict {
+    let forgets = "a failover may forget locks that are held: replicas get them late";
+    let remedy = "ask for Options::replicas, set min-replicas-to-write, and compare fencing tokens";
+    match (role, count) {
+        (Some("slave"), _) => Verdict::danger("it is a replica, which grants nothing", "name its master"),
+        (Some(_), Some("0")) => Verdict::Fine,
+        (Some(_), Some(_)) if waits => Verdict::Fine,
+        (Some(_), Some(_)) => match needed {
+            Some("0") => Verdict::danger(forgets, remedy),
+            Some(_) => Verdict::Fine,
+            None => Verdict::unknown("the user may not run CONFIG GET min-replicas-to-write"),
+        },
+        _ => Verdict::unknown(NO_INFO),
+    }
+}
+
+const NO_INFO: &str = "the user may not run INFO, or the server does not say";

@@ -1,0 +1,199 @@
+//! Closing a client: no new locks, and everything that it has is released.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::keeper::Keeper;
+use super::{Client, Held, LeaseEnd, Target};
+use crate::error::{Error, MOST_NAMES};
+use crate::name::Name;
+
+/// Whether a client is being closed, and the calls that may yet acquire or release something.
+#[derive(Default)]
+pub(super) struct Closing {
+    begun: AtomicBool,
+    bell: Notify,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Default)]
+struct Calls {
+    open: BTreeMap<u64, Name>,
+    made: u64,
+}
+
+impl Closing {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the client is being closed.
+    async fn begins(&self) {
+        let bell = self.bell.notified();
+        tokio::pin!(bell);
+        bell.as_mut().enable();
+        if !self.has_begun() {
+            bell.await;
+        }
+    }
+}
+
+/// A call that may acquire or release something until this is dropped. What it leaves to the keeper
+/// must be there by then: closing waits for both, and must not find neither in between.
+pub(super) struct OpenCall {
+    keeper: Arc<Keeper>,
+    number: u64,
+}
+
+impl OpenCall {
+    pub(super) fn new(keeper: &Arc<Keeper>, name: &Name) -> OpenCall {
+        let mut calls = keeper.closing.calls();
+        calls.made += 1;
+        let number = calls.made;
+        calls.open.insert(number, name.clone());
+        OpenCall { keeper: Arc::clone(keeper), number }
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let closing = &self.keeper.closing;
+        let name = closing.calls().open.remove(&self.number);
+        drop(name);
+        if closing.has_begun() {
+            self.keeper.settled.notify_waiters();
+        }
+    }
+}
+
+/// What a close could not release.
+#[derive(Default)]
+pub(super) struct Unreleased {
+    pub(super) count: usize,
+    names: Vec<Name>,
+}
+
+impl Unreleased {
+    pub(super) fn add(&mut self, name: &Name) {
+        self.count += 1;
+        if self.names.len() < MOST_NAMES && !self.names.contains(name) {
+            self.names.push(name.clone());
+        }
+    }
+}
+
+/// Waits for a lock for as long as it takes, or until the client is closed.
+pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
+    unless_closed(target, super::acquire::acquire(target)).await
+}
+
+/// [`acquire`] for at most `limit`.
+pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
+    unless_closed(target, super::acquire::acquire_within(target, limit)).await
+}
+
+/// Takes a lock if it is free and the client is not closed.
+pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
+    unless_closed(target, super::acquire::try_acquire(target)).await
+}
+
+/// Runs a call that acquires. Once the client is being closed, the call is dropped, as its caller
+/// may drop it at any time, which releases what it has been granted and leaves the queue.
+async fn unless_closed<T>(target: &Target, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let keeper = &target.client.keeper;
+    // First the call is counted, then the client is asked whether it is closed: `close` does the
+    // same in the reverse order, so one of the two sees the other.
+    let _open = OpenCall::new(keeper, &target.name);
+    let outcome = tokio::select! {
+        biased;
+        () = keeper.closing.begins() => None,
+        outcome = call => Some(outcome),
+    };
+    match outcome {
+        // What was granted after `close` has taken all leases is dropped here.
+        Some(outcome) if !keeper.closing.has_begun() => outcome,
+        _ => Err(Error::Closed { name: target.name.clone() }),
+    }
+}
+
+impl Client {
+    /// Ends all leases and all calls that wait for a lock, and waits until the servers have
+    /// released them, for at most `limit`.
+    ///
+    /// # Cancel safety
+    /// All have ended once this was polled; dropped, the releases go on in the background.
+    pub(crate) async fn close(&self, limit: Duration) -> Result<(), Error> {
+        let keeper = &self.keeper;
+        keeper.end_all();
+        let _timed_out = timeout(limit, keeper.all_released()).await;
+        if keeper.has_ended() {
+            return Err(Error::RuntimeEnded);
+        }
+        match keeper.unreleased() {
+            Unreleased { count: 0, .. } => Ok(()),
+            Unreleased { count, names } => Err(Error::Unreleased { count, names, limit }),
+        }
+    }
+}
+
+impl Keeper {
+    fn end_all(&self) {
+        let held = {
+            let mut book = self.book();
+            self.closing.begun.store(true, Ordering::SeqCst);
+            book.unreleased.get_or_insert_default();
+            let held = mem::take(&mut book.held);
+            for (lease, _) in held.values() {
+                book.strike(lease, LeaseEnd::Closed);
+            }
+            held
+        };
+        self.closing.bell.notify_waiters();
+        let mut reports = Vec::new();
+        for (lease, entry) in held.into_values() {
+            // Its trust has ended: only now may the request leave that releases it.
+            reports.extend(lease.announce());
+            let attempt = &lease.0.attempt;
+            let for_good = attempt.doubt.is_open() || self.nodes.resend();
+            self.abandon(Arc::clone(attempt), for_good, entry, self.nodes.everyone());
+        }
+        reports.into_iter().for_each(|report| report());
+    }
+
+    /// Waits until no call is open and everything that was dropped has been released, or given up.
+    async fn all_released(&self) {
+        loop {
+            let bell = self.settled.notified();
+            tokio::pin!(bell);
+            bell.as_mut().enable();
+            // In this order: a call that ends has left what it had to the keeper before.
+            let is_quiet = self.closing.calls().open.is_empty() && self.book().returning.is_empty();
+            if is_quiet || self.has_ended() {
+                return;
+            }
+            bell.await;
+        }
+    }
+
+    fn unreleased(&self) -> Unreleased {
+        let mut left = Unreleased::default();
+        self.closing.calls().open.values().for_each(|name| left.add(name));
+        let book = self.book();
+        book.returning.values().for_each(|name| left.add(name));
+        if let Some(failed) = &book.unreleased {
+            failed.names.iter().for_each(|name| left.add(name));
+            left.count += failed.count - failed.names.len();
+        }
+        left
+    }
+}

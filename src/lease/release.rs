@@ -1,0 +1,193 @@
+//! A release, sent until it is known what the first request came to on each node.
+
+use std::sync::Arc;
+
+use super::attempt::QueueEntry;
+use super::{Attempt, Client};
+use crate::fencing::FencingToken;
+use crate::wire::{Answer, Failure, NodeSet, Reply, Stragglers, Until, Votes};
+
+/// How often a release is sent before the rest is left to the keeper.
+const TRIES: u32 = 3;
+
+/// What a release came to.
+pub(super) enum Released {
+    Yes,
+    /// The lock was not held any more.
+    NotHeld,
+    /// The answer to an earlier request was lost like this, and the lock has had another holder
+    /// since.
+    Unknown(Failure),
+    Refused(i64, Reply),
+}
+
+/// Each node by the first answer that it gave, or would have given.
+struct Count {
+    released: NodeSet,
+    not_held: NodeSet,
+    /// It had nothing to release after a request whose answer was lost, which may have released it.
+    doubtful: NodeSet,
+    refused: Vec<(usize, i64, Reply)>,
+    /// A request to it had no answer, and may have run.
+    unanswered: NodeSet,
+    why: Option<Failure>,
+}
+
+impl Count {
+    fn new() -> Count {
+        let none = NodeSet::of([]);
+        Count {
+            released: none,
+            not_held: none,
+            doubtful: none,
+            refused: Vec::new(),
+            unanswered: none,
+            why: None,
+        }
+    }
+
+    fn answered(&self) -> NodeSet {
+        let refused = NodeSet::of(self.refused.iter().map(|(node, ..)| *node));
+        self.released.union(self.not_held).union(self.doubtful).union(refused)
+    }
+
+    /// Takes what the nodes answered. If they `remember` the first answer, they repeat it.
+    fn add(&mut self, votes: &Votes, remember: bool) -> Result<(), Failure> {
+        for (node, outcome) in &votes.cast {
+            let reply = match outcome {
+                Ok(reply) => reply,
+                Err(failure) => {
+                    if failure.is_unknown() {
+                        self.unanswered = self.unanswered.with(*node);
+                        self.why.get_or_insert(failure.clone());
+                    }
+                    continue;
+                }
+            };
+            if let Some(failure) = &reply.resent {
+                self.unanswered = self.unanswered.with(*node);
+                self.why.get_or_insert(failure.clone());
+            }
+            match reply.answer() {
+                Ok(Answer::Final(1..)) => self.released = self.released.with(*node),
+                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !remember => {
+                    self.doubtful = self.doubtful.with(*node);
+                }
+                Ok(Answer::Final(0)) => self.not_held = self.not_held.with(*node),
+                Ok(Answer::Final(answer)) => self.refused.push((*node, answer, reply.clone())),
+                Ok(Answer::Busy(..) | Answer::TooLow(_)) if votes.of() == 1 => return Err(reply.unexpected()),
+                Err(failure) if votes.of() == 1 => return Err(failure),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What the answers amount to, if they decide. A node that is silent may have held the lock:
+    /// the lease was valid, so a majority did, unless so many say otherwise that none is left.
+    fn decided(&self, of: usize) -> Option<Released> {
+        let majority = of / 2 + 1;
+        let silent = of - self.answered().len();
+        if self.released.len() >= majority
+            || self.answered().len() >= majority && self.released.len() + silent >= majority
+        {
+            return Some(Released::Yes);
+        }
+        if self.not_held.len() > of - majority {
+            return Some(Released::NotHeld);
+        }
+        let (_, answer, reply) = self.refused.first()?;
+        (self.refused.len() > of - majority).then(|| Released::Refused(*answer, reply.clone()))
+    }
+}
+
+/// Releases a hold whose lease was valid when the first request left, and has the keeper release
+/// what a minority of the nodes may still keep.
+///
+/// If an answer is lost, the next request finds nothing to release. No larger token means that the
+/// lock has had no other holder since: whatever the first request found, nothing came in between.
+///
+/// # Cancel safety
+/// Requests that have left go on, and the attempt's doubt knows of them.
+pub(super) async fn release(
+    client: &Arc<Client>,
+    attempt: &Arc<Attempt>,
+    token: Option<FencingToken>,
+    remember: bool,
+    entry: Option<&QueueEntry>,
+) -> Result<Released, Failure> {
+    let nodes = &client.nodes;
+    let call = attempt.release(remember, entry);
+    let (mut count, mut tries_left) = (Count::new(), TRIES);
+    let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.doubt, Until::Decided(1)).await;
+    let rest = votes.rest.take();
+    loop {
+        tries_left -= 1;
+        count.add(&votes, remember)?;
+        look_for_later_holders(client, attempt, token, &mut count).await;
+        let silent = nodes.everyone().without(count.answered());
+        if let Some(released) = count.decided(nodes.count()) {
+            release_the_rest(client, attempt, entry.cloned(), silent, rest);
+            return Ok(released);
+        }
+        let failure = votes.failure();
+        if tries_left == 0 || silent.is_empty() || !failure.is_passing() {
+            let may_be = count.released.len() + count.doubtful.len() + silent.len() >= nodes.majority();
+            return match count.why {
+                Some(why) if !count.doubtful.is_empty() && may_be => Ok(Released::Unknown(why)),
+                _ => Err(failure),
+            };
+        }
+        votes = nodes.ask(&call, silent, &attempt.doubt, Until::Answered).await;
+    }
+}
+
+/// Where the last token is still that of this lease, the lock has had no other holder since.
+async fn look_for_later_holders(
+    client: &Client,
+    attempt: &Attempt,
+    token: Option<FencingToken>,
+    count: &mut Count,
+) {
+    let Some(token) = token.filter(|_| !count.doubtful.is_empty()) else { return };
+    let call = attempt.inspect();
+    let votes = client.nodes.ask(&call, count.doubtful, &Arc::default(), Until::Answered).await;
+    for (node, outcome) in votes.cast {
+        let texts = outcome.and_then(|reply| reply.texts()).unwrap_or_default();
+        if texts.get(1).and_then(|last| last.parse().ok()) == Some(token.get()) {
+            count.doubtful = count.doubtful.without(NodeSet::of([node]));
+            count.released = count.released.with(node);
+        }
+    }
+}
+
+/// Has the keeper release what nodes may keep that have not answered, or not yet.
+fn release_the_rest(
+    client: &Arc<Client>,
+    attempt: &Arc<Attempt>,
+    entry: Option<QueueEntry>,
+    silent: NodeSet,
+    rest: Option<Stragglers>,
+) {
+    let abandon = |client: &Client, attempt: &Arc<Attempt>, entry: &Option<QueueEntry>, nodes: NodeSet| {
+        client.keeper.abandon(Arc::clone(attempt), true, entry.clone(), nodes);
+    };
+    let Some(mut rest) = rest else {
+        if !silent.is_empty() {
+            abandon(client, attempt, &entry, silent);
+        }
+        return;
+    };
+    let (client, attempt) = (Arc::clone(client), Arc::clone(attempt));
+    client.clone().nodes.spawn(async move {
+        let mut silent = silent;
+        while let Some((node, outcome)) = rest.next().await {
+            if outcome.is_ok() {
+                silent = silent.without(NodeSet::of([node]));
+            }
+        }
+        if !silent.is_empty() {
+            abandon(&client, &attempt, &entry, silent);
+        }
+    });
+}

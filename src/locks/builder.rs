@@ -1,0 +1,339 @@
+//! [`LocksBuilder`]: the way to a client.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Locks;
+use super::source::Source;
+use crate::error::{ConfigError, Error};
+use crate::lease::{Client, Servers};
+use crate::options::{Options, Wakeups};
+use crate::wire::{Certificates, Dial, Ear, NodeSet};
+
+/// The most bytes that a [client name](LocksBuilder::client_name) may have.
+const LONGEST_NAME: usize = 31;
+
+/// The most bytes that a [label](LocksBuilder::label) may have.
+const LONGEST_LABEL: usize = 63;
+
+/// Makes a [`Locks`]: from one topology, with what differs from the defaults.
+#[doc = include_str!("../../docs/connecting.md")]
+#[must_use = "a builder connects nowhere until it is told to"]
+#[derive(Clone, Default)]
+pub struct LocksBuilder {
+    topologies: Vec<Topology>,
+    subscriber: Option<Source>,
+    certificates: Option<Certificates>,
+    options: Options,
+    client_name: Option<String>,
+    label: Option<String>,
+}
+
+#[derive(Clone)]
+enum Topology {
+    Server(Source),
+    #[cfg(feature = "pool")]
+    Pool(deadpool_redis::Pool),
+    #[cfg(feature = "sentinel")]
+    Sentinel {
+        sentinels: Vec<Source>,
+        master: Source,
+    },
+    #[cfg(feature = "cluster")]
+    Cluster(Vec<Source>),
+    #[cfg(all(feature = "cluster", feature = "pool"))]
+    ClusterPool(deadpool_redis::cluster::Pool),
+    Quorum(Vec<Source>),
+}
+
+impl LocksBuilder {
+    /// One server. See [one server](#one-server).
+    pub fn server(self, server: impl Into<Source>) -> LocksBuilder {
+        self.with(Topology::Server(server.into()))
+    }
+
+    /// The master that sentinels watch under a name. See [Sentinel](#sentinel).
+    #[cfg(feature = "sentinel")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
+    pub fn sentinel(
+        self,
+        sentinels: impl IntoIterator<Item = impl Into<Source>>,
+        master: impl Into<Source>,
+    ) -> LocksBuilder {
+        self.with(Topology::Sentinel { sentinels: sources(sentinels), master: master.into() })
+    }
+
+    /// A Redis Cluster, named by some of its nodes. See [Redis Cluster](#redis-cluster).
+    #[cfg(feature = "cluster")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
+    pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<Source>>) -> LocksBuilder {
+        self.with(Topology::Cluster(sources(nodes)))
+    }
+
+    /// Independent servers, of which a majority decides: three or five. See [quorum](#quorum).
+    pub fn quorum(self, servers: impl IntoIterator<Item = impl Into<Source>>) -> LocksBuilder {
+        self.with(Topology::Quorum(sources(servers)))
+    }
+
+    /// One server, with the settings of an application's pool. See [pools](#pools).
+    #[cfg(feature = "pool")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "pool")))]
+    pub fn pool(self, pool: deadpool_redis::Pool) -> LocksBuilder {
+        self.with(Topology::Pool(pool))
+    }
+
+    /// A Redis Cluster, with the settings of an application's pool. See [pools](#pools).
+    #[cfg(all(feature = "cluster", feature = "pool"))]
+    #[cfg_attr(docsrs, doc(cfg(all(feature = "cluster", feature = "pool"))))]
+    pub fn cluster_pool(self, pool: deadpool_redis::cluster::Pool) -> LocksBuilder {
+        self.with(Topology::ClusterPool(pool))
+    }
+
+    /// Where a client of a [pool](#pools) subscribes: the server of the pool, or a node of its
+    /// cluster.
+    pub fn subscriber(mut self, subscriber: impl Into<Source>) -> LocksBuilder {
+        self.subscriber = Some(subscriber.into());
+        self
+    }
+
+    /// A private CA, a client certificate, or both, for all sources that are URLs. See [TLS](#tls).
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    pub fn tls(mut self, certificates: redis::TlsCertificates) -> LocksBuilder {
+        self.certificates = Some(certificates);
+        self
+    }
+
+    /// How locks behave; the defaults unless set.
+    pub fn options(mut self, options: Options) -> LocksBuilder {
+        self.options = options;
+        self
+    }
+
+    /// What the connections are called in `CLIENT LIST`. See [names](#names). 1 to 31 bytes: ASCII
+    /// letters, digits, `-`, `_` and `.`.
+    pub fn client_name(mut self, name: impl Into<String>) -> LocksBuilder {
+        self.client_name = Some(name.into());
+        self
+    }
+
+    /// Which instance of the application it is, such as the name of a pod. See [names](#names). 1
+    /// to 63 bytes: ASCII letters, digits, `-`, `_` and `.`.
+    pub fn label(mut self, label: impl Into<String>) -> LocksBuilder {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Connects, and fails if the server, or a majority of a quorum, does not answer within the
+    /// [node timeout](Options::node_timeout).
+    ///
+    /// # Errors
+    /// - [`Error::Config`]: the builder's settings do not fit together; found before anything is
+    ///   sent.
+    /// - [`Error::Config`] with [`ConfigError::Node`]: two nodes of a quorum are one server, or one
+    ///   is a replica.
+    /// - [`Error::Config`] with [`ConfigError::SubscriberElsewhere`]: the subscriber is another
+    ///   server.
+    /// - [`Error::Redis`]: the server does not answer, or refuses the connection.
+    /// - [`Error::NoQuorum`]: no majority of the nodes of a quorum answers.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropped, nothing remains.
+    pub async fn connect(self) -> Result<Locks, Error> {
+        let locks = self.connect_lazily()?;
+        locks.client.connect().await?;
+        Ok(locks)
+    }
+
+    /// Makes the client without any I/O: no server need be there. The first call that needs one
+    /// connects, and waits and fails as it does in an outage: see [lazy or eager](#lazy-or-eager).
+    ///
+    /// # Errors
+    /// - [`ConfigError`]: the builder's settings do not fit together.
+    /// - [`ConfigError::NoRuntime`]: it was not called on a tokio runtime.
+    pub fn connect_lazily(self) -> Result<Locks, ConfigError> {
+        self.options.check()?;
+        let servers = self.servers()?;
+        if tokio::runtime::Handle::try_current().is_err() {
+            return Err(ConfigError::NoRuntime);
+        }
+        let client = Client::new(servers, &self.options);
+        Ok(Locks { client, options: Arc::new(self.options) })
+    }
+
+    fn with(mut self, topology: Topology) -> LocksBuilder {
+        self.topologies.push(topology);
+        self
+    }
+
+    /// Where to connect, if everything fits together.
+    fn servers(&self) -> Result<Servers, ConfigError> {
+        let topology = match self.topologies.as_slice() {
+            [] => return Err(ConfigError::NoTopology),
+            [only] => only,
+            [first, second, ..] => {
+                let (first, second) = (first.name(), second.name());
+                return Err(ConfigError::SeveralTopologies { first, second });
+            }
+        };
+        let name = self.name()?;
+        if topology.is_pool() {
+            if self.certificates.is_some() {
+                return Err(ConfigError::CertificatesOfClient { server: topology.name().to_owned() });
+            }
+            if self.subscriber.is_none() && self.options.wakeups == Wakeups::Push {
+                return Err(ConfigError::PoolWithoutSubscriber);
+            }
+        } else if self.subscriber.is_some() {
+            return Err(ConfigError::NeedlessSubscriber { topology: topology.name() });
+        }
+        let nodes = self.nodes(topology)?;
+        let is_quorum = matches!(topology, Topology::Quorum(_));
+        if nodes.len() == 1 {
+            self.options.check_for_one_node()?;
+        }
+        if nodes.iter().any(|(dial, _)| dial.is_cluster()) {
+            self.options.check_for_cluster()?;
+        }
+        Ok(Servers { nodes, is_quorum, verify: self.subscriber.is_some(), name })
+    }
+
+    fn nodes(&self, topology: &Topology) -> Result<Vec<(Dial, Option<Ear>)>, ConfigError> {
+        let server = |source: &Source| {
+            let info = self.resolve(source)?;
+            let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
+            Ok((Dial::Server(client.clone()), Some(Ear::Server(client))))
+        };
+        Ok(vec![match topology {
+            Topology::Server(source) => server(source)?,
+            Topology::Quorum(sources) => {
+                if sources.is_empty() || sources.len() > NodeSet::MOST {
+                    let (count, most) = (sources.len(), NodeSet::MOST);
+                    return Err(ConfigError::Nodes { count, most });
+                }
+                return sources.iter().map(server).collect();
+            }
+            #[cfg(feature = "sentinel")]
+            Topology::Sentinel { sentinels, master } => self.sentinels(sentinels, master)?,
+            #[cfg(feature = "cluster")]
+            Topology::Cluster(sources) => {
+                let seeds = sources.iter().map(|source| self.resolve(source)).collect::<Result<_, _>>()?;
+                cluster(seeds, self.certificates.as_ref(), self.options.node_timeout)?
+            }
+            #[cfg(feature = "pool")]
+            Topology::Pool(pool) => (Dial::Pool(pool.clone()), self.ear(false)?),
+            #[cfg(all(feature = "cluster", feature = "pool"))]
+            Topology::ClusterPool(pool) => (Dial::ClusterPool(pool.clone()), self.ear(true)?),
+        }])
+    }
+
+    fn resolve(&self, source: &Source) -> Result<redis::ConnectionInfo, ConfigError> {
+        source.resolve(self.certificates.as_ref(), self.options.node_timeout)
+    }
+
+    #[cfg(feature = "sentinel")]
+    fn sentinels(&self, sentinels: &[Source], master: &Source) -> Result<(Dial, Option<Ear>), ConfigError> {
+        let limit = self.options.node_timeout;
+        let (speak_tls, master_speaks_tls) = (sentinels.iter().any(Source::is_tls), master.is_tls());
+        // Certificates may be for one of both alone, but not for some of the sentinels.
+        let given = self.certificates.as_ref();
+        let theirs = given.filter(|_| speak_tls || !master_speaks_tls);
+        let its = given.filter(|_| master_speaks_tls || !master.is_url() || !speak_tls);
+        let infos = sentinels.iter().map(|it| it.resolve(theirs, limit)).collect::<Result<_, _>>()?;
+        let master = master.resolve_master(speak_tls, its, limit)?;
+        let url = |cause| ConfigError::Url { cause };
+        let watched = Arc::new(crate::wire::Watched::new(infos, master, limit).map_err(url)?);
+        Ok((Dial::Sentinel(Arc::clone(&watched)), Some(Ear::Sentinel(watched))))
+    }
+
+    /// Where a client of a pool listens.
+    #[cfg(feature = "pool")]
+    fn ear(&self, in_cluster: bool) -> Result<Option<Ear>, ConfigError> {
+        let Some(source) = &self.subscriber else { return Ok(None) };
+        let info = self.resolve(source)?;
+        #[cfg(feature = "cluster")]
+        if in_cluster {
+            return Ok(Some(Ear::Cluster(Arc::new(crate::wire::Seeds::new(vec![info])))));
+        }
+        let _ = in_cluster;
+        let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
+        Ok(Some(Ear::Server(client)))
+    }
+
+    /// What is written wherever this client is to be recognized.
+    fn name(&self) -> Result<Option<String>, ConfigError> {
+        let mut words = Vec::new();
+        for (what, word, most) in
+            [("client_name", &self.client_name, LONGEST_NAME), ("label", &self.label, LONGEST_LABEL)]
+        {
+            let Some(word) = word else { continue };
+            let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            if word.is_empty() || word.len() > most || !word.bytes().all(is_allowed) {
+                let text = word.chars().take(80).collect();
+                return Err(ConfigError::Word { what, text, most });
+            }
+            words.push(word.as_str());
+        }
+        Ok((!words.is_empty()).then(|| words.join(":")))
+    }
+}
+
+fn sources(given: impl IntoIterator<Item = impl Into<Source>>) -> Vec<Source> {
+    given.into_iter().map(Into::into).collect()
+}
+
+#[cfg(feature = "cluster")]
+fn cluster(
+    seeds: Vec<redis::ConnectionInfo>,
+    certificates: Option<&Certificates>,
+    limit: std::time::Duration,
+) -> Result<(Dial, Option<Ear>), ConfigError> {
+    let brings_certificates = |info: &&redis::ConnectionInfo| {
+        matches!(info.addr(), redis::ConnectionAddr::TcpTls { tls_params: Some(_), .. })
+    };
+    if certificates.is_none()
+        && let Some(info) = seeds.iter().find(brings_certificates)
+    {
+        // The library connects to the servers that a seed names without the certificates of the
+        // seed.
+        return Err(ConfigError::CertificatesOfSeed { server: info.addr().to_string() });
+    }
+    let built = crate::wire::cluster(seeds, certificates, limit);
+    let (client, seeds) = built.map_err(|cause| ConfigError::Url { cause })?;
+    Ok((Dial::Cluster(Arc::new(client)), Some(Ear::Cluster(Arc::new(seeds)))))
+}
+
+impl Topology {
+    fn name(&self) -> &'static str {
+        match self {
+            Topology::Server(_) => "server",
+            #[cfg(feature = "pool")]
+            Topology::Pool(_) => "pool",
+            #[cfg(feature = "sentinel")]
+            Topology::Sentinel { .. } => "sentinel",
+            #[cfg(feature = "cluster")]
+            Topology::Cluster(_) => "cluster",
+            #[cfg(all(feature = "cluster", feature = "pool"))]
+            Topology::ClusterPool(_) => "cluster_pool",
+            Topology::Quorum(_) => "quorum",
+        }
+    }
+
+    fn is_pool(&self) -> bool {
+        self.name().ends_with("pool")
+    }
+}
+
+/// Without passwords and certificates.
+impl fmt::Debug for LocksBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocksBuilder")
+            .field("topologies", &self.topologies.iter().map(Topology::name).collect::<Vec<_>>())
+            .field("subscriber", &self.subscriber)
+            .field("has_certificates", &self.certificates.is_some())
+            .field("options", &self.options)
+            .field("client_name", &self.client_name)
+            .field("label", &self.label)
+            .finish()
+    }
+}

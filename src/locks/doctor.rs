@@ -1,0 +1,95 @@
+//! [`Locks::doctor`]: what on a deployment endangers its locks.
+
+use super::Locks;
+use crate::diagnosis::{Check, Finding, Verdict};
+use crate::error::Error;
+use crate::options::{RestartGuard, Wakeups};
+
+impl Locks {
+    /// Looks for everything on this deployment that endangers locks: servers that do not answer,
+    /// rights that are missing, keys that are evicted, restarts and failovers that forget locks.
+    ///
+    /// Each server is asked `INFO` and `CONFIG GET`; of a cluster each master. A lock of a new name
+    /// is taken and released. What the rights of the user do not allow to find out is
+    /// [unknown](Verdict::Unknown).
+    ///
+    /// **What it does not**: find out how servers stand later, or whether their clocks are right.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) {
+    /// for finding in locks.doctor().await {
+    ///     println!("{finding}"); // 10.0.0.1:6379: eviction: fine
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, the lock that it may have taken is released in the background.
+    pub async fn doctor(&self) -> Vec<Finding> {
+        let nodes = &self.client.nodes;
+        let guarded = self.options.restart_guard == RestartGuard::On;
+        let waits = self.options.wants_replicas().is_some();
+        let mut findings = Vec::new();
+        for (place, facts) in nodes.facts().await.into_iter().enumerate() {
+            let server = nodes.label(place).to_owned();
+            let connection = match &facts {
+                Ok(_) => Verdict::Fine,
+                Err(error) => Verdict::danger(
+                    format!("it cannot be used: {error}"),
+                    "start it, and check its address and the user's password",
+                ),
+            };
+            findings.push(Finding { server, check: Check::Connection, verdict: connection });
+            findings.extend(facts.iter().flatten().flat_map(|facts| facts.findings(waits, guarded)));
+        }
+        let server = nodes.labels().join(", ");
+        let notifications = self.examine_notifications().await;
+        findings.push(Finding {
+            server: server.clone(),
+            check: Check::Scripts,
+            verdict: self.examine_scripts().await,
+        });
+        findings.push(Finding { server, check: Check::Notifications, verdict: notifications });
+        findings
+    }
+
+    async fn examine_scripts(&self) -> Verdict {
+        let name = format!("doctor-{}", uuid::Uuid::new_v4().simple());
+        let tried = async {
+            match self.mutex(&name)?.try_lock().await? {
+                Some(guard) => guard.release().await,
+                None => Ok(()), // nodes of a quorum did not agree in time; the scripts ran
+            }
+        };
+        match tried.await {
+            Ok(()) => Verdict::Fine,
+            Err(error @ Error::Redis { .. }) => Verdict::danger(
+                format!("a lock could not be taken and released: {error}"),
+                "give the user the rights that the README names",
+            ),
+            Err(error) => Verdict::danger(
+                format!("a lock could not be taken and released: {error}"),
+                "see what the documentation of Error says of it",
+            ),
+        }
+    }
+
+    async fn examine_notifications(&self) -> Verdict {
+        if self.options.wakeups == Wakeups::Poll {
+            return Verdict::Fine;
+        }
+        let (nodes, wakeups) = (&self.client.nodes, &self.client.wakeups);
+        if !wakeups.start(2 * nodes.limit()).await {
+            let remedy = "give the user the right to subscribe to the wake-up channels";
+            return Verdict::danger("the client cannot subscribe: it polls", remedy);
+        }
+        let outcomes = nodes.publish_everywhere(wakeups.channel()).await;
+        if outcomes.iter().any(|outcome| matches!(outcome, Ok(None))) {
+            return Verdict::danger(
+                "the client may not publish: those that wait behind it are not notified, and poll",
+                "give the user the right to publish to the wake-up channels",
+            );
+        }
+        if outcomes.iter().any(Result::is_ok) { Verdict::Fine } else { Verdict::unknown("no server answers") }
+    }
+}

@@ -1,0 +1,166 @@
+//! [`Source`]: where a server is.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+
+use crate::error::ConfigError;
+use crate::wire::{Certificates, provide_cryptography, with_certificates, with_tcp};
+
+/// Where a server is and what it wants to be shown: a URL, or a [`redis::Client`] or
+/// [`redis::ConnectionInfo`] of the application's own. Made with `into()`.
+///
+/// A URL is `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS, or
+/// `unix://path`. With `?protocol=resp3` requests speak RESP3. The sockets of all sources get
+/// `TCP_NODELAY`, keepalive and timeouts.
+///
+/// ```
+/// use redlatch::{Source, redis};
+/// let by_url = Source::from("redis://10.0.0.1/");
+/// let by_client = Source::from(redis::Client::open("redis://10.0.0.1/")?);
+/// assert_eq!(format!("{by_client:?}"), "Source(10.0.0.1:6379)");
+/// # let _ = by_url;
+/// # Ok::<(), redis::RedisError>(())
+/// ```
+#[derive(Clone)]
+pub struct Source(Given);
+
+#[derive(Clone)]
+enum Given {
+    Text(String),
+    Info(Box<ConnectionInfo>),
+}
+
+impl From<&str> for Source {
+    fn from(url: &str) -> Source {
+        Source(Given::Text(url.to_owned()))
+    }
+}
+
+impl From<String> for Source {
+    fn from(url: String) -> Source {
+        Source(Given::Text(url))
+    }
+}
+
+impl From<&String> for Source {
+    fn from(url: &String) -> Source {
+        Source(Given::Text(url.clone()))
+    }
+}
+
+impl From<&&str> for Source {
+    fn from(url: &&str) -> Source {
+        Source(Given::Text((*url).to_owned()))
+    }
+}
+
+impl From<redis::Client> for Source {
+    fn from(client: redis::Client) -> Source {
+        Source(Given::Info(Box::new(client.get_connection_info().clone())))
+    }
+}
+
+impl From<ConnectionInfo> for Source {
+    fn from(info: ConnectionInfo) -> Source {
+        Source(Given::Info(Box::new(info)))
+    }
+}
+
+/// Its address, without a password.
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Given::Text(url) => match url.as_str().into_connection_info() {
+                Ok(info) => write!(f, "Source({})", info.addr()),
+                Err(_) => f.write_str("Source(not a URL)"),
+            },
+            Given::Info(info) => write!(f, "Source({})", info.addr()),
+        }
+    }
+}
+
+impl Source {
+    /// The description of the server, with the sockets that a lock needs and these certificates, if
+    /// there are any.
+    pub(super) fn resolve(
+        &self,
+        certificates: Option<&Certificates>,
+        limit: Duration,
+    ) -> Result<ConnectionInfo, ConfigError> {
+        let info = match (&self.0, certificates) {
+            (Given::Text(url), _) => {
+                url.as_str().into_connection_info().map_err(|cause| ConfigError::Url { cause })?
+            }
+            (Given::Info(info), None) => (**info).clone(),
+            (Given::Info(info), Some(_)) => {
+                return Err(ConfigError::CertificatesOfClient { server: info.addr().to_string() });
+            }
+        };
+        prepare(info, certificates, limit)
+    }
+
+    /// Whether it is reached through TLS, as far as it can be read.
+    #[cfg(feature = "sentinel")]
+    pub(super) fn is_tls(&self) -> bool {
+        match &self.0 {
+            Given::Text(url) => url.as_str().into_connection_info().is_ok_and(|info| is_tls(&info)),
+            Given::Info(info) => is_tls(info),
+        }
+    }
+
+    /// Whether it is more than the name of a master.
+    #[cfg(feature = "sentinel")]
+    pub(super) fn is_url(&self) -> bool {
+        !matches!(&self.0, Given::Text(text) if !text.contains("://"))
+    }
+
+    /// The description of a master, with its name in place of the host. A name alone is reached as
+    /// its sentinels are.
+    #[cfg(feature = "sentinel")]
+    pub(super) fn resolve_master(
+        &self,
+        sentinels_speak_tls: bool,
+        certificates: Option<&Certificates>,
+        limit: Duration,
+    ) -> Result<ConnectionInfo, ConfigError> {
+        let name = match &self.0 {
+            Given::Text(name) if !self.is_url() => name,
+            _ => return self.resolve(certificates, limit),
+        };
+        let (host, port) = (name.clone(), 0);
+        let addr = if sentinels_speak_tls {
+            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        } else {
+            ConnectionAddr::Tcp(host, port)
+        };
+        let info = addr.into_connection_info().map_err(|cause| ConfigError::Url { cause })?;
+        prepare(info, certificates, limit)
+    }
+}
+
+fn prepare(
+    info: ConnectionInfo,
+    certificates: Option<&Certificates>,
+    limit: Duration,
+) -> Result<ConnectionInfo, ConfigError> {
+    if is_tls(&info) {
+        provide_cryptography();
+    }
+    let info = match certificates {
+        Some(_) if !is_tls(&info) => {
+            return Err(ConfigError::CertificatesWithoutTls { server: info.addr().to_string() });
+        }
+        Some(certificates) => {
+            with_certificates(info, certificates).map_err(|cause| ConfigError::Certificates { cause })?
+        }
+        None => info,
+    };
+    Ok(with_tcp(info, limit))
+}
+
+/// Whether it is reached through TLS.
+fn is_tls(info: &ConnectionInfo) -> bool {
+    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
+}

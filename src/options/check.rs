@@ -1,0 +1,77 @@
+//! What is refused, before anything is sent.
+
+use std::time::Duration;
+
+use super::{Options, RestartGuard};
+use crate::error::ConfigError;
+
+impl Options {
+    /// Of either side.
+    pub(crate) fn longest_ttl(&self) -> Duration {
+        [Some(self.ttl), self.read_ttl, self.write_ttl].into_iter().flatten().max().unwrap_or(self.ttl)
+    }
+
+    pub(crate) fn check_for_cluster(&self) -> Result<(), ConfigError> {
+        if self.replicas > 0 { Err(ConfigError::ReplicasOfCluster) } else { Ok(()) }
+    }
+
+    pub(crate) fn check_for_one_node(&self) -> Result<(), ConfigError> {
+        match self.restart_guard {
+            RestartGuard::On => Err(ConfigError::GuardOfOneNode),
+            RestartGuard::Off => Ok(()),
+        }
+    }
+
+    pub(crate) fn wants_replicas(&self) -> Option<(u32, Duration)> {
+        (self.replicas > 0).then_some((self.replicas, self.replica_timeout))
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let (shortest, longest) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
+        let replica_timeout = if self.replicas > 0 {
+            self.replica_timeout
+        } else {
+            self.replica_timeout.min(self.node_timeout)
+        };
+        let spans = [
+            ("ttl", self.ttl, shortest, longest),
+            ("read_ttl", self.read_ttl.unwrap_or(self.ttl), shortest, longest),
+            ("write_ttl", self.write_ttl.unwrap_or(self.ttl), shortest, longest),
+            ("poll_cap", self.poll_cap, Duration::from_millis(10), Duration::from_secs(10)),
+            ("node_timeout", self.node_timeout, Duration::from_millis(10), Duration::from_secs(60)),
+            ("token_ttl", self.token_ttl, Duration::from_secs(1), longest),
+            ("grant_within", self.grant_within.unwrap_or(longest), shortest, longest),
+            ("outage_limit", self.outage_limit.unwrap_or(longest), Duration::ZERO, longest),
+            ("replica_timeout", replica_timeout, Duration::from_millis(1), self.node_timeout),
+        ];
+        for (option, value, least, most) in spans {
+            if value < least || value > most {
+                return Err(ConfigError::Span { option, value, least, most });
+            }
+        }
+        if let Some(longest) = self.max_hold
+            && longest < self.longest_ttl()
+        {
+            return Err(ConfigError::ShortHold { longest, ttl: self.longest_ttl() });
+        }
+        if !(0.0..=0.5).contains(&self.drift) {
+            return Err(ConfigError::Drift { drift: self.drift });
+        }
+        if self.max_depth == 0 {
+            return Err(ConfigError::NoDepth);
+        }
+        if self.max_depth > 1_024 {
+            return Err(ConfigError::LargeDepth { depth: self.max_depth });
+        }
+        if self.max_readers > 100_000 {
+            return Err(ConfigError::ManyReaders { readers: self.max_readers });
+        }
+        if self.max_readers == 0 {
+            return Err(ConfigError::NoReaders);
+        }
+        if self.prefix.len() > 128 {
+            return Err(ConfigError::LongPrefix { bytes: self.prefix.len() });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
+//! The public API, as rustdoc shows it, against the checked-in list `tests/api/public.txt`.
+//!
+//! `UPDATE_API=1 cargo test --all-features --test api` writes the list. Its difference is what a
+//! release has to explain: a line that goes or changes breaks programs.
+//!
+//! The list is made from the HTML pages, since rustdoc's JSON needs a nightly toolchain. It has the
+//! crate's own items: fields, variants, methods and implementations of traits, without the blanket
+//! ones and without what it re-exports from other crates.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/api/public.txt");
+
+/// What the compiler finds out by itself, and names differently from version to version.
+const NOT_OURS: [&str; 4] = ["Freeze for", "UnwindSafe for", "UnsafeUnpin for", "StructuralPartialEq for"];
+
+/// The pages of the crate, made anew if its sources have changed.
+fn documented() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let arguments = ["doc", "--quiet", "--no-deps", "--all-features", "--lib", "--target-dir"];
+    let mut cargo = Command::new(env!("CARGO"));
+    let made = cargo.args(arguments).arg(target).current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+    assert!(made.success(), "cargo doc: {made}");
+    target.join("doc/redlatch")
+}
+
+/// What is between the first `from` and the next `to` after it, and what follows.
+fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<(&'a str, &'a str)> {
+    let start = text.find(from)? + from.len();
+    let length = text[start..].find(to)?;
+    Some((&text[start..start + length], &text[start + length..]))
+}
+
+/// The text of a piece of HTML, with single blanks.
+fn plain(html: &str) -> String {
+    let mut text = String::new();
+    let mut is_tag = false;
+    for letter in html.chars() {
+        match letter {
+            '<' => is_tag = true,
+            '>' => is_tag = false,
+            _ if !is_tag => text.push(letter),
+            _ => {}
+        }
+    }
+    // Long signatures are broken into lines.
+    let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"");
+    let text = text.replace("&#39;", "'").replace("&amp;", "&").replace('\u{a0}', " ");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.replace("( ", "(").replace(", )", ")")
+}
+
+/// The lines of one page: what it declares, then each method and implementation.
+fn lines(name: &str, page: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some((declared, _)) = between(page, "<pre class=\"rust item-decl\"><code>", "</code></pre>") {
+        let declared = plain(declared);
+        // A button that folds long lists.
+        let words: Vec<_> = declared.split(' ').collect();
+        let folds =
+            |at: usize| words[at] == "Show" && words.get(at + 1).is_some_and(|it| it.parse::<u32>().is_ok());
+        let shown = (0..words.len()).filter(|at| !(0..3).any(|back| *at >= back && folds(at - back)));
+        let declared: Vec<_> = shown.map(|at| words[at]).collect();
+        lines.push(format!("{name}: {}", declared.join(" ")));
+    }
+    // Blanket implementations are the same for all types.
+    let mut rest = page.split("id=\"blanket-implementations\"").next().unwrap_or(page);
+    let mut within = String::new();
+    while let Some((section, after)) = between(rest, "<section id=\"", "</section>") {
+        rest = after;
+        let Some((id, _)) = section.split_once('"') else { continue };
+        let Some((_, header)) = section.split_once("class=\"code-header\">") else { continue };
+        let header = header.split("</h3>").next().and_then(|header| header.split("</h4>").next());
+        let header = plain(header.unwrap_or_default());
+        if header.starts_with("impl") {
+            within = header;
+            if within.contains(" for ") && !NOT_OURS.iter().any(|word| within.contains(word)) {
+                lines.push(format!("{name}: {within}"));
+            }
+        } else if !within.contains(" for ") && !id.starts_with("variant.") && id != "main-content" {
+            // Methods of a trait's implementation are those of the trait.
+            lines.push(format!("{name}: {header}"));
+        }
+    }
+    lines
+}
+
+fn public_api() -> BTreeSet<String> {
+    let mut api = BTreeSet::new();
+    for file in std::fs::read_dir(documented()).unwrap() {
+        let path = file.unwrap().path();
+        let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let Some((kind, name)) = file.strip_suffix(".html").and_then(|file| file.split_once('.')) else {
+            continue;
+        };
+        if ["struct", "enum", "trait", "fn", "macro", "constant", "type"].contains(&kind) {
+            api.extend(lines(name, &std::fs::read_to_string(&path).unwrap()));
+        }
+    }
+    api
+}
+
+#[test]
+fn public_api_is_the_one_that_is_checked_in() {
+    let found = public_api();
+    assert!(found.len() > 200, "the pages are not understood: {} lines", found.len());
+    if std::env::var_os("UPDATE_API").is_some() {
+        let text: String = found.iter().map(|line| format!("{line}\n")).collect();
+        std::fs::write(LIST, text).unwrap();
+        return;
+    }
+    let listed = std::fs::read_to_string(LIST).unwrap();
+    let listed: BTreeSet<String> = listed.lines().map(str::to_owned).collect();
+    let gone: Vec<_> = listed.difference(&found).collect();
+    let new: Vec<_> = found.difference(&listed).collect();
+    assert!(
+        gone.is_empty() && new.is_empty(),
+        "the public API has changed; UPDATE_API=1 writes the list.\ngone: {gone:#?}\nnew: {new:#?}"
+    );
+}

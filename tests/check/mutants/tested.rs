@@ -1,0 +1,256 @@
+//! Mistakes that a named test of the suite must find, on one server and in every kind.
+
+use super::{Edit, Tested};
+
+/// A script that publishes nothing, and takes each waiter that is notified to have heard it.
+const fn without_publish(file: &'static str) -> Edit {
+    Edit {
+        file,
+        from: "  local heard = redis.pcall('PUBLISH', its_channel, text)\n",
+        times: 1,
+        to: "  local heard = 1\n",
+    }
+}
+
+/// A script that takes a lock away and grants it to no waiter.
+pub(super) const fn without_grant(file: &'static str) -> Edit {
+    Edit { file, from: "local _, is_granted = grant_next()\n", times: 1, to: "local is_granted = false\n" }
+}
+
+/// The same for a read-write lock.
+const fn without_admission(file: &'static str) -> Edit {
+    Edit { file, from: "\nadmit_waiters()\ndelete_if_free()", times: 1, to: "\ndelete_if_free()" }
+}
+
+pub const TESTED: &[Tested] = &[
+    Tested {
+        name: "handed-over-renewed-by-ttl",
+        edits: &[Edit {
+            file: "src/lease/keeper.rs",
+            from: "let third = lease.until().since(lease.0.at) / 3;",
+            times: 1,
+            to: "let third = lease.options().ttl / 3;",
+        }],
+        test: "suite::mutex_standalone_push_resp2::renews_what_was_handed_over_before_its_claim_ends",
+    },
+    Tested {
+        name: "claim-trusted-without-renewal",
+        edits: &[Edit {
+            file: "src/lease/seat.rs",
+            from: "attempt.options.renewal == Renewal::Never || ",
+            times: 1,
+            to: "",
+        }],
+        test: "suite::mutex_standalone_push_resp2::hands_over_for_the_whole_ttl_if_never_renewed",
+    },
+    Tested {
+        name: "renewed-beyond-the-longest-hold",
+        edits: &[Edit {
+            file: "src/lease/mod.rs",
+            from: "        let ttl = options.ttl.min(left);\n",
+            times: 1,
+            to: "        let ttl = if left.is_zero() { left } else { options.ttl };\n",
+        }],
+        test: "suite::mutex_standalone_push_resp2::ends_after_its_longest_hold",
+    },
+    Tested {
+        name: "downgrade-counts-from-its-answer",
+        edits: &[Edit {
+            file: "src/lease/held.rs",
+            from: "                let mut until = sent + attempt.trusted(attempt.options.ttl);",
+            times: 1,
+            to: "                let sent = Moment::now();\n                let mut until = sent + attempt.trusted(attempt.options.ttl);",
+        }],
+        test: "suite::write_standalone_push_resp2::a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it",
+    },
+    Tested {
+        name: "inner-write-shortens-the-outer",
+        edits: &[Edit {
+            file: "lua/rwlock/write_acquire.lua",
+            from: "  ends = math.max(ends, write_ends)\n",
+            times: 1,
+            to: "",
+        }],
+        test: "suite::write_standalone_push_resp2::an_inner_write_does_not_shorten_the_outer_one",
+    },
+    Tested {
+        name: "downgrade-shortens-the-outer-write",
+        edits: &[Edit {
+            file: "lua/rwlock/downgrade.lua",
+            from: "'write', write_ends .. ' ' .. owner .. ' ' .. writes",
+            times: 1,
+            to: "'write', ends .. ' ' .. owner .. ' ' .. writes",
+        }],
+        test: "suite::write_standalone_push_resp2::a_downgrade_shortens_no_other_hold",
+    },
+    Tested {
+        name: "downgrade-shortens-the-other-read",
+        edits: &[Edit {
+            file: "lua/rwlock/downgrade.lua",
+            from: "math.max(ends, read_ends or 0) .. ' ' .. reads",
+            times: 1,
+            to: "ends .. ' ' .. reads",
+        }],
+        test: "suite::write_standalone_push_resp2::a_downgrade_shortens_no_other_hold",
+    },
+    Tested {
+        name: "mutex-force-grants-to-none",
+        edits: &[without_grant("lua/mutex/force.lua")],
+        test: "suite::mutex_standalone_push_resp2::hands_over_by_force",
+    },
+    Tested {
+        name: "reentrant-force-grants-to-none",
+        edits: &[without_grant("lua/reentrant/force.lua")],
+        test: "suite::reentrant_standalone_push_resp2::hands_over_by_force",
+    },
+    Tested {
+        name: "read-force-grants-to-none",
+        edits: &[without_admission("lua/rwlock/read_force.lua")],
+        test: "suite::read_standalone_push_resp2::hands_over_by_force",
+    },
+    Tested {
+        name: "write-force-grants-to-none",
+        edits: &[without_admission("lua/rwlock/write_force.lua")],
+        test: "suite::write_standalone_push_resp2::hands_over_by_force",
+    },
+    Tested {
+        name: "message-trusted-on-another-connection",
+        edits: &[Edit {
+            file: "src/lease/seat.rs",
+            from: "        if *generation != client.nodes.server()?.generation()\n            || ",
+            times: 1,
+            to: "        let _ = (generation, client.nodes.server()?);\n        if ",
+        }],
+        test: "wakeups::a_message_is_not_trusted_after_the_connection_for_requests_was_replaced",
+    },
+    Tested {
+        name: "message-trusted-on-another-subscription",
+        edits: &[Edit {
+            file: "src/lease/seat.rs",
+            from: "Some(*subscription) != client.wakeups.subscription()",
+            times: 1,
+            to: "*subscription == 0",
+        }],
+        test: "wakeups::a_message_is_not_trusted_after_the_subscription_was_replaced",
+    },
+    Tested {
+        name: "waiters-not-rung-after-resubscribing",
+        edits: &[Edit {
+            file: "src/wire/subscriber.rs",
+            from: "self.post.ring_all();\n",
+            times: 1,
+            to: "let _: fn(&Post) = Post::ring_all;\n",
+        }],
+        test: "wakeups::waiters_look_as_soon_as_a_broken_subscription_is_made_again",
+    },
+    Tested {
+        name: "broken-subscription-noticed-by-heartbeat",
+        edits: &[Edit {
+            file: "src/wire/subscriber.rs",
+            from: "            () = gone.notified() => return,\n",
+            times: 1,
+            to: "            () = gone.notified() => {}\n",
+        }],
+        test: "wakeups::waiters_look_as_soon_as_a_broken_subscription_is_made_again",
+    },
+    Tested {
+        name: "old-local-hold-removes-the-new-one",
+        edits: &[Edit {
+            file: "src/lease/shared.rs",
+            from: "        if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {\n            holds.remove(&self.key);\n        }\n",
+            times: 1,
+            to: "        holds.remove(&self.key);\n",
+        }],
+        test: "suite::reentrant_standalone_push_resp2::nests_locally_without_a_round_trip",
+    },
+    Tested {
+        name: "renewals-do-not-raise-the-least-token",
+        edits: &[Edit {
+            file: "src/lease/tally.rs",
+            from: "                    nodes.node(*node).observe(time.unsigned_abs());\n",
+            times: 1,
+            to: "                    let _ = (node, time);\n",
+        }],
+        test: "clients::renewals_raise_the_least_token_of_a_client",
+    },
+    Tested {
+        name: "poll-cap-ignored",
+        edits: &[Edit {
+            file: "src/lease/target.rs",
+            from: "UNTOLD_POLL.min(half) }.min(self.options.poll_cap);",
+            times: 1,
+            to: "UNTOLD_POLL.min(half) };",
+        }],
+        test: "wakeups::waiters_poll_every_poll_cap_or_half_claim",
+    },
+    Tested {
+        name: "notified-waiter-polls-once-a-claim",
+        edits: &[Edit {
+            file: "src/lease/target.rs",
+            from: "let cap = if told { half } else",
+            times: 1,
+            to: "let cap = if told { attempt.claim() } else",
+        }],
+        test: "wakeups::waiters_poll_every_poll_cap_or_half_claim",
+    },
+    Tested {
+        name: "mutex-release-publishes-nothing",
+        edits: &[without_publish("lua/mutex/release.lua")],
+        test: "suite::mutex_standalone_push_resp2::hands_over_at_once",
+    },
+    Tested {
+        name: "mutex-force-publishes-nothing",
+        edits: &[without_publish("lua/mutex/force.lua")],
+        test: "suite::mutex_standalone_push_resp2::is_taken_away_by_force",
+    },
+    Tested {
+        name: "read-force-publishes-nothing",
+        edits: &[without_publish("lua/rwlock/read_force.lua")],
+        test: "suite::write_standalone_push_resp2::is_taken_away_by_force_on_either_side",
+    },
+    Tested {
+        name: "write-force-publishes-nothing",
+        edits: &[without_publish("lua/rwlock/write_force.lua")],
+        test: "suite::write_standalone_push_resp2::is_taken_away_by_force_on_either_side",
+    },
+    Tested {
+        name: "upgrade-publishes-nothing",
+        edits: &[without_publish("lua/rwlock/release.lua")],
+        test: "suite::write_standalone_push_resp2::upgrades_the_sole_reader",
+    },
+    Tested {
+        name: "cancelled-upgrade-publishes-nothing",
+        edits: &[without_publish("lua/rwlock/release.lua")],
+        test: "suite::write_standalone_push_resp2::a_cancelled_upgrade_leaves_no_mark",
+    },
+    Tested {
+        name: "writer-that-leaves-publishes-nothing",
+        edits: &[without_publish("lua/rwlock/release.lua")],
+        test: "suite::write_standalone_push_resp2::a_waiting_writers_mark_ends_with_him",
+    },
+    Tested {
+        name: "downgrade-publishes-nothing",
+        edits: &[without_publish("lua/rwlock/downgrade.lua")],
+        test: "suite::write_standalone_push_resp2::downgrades_without_an_instant_between",
+    },
+    Tested {
+        name: "waiter-sleeps-before-it-looks-again",
+        edits: &[Edit {
+            file: "src/lease/acquire.rs",
+            from: "                    // First listen, then look again, then sleep.\n                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);\n                    continue;\n",
+            times: 1,
+            to: "                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);\n",
+        }],
+        test: "suite::mutex_standalone_push_resp2::misses_no_release_between_try_and_wait",
+    },
+    Tested {
+        name: "end-of-the-lease-not-waited-for",
+        edits: &[Edit {
+            file: "src/lease/acquire.rs",
+            from: "(free_in + Duration::from_millis(1)).min(seat.poll)",
+            times: 1,
+            to: "(free_in + seat.poll).min(seat.poll)",
+        }],
+        test: "suite::mutex_standalone_push_resp2::takes_over_after_expiry",
+    },
+];

@@ -1,0 +1,226 @@
+//! Mistakes that a named test of the suite must find: in a quorum, behind sentinels, in options,
+//! and where many read and some wait to write.
+
+use super::tested::without_grant;
+use super::{Edit, Tested};
+
+/// A script that admits the first batch of readers and notifies none of the rest.
+const fn without_rest(file: &'static str) -> Edit {
+    Edit { file, from: "    if #waiting == 2 * most then notify_rest(latest) end\n", times: 1, to: "" }
+}
+
+pub const TESTED_QUORUM: &[Tested] = &[
+    Tested {
+        name: "most-sentinels-believed",
+        edits: &[Edit {
+            file: "src/wire/sentinel.rs",
+            from: "(one.epoch, voices(one))",
+            times: 1,
+            to: "(voices(one), one.epoch)",
+        }],
+        test: "failover::masters::sentinel_the_latest_configuration_counts",
+    },
+    Tested {
+        name: "accepted-token-forgotten",
+        edits: &[Edit {
+            file: "src/lease/ask.rs",
+            from: "                    nodes.accepted(token);\n",
+            times: 1,
+            to: "                    let _: fn(&Nodes, u64) = Nodes::accepted;\n",
+        }],
+        test: "quorum::tokens::quorum_first_proposals_are_larger_than_what_was_accepted",
+    },
+    Tested {
+        name: "lost-lease-stays-on-a-minority",
+        edits: &[Edit {
+            file: "src/lease/keeper.rs",
+            from: "                    self.abandon_everywhere(&mut book, lease, reports); // a minority may keep it\n",
+            times: 1,
+            to: "",
+        }],
+        test: "quorum::leases::quorum_tells_of_a_loss_on_a_majority",
+    },
+    Tested {
+        name: "rejoin-waits-for-ttl-only",
+        edits: &[Edit {
+            file: "src/locks/rejoin.rs",
+            from: "self.options.longest_ttl().max(",
+            times: 1,
+            to: "self.options.ttl.max(",
+        }],
+        test: "quorum::rejoin::quorum_founding_outlasts_the_leases_of_either_side",
+    },
+    Tested {
+        name: "rejoin-looks-once",
+        edits: &[Edit {
+            file: "src/locks/rejoin.rs",
+            from: "if known(&after) <= longest {",
+            times: 1,
+            to: "if known(&after) <= Duration::MAX {",
+        }],
+        test: "quorum::rejoin::quorum_rejoin_outlasts_a_longer_lease_that_is_granted_meanwhile",
+    },
+    Tested {
+        name: "write-ttl-unchecked",
+        edits: &[Edit {
+            file: "src/options/check.rs",
+            from: "            (\"write_ttl\", self.write_ttl.unwrap_or(self.ttl), shortest, longest),\n",
+            times: 1,
+            to: "",
+        }],
+        test: "names::options_out_of_bounds_are_refused_before_anything_is_sent",
+    },
+    Tested {
+        name: "max-hold-compared-with-ttl-only",
+        edits: &[Edit {
+            file: "src/options/check.rs",
+            from: "            && longest < self.longest_ttl()\n",
+            times: 1,
+            to: "            && longest < self.ttl\n",
+        }],
+        test: "names::options_out_of_bounds_are_refused_before_anything_is_sent",
+    },
+    Tested {
+        name: "no-readers-allowed",
+        edits: &[Edit {
+            file: "src/options/check.rs",
+            from: "if self.max_readers == 0 {",
+            times: 1,
+            to: "if self.max_readers == u32::MAX {",
+        }],
+        test: "names::options_out_of_bounds_are_refused_before_anything_is_sent",
+    },
+    Tested {
+        name: "inspection-shows-the-longest-ttl",
+        edits: &[Edit {
+            file: "src/inspection.rs",
+            from: "seen[majority - 1].remaining",
+            times: 1,
+            to: "seen[0].remaining",
+        }],
+        test: "quorum::inspect::quorum_inspection_shows_what_a_majority_keeps",
+    },
+    Tested {
+        name: "inspection-shows-the-most-holds",
+        edits: &[Edit {
+            file: "src/inspection.rs",
+            from: "seen[majority - 1].count",
+            times: 1,
+            to: "seen[0].count",
+        }],
+        test: "quorum::inspect::quorum_inspection_shows_what_a_majority_keeps",
+    },
+    Tested {
+        name: "inspection-shows-the-most-readers",
+        edits: &[Edit {
+            file: "src/inspection.rs",
+            from: "counts.get(majority - 1)",
+            times: 1,
+            to: "counts.first()",
+        }],
+        test: "quorum::inspect::quorum_inspection_counts_the_readers_of_a_majority",
+    },
+    Tested {
+        name: "queue-entry-left-on-a-minority",
+        edits: &[Edit {
+            file: "src/lease/held.rs",
+            from: "if unanimous && !self.attempt.doubt.is_open() {",
+            times: 1,
+            to: "if !self.attempt.doubt.is_open() {",
+        }],
+        test: "quorum::queue::quorum_release_leaves_the_queue_of_a_node_that_did_not_grant",
+    },
+    Tested {
+        name: "lease-lost-late-not-released",
+        edits: &[Edit {
+            file: "src/lease/keeper.rs",
+            from: "        book.strike(lease, LeaseEnd::Lost);\n        self.abandon_everywhere(&mut book, lease, reports);\n",
+            times: 1,
+            to: "        book.strike(lease, LeaseEnd::Lost);\n",
+        }],
+        test: "suite::mutex_standalone_push_resp2::gives_back_what_it_lost_late",
+    },
+    Tested {
+        name: "upgrade-queued-last",
+        edits: &[
+            Edit {
+                file: "lua/rwlock/write_acquire.lua",
+                from: "      redis.call('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader\n",
+                times: 1,
+                to: "",
+            },
+            Edit {
+                file: "lua/rwlock/write_acquire.lua",
+                from: "queue(upgrades and 0 or place or time, 0)",
+                times: 1,
+                to: "queue(place or time, 0)",
+            },
+        ],
+        test: "scripts::rwlock::an_upgrade_is_first_in_the_queue",
+    },
+    Tested {
+        name: "upgrade-keeps-its-earlier-place",
+        edits: &[Edit {
+            file: "lua/rwlock/write_acquire.lua",
+            from: "      redis.call('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader\n",
+            times: 1,
+            to: "",
+        }],
+        test: "scripts::rwlock::an_upgrade_is_first_in_the_queue",
+    },
+    Tested {
+        name: "another-writer-lets-readers-in",
+        edits: &[Edit {
+            file: "lua/rwlock/write_acquire.lua",
+            from: "math.max(now + claim, state.wait_until)",
+            times: 1,
+            to: "now + claim",
+        }],
+        test: "scripts::rwlock::another_writer_does_not_let_new_readers_in_earlier",
+    },
+    Tested {
+        name: "rest-of-readers-not-notified-by-release",
+        edits: &[without_rest("lua/rwlock/release.lua")],
+        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
+    },
+    Tested {
+        name: "rest-of-readers-not-notified-by-downgrade",
+        edits: &[without_rest("lua/rwlock/downgrade.lua")],
+        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
+    },
+    Tested {
+        name: "rest-of-readers-not-notified-by-write-force",
+        edits: &[without_rest("lua/rwlock/write_force.lua")],
+        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
+    },
+    Tested {
+        name: "rest-of-readers-not-notified-by-read-force",
+        edits: &[without_rest("lua/rwlock/read_force.lua")],
+        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
+    },
+    Tested {
+        name: "rest-of-readers-not-notified-by-read-acquire",
+        edits: &[without_rest("lua/rwlock/read_acquire.lua")],
+        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
+    },
+    Tested {
+        name: "rest-of-readers-not-notified-by-write-acquire",
+        edits: &[without_rest("lua/rwlock/write_acquire.lua")],
+        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
+    },
+    Tested {
+        name: "broken-subscriptions-noticed-by-heartbeat",
+        edits: &[Edit {
+            file: "src/wire/subscriber.rs",
+            from: "            () = gone.notified() => return,\n",
+            times: 1,
+            to: "            () = gone.notified() => {}\n",
+        }],
+        test: "suite::mutex_quorum3_push_resp3::hears_again_after_its_subscription_broke",
+    },
+    Tested {
+        name: "force-on-a-quorum-grants-to-none",
+        edits: &[without_grant("lua/mutex/force.lua")],
+        test: "suite::mutex_quorum3_push_resp3::is_taken_away_by_force",
+    },
+];

@@ -1,0 +1,347 @@
+//! Closing a client. What is left is asked of the servers.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, LeaseEnd, Locks, Nesting, Options, Owner, Renewal};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+use crate::support::{
+    AnyGuard, Deployment, Kind, PATIENCE, Proxy, Server, Topology, count_waiters, eventually, soon, ttl,
+};
+
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+
+/// Nodes on which the lock is not held.
+async fn free_on(deployment: &Deployment, name: &str) -> usize {
+    let key = format!("lock:{name}");
+    let exists: Vec<i64> = deployment.run_at(&key, &["EXISTS", &key]).await;
+    exists.iter().filter(|exists| **exists == 0).count()
+}
+
+/// Nodes on which nothing waits for the lock.
+async fn unqueued_on(deployment: &Deployment, name: &str) -> usize {
+    let queue = format!("{{lock:{name}}}:waiters");
+    let waiters: Vec<u64> = deployment.run_at(&queue, &count_waiters(&queue)).await;
+    waiters.iter().filter(|waiters| **waiters == 0).count()
+}
+
+/// Starts `tasks` calls for the lock and waits until the servers have one of them queued, on all
+/// nodes.
+async fn waiting(
+    deployment: &Deployment,
+    locks: &Locks,
+    kind: Kind,
+    name: &str,
+    tasks: usize,
+) -> Vec<JoinHandle<Result<AnyGuard, Error>>> {
+    let calls = (0..tasks).map(|_| {
+        let lock = kind.lock(locks, name);
+        tokio::spawn(async move { lock.lock().await })
+    });
+    let calls = calls.collect();
+    eventually("it queues", || async { unqueued_on(deployment, name).await == 0 }).await;
+    calls
+}
+
+fn is_closed<T>(outcome: &Result<T, Error>) -> bool {
+    matches!(outcome, Err(Error::Closed { .. }))
+}
+
+async fn releases_what_is_held_and_queued(topology: Topology) {
+    let deployment = Deployment::start(topology).await;
+    // Nothing is renewed while the test runs.
+    let (locks, others) = (deployment.client(ttl(300_000)).await, deployment.client(ttl(300_000)).await);
+    let never = locks.with_options(ttl(300_000).renewal(Renewal::Never)).unwrap();
+    let local = locks.with_options(ttl(300_000).nesting(Nesting::Local)).unwrap();
+    let owner = Owner::new();
+    let (mut guards, mut names, mut theirs, mut calls) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for kind in KINDS {
+        for (what, client) in [("held", &locks), ("never", &never)] {
+            let name = format!("{what}-{}", kind.name());
+            guards.push(kind.lock(client, &name).lock().await.unwrap());
+            names.push(name);
+        }
+        let dropped = format!("dropped-{}", kind.name());
+        drop(kind.lock(&locks, &dropped).lock().await.unwrap());
+        names.push(dropped);
+        // One task that queues in Redis, and some behind it.
+        let name = format!("theirs-{}", kind.name());
+        theirs.push(kind.rival().lock(&others, &name).lock().await.unwrap());
+        calls.extend(waiting(&deployment, &locks, kind, &name, 3).await);
+    }
+    let shared = local.reentrant("shared").unwrap().with_owner(&owner);
+    let shared = [shared.lock().await.unwrap(), shared.lock().await.unwrap()];
+    let nested = locks.reentrant("nested").unwrap().with_owner(&owner);
+    let nested = [nested.lock().await.unwrap(), nested.lock().await.unwrap()];
+    names.extend(["shared", "nested"].map(str::to_owned));
+    // It goes on if nothing ends it: a hold is renewed, and never dropped.
+    std::mem::forget(locks.mutex("forgotten").unwrap().lock().await.unwrap());
+    names.push("forgotten".to_owned());
+
+    let clone = locks.clone();
+    locks.close(PATIENCE).await.unwrap();
+    for name in &names {
+        assert!(free_on(&deployment, name).await >= topology.majority(), "{name}");
+    }
+    for kind in KINDS {
+        let name = format!("theirs-{}", kind.name());
+        assert!(unqueued_on(&deployment, &name).await >= topology.majority(), "{name}");
+        assert_eq!(free_on(&deployment, &name).await, 0, "another client has it");
+    }
+    for call in calls {
+        let outcome = soon("it ends", call).await.unwrap();
+        assert!(is_closed(&outcome), "{outcome:?}");
+    }
+    let scripts_run = deployment.scripts_run().await;
+    for guard in guards {
+        let lease = guard.lease().clone();
+        assert_eq!((lease.ended(), lease.lost().await), (Some(LeaseEnd::Closed), LeaseEnd::Closed));
+        assert!(is_closed(&lease.while_held(std::future::pending::<()>()).await));
+        match guard {
+            AnyGuard::Write(writing) if lease.name().as_str() == "held-write" => {
+                assert!(is_closed(&writing.downgrade().await));
+            }
+            AnyGuard::Mutex(_) if lease.name().as_str() == "held-mutex" => drop(guard),
+            guard => guard.release().await.unwrap(),
+        }
+    }
+    for guard in shared.into_iter().chain(nested) {
+        assert_eq!(guard.lease().ended(), Some(LeaseEnd::Closed));
+        guard.release().await.unwrap();
+    }
+    for client in [&locks, &clone, &local] {
+        for kind in KINDS {
+            let lock = kind.lock(client, "new");
+            assert!(is_closed(&lock.lock().await) && is_closed(&lock.try_lock().await), "{lock:?}");
+            assert!(is_closed(&lock.lock_timeout(Duration::from_secs(1)).await), "{lock:?}");
+        }
+    }
+    clone.close(Duration::ZERO).await.unwrap();
+    if topology == Topology::Standalone {
+        // Elsewhere, requests to a minority may still be in flight.
+        assert_eq!(deployment.scripts_run().await, scripts_run, "there was nothing left to ask for");
+    }
+    assert!(
+        clone.mutex("theirs-mutex").unwrap().is_locked().await.unwrap(),
+        "a closed client can still be asked"
+    );
+    for guard in theirs {
+        guard.release().await.unwrap();
+    }
+    for name in names {
+        eventually("free everywhere", || async { free_on(&deployment, &name).await == topology.nodes() })
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn close_releases_what_is_held_and_queued_on_a_server() {
+    releases_what_is_held_and_queued(Topology::Standalone).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn close_releases_what_is_held_and_queued_on_a_cluster() {
+    releases_what_is_held_and_queued(Topology::Cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn close_releases_what_is_held_and_queued_on_a_quorum() {
+    releases_what_is_held_and_queued(Topology::Quorum3).await;
+}
+
+/// Whatever a task is about when the client is closed: once `close` returns, the server has
+/// nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn close_misses_nothing_that_happens_at_the_same_time() {
+    let server = Server::start().await;
+    for round in 0..30 {
+        let locks = server.locks().await;
+        let mut tasks = JoinSet::new();
+        for number in 0..24 {
+            let lock = KINDS[number % 4].lock(&locks, &format!("busy-{}-{}", number % 4, number % 12));
+            tasks.spawn(async move {
+                for turn in 0.. {
+                    let guard = match lock.lock().await {
+                        Ok(guard) => guard,
+                        Err(error) => return error,
+                    };
+                    match (turn + number) % 3 {
+                        0 => drop(guard),
+                        1 => guard.release().await.unwrap(),
+                        _ => match guard {
+                            AnyGuard::Write(guard) => match guard.downgrade().await {
+                                Ok(guard) => guard.release().await.unwrap(),
+                                Err(error) => return error,
+                            },
+                            guard => guard.release().await.unwrap(),
+                        },
+                    }
+                }
+                unreachable!("it goes on until the client is closed")
+            });
+        }
+        sleep(Duration::from_millis(round)).await;
+        locks.close(PATIENCE).await.unwrap();
+        let keys: Vec<String> = server.run(&["KEYS", "lock:*"]).await;
+        assert_eq!(keys, [""; 0], "round {round}");
+        while let Some(error) = tasks.join_next().await {
+            assert!(matches!(error.unwrap(), Error::Closed { .. }));
+        }
+        let queues: Vec<String> = server.run(&["KEYS", "*:waiters"]).await;
+        for queue in queues {
+            assert_eq!(server.run::<u64>(&count_waiters(&queue)).await, 0, "{queue}");
+        }
+    }
+}
+
+/// A request that is in flight as the client is closed: the server may have the lock until it
+/// arrives.
+#[tokio::test(flavor = "multi_thread")]
+async fn close_waits_for_calls_that_are_in_flight() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    // Longer than the test: no request is given up.
+    let options = ttl(120_000).node_timeout(Duration::from_secs(15));
+    for what in ["acquired", "released", "downgraded"] {
+        let locks = Locks::builder().server(proxy.url()).options(options.clone()).connect().await.unwrap();
+        let lock = locks.rwlock(what).unwrap();
+        let guard = if what == "acquired" { None } else { Some(lock.write().await.unwrap()) };
+        proxy.hold_requests(true);
+        let held = proxy.held();
+        let call = tokio::spawn(async move {
+            match (what, guard) {
+                ("released", Some(guard)) => guard.release().await,
+                ("downgraded", Some(guard)) => guard.downgrade().await.map(drop),
+                _ => lock.write().await.map(drop),
+            }
+        });
+        eventually("it is in flight", || async { proxy.held() > held }).await;
+        let outcome = locks.close(Duration::from_millis(300)).await;
+        assert!(matches!(outcome, Err(Error::Unreleased { count: 1, .. })), "{what}: {outcome:?}");
+        proxy.hold_requests(false);
+        locks.close(PATIENCE).await.unwrap();
+        let exists: i64 = server.run(&["EXISTS", &format!("lock:{what}")]).await;
+        assert_eq!(exists, 0, "{what}");
+        let outcome = soon("it ends", call).await.unwrap();
+        assert!(
+            if what == "released" { outcome.is_ok() } else { is_closed(&outcome) },
+            "{what}: {outcome:?}"
+        );
+    }
+}
+
+/// However many servers do not answer: those that do are enough, or it returns at the limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn close_returns_at_its_limit_if_no_server_answers() {
+    for topology in [Topology::Standalone, Topology::Quorum3] {
+        let deployment = Deployment::start(topology).await;
+        // Longer than the limit: a request does not fail before it.
+        let options = ttl(120_000).node_timeout(Duration::from_secs(15));
+        let (locks, others) = (deployment.client(options).await, deployment.client(Options::new()).await);
+        let mut guards = Vec::new();
+        for kind in KINDS {
+            guards.push(kind.lock(&locks, &format!("held-{}", kind.name())).lock().await.unwrap());
+        }
+        let theirs = others.mutex("queued").unwrap().lock().await.unwrap();
+        let calls = waiting(&deployment, &locks, Kind::Mutex, "queued", 2).await;
+        deployment.pause();
+        let start = Instant::now();
+        let limit = Duration::from_secs(1);
+        let outcome = locks.close(limit).await;
+        let took = start.elapsed();
+        assert!(took >= limit && took < Duration::from_secs(8), "{took:?}");
+        let Err(Error::Unreleased { count, names, limit: told }) = outcome else { panic!("{outcome:?}") };
+        assert!(count >= 5 && told == limit, "{count} {names:?}");
+        let mut names: Vec<&str> = names.iter().map(redlatch::Name::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["held-mutex", "held-read", "held-reentrant", "held-write", "queued"]);
+        for call in calls {
+            assert!(is_closed(&soon("it ends", call).await.unwrap()));
+        }
+        for guard in guards {
+            assert_eq!(guard.lease().ended(), Some(LeaseEnd::Closed));
+            soon("it waits for no server", guard.release()).await.unwrap();
+        }
+        assert!(locks.close(Duration::ZERO).await.is_err(), "it is still left");
+        deployment.resume();
+        locks.close(PATIENCE).await.unwrap();
+        for kind in KINDS {
+            assert!(free_on(&deployment, &format!("held-{}", kind.name())).await >= topology.majority());
+        }
+        assert!(unqueued_on(&deployment, "queued").await >= topology.majority());
+        theirs.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn close_of_a_quorum_needs_only_a_majority() {
+    let mut deployment = Deployment::start(Topology::Quorum3).await;
+    let locks = deployment.client(Options::new().node_timeout(Duration::from_secs(1))).await;
+    let mut guards = Vec::new();
+    for kind in KINDS {
+        guards.push(kind.lock(&locks, kind.name()).lock().await.unwrap());
+    }
+    deployment.masters_mut()[0].kill();
+    locks.close(PATIENCE).await.unwrap();
+    for server in &deployment.masters()[1..] {
+        assert_eq!(server.run::<Vec<String>>(&["KEYS", "lock:*"]).await, [""; 0]);
+    }
+}
+
+/// Nothing polls its future and nothing drops it, so it keeps its place in the queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn close_reports_a_call_that_is_neither_polled_nor_dropped() {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks().await, server.locks().await);
+    let held = others.mutex("stuck").unwrap().lock().await.unwrap();
+    let lock = locks.mutex("stuck").unwrap();
+    let mut call = Box::pin(lock.lock());
+    let queue = "{lock:stuck}:waiters";
+    tokio::select! {
+        outcome = &mut call => panic!("{outcome:?}"),
+        () = eventually("it queues", || async { server.run::<u64>(&count_waiters(queue)).await == 1 }) => {}
+    }
+    let outcome = locks.close(Duration::from_millis(300)).await;
+    let Err(Error::Unreleased { count: 1, names, .. }) = &outcome else { panic!("{outcome:?}") };
+    assert_eq!(names[0].as_str(), "stuck");
+    let text = outcome.unwrap_err().to_string();
+    assert!(text.contains("\"stuck\"") && text.contains("300ms"), "{text}");
+    drop(call);
+    locks.close(PATIENCE).await.unwrap();
+    assert_eq!(server.run::<u64>(&count_waiters(queue)).await, 0);
+    held.release().await.unwrap();
+}
+
+/// A release that the server refuses is not waited for, and is reported.
+#[tokio::test(flavor = "multi_thread")]
+async fn close_reports_what_the_server_refuses_to_release() {
+    let server = Server::start().await;
+    let user = ["ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all"];
+    server.run::<()>(&user).await;
+    let url = server.url().replace("redis://", "redis://app:secret@");
+    let locks = Locks::open(&url).await.unwrap();
+    let guards =
+        [locks.mutex("a").unwrap().lock().await.unwrap(), locks.mutex("b").unwrap().lock().await.unwrap()];
+    server.run::<()>(&["ACL", "SETUSER", "app", "-evalsha", "-eval"]).await;
+    let outcome = soon("it does not wait for the limit", locks.close(10 * PATIENCE)).await;
+    let Err(Error::Unreleased { count: 2, names, .. }) = &outcome else { panic!("{outcome:?}") };
+    assert_eq!(names.len(), 2);
+    let kept: i64 = server.run(&["EXISTS", "lock:a", "lock:b"]).await;
+    assert_eq!(kept, 2);
+    drop(guards);
+}
+
+/// Its tasks have ended: nothing can be released any more.
+#[test]
+fn close_after_the_clients_runtime_says_so() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let server = second.block_on(Server::start());
+    let locks = first.block_on(server.locks());
+    let guard = first.block_on(locks.mutex("held").unwrap().lock()).unwrap();
+    drop(first);
+    let outcome = second.block_on(soon("it waits for nothing", locks.close(10 * PATIENCE)));
+    assert!(matches!(outcome, Err(Error::RuntimeEnded)), "{outcome:?}");
+    drop(guard);
+}

@@ -1,0 +1,136 @@
+//! What the doctor finds, and what is warned of when a client connects.
+
+use std::time::Duration;
+
+use redlatch::{Check, Finding, Locks, Options, Verdict};
+
+use crate::support::events::{heard_of, listen};
+use crate::support::{Deployment, Server, Topology, eventually};
+
+/// The verdicts on one thing, in words: one for each server.
+fn verdicts(findings: &[Finding], check: Check) -> Vec<&'static str> {
+    let word = |finding: &Finding| match finding.verdict {
+        Verdict::Fine => "fine",
+        Verdict::Danger { .. } => "danger",
+        _ => "unknown",
+    };
+    findings.iter().filter(|finding| finding.check == check).map(word).collect()
+}
+
+const OF_SERVERS: [Check; 4] = [Check::Version, Check::Eviction, Check::Persistence, Check::Replicas];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_finds_what_a_server_does_to_its_keys() {
+    for (arguments, check, expected) in [
+        (&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"][..], Check::Eviction, "danger"),
+        (&["--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl"], Check::Eviction, "danger"),
+        (&["--maxmemory", "100mb", "--maxmemory-policy", "noeviction"], Check::Eviction, "fine"),
+        (&["--maxmemory-policy", "allkeys-lru"], Check::Eviction, "fine"),
+        (&["--appendonly", "no"], Check::Persistence, "danger"),
+        (&["--appendonly", "yes", "--appendfsync", "everysec"], Check::Persistence, "danger"),
+        (&["--appendonly", "yes", "--appendfsync", "always"], Check::Persistence, "fine"),
+        (&[], Check::Replicas, "fine"),
+    ] {
+        let server = Server::start_with(arguments).await;
+        let locks = server.locks().await;
+        let findings = locks.doctor().await;
+        assert_eq!(verdicts(&findings, check), [expected], "{arguments:?}: {findings:?}");
+        for check in [Check::Connection, Check::Version, Check::Scripts, Check::Notifications] {
+            assert_eq!(verdicts(&findings, check), ["fine"], "{arguments:?}: {findings:?}");
+        }
+        assert!(
+            findings.iter().all(|it| it.server == format!("127.0.0.1:{}", server.port())),
+            "{findings:?}"
+        );
+        drop(locks);
+        server.assert_nothing_left().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_finds_replicas_that_get_grants_late() {
+    let deployment = Deployment::start(Topology::Sentinel).await;
+    let master = &deployment.masters()[0];
+    let locks = master.locks().await;
+    assert_eq!(verdicts(&locks.doctor().await, Check::Replicas), ["danger"]);
+    let confirmed = locks.with_options(Options::new().replicas(1, Duration::from_millis(500))).unwrap();
+    assert_eq!(verdicts(&confirmed.doctor().await, Check::Replicas), ["fine"]);
+    master.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    assert_eq!(verdicts(&locks.doctor().await, Check::Replicas), ["fine"]);
+    let replica = deployment.replicas()[0].locks().await;
+    let findings = replica.doctor().await;
+    assert_eq!(verdicts(&findings, Check::Replicas), ["danger"]);
+    assert_eq!(verdicts(&findings, Check::Scripts), ["danger"]);
+}
+
+/// What the rights do not allow to find out is unknown; what they do not allow to do is a danger.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_says_what_it_may_not_know() {
+    let server = Server::start().await;
+    let url = |user: &str| server.url().replace("redis://", &format!("redis://{user}:secret@"));
+    let enough = "on >secret resetkeys ~lock:* ~{lock:* resetchannels &lock:wake:* +@all -info -config";
+    for (user, more, scripts, notifications) in [
+        ("enough", "+@all -info -config", "fine", "fine"),
+        ("mute", "+@all -info -config -publish", "fine", "danger"),
+        ("deaf", "+@all -info -config -subscribe", "fine", "danger"),
+        ("useless", "+@all -info -config -evalsha -eval", "danger", "fine"),
+    ] {
+        let mut words = vec!["ACL", "SETUSER", user];
+        words.extend(enough.split(' ').chain(more.split(' ')));
+        server.run::<()>(&words).await;
+        let locks = Locks::open(&url(user)).await.unwrap();
+        let findings = locks.doctor().await;
+        for check in OF_SERVERS {
+            assert_eq!(verdicts(&findings, check), ["unknown"], "{user}: {findings:?}");
+        }
+        assert_eq!(verdicts(&findings, Check::Scripts), [scripts], "{user}: {findings:?}");
+        assert_eq!(verdicts(&findings, Check::Notifications), [notifications], "{user}: {findings:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_looks_at_each_server() {
+    for topology in [Topology::Cluster, Topology::Quorum3] {
+        let mut deployment = Deployment::start(topology).await;
+        let locks = deployment.client(Options::new()).await;
+        let findings = locks.doctor().await;
+        let mut seen: Vec<_> = findings
+            .iter()
+            .filter(|finding| finding.check == Check::Version)
+            .map(|finding| finding.server.clone())
+            .collect();
+        seen.sort();
+        let mut expected: Vec<_> =
+            deployment.masters().iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+        expected.sort();
+        assert_eq!(seen, expected, "{findings:?}");
+        if topology == Topology::Quorum3 {
+            deployment.masters_mut()[1].kill();
+            let findings = locks.doctor().await;
+            assert_eq!(verdicts(&findings, Check::Connection), ["fine", "danger", "fine"], "{findings:?}");
+            assert_eq!(verdicts(&findings, Check::Version), ["fine", "fine"], "{findings:?}");
+            assert_eq!(verdicts(&findings, Check::Scripts), ["fine"], "{findings:?}");
+        }
+    }
+}
+
+/// Once for each client, however often it connects.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_warns_when_a_client_connects() {
+    listen();
+    let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).await;
+    let label = format!("127.0.0.1:{}: eviction: danger", server.port());
+    let locks = server.locks().await;
+    eventually("it warns", || async { heard_of(&label).len() == 1 }).await;
+    server.kill_connections().await;
+    locks.mutex("again").unwrap().lock().await.unwrap().release().await.unwrap();
+    assert_eq!(heard_of(&label).len(), 1);
+    assert!(heard_of(&label)[0].starts_with("WARN"), "{:?}", heard_of(&label));
+    // A node of a quorum that forgets what it has granted may grant it again.
+    let deployment = Deployment::start(Topology::Quorum3).await;
+    let _locks = deployment.client(Options::new()).await;
+    for server in deployment.masters() {
+        let label = format!("127.0.0.1:{}: persistence: danger", server.port());
+        eventually("it warns", || async { heard_of(&label).len() == 1 }).await;
+    }
+}

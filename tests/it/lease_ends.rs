@@ -1,0 +1,138 @@
+//! How a lease ended, as the tasks learn that have a clone of it.
+
+use std::time::Duration;
+
+use redlatch::{Error, Lease, LeaseEnd, Options, Renewal};
+use tokio::task::JoinHandle;
+
+use crate::support::{AnyGuard, Deployment, Kind, Server, Topology, eventually, soon, ttl};
+
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+
+/// What a task learns that waits for the end of a lease, and what one learns that works under it.
+struct Watch {
+    lease: Lease,
+    waiting: JoinHandle<LeaseEnd>,
+    working: JoinHandle<Result<(), Error>>,
+}
+
+impl Watch {
+    fn of(guard: &AnyGuard) -> Watch {
+        let lease = guard.lease().clone();
+        assert_eq!(lease.ended(), None);
+        let waiting = tokio::spawn({
+            let lease = lease.clone();
+            async move { lease.lost().await }
+        });
+        let working = tokio::spawn({
+            let lease = lease.clone();
+            async move { lease.while_held(std::future::pending()).await }
+        });
+        Watch { lease, waiting, working }
+    }
+
+    /// The end, which all agree upon and which stays, and what was returned instead of the work.
+    async fn ends(self) -> (LeaseEnd, Error) {
+        let end = soon("it waits for the end", self.waiting).await.unwrap();
+        let error = soon("its work is dropped", self.working).await.unwrap().unwrap_err();
+        assert!(self.lease.is_lost());
+        assert_eq!((self.lease.ended(), self.lease.lost().await), (Some(end), end));
+        (end, error)
+    }
+}
+
+/// By the guard's holder.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_was_given_up_does_not_say_lost() {
+    for topology in [Topology::Standalone, Topology::Quorum3] {
+        let deployment = Deployment::start(topology).await;
+        let locks = deployment.client(Options::new()).await;
+        for kind in KINDS {
+            let lock = kind.lock(&locks, kind.name());
+            let guard = lock.lock().await.unwrap();
+            let watch = Watch::of(&guard);
+            guard.release().await.unwrap();
+            let (end, error) = watch.ends().await;
+            assert!(
+                end == LeaseEnd::Released && matches!(error, Error::Released { .. }),
+                "{end:?} {error:?}"
+            );
+
+            let guard = soon("free", lock.lock()).await.unwrap();
+            let watch = Watch::of(&guard);
+            drop(guard);
+            assert_eq!(watch.ends().await.0, LeaseEnd::Released, "dropped");
+
+            let guard = soon("free", lock.lock()).await.unwrap();
+            let watch = Watch::of(&guard);
+            guard.leak();
+            let (end, error) = watch.ends().await;
+            assert!(end == LeaseEnd::Leaked && matches!(error, Error::Released { .. }), "{end:?} {error:?}");
+            let kept = deployment.run_at::<i64>(lock.key(), &["EXISTS", lock.key()]).await;
+            let kept = kept.iter().sum::<i64>();
+            assert!(kept >= topology.majority() as i64, "{kept} servers keep what was leaked");
+        }
+        let AnyGuard::Write(writing) = Kind::Write.lock(&locks, "down").lock().await.unwrap() else {
+            unreachable!("it writes")
+        };
+        let old = writing.lease().clone();
+        let reading = writing.downgrade().await.unwrap();
+        assert_eq!((old.ended(), reading.lease().ended()), (Some(LeaseEnd::Released), None));
+        reading.release().await.unwrap();
+    }
+}
+
+/// The server says so before the deadline.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_was_force_released_says_revoked() {
+    for topology in [Topology::Standalone, Topology::Quorum3] {
+        let deployment = Deployment::start(topology).await;
+        let locks = deployment.client(ttl(3_000)).await;
+        for kind in KINDS {
+            for by_hand in [false, true] {
+                let lock = kind.lock(&locks, &format!("{}-{by_hand}", kind.name()));
+                let guard = lock.lock().await.unwrap();
+                let watch = Watch::of(&guard);
+                if by_hand {
+                    deployment.run_at::<i64>(lock.key(), &["DEL", lock.key()]).await;
+                } else {
+                    assert!(lock.force_release().await.unwrap());
+                }
+                let (end, error) = watch.ends().await;
+                assert!(end == LeaseEnd::Revoked && matches!(error, Error::Lost { .. }), "{end:?} {error:?}");
+                assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+            }
+        }
+    }
+}
+
+/// Its deadline passes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_not_renewed_says_lost() {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600).node_timeout(Duration::from_secs(1))).await;
+    let never = locks.with_options(ttl(300).renewal(Renewal::Never)).unwrap();
+    for kind in KINDS {
+        let guard = kind.lock(&never, kind.name()).lock().await.unwrap();
+        let watch = Watch::of(&guard);
+        let (end, error) = watch.ends().await;
+        assert!(end == LeaseEnd::Lost && matches!(error, Error::Lost { .. }), "{end:?} {error:?}");
+        // What its holder does later does not change it.
+        let lease = guard.lease().clone();
+        assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+        assert_eq!(lease.ended(), Some(LeaseEnd::Lost));
+    }
+    let mut watches = Vec::new();
+    for kind in KINDS {
+        let guard = kind.lock(&locks, &format!("silent-{}", kind.name())).lock().await.unwrap();
+        watches.push((Watch::of(&guard), guard));
+    }
+    server.pause();
+    for (watch, guard) in watches {
+        assert_eq!(watch.ends().await.0, LeaseEnd::Lost);
+        drop(guard);
+    }
+    server.resume();
+    let keys = || async { server.run::<Vec<String>>(&["KEYS", "lock:*"]).await };
+    eventually("given back", || async { keys().await.is_empty() }).await;
+}

@@ -1,0 +1,140 @@
+//! What the crate says to `tracing`, and that a subscriber may do what it likes.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlatch::{Error, LeaseEnd, Options};
+use tokio::task::JoinSet;
+
+use crate::support::events::{heard_of, listen, on_event};
+use crate::support::{Server, eventually, soon, ttl};
+
+fn errors_of(name: &str) -> Vec<String> {
+    heard_of(name).into_iter().filter(|event| event.starts_with("ERROR")).collect()
+}
+
+/// A guard that is dropped by the subscriber is given back, and so are others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscriber_may_drop_guards_and_panic() {
+    listen();
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600)).await;
+    for (number, panics) in [false, true].into_iter().enumerate() {
+        let name = |what: &str| format!("subscriber-{number}-{what}");
+        let lost = locks.mutex(name("lost")).unwrap().lock().await.unwrap();
+        let other = locks.mutex(name("other")).unwrap().lock().await.unwrap();
+        let kept = locks.mutex(name("kept")).unwrap().lock().await.unwrap();
+        let other = Arc::new(Mutex::new(Some(other)));
+        on_event(&name("lost"), {
+            let (other, lease) = (Arc::clone(&other), lost.lease().clone());
+            move || {
+                assert_eq!(lease.ended(), Some(LeaseEnd::Revoked), "first it is lost, then that is said");
+                drop(other.lock().unwrap().take());
+                if panics {
+                    // Without the hook, which would print a backtrace for longer than a ttl.
+                    std::panic::resume_unwind(Box::new("the subscriber panics"));
+                }
+            }
+        });
+        let _: i64 = server.run(&["DEL", &format!("lock:{}", name("lost"))]).await;
+        soon("lost", lost.lease().lost()).await;
+        eventually("said", || async { errors_of(&name("lost")).len() == 1 }).await;
+        let given_back =
+            || async { server.run::<i64>(&["EXISTS", &format!("lock:{}", name("other"))]).await == 0 };
+        eventually("given back", given_back).await;
+        // Leases of the same round are renewed as before: two of theirs pass.
+        let renewed = server.scripts_run().await;
+        eventually("renewals go on", || async { server.scripts_run().await >= renewed + 6 }).await;
+        assert!(!kept.lease().is_lost());
+        kept.release().await.unwrap();
+        assert!(matches!(lost.release().await, Err(Error::Lost { .. })));
+        assert_eq!(errors_of(&name("lost")).len(), 1, "{:?}", errors_of(&name("lost")));
+        assert_eq!(errors_of(&name("other")), Vec::<String>::new());
+    }
+}
+
+/// Not even its client's leases wait for a subscriber.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_subscriber_may_block() {
+    listen();
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600)).await;
+    let lost = locks.mutex("blocked-lost").unwrap().lock().await.unwrap();
+    let kept = locks.mutex("blocked-kept").unwrap().lock().await.unwrap();
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    on_event("blocked-lost", move || {
+        let _unblocked = blocked.recv_timeout(Duration::from_secs(20));
+    });
+    let _: i64 = server.run(&["DEL", "lock:blocked-lost"]).await;
+    soon("lost", lost.lease().lost()).await;
+    eventually("said", || async { errors_of("blocked-lost").len() == 1 }).await;
+    let renewed = server.scripts_run().await;
+    eventually("renewals go on", || async { server.scripts_run().await >= renewed + 6 }).await;
+    assert!(!kept.lease().is_lost());
+    drop(unblock);
+    kept.release().await.unwrap();
+    assert!(matches!(lost.release().await, Err(Error::Lost { .. })));
+}
+
+/// The guard is dropped at the deadline, before a renewal could find that the lease is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_lost_lease_is_said_once_also_if_while_held_drops_the_guard() {
+    listen();
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600).node_timeout(Duration::from_secs(1))).await;
+    let guard = locks.mutex("while-held").unwrap().lock().await.unwrap();
+    server.pause();
+    let work = async move {
+        guard.lease().while_held(std::future::pending::<()>()).await?;
+        guard.release().await
+    };
+    let outcome = soon("lost", work).await;
+    assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
+    server.resume();
+    soon("given back", locks.settled()).await;
+    let errors = errors_of("while-held");
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(errors[0].starts_with("ERROR lost a lease") && errors[0].contains("reason="), "{errors:?}");
+    // A lease that is released is not lost.
+    locks.mutex("well").unwrap().lock().await.unwrap().release().await.unwrap();
+    drop(locks.mutex("well").unwrap().lock().await.unwrap());
+    soon("given back", locks.settled()).await;
+    assert_eq!(errors_of("lock=well"), Vec::<String>::new());
+}
+
+/// However many leases and callers there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_is_said_once_when_it_begins_and_once_when_it_ends() {
+    listen();
+    let server = Server::start().await;
+    let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(200));
+    let locks = server.locks_with(options).await;
+    let mut guards = Vec::new();
+    for number in 0..50 {
+        guards.push(locks.mutex(format!("outage-{number}")).unwrap().lock().await.unwrap());
+    }
+    let label = format!("server=127.0.0.1:{}", server.port());
+    let said = |level: &str| {
+        let events = heard_of(&label).into_iter();
+        events.filter(|event| event.starts_with(level)).collect::<Vec<_>>()
+    };
+    server.pause();
+    let mut tries = JoinSet::new();
+    for number in 0..50 {
+        let lock = locks.mutex(format!("try-{number}")).unwrap();
+        tries.spawn(async move { lock.try_lock().await.map(drop) });
+    }
+    while let Some(outcome) = tries.join_next().await {
+        assert!(outcome.unwrap().is_err());
+    }
+    server.resume();
+    eventually("it answers again", || async { !said("INFO").is_empty() }).await;
+    assert_eq!(said("INFO").len(), 1, "{:?}", heard_of(&label));
+    assert_eq!(said("WARN").len(), 1, "{:?}", said("WARN"));
+    for event in said("WARN").iter().chain(&said("INFO")) {
+        assert!(event.contains("holds=50"), "{event}");
+    }
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
