@@ -135,11 +135,11 @@ impl Client {
     pub(crate) async fn close(&self, limit: Duration) -> Result<(), Error> {
         let keeper = &self.keeper;
         keeper.end_all();
-        let _timed_out = timeout(limit, keeper.all_released()).await;
+        let in_time = timeout(limit, keeper.all_released()).await.is_ok();
         if keeper.has_ended() {
             return Err(Error::RuntimeEnded);
         }
-        match keeper.unreleased() {
+        match keeper.unreleased(in_time) {
             Unreleased { count: 0, .. } => Ok(()),
             Unreleased { count, names } => Err(Error::Unreleased { count, names, limit }),
         }
@@ -185,11 +185,17 @@ impl Keeper {
         }
     }
 
-    fn unreleased(&self) -> Unreleased {
+    /// What failed to be released; and what is still to be released, unless all was. A call that
+    /// begins after that has nothing: a guard of this client is dropped, and its lease has ended.
+    fn unreleased(&self, all_released: bool) -> Unreleased {
         let mut left = Unreleased::default();
-        self.closing.calls().open.values().for_each(|name| left.add(name));
+        if !all_released {
+            self.closing.calls().open.values().for_each(|name| left.add(name));
+        }
         let book = self.book();
-        book.returning.values().for_each(|name| left.add(name));
+        if !all_released {
+            book.returning.values().for_each(|name| left.add(name));
+        }
         if let Some(failed) = &book.unreleased {
             failed.names.iter().for_each(|name| left.add(name));
             left.count += failed.count - failed.names.len();

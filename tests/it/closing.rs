@@ -195,6 +195,25 @@ async fn close_misses_nothing_that_happens_at_the_same_time() {
     }
 }
 
+/// A guard that is dropped once its client is closed has nothing to release, so no close reports it.
+#[tokio::test(flavor = "multi_thread")]
+async fn close_does_not_report_guards_that_are_dropped_meanwhile() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mut guards = Vec::new();
+    for number in 0..500 {
+        guards.push(locks.mutex(&number.to_string()).unwrap().lock().await.unwrap());
+    }
+    locks.close(PATIENCE).await.unwrap();
+    let dropping = std::thread::spawn(move || drop(guards));
+    let mut closes = 0;
+    while closes == 0 || !dropping.is_finished() {
+        locks.close(PATIENCE).await.unwrap();
+        closes += 1;
+    }
+    dropping.join().unwrap();
+}
+
 /// A request that is in flight as the client is closed: the server may have the lock until it
 /// arrives.
 #[tokio::test(flavor = "multi_thread")]
