@@ -12,8 +12,8 @@ pub(crate) struct Moment(u64);
 impl Moment {
     pub(crate) fn now() -> Moment {
         let now = nanoseconds();
-        #[cfg(test)]
-        let now = now + skipped();
+        #[cfg(feature = "simulation")]
+        let now = now + crate::simulation::skipped();
         Moment(now.max(1))
     }
 
@@ -41,22 +41,6 @@ impl Moment {
             instant.checked_sub(now.since(self)).unwrap_or(instant)
         }
     }
-}
-
-#[cfg(test)]
-thread_local! {
-    static PAUSED_AT: std::cell::Cell<Option<tokio::time::Instant>> = const { std::cell::Cell::new(None) };
-}
-
-/// In this thread, what a runtime whose time is paused skips passes here as well, from now on.
-#[cfg(test)]
-pub(crate) fn skip_with_the_runtime() {
-    PAUSED_AT.set(Some(tokio::time::Instant::now()));
-}
-
-#[cfg(test)]
-fn skipped() -> u64 {
-    PAUSED_AT.get().map_or(0, |paused| paused.elapsed().as_nanos() as u64)
 }
 
 impl std::ops::Add<Duration> for Moment {

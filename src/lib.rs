@@ -1,10 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// Tests share what they have with those outside, which see the crate from there.
-#[cfg(test)]
-extern crate self as redlatch;
-
 mod clock;
 mod diagnosis;
 mod error;
@@ -21,6 +17,9 @@ mod owner;
 mod reentrant;
 mod rwlock;
 mod shorten;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod wire;
 
 #[doc = include_str!("../docs/topologies.md")]

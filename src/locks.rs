@@ -1,8 +1,6 @@
 //! [`Locks`]: where locks come from.
 
 mod builder;
-#[cfg(test)]
-mod cancellation;
 mod doctor;
 mod nodes;
 mod rejoin;

@@ -142,8 +142,8 @@ pub(super) async fn connect(
     client: &Client,
     config: &AsyncConnectionConfig,
 ) -> Result<MultiplexedConnection, RedisError> {
-    #[cfg(test)]
-    if let Some(connection) = super::memory::connect(client, config).await {
+    #[cfg(feature = "simulation")]
+    if let Some(connection) = crate::simulation::connect(client, config).await {
         return connection;
     }
     client.get_multiplexed_async_connection_with_config(config).await

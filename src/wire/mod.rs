@@ -15,8 +15,6 @@ mod floor;
 mod greeting;
 mod link;
 mod loading;
-#[cfg(test)]
-pub(crate) mod memory;
 mod node;
 mod nodes;
 mod reply;

@@ -202,7 +202,7 @@ async fn close_does_not_report_guards_that_are_dropped_meanwhile() {
     let locks = server.locks().await;
     let mut guards = Vec::new();
     for number in 0..500 {
-        guards.push(locks.mutex(&number.to_string()).unwrap().lock().await.unwrap());
+        guards.push(locks.mutex(number.to_string()).unwrap().lock().await.unwrap());
     }
     locks.close(PATIENCE).await.unwrap();
     let dropping = std::thread::spawn(move || drop(guards));

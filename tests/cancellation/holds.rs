@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
+use redlatch::{Nesting, Options, Owner, RwLock};
 use tokio::time::sleep;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
 use super::net::{Net, Whose};
 use super::stage::{Case, Scene, Stage, open};
-use crate::options::{Nesting, Options};
-use crate::owner::Owner;
-use crate::rwlock::RwLock;
 
 /// What each hold passes.
 pub(super) const HOLD: &[&str] = &["acquire", "release"];

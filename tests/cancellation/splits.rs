@@ -1,11 +1,12 @@
 //! Of three servers, some grant a lock that others have granted to somebody else.
 
+use redlatch::{Options, Renewal};
+
 use super::holds::held;
 use super::locks::{AnyGuard, Kind};
 use super::net::Away;
 use super::stage::{Case, Scene, Stage};
 use super::waits::subscribe;
-use crate::options::{Options, Renewal};
 
 /// As what only they gave up is told: to few nodes, and not for good.
 const LET_GO: &str = "release at 1";

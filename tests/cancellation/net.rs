@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::line::{CAPACITY, Line};
 use super::server::Server;
-use crate::wire::memory::{Dialled, dialled, stay_in_memory};
+use redlatch::simulation::{Dialled, dialled, stay_in_memory};
 
 /// With a paused clock, a sleep ends once nobody in the runtime has anything left to do.
 pub(super) const TICK: Duration = Duration::from_millis(1);

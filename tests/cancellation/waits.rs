@@ -1,13 +1,12 @@
 //! To wait for what somebody else has.
 
+use redlatch::{Error, Options, Wakeups};
 use std::time::Duration;
 
 use super::holds::held;
 use super::locks::Kind;
 use super::net::Order;
 use super::stage::{Case, Scene, Stage};
-use crate::error::Error;
-use crate::options::{Options, Wakeups};
 
 /// What each wait passes.
 pub(super) const WAIT: &[&str] = &["acquire", "SUBSCRIBE", "nothing", "message", "release"];

@@ -1,10 +1,11 @@
 //! The same in front of three servers, of which two decide.
+use redlatch::{Options, Wakeups};
+
 use super::holds::{disturbed, downgraded, held, nested, renewed, upgraded, waited_to_upgrade};
 use super::locks::Kind;
 use super::net::Order;
 use super::stage::{Case, Scene, Stage};
 use super::waits::{POLL, WAIT, waited};
-use crate::options::{Options, Wakeups};
 
 fn everywhere(
     name: &'static str,

@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
+use redlatch::simulation::skip_with_the_runtime;
+use redlatch::{Error, Locks, Options};
 use tokio::runtime::Handle;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
 use super::net::{ALL, Away, Net, Order, TICK, Whose};
 use super::server::Server;
 use super::walk::{End, Work, walk};
-use crate::clock::skip_with_the_runtime;
-use crate::error::Error;
-use crate::locks::Locks;
-use crate::options::Options;
+
+/// The default, which no case changes.
+pub(super) const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What becomes of the connections that the future leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,7 +291,7 @@ impl Case {
         }
         drop(future);
         if then == Then::BreaksForLong {
-            net.flow("tried in vain", tokio::time::sleep(3 * self.options.node_timeout)).await;
+            net.flow("tried in vain", tokio::time::sleep(3 * NODE_TIMEOUT)).await;
             net.restore();
         }
         net.flow(&format!("{at}: settled"), stage.locks.settled()).await;

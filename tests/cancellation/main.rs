@@ -4,16 +4,17 @@
 //! taken to its n-th step and dropped there, for every n until it is done. Whatever becomes of the connection then,
 //! nothing may be left.
 
-#[path = "../../../tests/it/support/binary.rs"]
-#[allow(unreachable_pub, reason = "shared with a test binary")]
+#![allow(unreachable_pub, reason = "a test binary has no outside")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
+
+#[path = "../it/support/binary.rs"]
 mod binary;
 mod line;
-#[path = "../../../tests/it/support/locks.rs"]
-#[allow(unreachable_pub, dead_code, missing_debug_implementations, reason = "shared with a test binary")]
+#[path = "../it/support/locks.rs"]
+#[allow(dead_code, missing_debug_implementations, reason = "shared with another test binary")]
 mod locks;
 mod net;
-#[path = "../../../tests/it/support/port.rs"]
-#[allow(unreachable_pub, reason = "shared with a test binary")]
+#[path = "../it/support/port.rs"]
 mod port;
 mod server;
 mod stage;

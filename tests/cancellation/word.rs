@@ -78,11 +78,11 @@ fn name(source: &[u8]) -> String {
 #[test]
 fn requests_have_words() {
     let sources = [
-        include_str!("../../../lua/mutex/release.lua"),
-        include_str!("../../../lua/rwlock/release.lua"),
-        include_str!("../../../lua/quorum/mutex_acquire.lua"),
-        include_str!("../../../lua/quorum/read_acquire.lua"),
-        include_str!("../../../lua/quorum/inspect.lua"),
+        include_str!("../../lua/mutex/release.lua"),
+        include_str!("../../lua/rwlock/release.lua"),
+        include_str!("../../lua/quorum/mutex_acquire.lua"),
+        include_str!("../../lua/quorum/read_acquire.lua"),
+        include_str!("../../lua/quorum/inspect.lua"),
     ];
     let [mutex, rwlock, quorum, read, inspect] =
         sources.map(|source| redis::Script::new(source).get_hash().to_owned());

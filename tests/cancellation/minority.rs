@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::holds::{HOLD, disturbed, downgraded, held, nested, upgraded};
 use super::locks::Kind;
 use super::net::Away;
-use super::stage::{Case, Scene, Stage};
+use super::stage::{Case, NODE_TIMEOUT, Scene, Stage};
 use super::waits::subscribe;
 
 fn without_one(
@@ -44,7 +44,7 @@ fn cancelled_waits_without_one_node_leave_nothing() {
             // It is known to fail: else it would be waited for, and the lock given back meanwhile.
             stage.net.lose(0, how);
             subscribe(stage).await;
-            sleep(2 * stage.locks.options().node_timeout).await;
+            sleep(2 * NODE_TIMEOUT).await;
             held(stage).await.meanwhile(async move { before.release().await.unwrap() })
         });
     }

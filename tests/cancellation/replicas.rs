@@ -1,13 +1,12 @@
 //! Grants that count once replicas have them.
 
+use redlatch::{Error, Options};
 use std::time::Duration;
 
 use super::holds::held;
 use super::locks::Kind;
 use super::stage::{Case, Scene, Stage};
 use super::waits::waited;
-use crate::error::Error;
-use crate::options::Options;
 
 /// For a replica that follows.
 fn patient(options: Options) -> Options {

@@ -1,0 +1,70 @@
+//! For the crate's own tests: the transport of a thread stays in memory, and its clock is the one
+//! of a runtime whose time is paused.
+//!
+//! A test that drops a future at each of its steps decides when each request and each reply passes.
+//! Nothing here is covered by the promises of version numbers.
+
+use std::cell::{Cell, RefCell};
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, RedisError};
+use tokio::io::DuplexStream;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+thread_local! {
+    static DIALLED: RefCell<Option<Vec<Dialled>>> = const { RefCell::new(None) };
+    static PAUSED_AT: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// A connection that a client wants to make. Dropped, it is refused.
+#[derive(Debug)]
+pub struct Dialled {
+    /// Where it would lead to.
+    pub address: String,
+    /// Takes the client's end of the connection.
+    pub pick_up: oneshot::Sender<DuplexStream>,
+}
+
+/// Makes the connections of this thread's clients wait for [`dialled`], from now on.
+pub fn stay_in_memory() {
+    DIALLED.with_borrow_mut(|dialled| *dialled = Some(Vec::new()));
+}
+
+/// Returns the connections that clients of this thread have wanted since the last call.
+pub fn dialled() -> Vec<Dialled> {
+    DIALLED.with_borrow_mut(|dialled| dialled.as_mut().map(std::mem::take).unwrap_or_default())
+}
+
+/// Moves this thread's clock by what a runtime whose time is paused skips, from now on.
+pub fn skip_with_the_runtime() {
+    PAUSED_AT.set(Some(Instant::now()));
+}
+
+/// How far the clock was moved, in nanoseconds.
+pub(crate) fn skipped() -> u64 {
+    let skipped = PAUSED_AT.get().map_or(0, |paused| paused.elapsed().as_nanos());
+    u64::try_from(skipped).unwrap_or(u64::MAX)
+}
+
+/// Connects in memory. `None`: this thread connects as usual.
+pub(crate) async fn connect(
+    client: &Client,
+    config: &AsyncConnectionConfig,
+) -> Option<Result<MultiplexedConnection, RedisError>> {
+    let (pick_up, picked_up) = oneshot::channel();
+    let address = client.get_connection_info().addr().to_string();
+    DIALLED.with_borrow_mut(|dialled| {
+        dialled.as_mut()?.push(Dialled { address, pick_up });
+        Some(())
+    })?;
+    let Ok(stream) = picked_up.await else {
+        return Some(Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))));
+    };
+    let settings = client.get_connection_info().redis_settings().clone();
+    let made = MultiplexedConnection::new_with_config(&settings, stream, config.clone()).await;
+    Some(made.map(|(connection, driver)| {
+        tokio::spawn(driver);
+        connection
+    }))
+}
