@@ -1,5 +1,8 @@
 //! A cluster: how it is formed, who owns a slot, and how a slot moves.
 
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
 use super::deployment::{PROMPT, servers};
 use super::{Server, eventually};
 
@@ -12,10 +15,11 @@ const PATIENT: &str = "60000";
 /// Three masters, and a replica for each.
 pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
     let member = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip"];
-    let patient = ["127.0.0.1", "--cluster-node-timeout", PATIENT];
+    let patient = ["127.0.0.1", "--cluster-node-timeout", PATIENT, "--cluster-replica-no-failover", "yes"];
     let mut masters = servers(2 * MASTERS, &[&member[..], &patient, &PROMPT, arguments].concat()).await;
-    // News travels twice within that time.
-    set_timeout(masters.iter(), "500").await;
+    // News travels twice within that time. On a busy machine, a node that is slower may be taken for
+    // dead; its replica takes over from it only once that is allowed.
+    set_timeout(masters.iter(), "1000").await;
     // While they know nobody: afterwards they would first have to agree on it.
     for (place, server) in masters.iter().enumerate() {
         let epoch = (place + 1).to_string();
@@ -30,12 +34,7 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
             server.run::<()>(&words.collect::<Vec<_>>()).await;
         }
     }
-    // Each to each, since gossip takes its time.
-    for (place, server) in masters.iter().enumerate() {
-        for other in &masters[..place] {
-            server.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]).await;
-        }
-    }
+    introduce(&masters).await;
     let replicas = masters.split_off(MASTERS);
     for (replica, master) in replicas.iter().zip(&masters) {
         let id = id(master).await;
@@ -60,6 +59,33 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
     }
     set_timeout(masters.iter().chain(&replicas), PATIENT).await;
     (masters, replicas)
+}
+
+/// Has each node meet each other one, since gossip takes its time. A node forgets one that does not
+/// answer within a second, as on a busy machine, so it is introduced again.
+async fn introduce(servers: &[Server]) {
+    let known = format!("cluster_known_nodes:{}\r", servers.len());
+    let introduced = Cell::new(None::<Instant>);
+    let meet = async || {
+        introduced.set(Some(Instant::now()));
+        for (place, server) in servers.iter().enumerate() {
+            for other in &servers[..place] {
+                server.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]).await;
+            }
+        }
+    };
+    eventually("all nodes know each other", async || {
+        for server in servers {
+            if !server.run::<String>(&["CLUSTER", "INFO"]).await.contains(&known) {
+                if introduced.get().is_none_or(|last| last.elapsed() > Duration::from_secs(2)) {
+                    meet().await;
+                }
+                return false;
+            }
+        }
+        true
+    })
+    .await;
 }
 
 /// From now on, nobody is taken for dead, by those who live.
@@ -90,7 +116,10 @@ pub async fn is_ok(servers: impl Iterator<Item = &Server>) {
 
 /// From now on, a master that does not answer for a second is replaced.
 pub async fn allow_failover(servers: impl Iterator<Item = &Server>) {
-    set_timeout(servers, "1000").await;
+    for server in servers.filter(|server| server.is_alive()) {
+        server.run::<()>(&["CONFIG", "SET", "cluster-node-timeout", "1000"]).await;
+        server.run::<()>(&["CONFIG", "SET", "cluster-replica-no-failover", "no"]).await;
+    }
 }
 
 /// Asks a replica to take over from its master.
