@@ -111,10 +111,10 @@ macro_rules! test {
     };
 }
 
-/// `always`: all of it whenever there are tests. `wide`: of what holds for owners, the core. `core`: of everything, the
-/// core. `full`: only with all tests.
+/// `all`: every behaviour, whenever there are tests. `wide`: those that hold for all kinds, and the
+/// core of those of owners. `core`: the core of all. `full`: only with all tests.
 macro_rules! matrix {
-    (always; $($cells:tt)+) => { crate::suite::cells::matrix! { [] [] [] $($cells)+ } };
+    (all; $($cells:tt)+) => { crate::suite::cells::matrix! { [] [] [] $($cells)+ } };
     (wide; $($cells:tt)+) => {
         crate::suite::cells::matrix! { [] [] [#[ignore = "takes long: scripts/test --full"]] $($cells)+ }
     };
