@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisResult};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::{Server, cluster, eventually, sentinel};
+use super::{Server, cluster, eventually, idle, sentinel};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
@@ -36,7 +36,7 @@ impl Topology {
 }
 
 /// So many tests with several servers at a time: more, and what is measured is how they are in each other's way.
-static TURNS: Semaphore = Semaphore::const_new(3);
+static TURNS: Semaphore = Semaphore::const_new(4);
 
 /// Replicas follow at once, instead of gathering for seconds.
 pub const PROMPT: [&str; 4] = ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"];
@@ -56,12 +56,40 @@ impl Deployment {
         Deployment::start_with(topology, &[]).await
     }
 
-    /// With these arguments for each server that has data.
-    pub async fn start_with(topology: Topology, arguments: &[&str]) -> Deployment {
-        let turn = match topology {
+    /// Servers that may have served a test before, which left nothing there.
+    pub async fn start_or_reuse(topology: Topology) -> Deployment {
+        let turn = Deployment::turn(topology).await;
+        match idle::take(topology).await {
+            Some(deployment) => Deployment { _turn: turn, ..deployment },
+            None => Deployment::form(topology, &[], turn).await,
+        }
+    }
+
+    /// The end of a test that may leave its servers to another one: it has stopped its clients, and
+    /// found nothing left.
+    pub fn leave(mut self) {
+        let turn = self._turn.take();
+        idle::keep(self);
+        drop(turn); // only now may the next test look for servers
+    }
+
+    async fn turn(topology: Topology) -> Option<SemaphorePermit<'static>> {
+        match topology {
             Topology::Standalone => None,
             _ => Some(TURNS.acquire().await.unwrap()),
-        };
+        }
+    }
+
+    /// With these arguments for each server that has data.
+    pub async fn start_with(topology: Topology, arguments: &[&str]) -> Deployment {
+        Deployment::form(topology, arguments, Deployment::turn(topology).await).await
+    }
+
+    async fn form(
+        topology: Topology,
+        arguments: &[&str],
+        turn: Option<SemaphorePermit<'static>>,
+    ) -> Deployment {
         let (masters, replicas, sentinels) = match topology {
             Topology::Standalone => (vec![Server::start_with(arguments).await], Vec::new(), Vec::new()),
             Topology::Quorum3 | Topology::Quorum5 => {
@@ -73,7 +101,9 @@ impl Deployment {
             }
             Topology::Sentinel => sentinel::form(arguments).await,
         };
-        Deployment { topology, masters, replicas, sentinels, _turn: turn }
+        let deployment = Deployment { topology, masters, replicas, sentinels, _turn: turn };
+        deployment.all().for_each(Server::is_formed);
+        deployment
     }
 
     /// One server, started by somebody else.

@@ -5,6 +5,7 @@ mod cluster;
 mod deployment;
 #[cfg(feature = "tracing")]
 pub mod events;
+mod idle;
 mod locks;
 mod moved;
 mod open;
@@ -41,7 +42,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Longer than anything here takes on a machine that is busy with something else.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks again and again until the answer is yes, and fails loudly if it never is.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> F) {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -19,7 +20,12 @@ pub struct Server {
     arguments: Vec<String>,
     environment: Environment,
     directory: tempfile::TempDir,
+    is_changed: AtomicBool,
 }
+
+/// Questions that begin as commands do that change more than data.
+const QUESTIONS: [&str; 9] =
+    ["CKQUORUM", "GET", "GETUSER", "INFO", "KEYSLOT", "MASTER", "MYID", "NODES", "SLOTS"];
 
 /// What a server's process is told beside its arguments.
 pub type Environment = Vec<(String, String)>;
@@ -73,7 +79,8 @@ impl Server {
         directory: tempfile::TempDir,
     ) -> Option<Server> {
         let child = spawn(&binary(), &arguments, &environment);
-        let mut server = Server { child, port, arguments, environment, directory };
+        let mut server =
+            Server { child, port, arguments, environment, directory, is_changed: AtomicBool::new(false) };
         server.is_up().await.then_some(server)
     }
 
@@ -131,6 +138,13 @@ impl Server {
     }
 
     pub async fn try_run<T: redis::FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        match words {
+            ["ACL" | "CLUSTER" | "CONFIG" | "SENTINEL", question, ..] if QUESTIONS.contains(question) => {}
+            ["CLIENT", "KILL" | "LIST", ..] => {}
+            ["ACL" | "CLIENT" | "CLUSTER" | "CONFIG" | "DEBUG", ..] => self.change(),
+            ["FAILOVER" | "REPLICAOF" | "SENTINEL" | "SHUTDOWN", ..] => self.change(),
+            _ => {}
+        }
         let mut cmd = redis::cmd(words[0]);
         for word in &words[1..] {
             cmd.arg(word);
@@ -138,7 +152,37 @@ impl Server {
         cmd.query_async(&mut self.try_connection().await?).await
     }
 
+    fn change(&self) {
+        self.is_changed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a test may have changed more than its data.
+    pub fn is_changed(&self) -> bool {
+        self.is_changed.load(Ordering::Relaxed)
+    }
+
+    /// What a topology needs was done: from here on, changes are the test's.
+    pub(super) fn is_formed(&self) {
+        self.is_changed.store(false, Ordering::Relaxed);
+    }
+
+    /// Makes it as it was when it started, but for its data.
+    pub(super) async fn reset(&self) {
+        self.run::<()>(&["SCRIPT", "FLUSH"]).await;
+        self.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        self.is_formed();
+    }
+
+    pub(super) fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     pub fn signal(&self, signal: Signal) {
+        self.change();
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
@@ -163,6 +207,7 @@ impl Server {
 
     /// Kills it without a word.
     pub fn kill(&mut self) {
+        self.change();
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -280,7 +325,7 @@ impl Server {
         // What a guarded quorum's node knows of itself stays.
         let keys = self.run::<Vec<Vec<u8>>>(&["KEYS", "*"]).await;
         for key in keys.into_iter().filter(|key| !key.ends_with(b"{}node")) {
-            let mut connection = self.connection().await;
+            let mut connection = self.try_connection().await.unwrap();
             let pttl: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.unwrap();
             assert_ne!(pttl, -1, "{:?} has no ttl", String::from_utf8_lossy(&key));
         }

@@ -47,7 +47,7 @@ pub struct Setup {
 impl Setup {
     pub async fn start(cell: Cell) -> Setup {
         let tasks_before = tasks();
-        let deployment = Deployment::start(cell.topology).await;
+        let deployment = Deployment::start_or_reuse(cell.topology).await;
         Setup {
             kind: cell.kind,
             wake: cell.wake,
@@ -186,6 +186,7 @@ impl Setup {
         let own = || self.tasks_before + self.proxy.get().map_or(0, |proxy| proxy.tasks());
         eventually("no task left", || async { tasks() <= own() }).await;
         self.deployment.assert_nothing_left().await;
+        self.deployment.leave();
     }
 }
 
