@@ -130,11 +130,11 @@ pub async fn loses_patience_together(setup: Setup) {
 /// The connection falls silent, the server does not: a lease shorter than the timeout must survive.
 pub async fn renews_past_a_silent_connection(setup: Setup) {
     let proxy = setup.proxy().await;
-    let lock = setup.lock_behind(&proxy, "silent", ttl(1_200)).await;
+    let lock = setup.lock_behind(&proxy, "silent", ttl(2_400)).await;
     let watcher = setup.lock("silent").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_requests(true);
-    sleep(Duration::from_millis(4_000)).await;
+    sleep(Duration::from_millis(6_000)).await;
     assert!(!guard.lease().is_lost() && setup.deployment.is_held_by(&watcher, &guard).await);
     proxy.hold_requests(false);
     guard.release().await.unwrap();

@@ -209,16 +209,16 @@ pub async fn survives_reset_connections(setup: Setup) {
 
 /// A full server grants nothing more, but what is held is renewed, released and handed over by looking.
 pub async fn renews_and_releases_without_memory(setup: Setup) {
-    let lock = setup.lock_with("full", ttl(600)).await;
+    let lock = setup.lock_with("full", ttl(1_200)).await;
     let guard = lock.lock().await.unwrap();
-    let dropped = setup.lock_with("full-too", ttl(600)).await;
+    let dropped = setup.lock_with("full-too", ttl(1_200)).await;
     let drop_soon = dropped.lock().await.unwrap();
     setup.deployment.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let refused = lock.for_rival().try_lock().await;
     assert!(matches!(refused, Ok(None)) || setup.failed(&refused), "{refused:?}");
     let other = setup.kind.lock(&setup.client().await, "full-new");
     assert!(setup.failed(&other.try_lock().await), "never a false success");
-    sleep(Duration::from_millis(1_500)).await;
+    sleep(Duration::from_millis(2_500)).await;
     assert!(!guard.lease().is_lost() && !drop_soon.lease().is_lost(), "renewed");
     soon("released", guard.release()).await.unwrap();
     drop(drop_soon);
@@ -233,7 +233,7 @@ pub async fn renews_and_releases_without_memory(setup: Setup) {
 }
 
 pub async fn survives_script_flush(setup: Setup) {
-    let lock = setup.lock_with("flushed", ttl(300)).await;
+    let lock = setup.lock_with("flushed", ttl(900)).await;
     let mut connections = setup.deployment.connections().await;
     let flushing = tokio::spawn(async move {
         loop {
@@ -245,10 +245,10 @@ pub async fn survives_script_flush(setup: Setup) {
     });
     let mut held = JoinSet::new();
     for number in 0..20 {
-        let lock = setup.kind.lock(&setup.client_with(ttl(300)).await, &format!("flushed-{number}"));
+        let lock = setup.kind.lock(&setup.client_with(ttl(900)).await, &format!("flushed-{number}"));
         held.spawn(async move {
             let guard = lock.lock().await.unwrap();
-            sleep(Duration::from_millis(1000)).await;
+            sleep(Duration::from_millis(1_500)).await;
             assert!(!guard.lease().is_lost(), "renewed, in pipelines too");
             guard.release().await.unwrap();
         });
