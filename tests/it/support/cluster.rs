@@ -1,10 +1,9 @@
 //! A cluster: how it is formed, who owns a slot, and how a slot moves.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::deployment::{PROMPT, servers};
-use super::{Server, eventually};
+use super::{PATIENCE, Server, eventually};
 
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
@@ -65,27 +64,22 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
 /// answer within a second, as on a busy machine, so it is introduced again.
 async fn introduce(servers: &[Server]) {
     let known = format!("cluster_known_nodes:{}\r", servers.len());
-    let introduced = Cell::new(None::<Instant>);
-    let meet = async || {
-        introduced.set(Some(Instant::now()));
-        for (place, server) in servers.iter().enumerate() {
-            for other in &servers[..place] {
-                server.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]).await;
-            }
-        }
-    };
-    eventually("all nodes know each other", async || {
-        for server in servers {
-            if !server.run::<String>(&["CLUSTER", "INFO"]).await.contains(&known) {
-                if introduced.get().is_none_or(|last| last.elapsed() > Duration::from_secs(2)) {
-                    meet().await;
+    let start = Instant::now();
+    let mut introduced: Option<Instant> = None;
+    for server in servers {
+        while !server.run::<String>(&["CLUSTER", "INFO"]).await.contains(&known) {
+            assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: all nodes know each other");
+            if introduced.is_none_or(|last| last.elapsed() > Duration::from_secs(2)) {
+                for (place, server) in servers.iter().enumerate() {
+                    for other in &servers[..place] {
+                        server.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]).await;
+                    }
                 }
-                return false;
+                introduced = Some(Instant::now());
             }
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        true
-    })
-    .await;
+    }
 }
 
 /// From now on, nobody is taken for dead, by those who live.
