@@ -13,7 +13,7 @@ impl Moment {
     pub(crate) fn now() -> Moment {
         let now = nanoseconds();
         #[cfg(feature = "simulation")]
-        let now = now + crate::simulation::skipped();
+        let now = now + skipped();
         Moment(now.max(1))
     }
 
@@ -41,6 +41,23 @@ impl Moment {
             instant.checked_sub(now.since(self)).unwrap_or(instant)
         }
     }
+}
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static PAUSED_AT: std::cell::Cell<Option<tokio::time::Instant>> = const { std::cell::Cell::new(None) };
+}
+
+/// Moves this thread's clock by what a runtime whose time is paused skips, from now on.
+#[cfg(feature = "simulation")]
+pub fn skip_with_the_runtime() {
+    PAUSED_AT.set(Some(tokio::time::Instant::now()));
+}
+
+#[cfg(feature = "simulation")]
+fn skipped() -> u64 {
+    let skipped = PAUSED_AT.get().map_or(0, |paused| paused.elapsed().as_nanos());
+    u64::try_from(skipped).unwrap_or(u64::MAX)
 }
 
 impl std::ops::Add<Duration> for Moment {

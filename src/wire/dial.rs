@@ -143,7 +143,7 @@ pub(super) async fn connect(
     config: &AsyncConnectionConfig,
 ) -> Result<MultiplexedConnection, RedisError> {
     #[cfg(feature = "simulation")]
-    if let Some(connection) = crate::simulation::connect(client, config).await {
+    if let Some(connection) = super::memory::connect(client, config).await {
         return connection;
     }
     client.get_multiplexed_async_connection_with_config(config).await

@@ -15,6 +15,8 @@ mod floor;
 mod greeting;
 mod link;
 mod loading;
+#[cfg(feature = "simulation")]
+pub(crate) mod memory;
 mod node;
 mod nodes;
 mod reply;

@@ -1,20 +1,15 @@
-//! For the crate's own tests: the transport of a thread stays in memory, and its clock is the one
-//! of a runtime whose time is paused.
-//!
-//! A test that drops a future at each of its steps decides when each request and each reply passes.
-//! Nothing here is covered by the promises of version numbers.
+//! For the crate's own tests: connections that stay in the process. A test that drops a future at
+//! each of its steps decides when each of them is made, and when each request and reply passes.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 use tokio::io::DuplexStream;
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 thread_local! {
     static DIALLED: RefCell<Option<Vec<Dialled>>> = const { RefCell::new(None) };
-    static PAUSED_AT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// A connection that a client wants to make. Dropped, it is refused.
@@ -36,19 +31,8 @@ pub fn dialled() -> Vec<Dialled> {
     DIALLED.with_borrow_mut(|dialled| dialled.as_mut().map(std::mem::take).unwrap_or_default())
 }
 
-/// Moves this thread's clock by what a runtime whose time is paused skips, from now on.
-pub fn skip_with_the_runtime() {
-    PAUSED_AT.set(Some(Instant::now()));
-}
-
-/// How far the clock was moved, in nanoseconds.
-pub(crate) fn skipped() -> u64 {
-    let skipped = PAUSED_AT.get().map_or(0, |paused| paused.elapsed().as_nanos());
-    u64::try_from(skipped).unwrap_or(u64::MAX)
-}
-
 /// Connects in memory. `None`: this thread connects as usual.
-pub(crate) async fn connect(
+pub(super) async fn connect(
     client: &Client,
     config: &AsyncConnectionConfig,
 ) -> Option<Result<MultiplexedConnection, RedisError>> {
