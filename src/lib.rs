@@ -28,6 +28,9 @@ pub mod simulation {
     pub use crate::wire::memory::{Dialled, dialled, stay_in_memory};
 }
 
+#[doc = include_str!("../docs/errors.md")]
+pub mod errors {}
+
 #[doc = include_str!("../docs/topologies.md")]
 pub mod topologies {}
 
@@ -36,7 +39,7 @@ pub use deadpool_redis;
 pub use redis;
 
 pub use diagnosis::{Check, Finding, Verdict};
-pub use error::{ConfigError, Error, NodeError, NodeProblem};
+pub use error::{ConfigError, Context, Error, NodeAnswer, NodeOutcome, NodeProblem, Operation};
 pub use fencing::FencingToken;
 pub use inspection::{Holder, Inspection, Mode, RwInspection};
 pub use lease::{Lease, LeaseEnd};

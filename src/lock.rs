@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::inspection::Inspection;
 use crate::lease::{Attempt, Client, Kind, Lease, Target, settle};
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::wire::{Answer, Call, Until};
+use crate::wire::{Answer, Call, Failure, Until};
 
 /// What identifies a holder of a lock to `is_held_by`. It is implemented for two types, and cannot
 /// be for others:
@@ -105,40 +105,47 @@ impl Lock {
         let call = owner.into_iter().fold(call, Call::text);
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
+        let context = self.client.context(Operation::Inspect, &self.name);
+        // It writes nothing, so it has no effect that would not be known.
+        let error = |failure: Failure| self.client.error(failure.of_another(), context.clone());
         let (mut views, mut refusal) = (Vec::new(), None);
         for (node, outcome) in &votes.cast {
             let Ok(reply) = outcome else { continue };
-            let texts = reply.texts()?;
+            let texts = reply.texts().map_err(error)?;
             let numbers: Option<Vec<i64>> = texts.iter().take(4).map(|text| text.parse().ok()).collect();
             let Some([status, fence, waiters, time]) = numbers.as_deref() else {
-                return Err(reply.unexpected().into());
+                return Err(error(reply.unexpected()));
             };
             if *status != 1 {
-                let error = self.attempt(kind).refusal(*status);
-                refusal = Some(error.unwrap_or_else(|| reply.unexpected().into()));
+                let refused = self.attempt(kind).refusal(*status, context.clone());
+                refusal = Some(refused.unwrap_or_else(|| error(reply.unexpected())));
                 continue;
             }
             nodes.node(*node).observe(time.unsigned_abs());
             let token = FencingToken::from_reply(fence.unsigned_abs());
-            views.push(read(token, waiters.unsigned_abs(), &texts[4..]).ok_or_else(|| reply.unexpected())?);
+            let view = read(token, waiters.unsigned_abs(), &texts[4..]);
+            views.push(view.ok_or_else(|| error(reply.unexpected()))?);
         }
         match refusal {
             _ if views.len() >= votes.majority() => Ok(agree(views, votes.majority())),
             Some(refusal) => Err(refusal),
-            None => Err(votes.failure().into()),
+            None => Err(error(votes.failure())),
         }
     }
 
     pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
         let attempt = self.attempt(kind);
-        let settled = settle(&self.client, &attempt, &attempt.force(), false).await?;
+        let context = self.client.context(Operation::ForceRelease, &self.name);
+        let error = |failure: Failure| self.client.error(failure, context.clone());
+        let settled = settle(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;
         match settled.answer {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => Ok(true),
             Answer::Final(answer) => {
-                Err(attempt.refusal(answer).unwrap_or_else(|| settled.reply.unexpected().into()))
+                let refused = attempt.refusal(answer, context.clone());
+                Err(refused.unwrap_or_else(|| error(settled.reply.unexpected())))
             }
-            Answer::Busy(..) | Answer::TooLow(_) => Err(settled.reply.unexpected().into()),
+            Answer::Busy(..) | Answer::TooLow(_) => Err(error(settled.reply.unexpected())),
         }
     }
 

@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 use super::Target;
 use super::ask::{Asked, ask};
-use super::held::Held;
+use super::held::{Armed, Held};
 use super::seat::{Seat, Sighted};
 use super::turnstile::{News, Pass};
 use crate::clock::Moment;
@@ -40,7 +40,7 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
                 sleep(split.pause()).await;
             }
             Asked::TooLate => return Err(target.lost()),
-            Asked::Failed(_, failure) => return Err(failure.into()),
+            Asked::Failed(armed, failure) => return Err(failed(target, &armed, failure)),
             Asked::Refused(error) => return Err(error),
         }
     }
@@ -49,7 +49,7 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
 /// Waits for at most `limit`, whatever it is that takes the time. Without any time, it tries once:
 /// the first request would never be answered in time.
 pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
-    let timed_out = || Error::TimedOut { name: target.name.clone(), limit };
+    let timed_out = || Error::TimedOut { context: target.context(), limit };
     if limit.is_zero() {
         return try_acquire(target).await?.ok_or_else(timed_out);
     }
@@ -59,10 +59,16 @@ pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<H
         Ok(outcome) => outcome,
         // The lock was free, as far as is known: it was the server that failed, or its replicas.
         Err(_) => Err(match unconfirmed.or_else(|| target.outage().map(|(_, failure)| failure)) {
-            Some(failure) => failure.during(target.script()).into(),
+            // The request that was dropped may run yet; then it is released.
+            Some(failure) => target.error(failure.with_effect()),
             None => timed_out(),
         }),
     }
+}
+
+/// The error of a request that failed: an earlier one of the same attempt may have had an effect.
+fn failed(target: &Target, armed: &Armed, failure: Failure) -> Error {
+    target.error(failure.with_effect_if(armed.attempt.doubt.is_open()))
 }
 
 /// Waits for as long as it takes.
@@ -110,7 +116,7 @@ async fn wait(target: &Target, unconfirmed: &mut Option<Failure>) -> Result<Held
                         seat = Seat::new(target, seat.mailbox.is_some());
                     }
                 }
-                patience.fails(|| failure.into())?
+                patience.fails(|| failed(target, &seat.armed, failure))?
             }
             Asked::Split { armed, by, taken_for } => {
                 patience.restore(seat.entry.is_some());
@@ -302,7 +308,7 @@ impl Patience<'_> {
     fn check(&self) -> Result<(), Error> {
         match self.target.outage() {
             Some((since, failure)) if Moment::now().since(self.counts_from(since)) >= self.newcomers => {
-                Err(failure.during(self.target.script()).into())
+                Err(self.target.error(failure.of_another()))
             }
             _ => Ok(()),
         }

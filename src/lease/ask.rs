@@ -8,7 +8,7 @@ use super::attempt::{Proposal, QueueEntry};
 use super::held::{Armed, Held};
 use super::validity::Sighting;
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Context, Error, Operation};
 use crate::options::{Fencing, RestartGuard};
 use crate::wire::{Answer, Failure, NodeSet, Nodes, Until, Votes};
 
@@ -48,7 +48,7 @@ pub(super) enum Asked {
 pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
     let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
     if client.keeper.has_ended() {
-        return Asked::Refused(Error::RuntimeEnded);
+        return Asked::Refused(Error::RuntimeEnded { context: context(&armed) });
     }
     let nodes = &client.nodes;
     nodes.open().await;
@@ -162,7 +162,8 @@ fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked 
         return not_understood(armed, failure);
     }
     if decides(count.refused.len())
-        && let Some(refusal) = count.refused.iter().find_map(|answer| armed.attempt.refusal(*answer))
+        && let Some(refusal) =
+            count.refused.iter().find_map(|answer| armed.attempt.refusal(*answer, context(&armed)))
     {
         if !count.granted.is_empty() {
             armed.give_back();
@@ -174,11 +175,7 @@ fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked 
             armed.attempt.doubt.stays();
         }
         let failure = votes.failure();
-        return if failure.is_passing() {
-            Asked::Failed(armed, failure)
-        } else {
-            Asked::Refused(failure.into())
-        };
+        return if failure.is_passing() { Asked::Failed(armed, failure) } else { refused(&armed, failure) };
     }
     // The soonest that more than half may be free.
     let mut busy = count.busy;
@@ -305,8 +302,19 @@ fn is_known(refusal: i64) -> bool {
 
 /// An answer outside the contract may mean anything, a grant as well.
 fn not_understood(armed: Armed, failure: Failure) -> Asked {
+    let refused = refused(&armed, failure);
     armed.give_back();
-    Asked::Refused(failure.into())
+    refused
+}
+
+/// An earlier request of this attempt may have had an effect, even if the last one had none.
+fn refused(armed: &Armed, failure: Failure) -> Asked {
+    let failure = failure.with_effect_if(armed.attempt.doubt.is_open());
+    Asked::Refused(armed.client.error(failure, context(armed)))
+}
+
+fn context(armed: &Armed) -> Context {
+    armed.client.context(Operation::Acquire, &armed.attempt.name)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{Kind, ScriptSet, validity};
-use crate::error::Error;
+use crate::error::{Context, Error};
 use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
@@ -92,14 +92,13 @@ impl Attempt {
     }
 
     /// What a script of any kind may refuse with.
-    pub(crate) fn refusal(&self, answer: i64) -> Option<Error> {
-        let name = self.name.clone();
+    pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {
-            -2 => Some(Error::WrongType { name, found: self.kind.found }),
-            -3 => Some(Error::WrongType { name, found: "a value without a ttl, so no lock of ours" }),
-            -4 => Some(Error::TooDeep { name, depth: self.options.max_depth }),
-            -6 => Some(Error::WouldDeadlock { name }),
-            -7 => self.crowd().map(|limit| Error::Crowded { name, limit }),
+            -2 => Some(Error::WrongType { context, found: self.kind.found }),
+            -3 => Some(Error::WrongType { context, found: "a value without a ttl, so no lock of ours" }),
+            -4 => Some(Error::TooDeep { context, depth: self.options.max_depth }),
+            -6 => Some(Error::WouldDeadlock { context }),
+            -7 => self.crowd().map(|limit| Error::Crowded { context, limit }),
             _ => None,
         }
     }

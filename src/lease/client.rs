@@ -8,9 +8,10 @@ use uuid::Uuid;
 use super::keeper::Keeper;
 use super::shared::Holds;
 use super::turnstile::Turnstiles;
-use crate::error::{ConfigError, Error, NodeError};
+use crate::error::{ConfigError, Context, Error, Operation};
+use crate::name::Name;
 use crate::options::{Options, RestartGuard};
-use crate::wire::{Dial, Ear, Node, Nodes, Roster, Wakeups};
+use crate::wire::{Answered, Answers, Dial, Ear, Failure, Node, Nodes, Roster, Wakeups};
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
 pub(crate) struct Client {
@@ -72,25 +73,23 @@ impl Client {
     /// them.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
         let nodes = &self.nodes;
-        let mut failed = Vec::new();
+        let mut answers = Answers::of(nodes.labels());
         for (place, outcome) in nodes.connect().await.into_iter().enumerate() {
-            let node = nodes.label(place).to_owned();
             if let Some(problem) = nodes.node(place).problem() {
+                let node = nodes.label(place).to_owned();
                 return Err(ConfigError::Node { node, problem }.into());
             }
-            if let Err(cause) = outcome {
-                let error = Error::Redis { script: "connect", cause };
-                failed.push(NodeError { node, error });
-            }
+            answers = match outcome.map_err(Failure::unsent) {
+                Ok(()) => answers.with(place, Answered::Granted),
+                Err(failure) if !nodes.is_quorum() => {
+                    return Err(self.error(failure, self.context_of_nodes(Operation::Connect)));
+                }
+                Err(failure) => answers.with(place, Answered::Failed(failure)),
+            };
         }
-        let (of, answered) = (nodes.count(), nodes.count() - failed.len());
-        match failed.pop() {
-            Some(only) if !nodes.is_quorum() => return Err(only.error),
-            Some(last) if answered < nodes.majority() => {
-                failed.push(last);
-                return Err(Error::NoQuorum { script: "connect", of, answered, nodes: failed });
-            }
-            _ => {}
+        if answers.failures().count() > answers.max_failures() {
+            let failure = Failure::no_quorum(answers);
+            return Err(self.error(failure, self.context_of_nodes(Operation::Connect)));
         }
         self.verify().await
     }
@@ -112,6 +111,33 @@ impl Client {
 }
 
 impl Client {
+    /// What an operation on a lock was doing, and where, for its errors.
+    pub(crate) fn context(&self, operation: Operation, lock: &Name) -> Context {
+        self.located(Context::of(operation, lock))
+    }
+
+    /// The same for one that concerns no lock.
+    pub(crate) fn context_of_nodes(&self, operation: Operation) -> Context {
+        self.located(Context::new(operation))
+    }
+
+    /// Of several nodes each has its own failure.
+    fn located(&self, context: Context) -> Context {
+        match self.nodes.single() {
+            Some(_) => context.on(self.nodes.label(0)),
+            None => context,
+        }
+    }
+
+    /// The error for the caller of an operation. Once the client's runtime has ended, that is why it
+    /// failed: its connections have ended with it.
+    pub(crate) fn error(&self, failure: Failure, context: Context) -> Error {
+        if self.keeper.has_ended() {
+            return Error::RuntimeEnded { context: context.judged(false, failure.is_unknown()) };
+        }
+        failure.error(context)
+    }
+
     /// Waits until everything that was dropped has been given back.
     pub(crate) async fn settled(&self) {
         self.keeper.settled().await;

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::keeper::Keeper;
 use super::{Client, Held, LeaseEnd, Target};
-use crate::error::{Error, MOST_NAMES};
+use crate::error::{Error, MOST_NAMES, Operation};
 use crate::name::Name;
 
 /// Whether a client is being closed, and the calls that may yet acquire or release something.
@@ -122,7 +122,7 @@ async fn unless_closed<T>(target: &Target, call: impl Future<Output = Result<T, 
     match outcome {
         // What was granted after `close` has taken all leases is dropped here.
         Some(outcome) if !keeper.closing.has_begun() => outcome,
-        _ => Err(Error::Closed { name: target.name.clone() }),
+        _ => Err(Error::Closed { context: target.context() }),
     }
 }
 
@@ -137,7 +137,9 @@ impl Client {
         keeper.end_all();
         let in_time = timeout(limit, keeper.all_released()).await.is_ok();
         if keeper.has_ended() {
-            return Err(Error::RuntimeEnded);
+            return Err(Error::RuntimeEnded {
+                context: self.context_of_nodes(Operation::Close).judged(false, true),
+            });
         }
         match keeper.unreleased(in_time) {
             Unreleased { count: 0, .. } => Ok(()),

@@ -9,7 +9,7 @@ use super::close::OpenCall;
 use super::release::{Released, release};
 use super::{Attempt, Client, Kind, Lease, LeaseEnd, ScriptSet};
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Context, Error, Operation};
 use crate::options::Options;
 use crate::wire::{Answer, Call, Counted, Failure, NodeSet, Reply, Until, Votes};
 
@@ -178,27 +178,31 @@ impl Held {
     /// Dropped, it goes on in the background.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let (client, attempt) = (Arc::clone(&self.armed.client), Arc::clone(&self.armed.attempt));
+        let context = client.context(Operation::Release, &attempt.name);
         if let Some(end) = self.lease.ended() {
             // The server may keep it for a while yet: dropped here, it is given back in the background.
-            return released_after(end, &self.lease);
+            return released_after(end, context);
         }
         self.armed.call = Some(OpenCall::new(&client.keeper, &attempt.name));
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
         if end != LeaseEnd::Released {
-            return released_after(end, &self.lease); // it has ended in between
+            return released_after(end, context); // it has ended in between
         }
         let for_good = self.armed.ends_for_good();
         let token = self.lease.fencing_token();
-        let released = release(&client, &attempt, token, for_good, self.armed.entry.as_ref()).await?;
+        let released = release(&client, &attempt, token, for_good, self.armed.entry.as_ref()).await;
+        let error = |failure: Failure| client.error(failure, context.clone());
+        let released = released.map_err(error)?;
         self.armed.expect_strays();
         self.armed.disarm();
-        let name = attempt.name.clone();
         match released {
             Released::Yes => Ok(()),
-            Released::NotHeld => Err(Error::NotHeld { name }),
-            Released::Unknown(failure) => Err(Error::Unconfirmed { name, cause: Box::new(failure.into()) }),
+            Released::NotHeld => Err(Error::NotHeld { context }),
+            Released::Unknown(failure) => {
+                Err(Error::Unconfirmed { cause: Box::new(error(failure)), context })
+            }
             Released::Refused(answer, reply) => {
-                Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
+                Err(attempt.refusal(answer, context.clone()).unwrap_or_else(|| error(reply.unexpected())))
             }
         }
     }
@@ -215,8 +219,10 @@ impl Held {
         options: Options,
     ) -> Result<Held, Error> {
         let (client, lease) = (Arc::clone(&self.armed.client), self.lease.clone());
-        let lost = || Error::Lost { name: lease.name().clone() };
-        let closed = || Error::Closed { name: lease.name().clone() };
+        let context = client.context(Operation::Downgrade, lease.name());
+        let lost = || Error::Lost { context: context.clone() };
+        let closed = || Error::Closed { context: context.clone() };
+        let error = |failure: Failure| client.error(failure, context.clone());
         let ended = |end| if end == LeaseEnd::Closed { closed() } else { lost() };
         if let Some(end) = lease.ended() {
             return Err(ended(end));
@@ -232,7 +238,7 @@ impl Held {
         let call = attempt.exchange(scripts);
         let late = attempt.doubt.is_open();
         let sent = Moment::now();
-        let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await?;
+        let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await.map_err(error)?;
         match answer {
             Answer::Final(1..) => {
                 let mut until = sent + attempt.trusted(attempt.options.ttl);
@@ -255,9 +261,9 @@ impl Held {
             }
             Answer::Final(0) => Err(lost()),
             Answer::Final(answer) => {
-                Err(attempt.refusal(answer).unwrap_or_else(|| reply.unexpected().into()))
+                Err(attempt.refusal(answer, context.clone()).unwrap_or_else(|| error(reply.unexpected())))
             }
-            Answer::Busy(..) | Answer::TooLow(_) => Err(reply.unexpected().into()),
+            Answer::Busy(..) | Answer::TooLow(_) => Err(error(reply.unexpected())),
         }
     }
 
@@ -270,10 +276,10 @@ impl Held {
 
 /// What a guard's release comes to whose lease has ended before: if the client was closed, there is
 /// nothing to be done, and closing reports what could not be released.
-pub(super) fn released_after(end: LeaseEnd, lease: &Lease) -> Result<(), Error> {
+pub(super) fn released_after(end: LeaseEnd, context: Context) -> Result<(), Error> {
     match end {
         LeaseEnd::Closed => Ok(()),
-        _ => Err(Error::Lost { name: lease.name().clone() }),
+        _ => Err(Error::Lost { context }),
     }
 }
 
@@ -329,12 +335,12 @@ pub(crate) async fn settle(
 
 /// Sends a request again where that may help.
 async fn insist(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Settled, Failure> {
-    let mut tries_left = TRIES;
+    let (mut tries_left, mut unknown) = (TRIES, false);
     loop {
         tries_left -= 1;
         match settle(client, attempt, call, true).await {
-            Err(failure) if failure.is_passing() && tries_left > 0 => {}
-            outcome => return outcome,
+            Err(failure) if failure.is_passing() && tries_left > 0 => unknown |= failure.is_unknown(),
+            outcome => return outcome.map_err(|failure| failure.with_effect_if(unknown)),
         }
     }
 }

@@ -14,8 +14,6 @@ use super::close::Closing;
 use super::tally::{Standing, Tally};
 use super::{Attempt, LONGEST_SLEEP, Lease, LeaseEnd};
 use crate::clock::Moment;
-#[cfg(feature = "tracing")]
-use crate::error::Error;
 use crate::event::{Report, event};
 use crate::options::Renewal;
 use crate::wire::{Call, NodeSet, Nodes, Reply, Vote};
@@ -346,7 +344,7 @@ impl Keeper {
                 it.for_good |= failure.is_unknown();
                 left = left.with(*node);
             } else {
-                lasting.push(failure);
+                lasting.push((self.nodes.label(*node).to_owned(), failure));
             }
         }
         it.failed += lasting.len();
@@ -367,11 +365,12 @@ impl Keeper {
         drop(book);
         reports.push(Box::new(move || {
             report_given_up(given_up);
-            for _failure in lasting {
+            for (_server, _failure) in lasting {
                 event!(
                     error,
                     lock = %_attempt.name,
-                    error = %Error::from(_failure),
+                    server = %_server,
+                    error = %_failure,
                     "cannot give a lock back: its ttl ends it"
                 );
             }
@@ -414,7 +413,6 @@ fn report_given_up(given_up: Option<Arc<Attempt>>) {
 
 /// Why a node did not answer.
 #[cfg(feature = "tracing")]
-fn first_failure(votes: &[Vote]) -> Option<Error> {
-    let failures = votes.iter().filter_map(|(_, outcome)| outcome.as_ref().err());
-    failures.cloned().map(Error::from).next()
+fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
+    votes.iter().find_map(|(_, outcome)| outcome.as_ref().err())
 }

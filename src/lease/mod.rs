@@ -38,7 +38,7 @@ pub(crate) use shared::Shared;
 pub(crate) use target::Target;
 
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Context, Error, Operation};
 use crate::event::{Report, event};
 use crate::fencing::FencingToken;
 use crate::name::Name;
@@ -224,11 +224,11 @@ impl Lease {
 
     /// What keeps work from being done under this lease.
     fn error(&self, end: LeaseEnd) -> Error {
-        let name = self.name().clone();
+        let context = Context::of(Operation::Hold, self.name());
         match end {
-            LeaseEnd::Lost | LeaseEnd::Revoked => Error::Lost { name },
-            LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { name },
-            LeaseEnd::Closed => Error::Closed { name },
+            LeaseEnd::Lost | LeaseEnd::Revoked => Error::Lost { context },
+            LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { context },
+            LeaseEnd::Closed => Error::Closed { context },
         }
     }
 

@@ -135,7 +135,7 @@ pub(super) async fn release(
             let may_be = count.released.len() + count.doubtful.len() + silent.len() >= nodes.majority();
             return match count.why {
                 Some(why) if !count.doubtful.is_empty() && may_be => Ok(Released::Unknown(why)),
-                _ => Err(failure),
+                _ => Err(failure.with_effect_if(!count.unanswered.is_empty())),
             };
         }
         votes = nodes.ask(&call, silent, &attempt.doubt, Until::Answered).await;

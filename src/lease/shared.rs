@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::held::released_after;
 use super::{Held, Target};
-use crate::error::Error;
+use crate::error::{Context, Error, Operation};
 use crate::name::Name;
 
 type Shares = Mutex<HashMap<(Name, String), Weak<Shared>>>;
@@ -57,7 +57,7 @@ impl Shared {
         // The count includes this one.
         let depth = u32::try_from(Arc::strong_count(&shared) - 1).unwrap_or(u32::MAX);
         if depth >= target.options.max_depth {
-            return Err(Error::TooDeep { name: target.name.clone(), depth });
+            return Err(Error::TooDeep { context: target.context(), depth });
         }
         Ok(Some(shared))
     }
@@ -72,7 +72,7 @@ impl Shared {
         let end = lease.ended();
         match (Arc::into_inner(self), end) {
             (Some(Shared { held, _entry }), _) => held.release().await,
-            (None, Some(end)) => released_after(end, &lease),
+            (None, Some(end)) => released_after(end, Context::of(Operation::Release, lease.name())),
             (None, None) => Ok(()),
         }
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::held::Armed;
 use super::{Attempt, Client, Kind, Queue};
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Context, Error, Operation};
 use crate::name::Name;
-use crate::options::{Options, RestartGuard};
-use crate::wire::{Call, Failure, Script, Until, Vote};
+use crate::options::Options;
+use crate::wire::{Call, Failure, Until, Vote};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
@@ -30,12 +30,6 @@ impl Target {
 
     pub(super) fn arm(&self) -> Armed {
         Armed::new(&self.client, self.attempt())
-    }
-
-    /// The script that its attempts send to acquire.
-    pub(super) fn script(&self) -> &'static Script {
-        let guarded = self.options.restart_guard == RestartGuard::On;
-        self.kind.acquire.pick(guarded || self.client.nodes.single().is_none())
     }
 
     /// Since when its nodes have failed, and how, as far as that matters to it.
@@ -81,7 +75,17 @@ impl Target {
         owners.iter().find(|owner| naming(owner) >= nodes.majority()).cloned()
     }
 
+    /// What its calls do, for their errors.
+    pub(super) fn context(&self) -> Context {
+        self.client.context(Operation::Acquire, &self.name)
+    }
+
+    /// The error for the caller.
+    pub(super) fn error(&self, failure: Failure) -> Error {
+        self.client.error(failure, self.context())
+    }
+
     pub(super) fn lost(&self) -> Error {
-        Error::Lost { name: self.name.clone() }
+        Error::Lost { context: self.context() }
     }
 }

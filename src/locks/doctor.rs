@@ -2,7 +2,7 @@
 
 use super::Locks;
 use crate::diagnosis::{Check, Finding, Verdict};
-use crate::error::Error;
+use crate::error::{Chain, Error};
 use crate::options::{RestartGuard, Wakeups};
 
 impl Locks {
@@ -64,11 +64,11 @@ impl Locks {
         match tried.await {
             Ok(()) => Verdict::Fine,
             Err(error @ Error::Redis { .. }) => Verdict::danger(
-                format!("a lock could not be taken and released: {error}"),
+                format!("a lock could not be taken and released: {}", Chain(&error)),
                 "give the user the rights that the README names",
             ),
             Err(error) => Verdict::danger(
-                format!("a lock could not be taken and released: {error}"),
+                format!("a lock could not be taken and released: {}", Chain(&error)),
                 "see what the documentation of Error says of it",
             ),
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Locks;
-use crate::error::Error;
+use crate::error::{Error, NO_VOTE, Operation, ReasonChain};
 use crate::name::node_key;
 use crate::options::RestartGuard;
 use crate::wire::{Call, Failure, Reply, Script, Until};
@@ -49,8 +49,8 @@ impl fmt::Display for NodeStatus {
         let NodeStatus { node, state } = self;
         match state {
             NodeState::Voter => write!(f, "{node}: votes"),
-            NodeState::NotAdmitted => write!(f, "{node}: {}", Error::NotAdmitted),
-            NodeState::Failed(error) => write!(f, "{node}: {error}"),
+            NodeState::NotAdmitted => write!(f, "{node}: {NO_VOTE}"),
+            NodeState::Failed(error) => write!(f, "{node}: {}", ReasonChain(error)),
         }
     }
 }
@@ -139,11 +139,16 @@ impl Locks {
         outcome: Result<Reply, Failure>,
         survey: &mut Survey,
     ) -> Result<Seen, Error> {
-        let reply = outcome?;
-        let texts = reply.texts()?;
+        let node = self.client.nodes.label(place);
+        let error = |failure: Failure| {
+            let context = self.client.context_of_nodes(Operation::ListNodes).on(node);
+            self.client.error(failure.of_another(), context)
+        };
+        let reply = outcome.map_err(error)?;
+        let texts = reply.texts().map_err(error)?;
         let numbers: Option<Vec<u64>> = texts.iter().skip(1).map(|text| text.parse().ok()).collect();
         let (Some(admitted), Some([highest, ttl, time])) = (texts.first(), numbers.as_deref()) else {
-            return Err(reply.unexpected().into());
+            return Err(error(reply.unexpected()));
         };
         survey.highest = survey.highest.max(*highest);
         survey.longest_ttl = survey.longest_ttl.max(*ttl);
@@ -154,7 +159,7 @@ impl Locks {
         match self.client.nodes.run_id(place).await {
             Ok(Some(run)) if *run == **admitted => Ok(Seen::Voter),
             Ok(run) => Ok(Seen::Stranger(run.as_deref().unwrap_or_default().to_owned())),
-            Err(cause) => Err(Error::Redis { script: "connect", cause }),
+            Err(cause) => Err(error(Failure::unsent(cause))),
         }
     }
 }

@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::Locks;
 use super::nodes::{NodeState, NodeStatus, Survey};
-use crate::error::{Error, NodeError};
+use crate::error::{Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::node_key;
 use crate::options::RestartGuard;
-use crate::wire::{Answer, Call, NodeSet, Script, Until, middle};
+use crate::wire::{Answer, Answered, Answers, Call, Failure, NodeSet, Script, Until, middle};
 
 static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
 
@@ -47,8 +47,10 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoQuorum`] if too few of the others may vote, and not all nodes answer; [`Error::NotAdmitted`] if a node
-    /// has restarted or lost its data again meanwhile: begin anew.
+    /// - [`Error::NoQuorum`]: too few of the others may vote, and not all nodes answer.
+    /// - [`Error::NotAdmitted`]: a node has restarted or lost its data again meanwhile. Call it
+    ///   again.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Dropped, nodes stay as they are: begin anew.
@@ -88,7 +90,7 @@ impl Locks {
         };
         // What was to be told by others must not be founded anew without another look.
         match self.is_new(&after) {
-            Some(new) if new && !founding => return Err(Error::NotAdmitted),
+            Some(new) if new && !founding => return Err(self.not_admitted()),
             Some(_) => {}
             None => return Err(self.too_few(after)),
         }
@@ -104,7 +106,7 @@ impl Locks {
         // One that has restarted again meanwhile has another run than the one that was admitted.
         let now = self.survey().await;
         if now.strangers().any(|(place, _)| admitted.contains(place)) {
-            return Err(Error::NotAdmitted);
+            return Err(self.not_admitted());
         }
         Ok(self.without_vote(voted, now))
     }
@@ -121,14 +123,24 @@ impl Locks {
     }
 
     fn too_few(&self, survey: Survey) -> Error {
-        let (of, answered) = (self.client.nodes.count(), survey.voters().count());
-        let failure = |(_, NodeStatus { node, state }): (usize, NodeStatus)| match state {
-            NodeState::Voter => None,
-            NodeState::NotAdmitted => Some(NodeError { node, error: Error::NotAdmitted }),
-            NodeState::Failed(error) => Some(NodeError { node, error }),
+        let context = self.client.context_of_nodes(Operation::Rejoin);
+        let outcome = |(_, NodeStatus { node, state }): (usize, NodeStatus)| {
+            let answer = match state {
+                NodeState::Voter => NodeAnswer::Granted,
+                NodeState::NotAdmitted => {
+                    NodeAnswer::Failed(Error::NotAdmitted { context: context.clone().on(&node) })
+                }
+                NodeState::Failed(error) => NodeAnswer::failed(error),
+            };
+            NodeOutcome { node, answer }
         };
-        let nodes = self.statuses(survey).filter_map(failure).collect();
-        Error::NoQuorum { script: ADMIT.name(), of, answered, nodes }
+        let nodes = self.statuses(survey).map(outcome).collect();
+        // Nodes that are away may come back.
+        Error::NoQuorum { context: context.judged(true, false), nodes }
+    }
+
+    fn not_admitted(&self) -> Error {
+        Error::NotAdmitted { context: self.client.context_of_nodes(Operation::Rejoin) }
     }
 
     /// Those who had no vote before, or have none now.
@@ -156,23 +168,24 @@ impl Locks {
             Some((floor, ttl)) => call.number(floor).number(ttl),
             None => call,
         };
+        let error =
+            |failure: Failure| self.client.error(failure, self.client.context_of_nodes(Operation::Rejoin));
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), Until::Answered).await;
         let reply = match votes.cast.pop() {
             Some((_, Ok(reply))) => reply,
             Some((_, Err(failure))) if founding || !failure.is_silence() => {
-                let failed = NodeError { node: nodes.label(place).to_owned(), error: failure.into() };
-                let (of, answered) = (nodes.count(), nodes.count() - 1);
-                return Err(Error::NoQuorum { script: ADMIT.name(), of, answered, nodes: vec![failed] });
+                let answers = Answers::of(nodes.labels()).with(place, Answered::Failed(failure));
+                return Err(error(Failure::no_quorum(answers)));
             }
             _ => return Ok(None),
         };
         if let Ok([_, ticket]) = reply.texts().as_deref() {
             return Ok(Some(ticket.clone()));
         }
-        match reply.answer()? {
+        match reply.answer().map_err(error)? {
             Answer::Final(1) => Ok(Some(ticket.to_owned())),
-            Answer::Final(0) => Err(Error::NotAdmitted),
-            _ => Err(reply.unexpected().into()),
+            Answer::Final(0) => Err(self.not_admitted()),
+            _ => Err(error(reply.unexpected())),
         }
     }
 }

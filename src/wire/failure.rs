@@ -1,15 +1,20 @@
 //! Failures to get an answer: what they say of the request, and whether it may work later.
 
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tokio::task::JoinError;
 
 use super::Script;
-use super::link::{is_demoted, refuses_writes};
-use crate::error::{Error, NodeError};
+use super::nodes::Answers;
+use super::refusal::{is_demoted, is_error_reply, refuses_writes, was_refused};
+use crate::error::{Context, Error, Operation, ReasonChain};
 
 /// Why there is no answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    script: &'static str,
     cause: Cause,
     /// The request may have had, or may yet have, an effect.
     unknown: bool,
@@ -21,78 +26,115 @@ enum Cause {
     Unsent(RedisError),
     /// The connection broke or stayed silent, or the server refused the request.
     Sent(RedisError),
+    /// A key that the script uses beside that of the lock holds something else.
+    Corrupt {
+        key: String,
+        problem: &'static str,
+        source: RedisError,
+    },
     /// An answer outside the contract of the script.
-    Reply(String),
+    Reply {
+        script: &'static str,
+        reply: String,
+    },
     Unreplicated {
         have: i64,
         want: u32,
     },
     NotAdmitted,
-    /// Too few of several nodes have answered.
-    NoQuorum {
-        of: usize,
-        answered: usize,
-        nodes: Vec<(String, Failure)>,
-    },
+    /// The tasks that would have made a connection, or waited for an answer, are gone.
+    RuntimeEnded,
+    /// Too few of several nodes have answered alike.
+    NoQuorum(Answers),
 }
 
 impl Failure {
-    pub(super) fn unsent(script: &'static Script, source: RedisError) -> Failure {
-        Failure { script: script.name(), cause: Cause::Unsent(source), unknown: false }
+    fn new(cause: Cause, unknown: bool) -> Failure {
+        Failure { cause, unknown }
     }
 
-    /// A server that refuses a request has not run it: a script checks before it writes. Unless it was `resent`
-    /// perhaps: then it is the last delivery that was refused.
-    pub(super) fn sent(script: &'static Script, source: RedisError, resent: bool) -> Failure {
-        let unknown = resent || !is_refusal(&source);
-        Failure { script: script.name(), cause: Cause::Sent(source), unknown }
+    /// There is no connection.
+    pub(crate) fn unsent(source: RedisError) -> Failure {
+        let cause = if is_cancelled(&source) { Cause::RuntimeEnded } else { Cause::Unsent(source) };
+        Failure::new(cause, false)
     }
 
-    pub(super) fn unknown(script: &'static Script, source: RedisError) -> Failure {
-        Failure { script: script.name(), cause: Cause::Sent(source), unknown: true }
+    /// The same after an earlier delivery, which may have run, or run later: that is what is
+    /// reported.
+    pub(super) fn after(self, earlier: Option<Failure>) -> Failure {
+        match (earlier, &self.cause) {
+            (Some(_), Cause::RuntimeEnded) => self.with_effect(),
+            (Some(earlier), _) => earlier,
+            (None, _) => self,
+        }
+    }
+
+    /// A request that was refused has not run. Unless it was `resent` perhaps: then it is the last
+    /// delivery that was refused.
+    pub(super) fn sent(source: RedisError, resent: bool) -> Failure {
+        let unknown = resent || !was_refused(&source);
+        Failure::new(Cause::Sent(source), unknown)
+    }
+
+    pub(super) fn unknown(source: RedisError) -> Failure {
+        Failure::new(Cause::Sent(source), true)
     }
 
     pub(super) fn reply(script: &'static Script, reply: String) -> Failure {
-        Failure { script: script.name(), cause: Cause::Reply(reply), unknown: true }
+        Failure::new(Cause::Reply { script: script.name(), reply }, true)
     }
 
-    pub(super) fn unreplicated(script: &'static Script, have: i64, want: u32) -> Failure {
-        Failure { script: script.name(), cause: Cause::Unreplicated { have, want }, unknown: true }
+    pub(super) fn unreplicated(have: i64, want: u32) -> Failure {
+        Failure::new(Cause::Unreplicated { have, want }, true)
     }
 
-    pub(super) fn not_admitted(script: &'static Script) -> Failure {
-        Failure { script: script.name(), cause: Cause::NotAdmitted, unknown: false }
+    pub(super) fn not_admitted() -> Failure {
+        Failure::new(Cause::NotAdmitted, false)
     }
 
-    pub(super) fn no_quorum(
-        script: &'static Script,
-        of: usize,
-        answered: usize,
-        nodes: Vec<(String, Failure)>,
-    ) -> Failure {
-        let unknown = nodes.iter().any(|(_, failure)| failure.unknown);
-        Failure { script: script.name(), cause: Cause::NoQuorum { of, answered, nodes }, unknown }
+    /// The tasks that waited for an answer are gone.
+    pub(super) fn runtime_ended() -> Failure {
+        Failure::new(Cause::RuntimeEnded, true)
     }
 
-    /// The failures of so many nodes that the others cannot decide, whatever was asked of them.
-    pub(super) fn all_of(of: usize, nodes: Vec<(String, Failure)>) -> Option<Failure> {
-        let (script, unknown) = (nodes.first()?.1.script, nodes.iter().any(|(_, failure)| failure.unknown));
-        let answered = of.saturating_sub(nodes.len());
-        Some(Failure { script, cause: Cause::NoQuorum { of, answered, nodes }, unknown })
+    /// What several nodes came to.
+    pub(crate) fn no_quorum(answers: Answers) -> Failure {
+        let unknown = answers.failures().any(|failure| failure.unknown);
+        Failure::new(Cause::NoQuorum(answers), unknown)
     }
 
-    /// The same trouble, met with by another request.
-    pub(crate) fn during(mut self, script: &'static Script) -> Failure {
-        self.script = script.name();
-        if let Cause::NoQuorum { nodes, .. } = &mut self.cause {
-            nodes.iter_mut().for_each(|(_, failure)| failure.script = script.name());
+    /// Why, where the server's answer was an error: this key is not what the script takes it for.
+    pub(super) fn because_of(self, key: &str, problem: &'static str) -> Failure {
+        match self.cause {
+            Cause::Sent(source) => {
+                Failure::new(Cause::Corrupt { key: key.to_owned(), problem, source }, self.unknown)
+            }
+            cause => Failure { cause, ..self },
         }
+    }
+
+    /// The answer of a server that is an error.
+    pub(super) fn error_reply(&self) -> Option<&RedisError> {
+        match &self.cause {
+            Cause::Sent(source) if is_error_reply(source) => Some(source),
+            _ => None,
+        }
+    }
+
+    /// The same, of a request that had an effect on some of the nodes, or of one that was sent
+    /// before and may have had one.
+    pub(crate) fn with_effect(self) -> Failure {
+        self.with_effect_if(true)
+    }
+
+    pub(crate) fn with_effect_if(mut self, unknown: bool) -> Failure {
+        self.unknown |= unknown;
         self
     }
 
-    /// The same, of a request that had an effect on some of the nodes.
-    pub(crate) fn with_effect(mut self) -> Failure {
-        self.unknown = true;
+    /// The same trouble, of a request that was not sent because of it.
+    pub(crate) fn of_another(mut self) -> Failure {
+        self.unknown = false;
         self
     }
 
@@ -105,7 +147,7 @@ impl Failure {
     pub(crate) fn is_silence(&self) -> bool {
         match &self.cause {
             Cause::Unsent(_) => true,
-            Cause::Sent(source) => !is_refusal(source),
+            Cause::Sent(source) => !is_error_reply(source),
             _ => false,
         }
     }
@@ -114,7 +156,7 @@ impl Failure {
     pub(crate) fn replicas(&self) -> Option<u32> {
         match &self.cause {
             Cause::Unreplicated { want, .. } => Some(*want),
-            Cause::NoQuorum { nodes, .. } => nodes.iter().find_map(|(_, failure)| failure.replicas()),
+            Cause::NoQuorum(answers) => answers.failures().find_map(Failure::replicas),
             _ => None,
         }
     }
@@ -125,21 +167,66 @@ impl Failure {
             Cause::Unsent(source) => {
                 !matches!(source.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
             }
-            Cause::Sent(source) => !is_refusal(source) || passes(source),
-            Cause::Reply(_) | Cause::NotAdmitted => false,
+            Cause::Sent(source) => !is_error_reply(source) || passes(source),
+            Cause::Corrupt { .. } | Cause::Reply { .. } | Cause::NotAdmitted | Cause::RuntimeEnded => false,
             Cause::Unreplicated { .. } => true,
-            Cause::NoQuorum { of, nodes, .. } => {
-                nodes.iter().filter(|(_, failure)| !failure.is_passing()).count() <= (of - 1) / 2
+            Cause::NoQuorum(answers) => {
+                let lasting = answers.failures().filter(|failure| !failure.is_passing()).count();
+                lasting <= answers.max_failures()
+            }
+        }
+    }
+
+    fn is_end_of_runtime(&self) -> bool {
+        match &self.cause {
+            Cause::RuntimeEnded => true,
+            Cause::NoQuorum(answers) => answers.failures().any(Failure::is_end_of_runtime),
+            _ => false,
+        }
+    }
+
+    /// The error for the caller of an operation.
+    pub(crate) fn error(self, context: Context) -> Error {
+        let context = context.judged(self.is_passing(), self.unknown);
+        if self.is_end_of_runtime() {
+            return Error::RuntimeEnded { context };
+        }
+        match self.cause {
+            Cause::Unsent(cause) | Cause::Sent(cause) => Error::Redis { context, cause },
+            Cause::Corrupt { key, problem, source: cause } => Error::Corrupt { context, key, problem, cause },
+            Cause::Reply { script, reply } => Error::Reply { context, script, reply },
+            Cause::Unreplicated { have, want } => {
+                Error::TooFewReplicas { have: u64::try_from(have).unwrap_or(0), want, context }
+            }
+            Cause::NotAdmitted => Error::NotAdmitted { context },
+            Cause::RuntimeEnded => Error::RuntimeEnded { context },
+            Cause::NoQuorum(answers) => {
+                let nodes = answers.outcomes(&context);
+                Error::NoQuorum { context, nodes }
             }
         }
     }
 }
 
-fn is_refusal(source: &RedisError) -> bool {
-    matches!(source.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+/// For a log that names the server itself.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        ReasonChain(&self.clone().error(Context::new(Operation::Connect))).fmt(f)
+    }
 }
 
-/// Errors of a server that starts, fails over, moves slots, cannot write for now, or is busy with somebody's script.
+/// Whether it comes from a task that was cancelled: a runtime does that as it ends.
+fn is_cancelled(error: &RedisError) -> bool {
+    let Some(source) = error.source() else { return false };
+    // The client library shares the error that it was made of.
+    let source = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
+    let source = source.and_then(|shared| shared.downcast_ref::<std::io::Error>());
+    let task = source.and_then(|source| source.get_ref()?.downcast_ref::<JoinError>());
+    task.is_some_and(JoinError::is_cancelled)
+}
+
+/// Errors of a server that starts, fails over, moves slots, cannot write for now, or is busy with
+/// another script.
 fn passes(source: &RedisError) -> bool {
     use ServerErrorKind as Kind;
     matches!(
@@ -158,20 +245,17 @@ fn passes(source: &RedisError) -> bool {
         || refuses_writes(source)
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        let script = failure.script;
-        match failure.cause {
-            Cause::Unsent(cause) | Cause::Sent(cause) => Error::Redis { script, cause },
-            Cause::Reply(reply) => Error::Reply { script, reply },
-            Cause::Unreplicated { have, want } => {
-                Error::TooFewReplicas { have: u64::try_from(have).unwrap_or(0), want }
-            }
-            Cause::NotAdmitted => Error::NotAdmitted,
-            Cause::NoQuorum { of, answered, nodes } => {
-                let node = |(node, failure): (String, Failure)| NodeError { node, error: failure.into() };
-                Error::NoQuorum { script, of, answered, nodes: nodes.into_iter().map(node).collect() }
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_cancelled_task_is_the_end_of_its_runtime() {
+        let task = tokio::spawn(std::future::pending::<()>());
+        task.abort();
+        let error = RedisError::from(std::io::Error::other(task.await.unwrap_err()));
+        assert!(Failure::unsent(error).is_end_of_runtime());
+        let refused = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        assert!(!Failure::unsent(refused).is_end_of_runtime());
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::RedisError;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
@@ -12,6 +12,7 @@ use super::connection::too_slow;
 use super::crowd::Crowd;
 use super::dial::Dial;
 use super::greeting::Greeting;
+use super::refusal::{is_demoted, lacks_replicas};
 
 /// How often it is looked whether a connection still leads to the master.
 #[cfg(feature = "sentinel")]
@@ -255,28 +256,4 @@ fn forget(current: &Current, generation: u64) {
 /// been demoted. The client library replaces a connection only in the first case.
 fn is_spent(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
-}
-
-/// The answer of a server that is a replica: to a script, which Redis 6 wraps into the error of that, and to `WAIT`, before
-/// and while it waits.
-pub(super) fn is_demoted(error: &RedisError) -> bool {
-    let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
-    error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-        || error.code() == Some("UNBLOCKED")
-        || says("READONLY You can't write")
-        || says("WAIT cannot be used with replica")
-}
-
-/// The answer of a master that refuses to write, with too few replicas or since it cannot save: it has not written.
-pub(super) fn refuses_writes(error: &RedisError) -> bool {
-    lacks_replicas(error) || says(error, "MISCONF")
-}
-
-fn lacks_replicas(error: &RedisError) -> bool {
-    says(error, "NOREPLICAS")
-}
-
-/// Whether this is the code of an error, or of one that Redis 6 has wrapped into that of the script.
-fn says(error: &RedisError, code: &str) -> bool {
-    error.code() == Some(code) || error.detail().is_some_and(|detail| detail.contains(&format!("-{code} ")))
 }

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
+mod companions;
 mod connection;
 mod crowd;
 mod dial;
@@ -19,6 +20,7 @@ mod loading;
 pub(crate) mod memory;
 mod node;
 mod nodes;
+mod refusal;
 mod reply;
 mod roster;
 mod script;
@@ -39,7 +41,7 @@ pub(crate) use ear::Ear;
 pub(crate) use facts::Facts;
 pub(crate) use failure::Failure;
 pub(crate) use node::Node;
-pub(crate) use nodes::{Counted, Nodes, Until, middle};
+pub(crate) use nodes::{Answered, Answers, Counted, Nodes, Until, middle};
 pub(crate) use reply::{Answer, Reply};
 pub(crate) use roster::Roster;
 pub(crate) use script::{Call, Script};

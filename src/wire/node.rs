@@ -15,7 +15,7 @@ use super::loading::Loading;
 use super::reply::{LATE, NOT_ADMITTED};
 use super::roster::Roster;
 use super::script::Filled;
-use super::{Call, Dial, Facts, Failure, Reply};
+use super::{Call, Dial, Facts, Failure, Reply, companions};
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
@@ -188,9 +188,9 @@ impl Node {
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let patience = call.replicas().map_or(Duration::ZERO, |(_, patience)| patience);
         let outcome = match timeout(self.limit * 5 / 4 + patience, self.try_call(call)).await {
-            Ok(Ok(reply)) if self.refuses(call, &reply) => Err(Failure::not_admitted(call.script())),
+            Ok(Ok(reply)) if self.refuses(call, &reply) => Err(Failure::not_admitted()),
             Ok(outcome) => outcome,
-            Err(_) => Err(Failure::unknown(call.script(), too_slow())),
+            Err(_) => Err(Failure::unknown(too_slow())),
         };
         if let Some(report) = self.note(outcome.as_ref().err()) {
             report();
@@ -213,14 +213,14 @@ impl Node {
             // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
             let connected = match self.linked(call.replicas().is_some()).await {
                 Ok(connected) => connected,
-                Err(source) => return Err(resent.unwrap_or_else(|| Failure::unsent(script, source))),
+                Err(source) => return Err(Failure::unsent(source).after(resent)),
             };
             let generation = connected.generation;
             let error = match self.loading.run(&connected.crowd, &self.fill(call, &connected)).await {
                 Ok(value) => {
                     let reply = Reply { script, value, generation, resent };
                     if call.may_be_late() && reply.is_number(LATE) {
-                        return Err(Failure::unsent(script, too_slow())); // it was refused, and may be sent again
+                        return Err(Failure::unsent(too_slow())); // it was refused, and may be sent again
                     }
                     return self.confirm(call, &connected, reply).await;
                 }
@@ -228,8 +228,9 @@ impl Node {
             };
             self.link.drop_if_spent(generation, &error);
             let broken = error.is_connection_dropped();
-            let failure = Failure::sent(script, error, self.is_cluster());
+            let failure = Failure::sent(error, self.is_cluster());
             if resent.is_some() || !broken {
+                let failure = companions::examine(&connected.crowd, call, failure).await;
                 return Err(resent.unwrap_or(failure));
             }
             resent = Some(failure);
@@ -246,11 +247,11 @@ impl Node {
         wait.arg(replicas).arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1));
         match on.crowd.send_within(wait, patience + self.limit.max(TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
-            Ok(Value::Int(count)) => Err(Failure::unreplicated(call.script(), count, replicas)),
+            Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
             Err(error) => {
                 self.link.drop_if_spent(on.generation, &error);
-                Err(Failure::unknown(call.script(), error))
+                Err(Failure::unknown(error))
             }
         }
     }
@@ -260,9 +261,9 @@ impl Node {
         let connected = match self.linked(false).await {
             Ok(connected) => connected,
             Err(source) => {
-                let unsent = |call: &&Call<'_>| Failure::unsent(call.script(), source.clone());
-                self.report_later(self.note(calls.first().map(unsent).as_ref()));
-                return calls.iter().map(|call| Err(unsent(call))).collect();
+                let failure = Failure::unsent(source);
+                self.report_later(self.note(Some(&failure)));
+                return calls.iter().map(|_| Err(failure.clone())).collect();
             }
         };
         let generation = connected.generation;
@@ -279,7 +280,7 @@ impl Node {
                     self.refuses(call, &reply);
                     Ok(reply)
                 }
-                Err(source) => Err(Failure::sent(script, source, self.is_cluster())),
+                Err(source) => Err(Failure::sent(source, self.is_cluster())),
             }
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
@@ -314,8 +315,7 @@ impl Node {
                 self.fails.store(true, Ordering::Relaxed);
                 drop(outage);
                 begins.then(|| -> Report {
-                    let ((_server, _holds), _error) =
-                        (described(), crate::error::Error::from(failure.clone()));
+                    let ((_server, _holds), _error) = (described(), failure.clone());
                     Box::new(move || {
                         event!(warn, server = %_server, holds = _holds, error = %_error, "a server fails");
                     })

@@ -1,6 +1,8 @@
 //! The nodes that decide together: one, or several of which more than half must agree
 //! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 
+mod failures;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,9 +14,10 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::too_slow;
 use super::votes::Vote;
-use super::{Call, Doubt, Facts, Failure, Node, NodeSet, Reply, Script, Votes};
-use crate::clock::Moment;
+use super::{Call, Doubt, Facts, Failure, Node, NodeSet, Reply, Votes};
 use crate::event::Report;
+
+pub(crate) use failures::{Answered, Answers};
 
 /// How long a "no" waits for those who have not answered: what they say of it need not be undone
 /// then.
@@ -32,7 +35,7 @@ pub(crate) enum Until {
 /// One node, or several.
 pub(crate) struct Nodes {
     all: Vec<Arc<Node>>,
-    labels: Vec<String>,
+    labels: Arc<[String]>,
     runtime: Handle,
     /// The largest number that nodes have accepted from here.
     accepted: AtomicU64,
@@ -47,10 +50,10 @@ impl Nodes {
     pub(crate) fn new(all: Vec<(Node, String)>) -> Nodes {
         let holds = Arc::default();
         let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds)), label);
-        let (all, labels) = all.into_iter().map(named).unzip();
+        let (all, labels): (_, Vec<_>) = all.into_iter().map(named).unzip();
         Nodes {
             all,
-            labels,
+            labels: labels.into(),
             runtime: Handle::current(),
             accepted: AtomicU64::new(0),
             opened: AtomicBool::new(false),
@@ -200,23 +203,6 @@ impl Nodes {
         self.node(place).run_id().await
     }
 
-    /// Since when so many have failed that the others cannot decide, and how, if they have, to who
-    /// wants so many replicas.
-    pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
-        if let Some(node) = self.single() {
-            return node.outage(replicas);
-        }
-        let outage =
-            |(node, label): (&Arc<Node>, &String)| node.outage(replicas).map(|it| (it, label.clone()));
-        let outages: Vec<_> = self.all.iter().zip(&self.labels).filter_map(outage).collect();
-        let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
-        begins.sort();
-        // One more than may fail.
-        let since = *begins.get(self.spare())?;
-        let failed = outages.into_iter().map(|((_, failure), label)| (label, failure)).collect();
-        Some((since, Failure::all_of(self.count(), failed)?))
-    }
-
     /// Sends a request to some nodes at a time, each of which has its own time limit.
     ///
     /// # Cancel safety
@@ -232,7 +218,7 @@ impl Nodes {
             doubt.leaves();
             let outcome = node.call(call).await;
             doubt.learns(&outcome);
-            return self.votes(call.script(), vec![(0, outcome)]);
+            return self.votes(vec![(0, outcome)], until);
         }
         let call = Arc::new(call.to_owned());
         // Each sends once, so that nobody ever waits.
@@ -249,7 +235,7 @@ impl Nodes {
         }
         drop(sender);
         let replicas = call.replicas().map_or(0, |(count, _)| count);
-        let mut votes = self.votes(call.script(), Vec::new());
+        let mut votes = self.votes(Vec::new(), until);
         let grace = sleep(Duration::MAX);
         tokio::pin!(grace);
         let mut refused = false;
@@ -280,7 +266,13 @@ impl Nodes {
             tokio::select! {
                 answer = answers.recv() => match answer {
                     Some(vote) => votes.cast.push(vote),
-                    None => break,
+                    None => {
+                        // Tasks are gone that had not answered: their runtime has ended.
+                        let gone = among.without(NodeSet::of(votes.cast.iter().map(|(place, _)| *place)));
+                        let gone = (0..self.count()).filter(|place| gone.contains(*place));
+                        votes.cast.extend(gone.map(|place| (place, Err(Failure::runtime_ended()))));
+                        break;
+                    }
                 },
                 () = &mut grace, if refused => break,
             }
@@ -322,7 +314,7 @@ impl Nodes {
                 match timeout(limit, node.call_all(&its, limit)).await {
                     Ok(outcomes) => numbers.into_iter().zip(outcomes).collect(),
                     Err(_) => {
-                        let late = its.iter().map(|call| Err(Failure::unknown(call.script(), too_slow())));
+                        let late = its.iter().map(|_| Err(Failure::unknown(too_slow())));
                         numbers.into_iter().zip(late).collect()
                     }
                 }
@@ -338,9 +330,9 @@ impl Nodes {
         votes
     }
 
-    pub(crate) fn votes(&self, script: &'static Script, cast: Vec<Vote>) -> Votes {
-        let labels = if self.count() == 1 { Vec::new() } else { self.labels.clone() };
-        Votes { script, labels, of: self.count(), cast, rest: None }
+    fn votes(&self, cast: Vec<Vote>, until: Until) -> Votes {
+        let least = if let Until::Decided(least) = until { least } else { 1 };
+        Votes { labels: Arc::clone(&self.labels), of: self.count(), least, cast, rest: None }
     }
 }
 

@@ -127,6 +127,12 @@ impl<'a> Call<'a> {
         self.script
     }
 
+    /// The keys beside that of the lock, if it uses them: the last token, and the queue.
+    pub(super) fn companions(&self) -> Option<[&str; 2]> {
+        let [_, fence, waiters, ..] = self.keys.as_slice() else { return None };
+        Some([fence, waiters])
+    }
+
     /// The same call, for a task that outlives what it borrows from.
     pub(super) fn to_owned(&self) -> Call<'static> {
         let own = |text: &Cow<'_, str>| Cow::Owned(text.to_string());

@@ -1,10 +1,11 @@
 //! What several nodes said to one request, and what is not known of an attempt's requests.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::mpsc;
 
-use super::{Failure, Reply, Script};
+use super::{Answers, Failure, Reply};
 
 /// Some of the nodes of a quorum, each by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,9 +93,10 @@ pub(crate) type Vote = (usize, Result<Reply, Failure>);
 /// What the nodes said that were waited for.
 #[derive(Debug)]
 pub(crate) struct Votes {
-    pub(super) script: &'static Script,
-    pub(super) labels: Vec<String>,
+    pub(super) labels: Arc<[String]>,
     pub(super) of: usize,
+    /// The least number that is a "yes".
+    pub(super) least: i64,
     pub(crate) cast: Vec<Vote>,
     /// Those who have not answered yet.
     pub(crate) rest: Option<Stragglers>,
@@ -113,17 +115,12 @@ impl Votes {
 
     /// The one answer, or failure, of so many that none of them decides.
     pub(crate) fn failure(self) -> Failure {
-        let answered = self.cast.iter().filter(|(_, outcome)| outcome.is_ok()).count();
-        let mut failed = Vec::new();
-        for (node, outcome) in self.cast {
-            if let Err(failure) = outcome {
-                if self.of == 1 {
-                    return failure;
-                }
-                failed.push((self.labels.get(node).cloned().unwrap_or_default(), failure));
-            }
+        if self.of == 1
+            && let Some((_, Err(failure))) = self.cast.first()
+        {
+            return failure.clone();
         }
-        Failure::no_quorum(self.script, self.of, answered, failed)
+        Failure::no_quorum(Answers::of(&self.labels).with_votes(self.least, self.cast))
     }
 
     /// Among several nodes, "nothing to do" is no answer of one that the request was sent to twice: the first delivery may

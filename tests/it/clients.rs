@@ -202,7 +202,7 @@ fn clients_end_with_their_runtime() {
             let lock = kind.lock(&locks, "after");
             let start = Instant::now();
             for outcome in [lock.try_lock().await.map(drop), lock.lock().await.map(drop)] {
-                assert!(matches!(outcome, Err(Error::RuntimeEnded)), "{kind:?}: {outcome:?}");
+                assert!(matches!(outcome, Err(Error::RuntimeEnded { .. })), "{kind:?}: {outcome:?}");
             }
             assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
             soon("nothing is given back any more", locks.settled()).await;

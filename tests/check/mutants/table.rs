@@ -289,7 +289,7 @@ if ends < now + ttl then
             },
             Edit {
                 file: "src/lease/release.rs",
-                from: "                _ => Err(failure),\n            };",
+                from: "                _ => Err(failure.with_effect_if(!count.unanswered.is_empty())),\n            };",
                 times: 1,
                 to: "                _ => {\n                    let _silent = failure;\n                    Ok(Released::Yes)\n                }\n            };",
             },

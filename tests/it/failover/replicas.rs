@@ -61,7 +61,7 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         let start = Instant::now();
         let outcome = lock.try_lock().await;
         let took = start.elapsed();
-        assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1 })), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1, .. })), "{outcome:?}");
         assert!(took >= PATIENCE && took < PATIENCE + SLACK, "{took:?}");
         println!("refused after {took:?}");
         // Seen by one who does not wait for replicas.
@@ -144,7 +144,7 @@ async fn replicas_standalone_confirm_grants() {
     caught_up(&master, 2).await;
     let many = locks.with_options(ttl(1_500).replicas(3, PATIENCE)).unwrap();
     let outcome = many.mutex("many").unwrap().try_lock().await;
-    assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 2, want: 3 })), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 2, want: 3, .. })), "{outcome:?}");
     // A replica must be answered by within the time that any request may take.
     let slow = Options::new().replicas(1, 2 * NODE_TIMEOUT);
     let refused = |error: &ConfigError| matches!(error, ConfigError::Span { option: "replica_timeout", .. });
@@ -239,7 +239,7 @@ async fn replicas_missed_by_a_waiter_keep_the_lock_from_nobody() {
         guard.release().await.unwrap();
         soon("the other one has it", next).await.unwrap().unwrap().release().await.unwrap();
         let outcome = soon("it fails", waiting).await.unwrap();
-        assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1 })), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1, .. })), "{outcome:?}");
     }
     drop((plain, confirmed, others));
     master.assert_nothing_left().await;

@@ -1,5 +1,6 @@
 //! A master that dies, hangs, or is demoted, and the sentinels that tell of the next one.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult};
@@ -297,7 +298,7 @@ async fn sentinel_opens_or_fails_in_time() {
     }
     deployment.sentinels().iter().for_each(Server::pause);
     let error = opens(MASTER).await.unwrap_err();
-    assert!(error.to_string().ends_with("timed out"), "{error}");
+    assert!(error.source().unwrap().to_string().ends_with("timed out"), "{error:?}");
     deployment.sentinels().iter().for_each(Server::resume);
     deployment.sentinels_mut()[0].kill();
     deployment.sentinels()[1].pause();

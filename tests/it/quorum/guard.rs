@@ -144,7 +144,11 @@ async fn quorum_guard_founds_once() {
         for outcome in [lock.try_lock().await.map(drop), lock.lock().await.map(drop)] {
             let (answered, failures) = no_quorum(outcome);
             assert_eq!((answered, named(&failures)), (0, quorum.labels(0b111)));
-            assert!(failures.iter().all(|failure| matches!(failure.error, Error::NotAdmitted)));
+            assert!(
+                failures
+                    .iter()
+                    .all(|failure| matches!(failure.answer.error(), Some(Error::NotAdmitted { .. })))
+            );
         }
         assert!(start.elapsed() < Duration::from_millis(500), "told at once: {:?}", start.elapsed());
     }
@@ -242,7 +246,7 @@ async fn quorum_rejoin_refuses_where_too_few_may_vote() {
     quorum.restart(0b010).await;
     let (answered, failures) = no_quorum(lock.try_lock().await);
     assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
-    assert!(failures.iter().all(|failure| matches!(failure.error, Error::NotAdmitted)));
+    assert!(failures.iter().all(|failure| matches!(failure.answer.error(), Some(Error::NotAdmitted { .. }))));
     let admitted = admitted(client.rejoin().await);
     assert_eq!(admitted, quorum.labels(0b011));
     lock.lock().await.unwrap().release().await.unwrap();
@@ -254,7 +258,7 @@ async fn quorum_rejoin_refuses_where_too_few_may_vote() {
     let rejoining = begin(&quorum, 0b001, &client).await;
     forget(&mut quorum, 0b010, Loss::Flush).await;
     let outcome = soon("told", rejoining).await.unwrap();
-    assert!(matches!(outcome, Err(Error::NotAdmitted)), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::NotAdmitted { .. })), "{outcome:?}");
     no_quorum(client.mutex("few").unwrap().try_lock().await);
 }
 

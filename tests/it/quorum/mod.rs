@@ -18,7 +18,7 @@ mod tokens;
 
 use std::time::Duration;
 
-use redlatch::{Error, Locks, NodeError, NodeStatus, Options};
+use redlatch::{Error, Locks, NodeOutcome, NodeStatus, Options};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, count_waiters, eventually, servers};
@@ -192,16 +192,20 @@ fn admitted(rejoined: Result<Vec<NodeStatus>, Error>) -> Vec<String> {
     admitted
 }
 
-/// Of an error: how many answered, and the failures of the others.
-fn no_quorum<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, Vec<NodeError>) {
+/// Of an error: how many nodes did not fail, and the others.
+fn no_quorum<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, Vec<NodeOutcome>) {
     match outcome {
-        Err(Error::NoQuorum { answered, nodes, .. }) => (answered, nodes),
+        Err(Error::NoQuorum { nodes, .. }) => {
+            let count = nodes.len();
+            let failed: Vec<_> = nodes.into_iter().filter(|node| node.answer.error().is_some()).collect();
+            (count - failed.len(), failed)
+        }
         other => panic!("not for want of a quorum: {other:?}"),
     }
 }
 
 /// Whom they are about.
-fn named(failures: &[NodeError]) -> Vec<String> {
+fn named(failures: &[NodeOutcome]) -> Vec<String> {
     let mut named: Vec<_> = failures.iter().map(|failure| failure.node.clone()).collect();
     named.sort();
     named

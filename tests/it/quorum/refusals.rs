@@ -95,7 +95,7 @@ async fn quorum_says_that_those_who_answer_do_not_agree() {
     quorum.kill(0b010);
     let error = lock.force_release().await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("2 of 3 nodes answered mutex/force, and did not agree"), "{text}");
+    assert!(text.contains("1 granted, 1 refused, 1 silent of 3 nodes; 2 must agree"), "{text}");
     assert_eq!(no_quorum::<()>(Err(error)).0, 2);
     drop(guard);
     quorum.restart(0b010).await;

@@ -91,7 +91,9 @@ async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
             assert!(took < TIMEOUT * 2, "{took:?} with {labels:?} failing");
             let (answered, failures) = no_quorum(outcome);
             assert_eq!((answered, named(&failures)), (count - labels.len(), labels.clone()));
-            assert!(failures.iter().all(|failure| matches!(failure.error, Error::Redis { .. })));
+            assert!(
+                failures.iter().all(|failure| matches!(failure.answer.error(), Some(Error::Redis { .. })))
+            );
             // Who waits is told as well, before his time is over. Not every time, since that is what takes long.
             if !set.is_multiple_of(3) {
                 return;

@@ -19,6 +19,9 @@ use super::moved::Moved;
 pub const DIRECT: &str = "127.0.0.1";
 pub const PROXIED: &str = "127.0.0.2";
 
+/// What a proxy says that has passed a request on and then failed.
+const UPSTREAM_FAILURE: &[u8] = b"-ERR upstream failure\r\n";
+
 /// Stands between clients and all servers of a deployment.
 pub struct Proxy {
     host: String,
@@ -32,6 +35,8 @@ struct Faults {
     lose_any: AtomicUsize,
     /// So many of each server, since the beginning.
     lose_each: AtomicUsize,
+    /// So many replies to scripts are replaced by an error.
+    fail_any: AtomicUsize,
     /// Cut after this many more bytes to the servers.
     cut_after: Mutex<Option<usize>>,
     /// The same for bytes to the clients.
@@ -76,6 +81,7 @@ impl Proxy {
         let faults = Arc::new(Faults {
             lose_any: AtomicUsize::new(0),
             lose_each: AtomicUsize::new(0),
+            fail_any: AtomicUsize::new(0),
             cut_after: Mutex::new(None),
             cut_replies_after: Mutex::new(None),
             hold_replies: watch::Sender::new(false),
@@ -166,6 +172,12 @@ impl Proxy {
         self.faults.lose_any.store(number, Ordering::SeqCst);
     }
 
+    /// The next so many replies to scripts are replaced by an error of the proxy, after a server has
+    /// run them.
+    pub fn fail_replies(&self, number: usize) {
+        self.faults.fail_any.store(number, Ordering::SeqCst);
+    }
+
     /// On new connections, answers to `INFO` have no `run_id`.
     pub fn hide_runs(&self) {
         self.faults.hides.store(true, Ordering::SeqCst);
@@ -215,16 +227,16 @@ impl Drop for Proxy {
     }
 }
 
+fn take_one(left: &AtomicUsize) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
 impl Faults {
     /// Whether a reply to a script is to be lost, by a server that has lost so many.
     fn loses(&self, lost: &AtomicUsize) -> bool {
         let each = self.lose_each.load(Ordering::SeqCst);
         let mine = lost.fetch_max(each, Ordering::SeqCst) < each;
-        let loses = mine
-            || self
-                .lose_any
-                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
-                .is_ok();
+        let loses = mine || take_one(&self.lose_any);
         self.lost.fetch_add(usize::from(loses), Ordering::SeqCst);
         loses
     }
@@ -378,10 +390,12 @@ async fn replies(
             return;
         }
         // Others than scripts are asked in the background, and nobody misses their replies.
-        if asked.swap(false, Ordering::SeqCst) && faults.loses(lost) {
+        let is_of_script = asked.swap(false, Ordering::SeqCst);
+        if is_of_script && faults.loses(lost) {
             return;
         }
-        let heard = moved.pass(&buffer[..count]);
+        let fails = is_of_script && take_one(&faults.fail_any);
+        let heard = if fails { UPSTREAM_FAILURE.to_vec() } else { moved.pass(&buffer[..count]) };
         let (passed, is_cut) = faults.passes(&faults.cut_replies_after, heard.len());
         if faults.write(&mut to, &heard[..passed]).await.is_err() || is_cut {
             return;

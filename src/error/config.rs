@@ -1,0 +1,182 @@
+//! [`ConfigError`]: settings with which no client can be made.
+
+use std::time::Duration;
+
+/// Why a server may not be a node of a quorum.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NodeProblem {
+    /// It is another one of the nodes as well.
+    #[error("it is the same server as {other}")]
+    SameServer {
+        /// The address of the other one.
+        other: String,
+    },
+    /// It repeats what another server says.
+    #[error("it is a replica")]
+    Replica,
+    /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices that it has started again.
+    #[error("it does not say who it is: its INFO has no run_id")]
+    Unidentified,
+}
+
+/// A client cannot be set up like this. Found before anything is sent, but for
+/// [`ConfigError::Node`] and [`ConfigError::SubscriberElsewhere`].
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A span of time is out of its bounds.
+    #[error("{option} is {value:?}; it must be from {least:?} to {most:?}")]
+    Span {
+        /// The option.
+        option: &'static str,
+        /// What it was set to.
+        value: Duration,
+        /// The least that it may be.
+        least: Duration,
+        /// The most that it may be.
+        most: Duration,
+    },
+    /// The longest hold is shorter than a lease.
+    #[error("max_hold is {longest:?}; it must be at least the longest ttl, {ttl:?}")]
+    ShortHold {
+        /// The longest hold.
+        longest: Duration,
+        /// The ttl.
+        ttl: Duration,
+    },
+    /// The drift is out of its bounds.
+    #[error("drift is {drift}; it must be from 0 to 0.5")]
+    Drift {
+        /// What it was set to.
+        drift: f64,
+    },
+    /// No hold at all is allowed.
+    #[error("max_depth is 0; it must be at least 1")]
+    NoDepth,
+    /// Nobody at all may read.
+    #[error("max_readers is 0; it must be at least 1")]
+    NoReaders,
+    /// An owner may have at most 1,024 holds.
+    #[error("max_depth is {depth}: at most 1024")]
+    LargeDepth {
+        /// What was asked for.
+        depth: u32,
+    },
+    /// At most 100,000 readers may hold one lock.
+    #[error("max_readers is {readers}: at most 100000")]
+    ManyReaders {
+        /// What was asked for.
+        readers: u32,
+    },
+    /// To wait for replicas, a request must know its server, which a cluster's client does not tell.
+    #[error("replicas cannot be waited for in a cluster")]
+    ReplicasOfCluster,
+    /// Only other nodes can admit one: who is alone cannot have a [`RestartGuard`](crate::RestartGuard).
+    #[error("restart_guard is for the nodes of a quorum, which must be more than one")]
+    GuardOfOneNode,
+    /// The prefix is too long.
+    #[error("the prefix has {bytes} bytes; it must have at most 128")]
+    LongPrefix {
+        /// How many it has.
+        bytes: usize,
+    },
+    /// There are too few nodes for a quorum, or too many.
+    #[error("a quorum of {count} nodes; it must have from 1 to {most}")]
+    Nodes {
+        /// How many were named.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// A server may not be a node of this quorum.
+    #[error("{node} may not be a node of this quorum: {problem}")]
+    Node {
+        /// The address of the server.
+        node: String,
+        /// Why not.
+        problem: NodeProblem,
+    },
+    /// No topology was named: see [`LocksBuilder`](crate::LocksBuilder).
+    #[error("no topology was named: call server, sentinel, cluster, quorum, pool or cluster_pool")]
+    NoTopology,
+    /// More than one topology was named.
+    #[error("both {first} and {second} were called; a client has one topology")]
+    SeveralTopologies {
+        /// The one that was named first.
+        first: &'static str,
+        /// The next one.
+        second: &'static str,
+    },
+    /// A pool cannot subscribe.
+    #[error("a pool cannot subscribe: call subscriber with its server, or set wakeups to poll every 100 ms")]
+    PoolWithoutSubscriber,
+    /// A subscriber was named where the client knows by itself where to subscribe.
+    #[error("subscriber is for a pool: a client made with {topology} subscribes where its requests go")]
+    NeedlessSubscriber {
+        /// The topology.
+        topology: &'static str,
+    },
+    /// What is published where requests go is not heard where the client subscribes. Found on
+    /// connecting.
+    #[error("the subscriber {subscriber} is another server than {server}, where requests go")]
+    SubscriberElsewhere {
+        /// The address of the subscriber.
+        subscriber: String,
+        /// Where requests go.
+        server: String,
+    },
+    /// Certificates were given for a server that is not named by a URL.
+    #[error("tls is for URLs: {server} was given as a client, a description or a pool, which brings its own")]
+    CertificatesOfClient {
+        /// The address of the server.
+        server: String,
+    },
+    /// Certificates were given for a server that is reached without TLS.
+    #[error("tls is for servers whose URL begins with rediss://: {server} is reached without TLS")]
+    CertificatesWithoutTls {
+        /// The address of the server.
+        server: String,
+    },
+    /// A node of a cluster was described with certificates, which the other nodes would not get.
+    #[error(
+        "{server} brings certificates that the other nodes of the cluster would not get: use a URL and tls"
+    )]
+    CertificatesOfSeed {
+        /// The address of the node.
+        server: String,
+    },
+    /// A certificate or a key cannot be read.
+    #[error("a certificate or a key cannot be used")]
+    Certificates {
+        /// What the client library says: the source.
+        #[source]
+        cause: redis::RedisError,
+    },
+    /// A client name or a label has other than the allowed characters, or too many, or none.
+    #[error("{what} is {text:?}; it must have 1 to {most} ASCII letters, digits, '-', '_' or '.'")]
+    Word {
+        /// `client_name` or `label`.
+        what: &'static str,
+        /// What it was set to; of a long one the beginning.
+        text: String,
+        /// The most bytes that it may have.
+        most: usize,
+    },
+    /// A client was to be made outside of a tokio runtime, on which its tasks would live.
+    #[error("a client is made on a tokio runtime: this thread is not on one")]
+    NoRuntime,
+    /// An option that belongs to the connections was to be changed where they are there already.
+    #[error("{option} belongs to the connections: give it to the builder, not to with_options")]
+    ConnectionOption {
+        /// The option.
+        option: &'static str,
+    },
+    /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not shown: it may hold a password.
+    #[error("the URL of the server cannot be used")]
+    Url {
+        /// What the client library says: the source.
+        #[source]
+        cause: redis::RedisError,
+    },
+}

@@ -1,0 +1,130 @@
+//! [`Context`]: which operation failed, on which lock and server.
+
+use crate::name::Name;
+
+/// What failed, where, and what is known of the request. It is in every [`Error`](crate::Error) that
+/// an operation returns.
+///
+/// ```
+/// fn label(error: &redlatch::Error) -> String {
+///     match error.context() {
+///         Some(context) => format!("redlatch_{}_failed", context.operation().verb()),
+///         None => "redlatch_refused_an_argument".to_owned(),
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context(Box<Details>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Details {
+    operation: Operation,
+    lock: Option<Name>,
+    server: Option<String>,
+    is_transient: bool,
+    is_indeterminate: bool,
+}
+
+/// What a call was doing when it failed.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// A client connects.
+    Connect,
+    /// A call acquires a lock: `lock`, `read`, `write`, and their forms with `try_` and `_timeout`.
+    Acquire,
+    /// Work runs under a lease.
+    Hold,
+    /// A lease is renewed. Only log events have it.
+    Renew,
+    /// A guard is released.
+    Release,
+    /// A write is made a read.
+    Downgrade,
+    /// A call reads the state of a lock: `inspect`, `is_locked`, `is_held_by`.
+    Inspect,
+    /// A lock is revoked.
+    ForceRelease,
+    /// The nodes of a quorum are listed.
+    ListNodes,
+    /// Nodes of a guarded quorum get their votes again.
+    Rejoin,
+    /// A client is closed.
+    Close,
+}
+
+impl Operation {
+    /// The operation as one word, in lower case.
+    #[must_use]
+    pub fn verb(self) -> &'static str {
+        match self {
+            Operation::Connect => "connect",
+            Operation::Acquire => "acquire",
+            Operation::Hold => "hold",
+            Operation::Renew => "renew",
+            Operation::Release => "release",
+            Operation::Downgrade => "downgrade",
+            Operation::Inspect => "inspect",
+            Operation::ForceRelease => "force-release",
+            Operation::ListNodes => "list",
+            Operation::Rejoin => "rejoin",
+            Operation::Close => "close",
+        }
+    }
+}
+
+impl Context {
+    pub(crate) fn new(operation: Operation) -> Context {
+        Context(Box::new(Details {
+            operation,
+            lock: None,
+            server: None,
+            is_transient: false,
+            is_indeterminate: false,
+        }))
+    }
+
+    pub(crate) fn of(operation: Operation, lock: &Name) -> Context {
+        let mut context = Context::new(operation);
+        context.0.lock = Some(lock.clone());
+        context
+    }
+
+    pub(crate) fn on(mut self, server: &str) -> Context {
+        self.0.server = Some(server.to_owned());
+        self
+    }
+
+    /// Says whether a retry may help, and whether the request may have taken effect.
+    pub(crate) fn judged(mut self, is_transient: bool, is_indeterminate: bool) -> Context {
+        (self.0.is_transient, self.0.is_indeterminate) = (is_transient, is_indeterminate);
+        self
+    }
+
+    /// What the call was doing.
+    #[must_use]
+    pub fn operation(&self) -> Operation {
+        self.0.operation
+    }
+
+    /// The lock; `None` if the operation concerns the client or its nodes.
+    #[must_use]
+    pub fn lock(&self) -> Option<&Name> {
+        self.0.lock.as_ref()
+    }
+
+    /// The server's address, Sentinel's name of the master, `cluster`, or `pool`. `None` if a
+    /// quorum decides together: [`Error::NoQuorum`](crate::Error::NoQuorum) lists its nodes.
+    #[must_use]
+    pub fn server(&self) -> Option<&str> {
+        self.0.server.as_deref()
+    }
+
+    pub(super) fn is_transient(&self) -> bool {
+        self.0.is_transient
+    }
+
+    pub(super) fn is_indeterminate(&self) -> bool {
+        self.0.is_indeterminate
+    }
+}

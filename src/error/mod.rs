@@ -1,0 +1,308 @@
+//! What can go wrong, told apart: the lock is held by another client, the lease was lost, the caller
+//! gave up, the server failed.
+
+mod config;
+mod context;
+mod text;
+
+use std::time::Duration;
+
+use crate::name::{Name, NameError};
+
+pub use config::{ConfigError, NodeProblem};
+pub use context::{Context, Operation};
+pub(crate) use text::{Chain, MOST_NAMES, NO_VOTE, ReasonChain};
+
+/// Why a call on a lock did not do what its name says.
+///
+/// That another client holds the lock is not among them: it is the answer `None` of a `try_` call.
+/// [The table of errors](crate::errors) says what to do about each.
+///
+/// The text names the operation, the lock, the server where there is one, and the reason. It does
+/// not repeat the [source](std::error::Error::source), so print both, as `anyhow` does with `{:#}`.
+/// The source is what the client library said: it can be downcast to [`redis::RedisError`].
+///
+/// ```
+/// use std::error::Error as _;
+///
+/// fn code(error: &redlatch::Error) -> Option<&str> {
+///     error.source()?.downcast_ref::<redis::RedisError>()?.code()
+/// }
+/// ```
+#[non_exhaustive]
+#[derive(Debug)]
+pub enum Error {
+    /// The caller's limit elapsed before the lock was free. What was granted meanwhile is released
+    /// in the background. Transient.
+    TimedOut {
+        /// Which operation failed, and where.
+        context: Context,
+        /// The limit that the caller set.
+        limit: Duration,
+    },
+    /// The lease ended while its guard was held, or before its grant arrived: another client may
+    /// hold the lock by now. Transient if the operation was [`Operation::Acquire`].
+    Lost {
+        /// Which operation failed, and where.
+        context: Context,
+    },
+    /// The guard was released or leaked while the work of [`while_held`](crate::Lease::while_held)
+    /// ran under its lease: the work was dropped. [`Lease::ended`](crate::Lease::ended)
+    /// distinguishes the two.
+    Released {
+        /// Which operation failed, and where.
+        context: Context,
+    },
+    /// The client was [closed](crate::Locks::close): it acquires no locks any more, and has
+    /// released what it held.
+    Closed {
+        /// Which operation failed, and where.
+        context: Context,
+    },
+    /// [`Locks::close`](crate::Locks::close) could not release everything within its limit: the
+    /// servers may have these locks until their TTLs expire. Releases go on in the background while
+    /// the client lives. Transient and indeterminate.
+    Unreleased {
+        /// How many holds and places in queues.
+        count: usize,
+        /// Their locks, each once; the first 32.
+        names: Vec<Name>,
+        /// The limit that the caller set.
+        limit: Duration,
+    },
+    /// There was nothing to release: the server had already ended this hold.
+    NotHeld {
+        /// Which operation failed, and where.
+        context: Context,
+    },
+    /// The answer to a release was lost, and the lock has had another holder since, so that it is
+    /// not known whether the lease had lasted until then. Nothing is held any more. Indeterminate.
+    Unconfirmed {
+        /// Which operation failed, and where.
+        context: Context,
+        /// How the answer was lost: the source.
+        cause: Box<Error>,
+    },
+    /// The owner has as many holds as [`Options::max_depth`](crate::Options::max_depth) allows.
+    TooDeep {
+        /// Which operation failed, and where.
+        context: Context,
+        /// How many holds the owner has.
+        depth: u32,
+    },
+    /// The owner reads and wants to write, and so does another reader: each would wait for the other
+    /// to stop reading. Release all holds of this owner and retry; if the caller of your function
+    /// has one of them, return this error to that caller.
+    WouldDeadlock {
+        /// Which operation failed, and where.
+        context: Context,
+    },
+    /// As many hold the lock or are queued for it as
+    /// [`Options::max_readers`](crate::Options::max_readers) allows. Owners that hold it already are
+    /// not refused. Transient.
+    Crowded {
+        /// Which operation failed, and where.
+        context: Context,
+        /// The limit.
+        limit: u32,
+    },
+    /// The key holds something else than such a lock. It is left as it is: delete it by hand if
+    /// nothing needs it.
+    WrongType {
+        /// Which operation failed, and where.
+        context: Context,
+        /// What was found there.
+        found: &'static str,
+    },
+    /// A key that belongs to the lock, its fencing counter or its queue, holds something else. It is
+    /// left as it is: repair or delete it. A new fencing counter continues with the server's clock.
+    /// Indeterminate if the script may have written before it found out.
+    Corrupt {
+        /// Which operation failed, and where.
+        context: Context,
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        problem: &'static str,
+        /// The server's answer: the source.
+        cause: redis::RedisError,
+    },
+    /// The server could not be reached, did not answer in time, or refused the request. Transient
+    /// and indeterminate as the methods of this error say.
+    Redis {
+        /// Which operation failed, and where.
+        context: Context,
+        /// What the client library says: the source.
+        cause: redis::RedisError,
+    },
+    /// The runtime that the client was made on has ended, and with it the client's connections and
+    /// renewals. Make another client, on a runtime that lasts as long. Indeterminate if a request
+    /// had left.
+    RuntimeEnded {
+        /// Which operation failed, and where.
+        context: Context,
+    },
+    /// The server answered a script with something that the script never answers. Indeterminate.
+    Reply {
+        /// Which operation failed, and where.
+        context: Context,
+        /// The script.
+        script: &'static str,
+        /// The answer.
+        reply: String,
+    },
+    /// Fewer replicas than [`Options::replicas`](crate::Options::replicas) asks for have confirmed
+    /// what was granted: it is released. Transient and indeterminate.
+    TooFewReplicas {
+        /// Which operation failed, and where.
+        context: Context,
+        /// How many have it.
+        have: u64,
+        /// How many must.
+        want: u32,
+    },
+    /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it has started, or lost its
+    /// data, since it was admitted. See [`Locks::rejoin`](crate::Locks::rejoin).
+    NotAdmitted {
+        /// Which operation failed, and where.
+        context: Context,
+    },
+    /// Of the nodes of a quorum, no majority answered alike. Transient unless a majority is kept by
+    /// lasting failures; indeterminate if any node may have run the request.
+    NoQuorum {
+        /// Which operation failed, and where.
+        context: Context,
+        /// Every node, and what it answered.
+        nodes: Vec<NodeOutcome>,
+    },
+    /// Not a lock's name.
+    Name(NameError),
+    /// Not a way to set up a client.
+    Config(ConfigError),
+}
+
+impl Error {
+    /// Returns which operation failed, on which lock and server. `None` of
+    /// [`Name`](Error::Name), [`Config`](Error::Config) and [`Unreleased`](Error::Unreleased), which
+    /// lists its locks.
+    #[must_use]
+    pub fn context(&self) -> Option<&Context> {
+        match self {
+            Error::TimedOut { context, .. }
+            | Error::Lost { context }
+            | Error::Released { context }
+            | Error::Closed { context }
+            | Error::NotHeld { context }
+            | Error::Unconfirmed { context, .. }
+            | Error::TooDeep { context, .. }
+            | Error::WouldDeadlock { context }
+            | Error::Crowded { context, .. }
+            | Error::WrongType { context, .. }
+            | Error::Corrupt { context, .. }
+            | Error::Redis { context, .. }
+            | Error::RuntimeEnded { context }
+            | Error::Reply { context, .. }
+            | Error::TooFewReplicas { context, .. }
+            | Error::NotAdmitted { context }
+            | Error::NoQuorum { context, .. } => Some(context),
+            Error::Unreleased { .. } | Error::Name(_) | Error::Config(_) => None,
+        }
+    }
+
+    /// Returns whether the same call may succeed later without anybody repairing anything. False of
+    /// everything that is unknown, such as an error code that no server documents.
+    ///
+    /// A guard is consumed by its release, which the client repeats by itself: there it says whether
+    /// that may succeed.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Error::TimedOut { .. } | Error::Crowded { .. } | Error::Unreleased { .. } => true,
+            Error::Lost { context } => context.operation() == Operation::Acquire,
+            Error::Unconfirmed { .. } | Error::Name(_) | Error::Config(_) => false,
+            other => other.context().is_some_and(Context::is_transient),
+        }
+    }
+
+    /// Returns whether the request may have taken effect, or may yet.
+    ///
+    /// The client follows up: what may have been acquired is released in the background, and what
+    /// may not have been released is released again. So this matters to the caller only of
+    /// `release`, `downgrade` and `force_release`.
+    #[must_use]
+    pub fn is_indeterminate(&self) -> bool {
+        match self {
+            Error::Unconfirmed { .. } | Error::Unreleased { .. } => true,
+            other => other.context().is_some_and(Context::is_indeterminate),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Redis { cause, .. } | Error::Corrupt { cause, .. } => Some(cause),
+            Error::Unconfirmed { cause, .. } => Some(cause),
+            // Their texts are this error's.
+            Error::Name(error) => error.source(),
+            Error::Config(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<NameError> for Error {
+    fn from(error: NameError) -> Error {
+        Error::Name(error)
+    }
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Error {
+        Error::Config(error)
+    }
+}
+
+/// What one node of a quorum came to. Its text has the causes of a failure in it.
+#[non_exhaustive]
+#[derive(Debug)]
+pub struct NodeOutcome {
+    /// Its address.
+    pub node: String,
+    /// What it answered.
+    pub answer: NodeAnswer,
+}
+
+/// What one node of a quorum answered.
+#[non_exhaustive]
+#[derive(Debug)]
+pub enum NodeAnswer {
+    /// It did what was asked, or may vote.
+    Granted,
+    /// It answered otherwise: the lock is held there by another client, or there was nothing to do.
+    Refused,
+    /// It was not asked, or the client did not wait for its answer.
+    Pending,
+    /// It could not be reached or did not answer in time.
+    Silent(Error),
+    /// It answered with an error.
+    Failed(Error),
+}
+
+impl NodeAnswer {
+    pub(crate) fn failed(error: Error) -> NodeAnswer {
+        match &error {
+            Error::Redis { cause, .. } if cause.code().is_none() => NodeAnswer::Silent(error),
+            _ => NodeAnswer::Failed(error),
+        }
+    }
+
+    /// Returns why there is no answer of this node, if it failed.
+    #[must_use]
+    pub fn error(&self) -> Option<&Error> {
+        match self {
+            NodeAnswer::Silent(error) | NodeAnswer::Failed(error) => Some(error),
+            NodeAnswer::Granted | NodeAnswer::Refused | NodeAnswer::Pending => None,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What errors say: `could not <verb> lock "<name>" on <server>: <reason>`.
+//!
+//! The text of an error does not repeat its source: a reporter prints both. Only a list of nodes has
+//! the causes in the text, since an error has one source.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use super::{Context, Error, NodeAnswer, NodeOutcome, Operation};
+use crate::name::Name;
+
+/// How many locks an error names.
+pub(crate) const MOST_NAMES: usize = 32;
+
+/// What is said of a node that must rejoin its quorum.
+pub(crate) const NO_VOTE: &str = "the node has no vote since it started or lost its data: call Locks::rejoin";
+
+/// An error followed by its sources, for a log.
+pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.0, f)?;
+        sources(self.0, f)
+    }
+}
+
+fn sources(error: &(dyn StdError + 'static), f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut last = error.to_string();
+    for source in std::iter::successors(error.source(), |&source| source.source()) {
+        let text = source.to_string();
+        // Errors of the client library repeat the text of their own sources.
+        if !last.contains(&text) {
+            write!(f, ": {text}")?;
+        }
+        last = text;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.operation(), self.lock()) {
+            (operation, Some(lock)) => write!(f, "{} lock {:?}", operation.verb(), lock.as_str())?,
+            (Operation::Close, None) => f.write_str("close the client")?,
+            (Operation::ListNodes, None) => f.write_str("list the nodes")?,
+            (Operation::Rejoin, None) => f.write_str("let the nodes rejoin")?,
+            (operation, None) => f.write_str(operation.verb())?,
+        }
+        match (self.server(), self.operation()) {
+            (Some(server), Operation::Connect) => write!(f, " to {server}"),
+            (Some(server), _) => write!(f, " on {server}"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(context) = self.context() {
+            write!(f, "could not {context}: ")?;
+        }
+        Reason(self).fmt(f)
+    }
+}
+
+/// Why an operation failed, without which one it was.
+struct Reason<'a>(&'a Error);
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Error::TimedOut { limit, .. } => write!(f, "it was not free within {limit:?}"),
+            Error::Lost { .. } => f.write_str("the lease was lost; another client may hold the lock"),
+            Error::Released { .. } => f.write_str("its guard was released while work ran under the lease"),
+            Error::Closed { .. } => f.write_str("the client was closed"),
+            Error::Unreleased { count, names, limit } => unreleased(*count, names, *limit, f),
+            Error::NotHeld { .. } => f.write_str("it was not held any more"),
+            Error::Unconfirmed { .. } => f.write_str(
+                "the answer was lost, and the lock has had another holder since; \
+                 it was released now, or lost before",
+            ),
+            Error::TooDeep { depth, .. } => {
+                write!(f, "its owner already has {depth} holds, which is all that max_depth allows")
+            }
+            Error::WouldDeadlock { .. } => f.write_str(
+                "another reader of the lock waits to write: release all holds of this owner, then retry",
+            ),
+            Error::Crowded { limit, .. } => {
+                write!(f, "{limit} hold it or wait for it, which is all that max_readers allows")
+            }
+            Error::WrongType { context, found } => match context.lock() {
+                Some(lock) => write!(f, "the key {:?} holds {found}", lock.key()),
+                None => write!(f, "the key holds {found}"),
+            },
+            Error::Corrupt { key, problem, .. } => {
+                write!(f, "its companion key {key:?} {problem}; repair or delete that key")
+            }
+            Error::Redis { context, cause } => redis_failed(context, cause, f),
+            Error::RuntimeEnded { .. } => f.write_str(
+                "the runtime on which the client was made has ended: \
+                 make another client on a runtime that lasts",
+            ),
+            Error::Reply { script, reply, .. } => {
+                write!(f, "the script {script} answered {reply}, which is not in its contract")
+            }
+            Error::TooFewReplicas { have, want, .. } => {
+                write!(f, "only {have} of {want} required replicas confirmed the grant, which is released")
+            }
+            Error::NotAdmitted { .. } => f.write_str(NO_VOTE),
+            Error::NoQuorum { nodes, .. } => no_quorum(nodes, f),
+            Error::Name(error) => error.fmt(f),
+            Error::Config(error) => error.fmt(f),
+        }
+    }
+}
+
+fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str(match (cause.code().is_some(), context.is_indeterminate()) {
+        (true, false) => "the server refused the request",
+        (true, true) => "the server answered with an error, and may have run the request",
+        (false, false) => "the server could not be reached",
+        (false, true) => "no answer came; the request may have taken effect",
+    })
+}
+
+fn unreleased(
+    count: usize,
+    names: &[Name],
+    limit: std::time::Duration,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    let listed: Vec<_> = names.iter().map(|name| format!("{:?}", name.as_str())).collect();
+    let more = if names.len() == MOST_NAMES { " and possibly others" } else { "" };
+    let listed = listed.join(", ");
+    write!(
+        f,
+        "{count} holds or waiters were not released within {limit:?}: locks {listed}{more}; \
+         the servers may have them until their TTLs expire"
+    )
+}
+
+/// "1 granted, 1 refused, 1 silent, of 3 nodes; 2 must agree", and why the others did not answer.
+fn no_quorum(nodes: &[NodeOutcome], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let word = |node: &NodeOutcome| match node.answer {
+        NodeAnswer::Granted => "granted",
+        NodeAnswer::Refused => "refused",
+        NodeAnswer::Pending => "not awaited",
+        NodeAnswer::Silent(_) => "silent",
+        NodeAnswer::Failed(_) => "failed",
+    };
+    let counted: Vec<_> = ["granted", "refused", "not awaited", "silent", "failed"]
+        .into_iter()
+        .map(|sort| (sort, nodes.iter().filter(|node| word(node) == sort).count()))
+        .filter(|(sort, count)| *count > 0 || *sort == "granted")
+        .map(|(sort, count)| format!("{count} {sort}"))
+        .collect();
+    write!(f, "no majority: {} of {} nodes; ", counted.join(", "), nodes.len())?;
+    write!(f, "{} must agree", nodes.len() / 2 + 1)?;
+    let answered = nodes.iter().filter(|node| node.answer.error().is_none()).count();
+    if answered * 2 == nodes.len() {
+        f.write_str(" (half of an even number is no majority: use an odd one)")?;
+    }
+    for node in nodes.iter().filter(|node| node.answer.error().is_some()) {
+        write!(f, "; {node}")?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for NodeOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.node)?;
+        match &self.answer {
+            NodeAnswer::Granted => f.write_str("granted"),
+            NodeAnswer::Refused => f.write_str("refused"),
+            NodeAnswer::Pending => f.write_str("not awaited"),
+            NodeAnswer::Silent(error) | NodeAnswer::Failed(error) => {
+                Reason(error).fmt(f)?;
+                sources(error, f)
+            }
+        }
+    }
+}
+
+/// The reason of a failure and its sources, for a log that names the server and the lock itself.
+pub(crate) struct ReasonChain<'a>(pub(crate) &'a Error);
+
+impl fmt::Display for ReasonChain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Reason(self.0).fmt(f)?;
+        sources(self.0, f)
+    }
+}

@@ -1,0 +1,145 @@
+//! What errors say: which operation failed, on which lock and server, why, and what is known of it.
+
+mod corrupt;
+mod outcomes;
+mod runtime;
+
+use std::error::Error as _;
+
+use redis::RedisError;
+use redlatch::{Error, Locks, NodeAnswer, Operation, Options};
+
+use crate::support::{AnyLock, Kind, Server};
+
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+
+/// What the client library said.
+fn cause(error: &Error) -> &RedisError {
+    error.source().unwrap().downcast_ref().unwrap_or_else(|| panic!("{error:?}"))
+}
+
+fn options() -> Options {
+    Options::new().node_timeout(std::time::Duration::from_millis(500))
+}
+
+async fn inspect(lock: &AnyLock) -> Result<(), Error> {
+    match lock {
+        AnyLock::Mutex(lock) => lock.inspect().await.map(drop),
+        AnyLock::Reentrant(lock, _) => lock.inspect().await.map(drop),
+        AnyLock::Read(lock, _) | AnyLock::Write(lock) => lock.inspect().await.map(drop),
+    }
+}
+
+/// What an error names.
+#[track_caller]
+fn assert_names(error: &Error, operation: Operation, lock: &str, server: Option<&str>) {
+    let context = error.context().unwrap_or_else(|| panic!("{error:?}"));
+    assert_eq!(context.operation(), operation, "{error:?}");
+    assert_eq!(context.lock().map(redlatch::Name::as_str), Some(lock), "{error:?}");
+    assert_eq!(context.server(), server, "{error:?}");
+    let on = server.map_or(String::new(), |server| format!(" on {server}"));
+    let begins = format!("could not {} lock {lock:?}{on}: ", operation.verb());
+    assert!(error.to_string().starts_with(&begins), "{error}");
+}
+
+#[tokio::test]
+async fn error_text_does_not_repeat_its_source() {
+    // No server listens there.
+    let (one, other) = ("redis://127.0.0.1:1/", "redis://127.0.0.1:2/");
+    let refused = Locks::open(one).await.unwrap_err();
+    assert!(cause(&refused).is_connection_refusal(), "{refused:?}");
+    assert_eq!(refused.to_string(), "could not connect to 127.0.0.1:1: the server could not be reached");
+    assert!(refused.is_transient() && !refused.is_indeterminate());
+
+    let too_few = Locks::builder().quorum([one, other]).connect().await.unwrap_err();
+    assert!(too_few.source().is_none(), "it has two causes: {too_few:?}");
+    let text = too_few.to_string();
+    assert_eq!(text.matches("Connection refused").count(), 2, "{text}");
+    let Error::NoQuorum { nodes, .. } = too_few else { panic!("{too_few:?}") };
+    for (node, address) in nodes.iter().zip(["127.0.0.1:1", "127.0.0.1:2"]) {
+        let NodeAnswer::Silent(error) = &node.answer else { panic!("{node:?}") };
+        assert_eq!(node.node, address);
+        assert_eq!(error.context().unwrap().server(), Some(address));
+        assert!(cause(error).is_connection_refusal(), "{error:?}");
+    }
+
+    let unusable = Locks::open("http://127.0.0.1/").await.unwrap_err();
+    assert!(!unusable.to_string().contains("did not parse"), "{unusable}");
+    assert!(cause(&unusable).to_string().contains("did not parse"), "{unusable:?}");
+    let unnamed = Error::from(Locks::builder().server(one).connect_lazily().unwrap().mutex("").unwrap_err());
+    assert!(unnamed.source().is_none() && unnamed.context().is_none(), "{unnamed:?}");
+}
+
+#[tokio::test]
+async fn errors_name_operation_lock_and_server() {
+    let server = Server::start().await;
+    let locks = server.locks_with(options()).await;
+    let address = format!("127.0.0.1:{}", server.port());
+    for kind in KINDS {
+        let lock = kind.lock(&locks, kind.name());
+        let guard = lock.lock().await.unwrap();
+        let limit = std::time::Duration::from_millis(50);
+        let late = lock.for_rival().lock_timeout(limit).await.unwrap_err();
+        assert_names(&late, Operation::Acquire, kind.name(), Some(&address));
+        assert!(matches!(late, Error::TimedOut { .. }) && late.is_transient(), "{late:?}");
+        lock.force_release().await.unwrap();
+        let lost = guard.release().await.unwrap_err();
+        assert_names(&lost, Operation::Release, kind.name(), Some(&address));
+        assert!(!lost.is_transient() && !lost.is_indeterminate(), "{lost:?}");
+        let guard = lock.lock().await.unwrap();
+        server.pause();
+        for (error, operation) in [
+            (lock.for_rival().try_lock().await.unwrap_err(), Operation::Acquire),
+            (inspect(&lock).await.unwrap_err(), Operation::Inspect),
+            (lock.force_release().await.unwrap_err(), Operation::ForceRelease),
+            (guard.release().await.unwrap_err(), Operation::Release),
+        ] {
+            assert_names(&error, operation, kind.name(), Some(&address));
+            assert!(cause(&error).is_timeout() && error.is_transient(), "{error:?}");
+        }
+        server.resume();
+        locks.settled().await;
+    }
+}
+
+#[tokio::test]
+async fn work_under_a_lost_lease_names_its_lock() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mutex = locks.mutex("work").unwrap();
+    let guard = mutex.lock().await.unwrap();
+    let lease = guard.lease().clone();
+    let work = tokio::spawn(async move { lease.while_held(std::future::pending::<()>()).await });
+    guard.release().await.unwrap();
+    let error = work.await.unwrap().unwrap_err();
+    assert_names(&error, Operation::Hold, "work", None);
+}
+
+#[tokio::test]
+async fn quorum_error_counts_what_each_node_answered() {
+    let mut servers = [Server::start().await, Server::start().await, Server::start().await];
+    let locks =
+        Locks::builder().quorum(servers.iter().map(Server::url)).options(options()).connect().await.unwrap();
+    let mutex = locks.mutex("counted").unwrap();
+    // Of the majority that is left, one node has another holder.
+    servers[0].run::<()>(&["SET", "lock:counted", "another", "PX", "60000"]).await;
+    servers[2].kill();
+    let error = mutex.force_release().await.unwrap_err();
+    assert_names(&error, Operation::ForceRelease, "counted", None);
+    let text = error.to_string();
+    assert!(text.contains("1 granted, 1 refused, 1 silent of 3 nodes; 2 must agree"), "{text}");
+    assert!(error.is_indeterminate() && error.is_transient(), "{error:?}");
+    let Error::NoQuorum { nodes, .. } = &error else { panic!("{error:?}") };
+    assert!(matches!(nodes[0].answer, NodeAnswer::Granted), "{nodes:?}");
+    assert!(matches!(nodes[1].answer, NodeAnswer::Refused), "{nodes:?}");
+    assert!(matches!(&nodes[2].answer, NodeAnswer::Silent(error) if cause(error).is_io_error()), "{nodes:?}");
+
+    servers[1].run::<()>(&["ACL", "SETUSER", "default", "-evalsha"]).await;
+    let error = mutex.try_lock().await.unwrap_err();
+    assert_names(&error, Operation::Acquire, "counted", None);
+    let Error::NoQuorum { nodes, .. } = &error else { panic!("{error:?}") };
+    let NodeAnswer::Failed(denied) = &nodes[1].answer else { panic!("{nodes:?}") };
+    assert_eq!(cause(denied).code(), Some("NOPERM"), "{denied:?}");
+    assert_names(denied, Operation::Acquire, "counted", Some(&nodes[1].node));
+    servers[1].run::<()>(&["ACL", "SETUSER", "default", "+evalsha"]).await;
+}

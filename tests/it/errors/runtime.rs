@@ -1,0 +1,53 @@
+//! A client whose runtime has ended says so, whatever it is asked.
+
+use redlatch::{Error, Locks, Operation};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{KINDS, inspect, options};
+use crate::support::{AnyGuard, Server, soon};
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[track_caller]
+fn assert_ended(outcome: Result<(), Error>, operation: Operation) {
+    let error = outcome.unwrap_err();
+    let Error::RuntimeEnded { context } = &error else { panic!("{error:?}") };
+    assert_eq!(context.operation(), operation);
+    assert!(!error.is_transient(), "{error:?}");
+}
+
+/// On one server and on a quorum.
+#[test]
+fn every_call_after_the_clients_runtime_says_so() {
+    let second = runtime();
+    let servers =
+        second.block_on(async { [Server::start().await, Server::start().await, Server::start().await] });
+    for is_quorum in [false, true] {
+        for kind in KINDS {
+            let first = runtime();
+            let name = format!("{}{is_quorum}", kind.name());
+            let builder = if is_quorum {
+                Locks::builder().quorum(servers.iter().map(Server::url))
+            } else {
+                Locks::builder().server(servers[0].url())
+            };
+            let locks = first.block_on(builder.options(options()).connect()).unwrap();
+            let lock = kind.lock(&locks, &name);
+            let guard = first.block_on(lock.lock()).unwrap();
+            let downgraded = first.block_on(kind.lock(&locks, &format!("{name}2")).lock()).unwrap();
+            drop(first);
+            second.block_on(soon("it waits for nothing", async {
+                assert_ended(lock.try_lock().await.map(drop), Operation::Acquire);
+                assert_ended(lock.lock().await.map(drop), Operation::Acquire);
+                assert_ended(inspect(&lock).await, Operation::Inspect);
+                assert_ended(lock.force_release().await.map(drop), Operation::ForceRelease);
+                if let AnyGuard::Write(guard) = downgraded {
+                    assert_ended(guard.downgrade().await.map(drop), Operation::Downgrade);
+                }
+                assert_ended(guard.release().await, Operation::Release);
+            }));
+        }
+    }
+}
