@@ -64,12 +64,17 @@ impl Mutex {
     /// Waits until the mutex is free and takes it.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`],
-    /// if the server fails: at once for lasting failures; for one that may pass, with the first
-    /// request that fails once all have failed for two [node
-    /// timeouts](crate::Options::node_timeout), which is up to four of them after the call if the
-    /// server is silent; or after a ttl for a task that was already queued. [`Error::WrongType`] if
-    /// the key holds something else.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`], with replicas
+    ///   [`Error::TooFewReplicas`]: the server fails. Lasting failures are returned at once. A
+    ///   transient one is returned by the first request that fails after all have failed for two
+    ///   [node timeouts](crate::Options::node_timeout), which is up to four of them after the call
+    ///   if the server is silent; or after a TTL if the task was queued.
+    /// - [`Error::Lost`]: it was granted, but the answer took longer than the lease lasts.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
+    ///   ended.
     ///
     /// # Cancel safety
     /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up,
@@ -84,10 +89,11 @@ impl Mutex {
     /// takes.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the
-    /// failure. A limit below the [node timeout](crate::Options::node_timeout) is too short to tell
-    /// a silent server from a busy lock, and with one of zero it is luck: use `try_lock`; else
-    /// those of [`lock`](Mutex::lock).
+    /// - [`Error::TimedOut`]: the limit elapsed. If the server was failing by then, its failure is
+    ///   returned instead. A limit below the [node timeout](crate::Options::node_timeout) is too
+    ///   short to distinguish a silent server from a busy lock; with a limit of zero it is luck:
+    ///   use `try_lock`.
+    /// - Those of [`lock`](Mutex::lock).
     ///
     /// # Cancel safety
     /// As [`lock`](Mutex::lock).
@@ -102,8 +108,14 @@ impl Mutex {
     /// granted it to several at a time.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`],
-    /// if the server fails, [`Error::WrongType`] if the key holds something else.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`], with replicas
+    ///   [`Error::TooFewReplicas`]: the server fails. It is not waited for.
+    /// - [`Error::Lost`]: it was granted, but the answer took longer than the lease lasts.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
+    ///   ended.
     ///
     /// # Cancel safety
     /// As [`lock`](Mutex::lock).
@@ -114,8 +126,10 @@ impl Mutex {
     /// Who holds the mutex and how many wait, as the server sees it now.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
-    /// if the key holds something else.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -160,8 +174,11 @@ impl Mutex {
     /// tokens, the next one is larger.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
-    /// if the key holds something else.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.
@@ -196,13 +213,16 @@ impl MutexGuard {
     /// Releases the mutex and waits until that is done.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lease was lost before: the work may not have been alone.
-    /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
-    /// [`Error::Unconfirmed`] if an answer was lost and the lock has had another holder since.
-    /// [`Error::Redis`] if the server fails, or [`Error::NoQuorum`] if too many nodes do, three
-    /// times in a row, for a [node timeout](crate::Options::node_timeout) each at most: the release
-    /// then goes on in the background, or was done already, and whether the lease had lasted until
-    /// then is not known.
+    /// - [`Error::Lost`]: the lease was lost before; the work may not have been alone.
+    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; likewise.
+    /// - [`Error::Unconfirmed`]: an answer was lost, and the lock has had another holder since.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
+    ///   for a [node timeout](crate::Options::node_timeout) each at most. The release continues in
+    ///   the background, or [took effect](Error::is_indeterminate) already.
+    /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
+    ///   else, or the server answered what the script never answers.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL
+    ///   expires.
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.

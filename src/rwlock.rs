@@ -167,13 +167,21 @@ impl RwLock {
     /// Waits until nobody writes or waits to write, and reads.
     ///
     /// # Errors
-    /// [`Error::Crowded`], at once, if as many read or wait as
-    /// [`max_readers`](Options::max_readers) allows: try again later. [`Error::TooDeep`] if the
-    /// owner reads as many times as [`max_depth`](Options::max_depth) allows. [`Error::Redis`], of
-    /// a quorum [`Error::NoQuorum`], with replicas [`Error::TooFewReplicas`], if the server fails:
-    /// at once for lasting failures, after two [node timeouts](Options::node_timeout) for one that
-    /// may pass, or after a ttl for who was already queued. [`Error::WrongType`] if the key holds
-    /// something else.
+    /// - [`Error::Crowded`], at once: as many read or wait as [`max_readers`](Options::max_readers)
+    ///   allows.
+    /// - [`Error::TooDeep`]: the owner reads as many times as [`max_depth`](Options::max_depth)
+    ///   allows.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`], with replicas
+    ///   [`Error::TooFewReplicas`]: the server fails. Lasting failures are returned at once. A
+    ///   transient one is returned by the first request that fails after all have failed for two
+    ///   [node timeouts](Options::node_timeout), which is up to four of them after the call if the
+    ///   server is silent; or after a TTL if the task was queued.
+    /// - [`Error::Lost`]: it was granted, but the answer took longer than the lease lasts.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
+    ///   ended.
     ///
     /// # Cancel safety
     /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up,
@@ -185,8 +193,8 @@ impl RwLock {
     /// Waits until nobody writes or reads, and writes.
     ///
     /// # Errors
-    /// Those of [`read`](RwLock::read), but for [`Error::Crowded`]. [`Error::WouldDeadlock`] if the
-    /// owner reads while another reader waits to write.
+    /// - [`Error::WouldDeadlock`]: the owner reads while another reader waits to write.
+    /// - Those of [`read`](RwLock::read), except [`Error::Crowded`].
     ///
     /// # Cancel safety
     /// As [`read`](RwLock::read). One that was polled and is then neither polled nor dropped keeps
@@ -198,10 +206,11 @@ impl RwLock {
     /// [`read`](RwLock::read), for at most `limit`: that covers waiting, connecting and retrying.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] once the limit is over, or, if the server was failing by then, the
-    /// failure. A limit below the [node timeout](Options::node_timeout) is too short to tell a
-    /// silent server from a busy lock, and with one of zero it is luck: use `try_read`; else those
-    /// of [`read`](RwLock::read).
+    /// - [`Error::TimedOut`]: the limit elapsed. If the server was failing by then, its failure is
+    ///   returned instead. A limit below the [node timeout](Options::node_timeout) is too short to
+    ///   distinguish a silent server from a busy lock; with a limit of zero it is luck: use
+    ///   `try_read`.
+    /// - Those of [`read`](RwLock::read).
     ///
     /// # Cancel safety
     /// As [`read`](RwLock::read).
@@ -212,8 +221,8 @@ impl RwLock {
     /// [`write`](RwLock::write), for at most `limit`: that covers waiting, connecting and retrying.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] as of [`read_timeout`](RwLock::read_timeout), else those of
-    /// [`write`](RwLock::write).
+    /// - [`Error::TimedOut`]: as of [`read_timeout`](RwLock::read_timeout).
+    /// - Those of [`write`](RwLock::write).
     ///
     /// # Cancel safety
     /// As [`write`](RwLock::write).
@@ -257,8 +266,10 @@ impl RwLock {
     /// sees it now.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
-    /// if the key holds something else.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -300,8 +311,11 @@ impl RwLock {
     /// their releases. Whoever writes, keeps that.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
-    /// if the key holds something else.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.
@@ -316,8 +330,11 @@ impl RwLock {
     /// tokens, the next writer's is larger. What it reads besides, it keeps.
     ///
     /// # Errors
-    /// [`Error::Redis`], of a quorum [`Error::NoQuorum`], if the server fails, [`Error::WrongType`]
-    /// if the key holds something else.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Dropped, it may have happened or not.

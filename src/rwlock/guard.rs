@@ -37,12 +37,16 @@ impl RwLockReadGuard {
     /// Releases this hold and waits until that is done.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lease was lost before: somebody may have written meanwhile.
-    /// [`Error::NotHeld`] if the server had ended it without our noticing: likewise.
-    /// [`Error::Unconfirmed`] if an answer was lost and the lock has had another holder since.
-    /// [`Error::Redis`] if the server fails, or [`Error::NoQuorum`] if too many nodes do, three times in a row, for a
-    /// [node timeout](crate::Options::node_timeout) each at most: the release then goes on in the background, or was
-    /// done already, and whether the lease had lasted until then is not known.
+    /// - [`Error::Lost`]: the lease was lost before; another client may have written meanwhile.
+    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; likewise.
+    /// - [`Error::Unconfirmed`]: an answer was lost, and the lock has had another holder since.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
+    ///   for a [node timeout](crate::Options::node_timeout) each at most. The release continues in
+    ///   the background, or [took effect](Error::is_indeterminate) already.
+    /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
+    ///   else, or the server answered what the script never answers.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL
+    ///   expires.
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
@@ -93,8 +97,13 @@ impl RwLockWriteGuard {
     /// [`read_ttl`](crate::Options::read_ttl). The old one says "lost" from now on.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lease was lost before: the work may not have been alone. [`Error::Redis`] if the
-    /// server fails: whether it happened is not known then, and the hold is given back in the background.
+    /// - [`Error::Lost`]: the lease was lost before; the work may not have been alone.
+    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails. The hold is released
+    ///   in the background, whether it [was changed](Error::is_indeterminate) or not.
+    /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
+    ///   else, or the server answered what the script never answers.
+    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
+    ///   ended.
     ///
     /// # Cancel safety
     /// Dropped, the hold is given back in the background, whether it was changed or not.
