@@ -25,6 +25,10 @@ const ABANDONED: usize = 65_536;
 /// How long a dropped attempt is pursued beyond its ttl once its client is gone.
 const PURSUIT: Duration = Duration::from_secs(10);
 
+/// How often a release is sent again after error replies that do not say whether they will last, such
+/// as a proxy gives while its server restarts: every half second. A script may fail like this for good.
+const RETRIES: u32 = 6;
+
 #[derive(Default)]
 pub(super) struct Book {
     pub(super) due: Due,
@@ -63,8 +67,19 @@ pub(super) struct Abandoned {
     /// Its number among those that are returning, while so many nodes may have it that it is in the
     /// way.
     pub(super) returning: Option<u64>,
+    /// How often it is sent again after an error reply that does not say whether it will last.
+    retries_left: u32,
     /// On how many nodes its release has failed for good.
     pub(super) failed: usize,
+}
+
+impl Abandoned {
+    /// Whether it is sent once more after such a reply.
+    pub(super) fn spend_retry(&mut self) -> bool {
+        let may_retry = self.retries_left > 0;
+        self.retries_left = self.retries_left.saturating_sub(1);
+        may_retry
+    }
 }
 
 /// What one pipeline does.
@@ -118,7 +133,9 @@ impl Book {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + PURSUIT;
         let returning = counts.then(|| self.number_returning(&attempt));
-        let abandoned = Abandoned { attempt, for_good, entry, give_up, nodes, returning, failed: 0 };
+        let (retries_left, failed) = (RETRIES, 0);
+        let abandoned =
+            Abandoned { attempt, for_good, entry, give_up, nodes, returning, retries_left, failed };
         self.pursue(abandoned, now)
     }
 

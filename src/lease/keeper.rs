@@ -340,7 +340,8 @@ impl Keeper {
             // queue. Once the client is gone, nobody waits for that long, nor for a minority that
             // does not come back.
             let for_long = !book.closed && it.nodes.len() > self.nodes.spare();
-            if failure.is_passing() && (for_long || now < it.give_up) {
+            let may_pass = failure.is_passing() || failure.is_unlisted() && it.spend_retry();
+            if may_pass && (for_long || now < it.give_up) {
                 it.for_good |= failure.is_unknown();
                 left = left.with(*node);
             } else {

@@ -16,13 +16,14 @@ async fn acquire_answered_with_an_unknown_error_leaves_no_lock_behind() {
         let lock = kind.lock(&locks, kind.name());
         // The server knows the scripts from now on.
         lock.lock().await.unwrap().release().await.unwrap();
-        for waits in [false, true] {
-            proxy.fail_replies(1);
+        for (waits, failures) in [(false, 1), (true, 1), (false, 3)] {
+            proxy.fail_replies(failures); // beyond the first, those to releases
             let outcome = if waits { lock.lock().await.map(drop) } else { lock.try_lock().await.map(drop) };
             let error = outcome.unwrap_err();
             locks.settled().await;
+            assert_eq!(proxy.failures_left(), 0, "{kind:?}: the release was sent until it was answered");
             let held: u32 = server.run(&["EXISTS", &format!("lock:{}", kind.name())]).await;
-            assert_eq!(held, 0, "{kind:?}: no client holds it; waits: {waits}");
+            assert_eq!(held, 0, "{kind:?}: no client holds it; waits: {waits}, {failures} failures");
             assert!(cause(&error).to_string().contains("upstream failure"), "{error:?}");
             assert!(error.is_indeterminate() && !error.is_transient(), "{error:?}");
         }

@@ -178,6 +178,11 @@ impl Proxy {
         self.faults.fail_any.store(number, Ordering::SeqCst);
     }
 
+    /// How many of them are still to be replaced.
+    pub fn failures_left(&self) -> usize {
+        self.faults.fail_any.load(Ordering::SeqCst)
+    }
+
     /// On new connections, answers to `INFO` have no `run_id`.
     pub fn hide_runs(&self) {
         self.faults.hides.store(true, Ordering::SeqCst);
