@@ -15,7 +15,8 @@ pub enum NodeProblem {
     /// It repeats what another server says.
     #[error("it is a replica")]
     Replica,
-    /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices that it has started again.
+    /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices that it
+    /// has started again.
     #[error("it does not say who it is: its INFO has no run_id")]
     Unidentified,
 }
@@ -69,10 +70,12 @@ pub enum ConfigError {
         /// What was asked for.
         readers: u32,
     },
-    /// To wait for replicas, a request must know its server, which a cluster's client does not tell.
+    /// To wait for replicas, a request must know its server, which a cluster's client does not
+    /// tell.
     #[error("replicas cannot be waited for in a cluster")]
     ReplicasOfCluster,
-    /// Only other nodes can admit one: who is alone cannot have a [`RestartGuard`](crate::RestartGuard).
+    /// Only other nodes can admit one: who is alone cannot have a
+    /// [`RestartGuard`](crate::RestartGuard).
     #[error("restart_guard is for the nodes of a quorum, which must be more than one")]
     GuardOfOneNode,
     /// The prefix is too long.
@@ -172,7 +175,8 @@ pub enum ConfigError {
         /// The option.
         option: &'static str,
     },
-    /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not shown: it may hold a password.
+    /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not
+    /// shown: it may hold a password.
     #[error("the URL of the server cannot be used")]
     Url {
         /// What the client library says: the source.

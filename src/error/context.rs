@@ -2,8 +2,8 @@
 
 use crate::name::Name;
 
-/// What failed, where, and what is known of the request. It is in every [`Error`](crate::Error) that
-/// an operation returns.
+/// What failed, where, and what is known of the request. It is in every [`Error`](crate::Error)
+/// that an operation returns.
 ///
 /// ```
 /// fn label(error: &redlatch::Error) -> String {

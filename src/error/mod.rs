@@ -1,5 +1,5 @@
-//! What can go wrong, told apart: the lock is held by another client, the lease was lost, the caller
-//! gave up, the server failed.
+//! What can go wrong, told apart: the lock is held by another client, the lease was lost, the
+//! caller gave up, the server failed.
 
 mod config;
 mod context;
@@ -90,16 +90,16 @@ pub enum Error {
         /// How many holds the owner has.
         depth: u32,
     },
-    /// The owner reads and wants to write, and so does another reader: each would wait for the other
-    /// to stop reading. Release all holds of this owner and retry; if the caller of your function
-    /// has one of them, return this error to that caller.
+    /// The owner reads and wants to write, and so does another reader: each would wait for the
+    /// other to stop reading. Release all holds of this owner and retry; if the caller of your
+    /// function has one of them, return this error to that caller.
     WouldDeadlock {
         /// Which operation failed, and where.
         context: Context,
     },
     /// As many hold the lock or are queued for it as
-    /// [`Options::max_readers`](crate::Options::max_readers) allows. Owners that hold it already are
-    /// not refused. Transient.
+    /// [`Options::max_readers`](crate::Options::max_readers) allows. Owners that hold it already
+    /// are not refused. Transient.
     Crowded {
         /// Which operation failed, and where.
         context: Context,
@@ -114,9 +114,9 @@ pub enum Error {
         /// What was found there.
         found: &'static str,
     },
-    /// A key that belongs to the lock, its fencing counter or its queue, holds something else. It is
-    /// left as it is: repair or delete it. A new fencing counter continues with the server's clock.
-    /// Indeterminate if the script may have written before it found out.
+    /// A key that belongs to the lock, its fencing counter or its queue, holds something else. It
+    /// is left as it is: repair or delete it. A new fencing counter continues with the server's
+    /// clock. Indeterminate if the script may have written before it found out.
     Corrupt {
         /// Which operation failed, and where.
         context: Context,
@@ -161,8 +161,8 @@ pub enum Error {
         /// How many must.
         want: u32,
     },
-    /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it has started, or lost its
-    /// data, since it was admitted. See [`Locks::rejoin`](crate::Locks::rejoin).
+    /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it has started, or lost
+    /// its data, since it was admitted. See [`Locks::rejoin`](crate::Locks::rejoin).
     NotAdmitted {
         /// Which operation failed, and where.
         context: Context,
@@ -183,8 +183,8 @@ pub enum Error {
 
 impl Error {
     /// Returns which operation failed, on which lock and server. `None` of
-    /// [`Name`](Error::Name), [`Config`](Error::Config) and [`Unreleased`](Error::Unreleased), which
-    /// lists its locks.
+    /// [`Name`](Error::Name), [`Config`](Error::Config) and [`Unreleased`](Error::Unreleased),
+    /// which lists its locks.
     #[must_use]
     pub fn context(&self) -> Option<&Context> {
         match self {
@@ -212,8 +212,8 @@ impl Error {
     /// Returns whether the same call may succeed later without anybody repairing anything. False of
     /// everything that is unknown, such as an error code that no server documents.
     ///
-    /// A guard is consumed by its release, which the client repeats by itself: there it says whether
-    /// that may succeed.
+    /// A guard is consumed by its release, which the client repeats by itself: there it says
+    /// whether that may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -1,7 +1,7 @@
 //! What errors say: `could not <verb> lock "<name>" on <server>: <reason>`.
 //!
-//! The text of an error does not repeat its source: a reporter prints both. Only a list of nodes has
-//! the causes in the text, since an error has one source.
+//! The text of an error does not repeat its source: a reporter prints both. Only a list of nodes
+//! has the causes in the text, since an error has one source.
 
 use std::error::Error as StdError;
 use std::fmt;

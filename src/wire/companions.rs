@@ -46,8 +46,8 @@ fn spoilt_number(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether an error may come from a key with the wrong contents. Redis 6.2 wraps it into that of the
-/// script.
+/// Whether an error may come from a key with the wrong contents. Redis 6.2 wraps it into that of
+/// the script.
 fn may_be_corrupt(error: &RedisError) -> bool {
     let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
     is_wrong_type(error)

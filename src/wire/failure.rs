@@ -152,8 +152,8 @@ impl Failure {
         }
     }
 
-    /// Whether it is an error reply that no server is known to refuse a request with, as of a proxy:
-    /// it does not say whether the next request fares better.
+    /// Whether it is an error reply that no server is known to refuse a request with, as of a
+    /// proxy: it does not say whether the next request fares better.
     pub(crate) fn is_unlisted(&self) -> bool {
         self.error_reply().is_some_and(|error| !was_refused(error))
     }

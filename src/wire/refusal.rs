@@ -1,7 +1,8 @@
 //! Error replies: which of them say that the request has not run.
 //!
 //! A request that was refused up front needs no release. An error reply that is not listed here may
-//! come from the middle of a script, or from a proxy that has passed the request on and then failed.
+//! come from the middle of a script, or from a proxy that has passed the request on and then
+//! failed.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -86,7 +87,8 @@ pub(super) fn lacks_replicas(error: &RedisError) -> bool {
     says(error, "NOREPLICAS")
 }
 
-/// Whether this is the code of an error, or of one that Redis 6 has wrapped into that of the script.
+/// Whether this is the code of an error, or of one that Redis 6 has wrapped into that of the
+/// script.
 fn says(error: &RedisError, code: &str) -> bool {
     error.code() == Some(code) || error.detail().is_some_and(|detail| detail.contains(&format!("-{code} ")))
 }
