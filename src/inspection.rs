@@ -3,9 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
 
 use crate::fencing::FencingToken;
+use crate::labels::Labels;
 use crate::shorten::shortened;
 
 /// A lock as the server saw it at one instant. It may have changed since: this is for people, logs and
@@ -181,18 +183,32 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
     holders
 }
 
-/// One who holds a lock.
+/// A holder of a lock.
+///
+/// [`client_name`](Holder::client_name) and [`label`](Holder::label) say which client it is, if
+/// that client was [made with them](crate::LocksBuilder#names). `Display` is one line for an
+/// operator:
+///
+/// ```
+/// # async fn run(locks: redlatch::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// for holder in locks.mutex("backup")?.inspect().await?.holders {
+///     println!("{holder}"); // billing:pod-7 (1f3a9c02…), 1 hold, 28.4s left
+///     assert_eq!(holder.label(), Some("pod-7"));
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// With serde it has both as well, or `null`.
 #[non_exhaustive]
-#[derive(Clone, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The owner, if there is one; else the id of the attempt. A client that knows it can release
-    /// the lock: keep it out of public logs. `Debug` shows only the start of it; serde writes it in
-    /// full.
+    /// The owner, if there is one; else the attempt: its id, and the labels of its client. A client
+    /// that knows it can release the lock: keep it out of public logs. `Debug` and `Display` show
+    /// only the start of it; serde writes it in full.
     pub owner: String,
     /// How many holds.
     pub count: u64,
     /// How long the server keeps it, unless it is renewed. `None`: for ever, so not ours.
-    #[serde(rename = "remaining_ms", serialize_with = "millis")]
     pub remaining: Option<Duration>,
 }
 
@@ -203,18 +219,63 @@ impl Holder {
         let remaining = u64::try_from(pttl.parse::<i64>().ok()?).ok().map(Duration::from_millis);
         Some(Holder { owner: owner.clone(), count: count.parse().ok()?, remaining })
     }
+
+    /// The [client name](crate::LocksBuilder::client_name) of the client that holds the lock.
+    /// `None` in the cases of [`label`](Holder::label).
+    pub fn client_name(&self) -> Option<&str> {
+        Some(Labels::of_attempt(&self.owner).client_name).filter(|name| !name.is_empty())
+    }
+
+    /// The [label](crate::LocksBuilder::label) of the client that holds the lock.
+    ///
+    /// `None` if
+    /// - the client has no label,
+    /// - another program holds the lock, or
+    /// - the hold has an [`Owner`](crate::Owner), as every hold on a
+    ///   [`ReentrantLock`](crate::ReentrantLock) has. Several clients may share an owner, and the
+    ///   server answers with the owner alone.
+    pub fn label(&self) -> Option<&str> {
+        Some(Labels::of_attempt(&self.owner).label).filter(|label| !label.is_empty())
+    }
 }
 
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Holder")
             .field("owner", &shortened(&self.owner))
+            .field("client_name", &self.client_name())
+            .field("label", &self.label())
             .field("count", &self.count)
             .field("remaining", &self.remaining)
             .finish()
     }
 }
 
-fn millis<S: serde::Serializer>(span: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
-    span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)).serialize(to)
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let owner = shortened(&self.owner);
+        match Labels::of_attempt(&self.owner).joined() {
+            // An owner may be any word of another program: what is no plain text is escaped.
+            None => write!(f, "{}", owner.escape_debug())?,
+            Some(labels) => write!(f, "{labels} ({owner})")?,
+        }
+        write!(f, ", {} hold{}, ", self.count, if self.count == 1 { "" } else { "s" })?;
+        match self.remaining {
+            Some(remaining) => write!(f, "{remaining:.1?} left"),
+            None => f.write_str("without a TTL"),
+        }
+    }
+}
+
+impl Serialize for Holder {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let mut fields = to.serialize_struct("Holder", 5)?;
+        fields.serialize_field("owner", &self.owner)?;
+        fields.serialize_field("client_name", &self.client_name())?;
+        fields.serialize_field("label", &self.label())?;
+        fields.serialize_field("count", &self.count)?;
+        fields.serialize_field("remaining_ms", &self.remaining.map(millis))?;
+        fields.end()
+    }
 }

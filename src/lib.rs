@@ -7,6 +7,7 @@ mod error;
 mod event;
 mod fencing;
 mod inspection;
+mod labels;
 mod lease;
 mod lock;
 mod locks;

@@ -80,7 +80,7 @@ impl Lock {
     }
 
     fn attempt(&self, kind: &'static Kind) -> Attempt {
-        Attempt::new(kind, self.name.clone(), Arc::clone(&self.options), None)
+        Attempt::new(&self.client, kind, self.name.clone(), Arc::clone(&self.options), None)
     }
 
     pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {

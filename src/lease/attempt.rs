@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Kind, ScriptSet, validity};
+use super::{Client, Kind, ScriptSet, validity};
 use crate::error::{Context, Error};
 use crate::fencing::FencingToken;
+#[cfg(feature = "tracing")]
+use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
 use crate::wire::{Call, Doubt};
@@ -38,6 +40,7 @@ pub(crate) struct Attempt {
     pub(super) options: Arc<Options>,
     pub(super) owner: String,
     pub(super) id: Uuid,
+    /// The id and the labels of the client, as the server knows it.
     text: String,
     /// What is not known of its requests.
     pub(super) doubt: Arc<Doubt>,
@@ -48,13 +51,14 @@ pub(crate) struct Attempt {
 impl Attempt {
     /// Without an owner, the attempt itself is the owner.
     pub(crate) fn new(
+        client: &Client,
         kind: &'static Kind,
         name: Name,
         options: Arc<Options>,
         owner: Option<String>,
     ) -> Attempt {
         let id = Uuid::new_v4();
-        let text = id.simple().to_string();
+        let text = format!("{}{}", id.simple(), client.attempt_suffix);
         let owner = owner.unwrap_or_else(|| text.clone());
         let (doubt, queued_at) = (Arc::default(), OnceLock::new());
         Attempt { kind, name, options, owner, id, text, doubt, queued_at }
@@ -74,6 +78,12 @@ impl Attempt {
         let call = if guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
         call.floor().optional(self.token_ttl())
+    }
+
+    /// The client that it belongs to, as logs name it.
+    #[cfg(feature = "tracing")]
+    pub(super) fn holder(&self) -> Option<String> {
+        Labels::of_attempt(&self.text).joined()
     }
 
     /// How this attempt is queued, notified through `channel` or polling.

@@ -20,6 +20,8 @@ pub(crate) struct Client {
     pub(super) keeper: Arc<Keeper>,
     pub(super) turnstiles: Turnstiles,
     pub(super) holds: Holds,
+    /// What each attempt ends with: the [labels](crate::labels::Labels).
+    pub(super) attempt_suffix: String,
 }
 
 /// Where a client connects.
@@ -32,13 +34,15 @@ pub(crate) struct Servers {
     pub(crate) verify: bool,
     /// What the connections are called in `CLIENT LIST`.
     pub(crate) name: Option<String>,
+    /// What each attempt ends with: the [labels](crate::labels::Labels).
+    pub(crate) attempt_suffix: String,
 }
 
 impl Client {
     /// A client that has not connected yet, with its keeper on the runtime that this is called
     /// from.
     pub(crate) fn new(servers: Servers, options: &Options) -> Arc<Client> {
-        let Servers { nodes, is_quorum, verify, name } = servers;
+        let Servers { nodes, is_quorum, verify, name, attempt_suffix } = servers;
         let labels: Vec<String> = nodes.iter().map(|(dial, _)| dial.label()).collect();
         let strict = options.restart_guard == RestartGuard::On;
         let roster = is_quorum.then(|| Arc::new(Roster::new(labels.clone(), strict)));
@@ -65,6 +69,7 @@ impl Client {
             wakeups,
             turnstiles: Turnstiles::default(),
             holds: Holds::default(),
+            attempt_suffix,
             nodes,
         })
     }

@@ -368,10 +368,8 @@ impl Keeper {
             report_given_up(given_up);
             for (_server, _failure) in lasting {
                 event!(
-                    error,
-                    lock = %_attempt.name,
-                    server = %_server,
-                    error = %_failure,
+                    error, lock = %_attempt.name, holder = _attempt.holder(),
+                    server = %_server, error = %_failure,
                     "cannot give a lock back: its ttl ends it"
                 );
             }
@@ -408,7 +406,8 @@ impl Drop for Ending {
 /// An attempt that was crowded out of the book.
 fn report_given_up(given_up: Option<Arc<Attempt>>) {
     if let Some(_attempt) = given_up {
-        event!(error, lock = %_attempt.name, "too many locks to give back: its ttl ends this one");
+        event!(error, lock = %_attempt.name, holder = _attempt.holder(),
+            "too many locks to give back: its ttl ends this one");
     }
 }
 

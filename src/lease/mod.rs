@@ -258,7 +258,15 @@ impl Lease {
         let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
         let _lease = self.clone();
         is_first.then(|| -> Report {
-            Box::new(move || event!(error, lock = %_lease.name(), reason = _reason, "lost a lease"))
+            Box::new(move || {
+                event!(
+                    error,
+                    lock = %_lease.name(),
+                    holder = _lease.0.attempt.holder(),
+                    reason = _reason,
+                    "lost a lease"
+                );
+            })
         })
     }
 

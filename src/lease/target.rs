@@ -25,7 +25,13 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn attempt(&self) -> Attempt {
-        Attempt::new(self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
+        Attempt::new(
+            &self.client,
+            self.kind,
+            self.name.clone(),
+            Arc::clone(&self.options),
+            self.owner.clone(),
+        )
     }
 
     pub(super) fn arm(&self) -> Armed {

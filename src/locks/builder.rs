@@ -6,15 +6,10 @@ use std::sync::Arc;
 use super::Locks;
 use super::source::Source;
 use crate::error::{ConfigError, Error};
+use crate::labels::Labels;
 use crate::lease::{Client, Servers};
 use crate::options::{Options, Wakeups};
 use crate::wire::{Certificates, Dial, Ear, NodeSet};
-
-/// The most bytes that a [client name](LocksBuilder::client_name) may have.
-const LONGEST_NAME: usize = 31;
-
-/// The most bytes that a [label](LocksBuilder::label) may have.
-const LONGEST_LABEL: usize = 63;
 
 /// Makes a [`Locks`]: from one topology, with what differs from the defaults.
 #[doc = include_str!("../../docs/connecting.md")]
@@ -110,15 +105,16 @@ impl LocksBuilder {
         self
     }
 
-    /// What the connections are called in `CLIENT LIST`. See [names](#names). 1 to 31 bytes: ASCII
-    /// letters, digits, `-`, `_` and `.`.
+    /// The name of the application, visible in `CLIENT LIST` and in `inspect`. See
+    /// [names](#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and `.`.
     pub fn client_name(mut self, name: impl Into<String>) -> LocksBuilder {
         self.client_name = Some(name.into());
         self
     }
 
-    /// Which instance of the application it is, such as the name of a pod. See [names](#names). 1
-    /// to 63 bytes: ASCII letters, digits, `-`, `_` and `.`.
+    /// The name of this instance of the application, such as that of its pod, visible in `CLIENT
+    /// LIST` and in `inspect`. See [names](#names). 1 to 63 bytes: ASCII letters, digits, `-`, `_`
+    /// and `.`.
     pub fn label(mut self, label: impl Into<String>) -> LocksBuilder {
         self.label = Some(label.into());
         self
@@ -176,7 +172,7 @@ impl LocksBuilder {
                 return Err(ConfigError::SeveralTopologies { first, second });
             }
         };
-        let name = self.name()?;
+        let labels = Labels::new(self.client_name.as_deref(), self.label.as_deref())?;
         if topology.is_pool() {
             if self.certificates.is_some() {
                 return Err(ConfigError::CertificatesOfClient { server: topology.name().to_owned() });
@@ -195,7 +191,13 @@ impl LocksBuilder {
         if nodes.iter().any(|(dial, _)| dial.is_cluster()) {
             self.options.check_for_cluster()?;
         }
-        Ok(Servers { nodes, is_quorum, verify: self.subscriber.is_some(), name })
+        Ok(Servers {
+            nodes,
+            is_quorum,
+            verify: self.subscriber.is_some(),
+            name: labels.joined(),
+            attempt_suffix: labels.suffix(),
+        })
     }
 
     fn nodes(&self, topology: &Topology) -> Result<Vec<(Dial, Option<Ear>)>, ConfigError> {
@@ -258,23 +260,6 @@ impl LocksBuilder {
         let _ = in_cluster;
         let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
         Ok(Some(Ear::Server(client)))
-    }
-
-    /// What is written wherever this client is to be recognized.
-    fn name(&self) -> Result<Option<String>, ConfigError> {
-        let mut words = Vec::new();
-        for (what, word, most) in
-            [("client_name", &self.client_name, LONGEST_NAME), ("label", &self.label, LONGEST_LABEL)]
-        {
-            let Some(word) = word else { continue };
-            let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-            if word.is_empty() || word.len() > most || !word.bytes().all(is_allowed) {
-                let text = word.chars().take(80).collect();
-                return Err(ConfigError::Word { what, text, most });
-            }
-            words.push(word.as_str());
-        }
-        Ok((!words.is_empty()).then(|| words.join(":")))
     }
 }
 

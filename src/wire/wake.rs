@@ -18,14 +18,15 @@ use uuid::Uuid;
 use super::strays::Strays;
 use super::subscriber::Subscriber;
 use super::{Ear, NodeSet, Nodes};
+use crate::labels::attempt_id;
 
 /// How long the first node's message waits for those of others, until more than half have sent one.
 const GATHERING: Duration = Duration::from_millis(20);
 
 /// One subscription to one channel on every node, made when it is first needed, kept until this is dropped.
 ///
-/// A message begins with the ids of the mailboxes that it is for, with commas between; the rest is for whom
-/// they belong to.
+/// A message begins with the attempts that it is for, with commas between. An attempt is the id of
+/// a mailbox, followed by the labels of the client. The rest of the message is for the waiters.
 pub(crate) struct Wakeups {
     channel: Arc<str>,
     /// One for each node.
@@ -240,12 +241,12 @@ impl Post {
     }
 
     pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
-        let Some((ids, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
+        let Some((attempts, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
         else {
             return; // not one of ours: anybody may publish
         };
         let boxes = self.boxes();
-        for id in ids.split(',').filter_map(|id| Uuid::try_parse(id).ok()) {
+        for id in attempts.split(',').filter_map(attempt_id) {
             match boxes.get(&id) {
                 Some(slot) => {
                     slot.put(place, rest);

@@ -21,6 +21,7 @@ const FLOORS: [(&str, &[&str]); 4] = [
             "event",
             "fencing",
             "inspection",
+            "labels",
             "name",
             "options",
             "owner",

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Error, LeaseEnd, Options};
+use redlatch::{Error, LeaseEnd, Locks, Options};
 use tokio::task::JoinSet;
 
 use crate::support::events::{heard_of, listen, on_event};
@@ -100,6 +100,22 @@ async fn each_lost_lease_is_said_once_also_if_while_held_drops_the_guard() {
     drop(locks.mutex("well").unwrap().lock().await.unwrap());
     soon("given back", locks.settled()).await;
     assert_eq!(errors_of("lock=well"), Vec::<String>::new());
+}
+
+/// An operator finds the instance that lost the lock, and why.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_lease_is_logged_with_lock_holder_and_reason() {
+    listen();
+    let server = Server::start().await;
+    let builder = Locks::builder().server(server.url()).options(ttl(600));
+    let locks = builder.client_name("billing").label("pod-7").connect().await.unwrap();
+    let guard = locks.mutex("logged-holder").unwrap().lock().await.unwrap();
+    let _: i64 = server.run(&["DEL", "lock:logged-holder"]).await;
+    soon("lost", guard.lease().lost()).await;
+    eventually("it is logged", || async { !errors_of("logged-holder").is_empty() }).await;
+    let expected = "ERROR lost a lease lock=logged-holder holder=\"billing:pod-7\" \
+                    reason=\"the server has ended it\"";
+    assert_eq!(errors_of("logged-holder"), [expected]);
 }
 
 /// However many leases and callers there are.

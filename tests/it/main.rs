@@ -14,6 +14,7 @@ mod failover;
 mod holders;
 mod house;
 mod kinds;
+mod labels;
 mod lease_ends;
 mod loading;
 mod logs;
