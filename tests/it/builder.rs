@@ -7,7 +7,7 @@ use redlatch::deadpool_redis::{Config, Pool, Runtime};
 use redlatch::redis::{Client, IntoConnectionInfo};
 use redlatch::{ConfigError, Error, Locks, LocksBuilder, Options, Wakeups};
 
-use crate::support::{Server, eventually, soon};
+use crate::support::{Server, eventually, soon, subscribe};
 
 /// Nothing listens here: an attempt to connect would be another error.
 const NOWHERE: &str = "redis://127.0.0.1:1/";
@@ -142,27 +142,6 @@ async fn names(server: &Server) -> Vec<String> {
     names.dedup();
     names.retain(|name| !name.starts_with("sentinel-"));
     names
-}
-
-/// Waits for a lock that is held, so that the client subscribes.
-async fn subscribe(locks: &Locks, servers: &[&Server]) {
-    let mutex = locks.mutex("x").unwrap();
-    let guard = mutex.lock().await.unwrap();
-    let waiting = tokio::spawn({
-        let mutex = mutex.clone();
-        async move { mutex.lock().await }
-    });
-    eventually("it subscribes", || async {
-        for server in servers {
-            if !server.subscribers().await.is_empty() {
-                return true;
-            }
-        }
-        false
-    })
-    .await;
-    guard.release().await.unwrap();
-    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,127 +1,19 @@
 //! TLS: servers with certificates of a private CA that want one of the client, in every topology.
 
-use std::path::Path;
-
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use redlatch::redis::{Client, ClientTlsConfig, TlsCertificates};
 use redlatch::{ConfigError, Error, Locks, LocksBuilder};
-use tokio::task::JoinHandle;
 
-use crate::support::{Server, eventually, free_port, soon};
+use crate::support::tls::{Authority, is_available, url};
+use crate::support::{Server, subscribe};
 
-/// A private CA with one certificate, for the servers and for clients.
-struct Authority {
-    ca: String,
-    certificate: String,
-    key: String,
-    directory: tempfile::TempDir,
-}
-
-impl Authority {
-    fn new() -> Authority {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Another name than that of the certificate, which OpenSSL would take to be its own issuer.
-        params.distinguished_name.push(DnType::CommonName, "an authority of the tests");
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &issuer).unwrap();
-        let authority = Authority {
-            ca: issuer.pem(),
-            certificate: certificate.pem(),
-            key: key.serialize_pem(),
-            directory: tempfile::tempdir().unwrap(),
-        };
-        for (name, text) in
-            [("ca", &authority.ca), ("certificate", &authority.certificate), ("key", &authority.key)]
-        {
-            std::fs::write(authority.path(name), text).unwrap();
-        }
-        authority
-    }
-
-    fn path(&self, name: &str) -> String {
-        Path::new(self.directory.path()).join(format!("{name}.pem")).display().to_string()
-    }
-
-    /// What a server needs to speak TLS, and want certificates of its clients.
-    fn settings(&self, port: u16) -> Vec<[String; 2]> {
-        let setting = |name: &str, value: String| [name.to_owned(), value];
-        vec![
-            setting("tls-port", port.to_string()),
-            setting("tls-ca-cert-file", self.path("ca")),
-            setting("tls-cert-file", self.path("certificate")),
-            setting("tls-key-file", self.path("key")),
-            setting("tls-auth-clients", "yes".to_owned()),
-        ]
-    }
-
-    /// A server that speaks TLS, and on another port plainly with the test.
-    async fn server(&self, more: &[&str]) -> (Server, u16) {
-        let port = free_port();
-        let mut words = Vec::new();
-        for [name, value] in self.settings(port) {
-            words.extend([format!("--{name}"), value]);
-        }
-        let words: Vec<&str> = words.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        (Server::start_with(&words).await, port)
-    }
-
-    /// The CA, and a certificate of the client.
-    fn certificates(&self) -> TlsCertificates {
-        let client_tls = ClientTlsConfig {
-            client_cert: self.certificate.clone().into_bytes(),
-            client_key: self.key.clone().into_bytes(),
-        };
-        TlsCertificates { client_tls: Some(client_tls), ..self.root() }
-    }
-
-    /// The CA alone.
-    fn root(&self) -> TlsCertificates {
-        TlsCertificates { client_tls: None, root_cert: Some(self.ca.clone().into_bytes()) }
-    }
-}
-
-/// Whether the server that is tested against was built with TLS.
-async fn can_be_tested() -> bool {
-    let server = Server::start().await;
-    let known: Vec<String> = server.run(&["CONFIG", "GET", "tls-port"]).await;
-    if known.is_empty() {
-        eprintln!("not tested: the server is built without TLS");
-    }
-    !known.is_empty()
-}
-
-fn url(port: u16) -> String {
-    format!("rediss://127.0.0.1:{port}/")
-}
-
-/// Takes a lock, waits for it, and is notified: requests and messages both pass.
+/// Requests and messages both pass.
 async fn is_usable(builder: LocksBuilder, servers: &[&Server]) {
-    let locks = builder.connect().await.unwrap();
-    let mutex = locks.mutex("x").unwrap();
-    let guard = mutex.lock().await.unwrap();
-    let waiting: JoinHandle<_> = tokio::spawn({
-        let mutex = mutex.clone();
-        async move { mutex.lock().await }
-    });
-    eventually("it subscribes", || async {
-        for server in servers {
-            if !server.subscribers().await.is_empty() {
-                return true;
-            }
-        }
-        false
-    })
-    .await;
-    guard.release().await.unwrap();
-    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    subscribe(&builder.connect().await.unwrap(), servers).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_one_server_takes_a_private_ca_and_a_client_certificate() {
-    if !can_be_tested().await {
+    if !is_available().await {
         return;
     }
     let authority = Authority::new();
@@ -147,7 +39,7 @@ async fn tls_one_server_takes_a_private_ca_and_a_client_certificate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_quorum_takes_a_private_ca_and_a_client_certificate() {
-    if !can_be_tested().await {
+    if !is_available().await {
         return;
     }
     let authority = Authority::new();
@@ -165,28 +57,11 @@ async fn tls_quorum_takes_a_private_ca_and_a_client_certificate() {
 /// The nodes that a seed names are reached with its certificates as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_cluster_takes_a_private_ca_and_a_client_certificate() {
-    if !can_be_tested().await {
+    if !is_available().await {
         return;
     }
     let authority = Authority::new();
-    let member = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
-    let member = [&member[..], &["--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1"]].concat();
-    let (one, other) = (authority.server(&member).await, authority.server(&member).await);
-    for (place, (server, _)) in [&one, &other].into_iter().enumerate() {
-        server.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]).await;
-        let slots: Vec<String> =
-            (0..16_384).filter(|slot| slot / 8_192 == place).map(|slot| slot.to_string()).collect();
-        let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
-        server.run::<()>(&words.collect::<Vec<_>>()).await;
-    }
-    one.0.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.1.to_string()]).await;
-    for (server, _) in [&one, &other] {
-        eventually("the cluster is ok", || async {
-            let info: String = server.run(&["CLUSTER", "INFO"]).await;
-            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2\r")
-        })
-        .await;
-    }
+    let [one, other] = authority.cluster().await;
     let builder = || Locks::builder().cluster([url(one.1)]);
     is_usable(builder().tls(authority.certificates()), &[&one.0, &other.0]).await;
     // Of two names at least one is at the node that was not named.
@@ -205,12 +80,12 @@ async fn tls_cluster_takes_a_private_ca_and_a_client_certificate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_sentinel_takes_a_private_ca_and_a_client_certificate() {
-    if !can_be_tested().await {
+    if !is_available().await {
         return;
     }
     let authority = Authority::new();
     let (master, port) = authority.server(&[]).await;
-    let (sentinel, sentinel_port) = sentinel(&authority, port).await;
+    let (sentinel, sentinel_port) = authority.sentinel(port).await;
     let builder = |master: &str| Locks::builder().sentinel([url(sentinel_port)], master);
     // A name alone is reached as its sentinels are.
     for name in ["mymaster", "rediss://mymaster/"] {
@@ -227,22 +102,6 @@ async fn tls_sentinel_takes_a_private_ca_and_a_client_certificate() {
     let own = Client::build_with_tls(url(sentinel_port), authority.certificates()).unwrap();
     let mastered = Client::build_with_tls("rediss://mymaster/", authority.certificates()).unwrap();
     is_usable(Locks::builder().sentinel([own], mastered), &[&master]).await;
-}
-
-/// A sentinel that watches the TLS port of a master, and speaks TLS itself.
-async fn sentinel(authority: &Authority, master: u16) -> (Server, u16) {
-    for _ in 0..20 {
-        let port = free_port();
-        let mut configuration =
-            format!("sentinel monitor mymaster 127.0.0.1 {master} 1\ntls-replication yes\n");
-        for [name, value] in authority.settings(port) {
-            configuration += &format!("{name} {value}\n");
-        }
-        if let Some(sentinel) = Server::start_sentinel(free_port(), &configuration).await {
-            return (sentinel, port);
-        }
-    }
-    panic!("no sentinel starts")
 }
 
 #[tokio::test]

@@ -19,6 +19,8 @@ mod rwlock;
 mod sentinel;
 mod server;
 mod setup;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 #[allow(unused_imports, reason = "the fault checker chooses what a server is")]
 pub use binary::binary;
@@ -39,6 +41,7 @@ pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use redlatch::Locks;
 use tokio::task::JoinHandle;
 
 /// Longer than anything here takes on a machine that is busy with something else.
@@ -68,4 +71,26 @@ pub async fn queued<T: Send + 'static>(
 /// Fails instead of hanging.
 pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Takes a lock and waits for it until the client is notified, so that it subscribes at one of the
+/// servers.
+pub async fn subscribe(locks: &Locks, servers: &[&Server]) {
+    let mutex = locks.mutex("x").unwrap();
+    let guard = mutex.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    eventually("it subscribes", || async {
+        for server in servers {
+            if !server.subscribers().await.is_empty() {
+                return true;
+            }
+        }
+        false
+    })
+    .await;
+    guard.release().await.unwrap();
+    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
 }
