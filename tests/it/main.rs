@@ -27,6 +27,8 @@ mod reentrant;
 mod rights;
 mod rwlock;
 mod scripts;
+#[cfg(all(feature = "pool", feature = "tls", feature = "tracing"))]
+mod service;
 mod suite;
 #[allow(dead_code, reason = "the fault checker uses it as well")]
 mod support;

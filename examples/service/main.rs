@@ -1,0 +1,149 @@
+//! A web service whose instances share locks: axum, a pool, TLS with a private CA, options from a
+//! file, tracing, and a shutdown that leaves no lock behind. `tests/it/service.rs` runs it, or
+//! `cargo run --example service --features pool,tls,tracing -- examples/service/service.toml`.
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::{BoxError, Router, response, routing};
+use redlatch::deadpool_redis::{Manager, Pool, Runtime};
+use redlatch::redis::{AsyncCommands as _, Client, Script, TlsCertificates};
+use redlatch::{Locks, NameError, Options, Owner, OwnerError};
+
+const WAIT: Duration = Duration::from_secs(10); // for a lock: less than the client waits
+
+#[derive(serde::Deserialize)]
+struct Config {
+    listen: String,
+    label: String,
+    redis: String,
+    ca: String,
+    pool: usize,
+    locks: Options,
+}
+
+#[derive(Clone)]
+struct Service {
+    locks: Locks,
+    redis: Pool,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    // Lost leases and outages are events: without a subscriber they would go unnoticed.
+    tracing_subscriber::fmt().init();
+    let file = std::env::args().nth(1).ok_or("usage: service FILE.toml")?;
+    let config: Config = toml::from_str(&std::fs::read_to_string(file)?)?;
+    let listener = tokio::net::TcpListener::bind(&config.listen).await?;
+    let service = connect(config).await?;
+    #[cfg(unix)]
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = tokio::signal::windows::ctrl_c()?;
+    tracing::info!(address = %listener.local_addr()?, "listening");
+    let app = Router::new()
+        .route("/invoices", routing::post(invoice))
+        .route("/accounts/{name}/{amount}", routing::post(deposit))
+        .route("/prices/{product}", routing::get(price).put(set_price))
+        .with_state(service.clone());
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = axum::serve(listener, app).with_graceful_shutdown(async { _ = stopped.await });
+    let server = tokio::spawn(server.into_future());
+    terminate.recv().await;
+    tracing::info!("draining: no new connections, running requests finish");
+    drop(stop);
+    // Less than an orchestrator waits from SIGTERM to SIGKILL.
+    if tokio::time::timeout(Duration::from_secs(20), server).await.is_err() {
+        tracing::warn!("some requests did not finish: their leases end now");
+    }
+    // Not before the drain: it ends the leases of running requests, and fails those that wait for a
+    // lock. If it fails, its error names the locks that stay held until their TTL expires.
+    Ok(service.locks.close(Duration::from_secs(5)).await?)
+}
+
+/// The next invoice number: none twice and none left out, over all instances of the service.
+async fn invoice(service: State<Service>) -> Answer {
+    let guard = service.locks.mutex("invoices")?.lock_timeout(WAIT).await?;
+    // `while_held` drops the work if the lease is lost: another instance may have the lock then.
+    let number = guard.lease().while_held(add(&service.redis, "invoices", 1)).await??;
+    // A dropped guard is released as well, but only this reports that the lease had been lost.
+    guard.release().await?;
+    Ok(number.to_string())
+}
+
+/// A deposit. A caller that holds the account already, in another service, sends its owner along:
+/// the deposit is then part of the caller's work. Without it, each would wait for the other.
+async fn deposit(service: State<Service>, path: Path<(String, i64)>, headers: HeaderMap) -> Answer {
+    let (account, amount) = (format!("account:{}", path.0.0), path.0.1);
+    // An owner is the right to enter: accept it from your own services, not from the internet.
+    let owner = headers.get("lock-owner").map(|word| word.to_str().unwrap_or_default());
+    let owner = owner.map_or_else(|| Ok(Owner::new()), str::parse)?;
+    let guard = service.locks.reentrant(&account)?.with_owner(&owner).lock_timeout(WAIT).await?;
+    let balance = guard.lease().while_held(add(&service.redis, &account, amount)).await??;
+    guard.release().await?;
+    Ok(balance.to_string())
+}
+
+/// A cached price. It waits for a change that has begun, and then answers the new price.
+async fn price(service: State<Service>, product: Path<String>) -> Answer {
+    let guard = service.locks.rwlock(format!("price:{}", *product))?.read_timeout(WAIT).await?;
+    let price: Option<String> = service.redis.get().await?.get(format!("{{price:{}}}", *product)).await?;
+    guard.release().await?;
+    price.ok_or(Failure(StatusCode::NOT_FOUND))
+}
+
+async fn set_price(service: State<Service>, product: Path<String>, price: String) -> Answer {
+    let guard = service.locks.rwlock(format!("price:{}", *product))?.write_timeout(WAIT).await?;
+    let token = guard.lease().fencing_token().ok_or("fencing is off")?.get();
+    // An instance that was paused past its lease does not know it. The script compares and writes
+    // in one step, so what it writes then is refused: a later lease has a larger token.
+    let script = Script::new(include_str!("../../lua/fenced/set.lua"));
+    let [key, tokens] = ["", ":token"].map(|end| format!("{{price:{}}}{end}", *product));
+    let mut redis = service.redis.get().await?;
+    let written: bool = script.key(key).key(tokens).arg(token).arg(&price).invoke_async(&mut redis).await?;
+    let price = written.then_some(price).ok_or(Failure(StatusCode::CONFLICT))?;
+    guard.release().await?;
+    Ok(price)
+}
+
+async fn connect(config: Config) -> Result<Service, BoxError> {
+    let root_cert = Some(std::fs::read(config.ca)?);
+    let client = Client::build_with_tls(config.redis, TlsCertificates { client_tls: None, root_cert })?;
+    let redis = Pool::builder(Manager::new(client.get_connection_info().clone())?);
+    let redis = redis.max_size(config.pool).runtime(Runtime::Tokio1).wait_timeout(Some(WAIT)).build()?;
+    // The locks have connections of their own beside the pool: requests that use up the pool delay
+    // no renewal. A pool cannot subscribe: waiters are notified through the client.
+    let locks = Locks::builder().pool(redis.clone()).subscriber(client).options(config.locks);
+    let locks = locks.client_name("service").label(config.label).connect().await?;
+    Ok(Service { locks, redis })
+}
+
+/// Reads, then writes what became of it: two requests that only a lock keeps together.
+async fn add(redis: &Pool, key: &str, amount: i64) -> Result<i64, BoxError> {
+    let (mut redis, key) = (redis.get().await?, format!("sum:{key}"));
+    let sum = redis.get::<_, Option<i64>>(&key).await?.unwrap_or(0) + amount;
+    Ok(redis.set::<_, _, ()>(&key, sum).await.map(|()| sum)?)
+}
+
+type Answer = Result<String, Failure>;
+/// An answer without a text: errors name keys and servers, and are for the log.
+struct Failure(StatusCode);
+
+impl<E: Into<BoxError>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        let error = error.into();
+        tracing::warn!(%error, "a request failed");
+        Failure(match error.downcast_ref() {
+            // The lock was busy and nothing was done: the client may try again.
+            Some(redlatch::Error::TimedOut { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+            _ if error.is::<NameError>() || error.is::<OwnerError>() => StatusCode::BAD_REQUEST,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        })
+    }
+}
+
+impl response::IntoResponse for Failure {
+    fn into_response(self) -> response::Response {
+        self.0.into_response()
+    }
+}

@@ -1,0 +1,274 @@
+//! The example `service`, as processes: what it answers, and what it leaves on its server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use redlatch::{Locks, Owner};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use crate::support::tls::{Authority, is_available, url};
+use crate::support::{Server, eventually, queued, soon};
+
+/// The program, built once for all tests.
+static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+    let target = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let arguments = ["build", "--quiet", "--all-features", "--example", "service", "--target-dir"];
+    let mut cargo = Command::new(env!("CARGO"));
+    let built = cargo.args(arguments).arg(target).arg("--message-format=json");
+    let built = built.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit()).output().unwrap();
+    assert!(built.status.success(), "cargo build: {}", built.status);
+    let artifact = |line: &str| -> Option<String> {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        (message["target"]["name"] == "service").then(|| message["executable"].as_str().map(str::to_owned))?
+    };
+    String::from_utf8(built.stdout).unwrap().lines().find_map(artifact).expect("cargo names the program")
+});
+
+/// A server that speaks TLS alone with the service.
+struct Stage {
+    authority: Authority,
+    server: Server,
+    port: u16,
+}
+
+impl Stage {
+    /// `None` if the server cannot speak TLS.
+    async fn new() -> Option<Stage> {
+        if !is_available().await {
+            return None;
+        }
+        let authority = Authority::new();
+        let (server, port) = authority.server(&["--tls-auth-clients", "no"]).await;
+        Some(Stage { authority, server, port })
+    }
+
+    /// Starts an instance with the file of the example, and what differs here.
+    async fn service(&self) -> Service {
+        let mut config = include_str!("../../examples/service/service.toml").to_owned();
+        for (there, here) in [
+            ("127.0.0.1:8080", "127.0.0.1:0"),
+            ("rediss://127.0.0.1:6379/", &url(self.port)),
+            ("ca.pem", &self.authority.path("ca")),
+        ] {
+            assert!(config.contains(there), "{there} is not in service.toml");
+            config = config.replace(there, here);
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), config).unwrap();
+        Service::start(file).await
+    }
+
+    /// The keys, without the counters of fencing tokens, which outlast their locks.
+    async fn keys(&self) -> BTreeSet<String> {
+        let keys: Vec<String> = self.server.run(&["KEYS", "*"]).await;
+        keys.into_iter().filter(|key| !key.ends_with(":fence")).collect()
+    }
+
+    /// Starts requests that wait for a lock which another client holds.
+    async fn waiting(&self, lock: &str, request: impl Future<Output = Answer> + Send + 'static) -> Waiting {
+        let queue = format!("{{lock:{lock}}}:waiters");
+        queued(async || vec![self.server.waiters(&queue).await], request).await
+    }
+}
+
+type Answer = (u16, String);
+type Waiting = tokio::task::JoinHandle<Answer>;
+
+struct Service {
+    process: tokio::process::Child,
+    address: String,
+    log: Arc<Mutex<Vec<String>>>,
+    _config: tempfile::NamedTempFile,
+}
+
+impl Service {
+    async fn start(config: tempfile::NamedTempFile) -> Service {
+        let mut command = tokio::process::Command::new(&*PROGRAM);
+        command.arg(config.path()).stdout(Stdio::piped()).stdin(Stdio::null()).kill_on_drop(true);
+        let mut process = command.spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let written = Arc::clone(&log);
+        tokio::spawn(async move {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                written.lock().unwrap().push(line);
+            }
+        });
+        let mut service = Service { process, address: String::new(), log, _config: config };
+        let line = service.logged("listening").await;
+        let address = line.split_once("address=").unwrap().1;
+        address.split_whitespace().next().unwrap().clone_into(&mut service.address);
+        service
+    }
+
+    /// Waits for a line of its log.
+    async fn logged(&self, word: &str) -> String {
+        let find = || self.log.lock().unwrap().iter().find(|line| line.contains(word)).cloned();
+        eventually(word, || async { find().is_some() }).await;
+        find().unwrap()
+    }
+
+    /// Sends a request on a connection of its own.
+    fn send(&self, line: &str, header: &str, body: &str) -> impl Future<Output = Answer> + Send + 'static {
+        let (address, length) = (self.address.clone(), body.len());
+        let request = format!(
+            "{line} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n{header}\r\n{body}"
+        );
+        async move {
+            let mut connection = TcpStream::connect(address).await.unwrap();
+            connection.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            soon("an answer", connection.read_to_string(&mut answer)).await.unwrap();
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+            (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        }
+    }
+
+    fn terminate(&self) {
+        let id = i32::try_from(self.process.id().unwrap()).unwrap();
+        kill_process(Pid::from_raw(id).unwrap(), Signal::TERM).unwrap();
+    }
+
+    async fn exits(mut self) -> (ExitStatus, Vec<String>) {
+        let status = soon("it exits", self.process.wait()).await.unwrap();
+        (status, self.log.lock().unwrap().clone())
+    }
+
+    async fn shuts_down(self) {
+        self.terminate();
+        let (status, log) = self.exits().await;
+        assert!(status.success(), "{status}: {log:?}");
+    }
+}
+
+/// The sum on the server is written after it was read, in another request: without exclusion some
+/// numbers would come twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn service_excludes_concurrent_requests_of_two_instances() {
+    const REQUESTS: usize = 60;
+    let Some(stage) = Stage::new().await else { return };
+    let instances = [stage.service().await, stage.service().await];
+    let mut requests = JoinSet::new();
+    for number in 0..REQUESTS {
+        requests.spawn(instances[number % 2].send("POST /invoices", "", ""));
+    }
+    let mut numbers = BTreeSet::new();
+    while let Some(answer) = requests.join_next().await {
+        let (status, body) = answer.unwrap();
+        assert_eq!(status, 200, "{body}");
+        assert!(numbers.insert(body.parse::<usize>().unwrap()), "{body} came twice");
+    }
+    assert_eq!(numbers, (1..=REQUESTS).collect());
+    assert_eq!(stage.server.run::<usize>(&["GET", "sum:invoices"]).await, REQUESTS);
+    for instance in instances {
+        instance.shuts_down().await;
+    }
+    assert_eq!(stage.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn service_enters_a_lock_that_its_caller_holds() {
+    let Some(stage) = Stage::new().await else { return };
+    let service = stage.service().await;
+    let (caller, owner) = (stage.server.locks().await, Owner::new());
+    let guard = caller.reentrant("account:alice").unwrap().with_owner(&owner).lock().await.unwrap();
+    let stranger = service.send("POST /accounts/alice/100", "", "");
+    let stranger = stage.waiting("account:alice", stranger).await;
+    // It enters at once, past the one that waits.
+    let header = format!("lock-owner: {owner}\r\n");
+    let inside = service.send("POST /accounts/alice/25", &header, "").await;
+    assert_eq!(inside, (200, "25".to_owned()));
+    assert!(!stranger.is_finished());
+    guard.release().await.unwrap();
+    assert_eq!(soon("the other", stranger).await.unwrap(), (200, "125".to_owned()));
+    assert_eq!(stage.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
+    for (header, path) in [
+        ("lock-owner: two words\r\n", "alice/1"),
+        ("lock-owner: \u{e4}\r\n", "alice/1"),
+        ("", "}/1"),
+        ("", "alice/much"),
+    ] {
+        let (status, body) = service.send(&format!("POST /accounts/{path}"), header, "").await;
+        assert_eq!(status, 400, "{header:?} {path} {body}");
+    }
+    assert_eq!(stage.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
+    service.shuts_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn service_writes_prices_with_fencing_tokens() {
+    let Some(stage) = Stage::new().await else { return };
+    let service = stage.service().await;
+    assert_eq!(service.send("GET /prices/tea", "", "").await.0, 404);
+    let mut requests = JoinSet::new();
+    for number in 0..20 {
+        requests.spawn(service.send("PUT /prices/tea", "", &number.to_string()));
+        requests.spawn(service.send("GET /prices/tea", "", ""));
+    }
+    let mut counts = BTreeMap::new();
+    while let Some(answer) = requests.join_next().await {
+        *counts.entry(answer.unwrap().0).or_insert(0) += 1;
+    }
+    counts.remove(&404); // read before the first write
+    assert!(counts.len() == 1 && counts[&200] >= 20, "{counts:?}");
+    let current: String = stage.server.run(&["GET", "{price:tea}"]).await;
+    assert_eq!(service.send("GET /prices/tea", "", "").await, (200, current.clone()));
+    // The last token that the lock gave is the one that wrote.
+    let granted: u64 = stage.server.run(&["GET", "{lock:price:tea}:fence"]).await;
+    assert_eq!(stage.server.run::<u64>(&["GET", "{price:tea}:token"]).await, granted);
+    // A reader waits for a writer, and finds what it wrote.
+    let writer = stage.server.locks().await;
+    let guard = writer.rwlock("price:tea").unwrap().write().await.unwrap();
+    let reader = stage.waiting("price:tea", service.send("GET /prices/tea", "", "")).await;
+    stage.server.run::<()>(&["SET", "{price:tea}", "new"]).await;
+    guard.release().await.unwrap();
+    assert_eq!(soon("it reads", reader).await.unwrap(), (200, "new".to_owned()));
+    // A later lease has written: what comes now is late.
+    stage.server.run::<()>(&["SET", "{price:tea}:token", &(1_u64 << 52).to_string()]).await;
+    assert_eq!(service.send("PUT /prices/tea", "", "late").await.0, 409);
+    assert_eq!(stage.server.run::<String>(&["GET", "{price:tea}"]).await, "new");
+    service.shuts_down().await;
+    let expected = ["{price:tea}", "{price:tea}:token"].map(str::to_owned);
+    assert_eq!(stage.keys().await, BTreeSet::from(expected));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn service_answers_the_request_in_flight_after_sigterm_and_leaves_no_lock() {
+    let Some(stage) = Stage::new().await else { return };
+    let service = stage.service().await;
+    let other: Locks = stage.server.locks().await;
+    let guard = other.mutex("invoices").unwrap().lock().await.unwrap();
+    let waiting = stage.waiting("invoices", service.send("POST /invoices", "", "")).await;
+    service.terminate();
+    service.logged("draining").await;
+    let refused = || async { TcpStream::connect(&service.address).await.is_err() };
+    eventually("no new connection is accepted", refused).await;
+    assert!(!waiting.is_finished());
+    guard.release().await.unwrap();
+    assert_eq!(soon("answered", waiting).await.unwrap(), (200, "1".to_owned()));
+    let (status, log) = service.exits().await;
+    assert_eq!(status.code(), Some(0), "{log:?}");
+    assert!(!log.iter().any(|line| line.contains("WARN") || line.contains("ERROR")), "{log:?}");
+    assert_eq!(stage.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
+}
+
+/// The request of a client that disconnects is dropped, and its place in the queue is given up in
+/// the background. The process waits for that, and says that it could not be done.
+#[tokio::test(flavor = "multi_thread")]
+async fn service_fails_if_the_server_does_not_answer_at_the_end() {
+    let Some(stage) = Stage::new().await else { return };
+    let service = stage.service().await;
+    let guard = stage.server.locks().await.mutex("invoices").unwrap().lock().await.unwrap();
+    let waiting = stage.waiting("invoices", service.send("POST /invoices", "", "")).await;
+    stage.server.pause();
+    waiting.abort();
+    service.terminate();
+    let (status, log) = service.exits().await;
+    stage.server.resume();
+    assert_eq!(status.code(), Some(1), "{log:?}");
+    drop(guard);
+}
