@@ -89,6 +89,13 @@ impl Verdict {
     }
 }
 
+impl Finding {
+    /// Whether it says that a server can be used.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.check == Check::Connection && self.verdict == Verdict::Fine
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Finding { server, check, verdict } = self;

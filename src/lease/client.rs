@@ -143,6 +143,16 @@ impl Client {
         failure.error(context)
     }
 
+    /// Whether the runtime that it was made on has ended, and its connections with it.
+    pub(crate) async fn has_ended(&self) -> bool {
+        let (lives, alive) = tokio::sync::oneshot::channel();
+        // A runtime that has ended drops the task.
+        self.nodes.spawn(async move {
+            let _dropped_meanwhile = lives.send(());
+        });
+        alive.await.is_err()
+    }
+
     /// Waits until everything that was dropped has been given back.
     pub(crate) async fn settled(&self) {
         self.keeper.settled().await;

@@ -11,7 +11,9 @@ impl Locks {
     ///
     /// Each server is asked `INFO` and `CONFIG GET`; of a cluster each master. A lock of a new name
     /// is taken and released. What the rights of the user do not allow to find out is
-    /// [unknown](Verdict::Unknown).
+    /// [unknown](Verdict::Unknown); what they do not allow to do is a danger. Where no server can be
+    /// used, only [`Check::Connection`] says more. Once the client's runtime has ended, nothing is
+    /// asked, and every connection is unknown.
     ///
     /// **What it does not**: find out how servers stand later, or whether their clocks are right.
     ///
@@ -27,6 +29,9 @@ impl Locks {
     /// Dropped, the lock that it may have taken is released in the background.
     pub async fn doctor(&self) -> Vec<Finding> {
         let nodes = &self.client.nodes;
+        if self.client.has_ended().await {
+            return self.nothing_is_known();
+        }
         let guarded = self.options.restart_guard == RestartGuard::On;
         let waits = self.options.wants_replicas().is_some();
         let mut findings = Vec::new();
@@ -42,15 +47,29 @@ impl Locks {
             findings.push(Finding { server, check: Check::Connection, verdict: connection });
             findings.extend(facts.iter().flatten().flat_map(|facts| facts.findings(waits, guarded)));
         }
+        let (scripts, notifications) = if findings.iter().any(Finding::is_usable) {
+            let notifications = self.examine_notifications().await;
+            (self.examine_scripts().await, notifications)
+        } else {
+            let unknown = Verdict::unknown("no server can be used");
+            (unknown.clone(), unknown)
+        };
         let server = nodes.labels().join(", ");
-        let notifications = self.examine_notifications().await;
-        findings.push(Finding {
-            server: server.clone(),
-            check: Check::Scripts,
-            verdict: self.examine_scripts().await,
-        });
+        findings.push(Finding { server: server.clone(), check: Check::Scripts, verdict: scripts });
         findings.push(Finding { server, check: Check::Notifications, verdict: notifications });
         findings
+    }
+
+    /// The connections ended with the client's runtime: nothing can be asked.
+    fn nothing_is_known(&self) -> Vec<Finding> {
+        let why =
+            "the runtime that this client was made on has ended: make another client, on one that lasts";
+        let finding = |label: &str| Finding {
+            server: label.to_owned(),
+            check: Check::Connection,
+            verdict: Verdict::unknown(why),
+        };
+        self.client.nodes.labels().iter().map(|label| finding(label)).collect()
     }
 
     async fn examine_scripts(&self) -> Verdict {

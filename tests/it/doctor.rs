@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Check, Finding, Locks, Options, Verdict};
 
 use crate::support::events::{heard_of, listen};
-use crate::support::{Deployment, Server, Topology, eventually};
+use crate::support::{Deployment, Server, Topology, eventually, soon};
 
 /// The verdicts on one thing, in words: one for each server.
 fn verdicts(findings: &[Finding], check: Check) -> Vec<&'static str> {
@@ -85,6 +85,58 @@ async fn doctor_says_what_it_may_not_know() {
         }
         assert_eq!(verdicts(&findings, Check::Scripts), [scripts], "{user}: {findings:?}");
         assert_eq!(verdicts(&findings, Check::Notifications), [notifications], "{user}: {findings:?}");
+    }
+}
+
+/// A user without any right may know nothing of the server, and may lock nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_knows_nothing_of_a_server_without_any_right() {
+    let server = Server::start().await;
+    server.run::<()>(&["ACL", "SETUSER", "none", "on", ">secret", "-@all"]).await;
+    let url = server.url().replace("redis://", "redis://none:secret@");
+    let locks = Locks::builder().server(url).connect_lazily().unwrap();
+    let findings = soon("examined", locks.doctor()).await;
+    for check in OF_SERVERS {
+        assert_eq!(verdicts(&findings, check), ["unknown"], "{findings:?}");
+    }
+    for (check, expected) in
+        [(Check::Connection, "fine"), (Check::Scripts, "danger"), (Check::Notifications, "danger")]
+    {
+        assert_eq!(verdicts(&findings, check), [expected], "{findings:?}");
+    }
+}
+
+/// A server that refuses the password is in the way of all else: one remedy is named, not three.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_names_only_the_password_if_it_is_wrong() {
+    let server = Server::start().await;
+    server.run::<()>(&["CONFIG", "SET", "requirepass", "right"]).await;
+    let url = server.url().replace("redis://", "redis://:wrong@");
+    let locks = Locks::builder().server(url).connect_lazily().unwrap();
+    let findings = soon("examined", locks.doctor()).await;
+    let dangers: Vec<_> = findings.iter().filter(|finding| finding.verdict.is_danger()).collect();
+    assert_eq!(dangers.len(), 1, "{findings:?}");
+    assert_eq!(dangers[0].check, Check::Connection);
+    assert!(dangers[0].to_string().contains("password"), "{findings:?}");
+    for check in [Check::Scripts, Check::Notifications] {
+        assert_eq!(verdicts(&findings, check), ["unknown"], "{findings:?}");
+    }
+}
+
+/// No task is left that could ask a server: that is reported, and no server is blamed.
+#[test]
+fn doctor_ends_after_the_clients_runtime() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let server = second.block_on(Server::start());
+    let connected = first.block_on(server.locks());
+    let lazy = first.block_on(async { Locks::builder().server(server.url()).connect_lazily().unwrap() });
+    drop(first);
+    for locks in [connected, lazy] {
+        let findings = second.block_on(soon("examined", locks.doctor()));
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert_eq!(verdicts(&findings, Check::Connection), ["unknown"], "{findings:?}");
+        assert!(findings[0].to_string().contains("runtime"), "{findings:?}");
     }
 }
 
