@@ -95,6 +95,14 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
+    /// For the crate's own tests, which must not read the text of `Debug`: whether this client holds
+    /// nothing, waits for nothing and has nothing to release.
+    #[cfg(feature = "simulation")]
+    #[doc(hidden)]
+    pub fn is_idle(&self) -> bool {
+        self.client.is_idle()
+    }
+
     /// Waits until everything that was dropped has been given back to the server, of a quorum to so many of its nodes that the
     /// rest are in nobody's way; or left to its ttl, since the runtime of the client has ended.
     ///

@@ -153,6 +153,18 @@ impl Client {
         alive.await.is_err()
     }
 
+    /// Whether it is busy with nothing: nothing is held, waited for or given back.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn is_idle(&self) -> bool {
+        let busy = [
+            self.keeper.entries(),
+            self.wakeups.mailboxes(),
+            self.turnstiles.entries(),
+            self.holds.entries(),
+        ];
+        busy == [0; 4]
+    }
+
     /// Waits until everything that was dropped has been given back.
     pub(crate) async fn settled(&self) {
         self.keeper.settled().await;

@@ -310,8 +310,7 @@ impl Case {
         let got = net.flow("a try", rival.try_lock()).await;
         let Ok(Some(guard)) = got else { panic!("{at}: the lock is not free: {got:?}") };
         net.flow("given back", guard.release()).await.unwrap();
-        let idle = "Client { kept: 0, waiting: 0, queues: 0, shared: 0 }";
-        net.eventually(&format!("{at}: idle"), || format!("{locks:?}").contains(idle)).await;
+        net.eventually(&format!("{at}: idle"), || locks.is_idle()).await;
         drop((rival, locks, stage.lock));
         net.eventually(&format!("{at}: no task is left"), || tasks() <= tasks_before).await;
         assert_eq!(left(net, &name), [""; 0], "{at}");

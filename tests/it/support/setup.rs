@@ -190,12 +190,16 @@ impl Setup {
     }
 }
 
-/// Waits until a client that is still there is busy with nothing: no lease in the keeper's book, nobody
-/// waiting, no queue, nothing shared.
+/// Waits until a client that is still there is busy with nothing: no lease is kept, no waiter and no
+/// queue is left, and nothing is shared. No server shows that.
+#[cfg(feature = "simulation")]
 pub async fn idles(locks: &Locks) {
-    let idle = "Client { kept: 0, waiting: 0, queues: 0, shared: 0 }";
-    eventually("the client is idle", || async { format!("{locks:?}").contains(idle) }).await;
+    eventually("the client is idle", || async { locks.is_idle() }).await;
 }
+
+/// What a client is busy with is seen only through the crate's hook for tests.
+#[cfg(not(feature = "simulation"))]
+pub async fn idles(_: &Locks) {}
 
 /// Tasks of this runtime: keepers, subscribers, connections.
 fn tasks() -> usize {
