@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use redlatch::deadpool_redis::{Config, Pool, Runtime};
-use redlatch::redis::{Client, IntoConnectionInfo};
+use redlatch::redis::{Client, ErrorKind, IntoConnectionInfo};
 use redlatch::{ConfigError, Error, Locks, LocksBuilder, Options, Wakeups};
 
 use crate::support::{Server, eventually, soon, subscribe};
@@ -115,6 +115,34 @@ async fn lazy_client_locks_once_its_server_is_there() {
     soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
     drop(locks);
     server.assert_nothing_left().await;
+}
+
+/// A wrong password is no outage, which may pass: a lazy client reports it with its first call.
+#[tokio::test(flavor = "multi_thread")]
+async fn lazy_client_reports_a_wrong_password_with_its_first_call() {
+    let server = Server::start().await;
+    let user = ["ACL", "SETUSER", "app", "on", "~*", "&*", "+@all", ">right"];
+    server.run::<()>(&user).await;
+    let url = server.url().replace("redis://", "redis://app:wrong@");
+    let patient = Options::new().node_timeout(Duration::from_secs(60));
+    let locks = Locks::builder().server(url.as_str()).options(patient).connect_lazily().unwrap();
+    let mutex = locks.mutex("x").unwrap();
+    let is_refused = |error: &Error| {
+        let Error::Redis { cause, .. } = error else { panic!("{error:?}") };
+        cause.kind() == ErrorKind::AuthenticationFailed
+    };
+    for error in [
+        mutex.try_lock().await.unwrap_err(),
+        soon("at once", mutex.lock()).await.unwrap_err(),
+        mutex.inspect().await.unwrap_err(),
+        Locks::open(&url).await.unwrap_err(),
+    ] {
+        assert!(is_refused(&error), "{error:?}");
+    }
+    // An outage would have been outlasted for two node timeouts of a minute. The same client works
+    // once the password is right.
+    server.run::<()>(&["ACL", "SETUSER", "app", ">wrong"]).await;
+    mutex.lock().await.unwrap().release().await.unwrap();
 }
 
 /// Tokens of a quorum are proposed from the clocks of its nodes: without them the first would be
