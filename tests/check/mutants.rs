@@ -4,6 +4,7 @@ mod build;
 mod table;
 mod test_run;
 mod tested;
+mod tested_client;
 mod tested_quorum;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ use build::Tree;
 pub use table::MUTANTS;
 pub use test_run::{Tested, all as all_tested, run as run_tested};
 use tested::TESTED;
+use tested_client::TESTED_CLIENT;
 use tested_quorum::TESTED_QUORUM;
 
 /// The crate with one mistake, and the run that is to show it.

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use super::build::Tree;
-use super::{Edit, TESTED, TESTED_QUORUM};
+use super::{Edit, TESTED, TESTED_CLIENT, TESTED_QUORUM};
 
 /// The crate with one mistake, and the test that must fail on it.
 #[derive(Debug)]
@@ -22,9 +22,9 @@ pub struct Tested {
 /// How long one test may take.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The mutants of both tables.
+/// The mutants of all tables.
 pub fn all() -> impl Iterator<Item = &'static Tested> {
-    TESTED.iter().chain(TESTED_QUORUM)
+    TESTED.iter().chain(TESTED_CLIENT).chain(TESTED_QUORUM)
 }
 
 #[derive(Debug, PartialEq)]

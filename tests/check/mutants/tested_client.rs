@@ -1,0 +1,126 @@
+//! Mistakes of the client that a named test of the suite must find: what it answers, how it waits,
+//! and what it says.
+
+use super::{Edit, Tested};
+
+/// One edit of one place.
+const fn edit(file: &'static str, from: &'static str, to: &'static str) -> Edit {
+    Edit { file, from, times: 1, to }
+}
+
+pub const TESTED_CLIENT: &[Tested] = &[
+    Tested {
+        name: "held-by-any-owner",
+        edits: &[edit(
+            "src/rwlock.rs",
+            "let owner = Some(sought.owner());",
+            "let owner = Some(sought.owner()).filter(|owner| owner.is_empty());",
+        )],
+        test: "holders::is_held_by_takes_a_lease_or_an_owner_on_every_kind",
+    },
+    Tested {
+        name: "lost-answer-of-a-release-counts-as-not-held",
+        edits: &[edit(
+            "src/lease/release.rs",
+            "if self.unanswered.contains(*node) && !remember =>",
+            "if self.unanswered.contains(*node) && !remember && votes.of() == 0 =>",
+        )],
+        test: "suite::mutex_standalone_push_resp2::learns_the_first_answer_of_a_release",
+    },
+    Tested {
+        name: "holder-not-announced-to-tasks-of-its-owner",
+        edits: &[edit(
+            "src/lease/acquire.rs",
+            "if let Some(front) = &front {",
+            "if let Some(front) = front.as_ref().filter(|_| false) {",
+        )],
+        test: "suite::reentrant_standalone_push_resp2::enters_what_it_got_elsewhere_meanwhile",
+    },
+    Tested {
+        name: "unconfirmed-grant-kept-from-others",
+        edits: &[edit(
+            "src/lease/acquire.rs",
+            "if failure.replicas().is_some() {",
+            "if failure.replicas().is_some() && seat.entry.is_none() {",
+        )],
+        test: "failover::replicas::replicas_missed_by_a_waiter_keep_the_lock_from_nobody",
+    },
+    Tested {
+        name: "siblings-of-a-lost-lease-sought-among-all",
+        edits: &[edit(
+            "src/lease/due.rs",
+            "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
+            "        let own = owned(lease);\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one) == own).map(|(key, _)| *key).collect();\n        let keys = keys.into_iter().filter(|_| own.is_some());\n",
+        )],
+        test: "clients::reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes",
+    },
+    Tested {
+        name: "short-leases-wait-long-between-renewals",
+        edits: &[edit(
+            "src/lease/keeper.rs",
+            "let pause = (lease.options().ttl / 30).min(PAUSES.1);",
+            "let pause = (lease.options().ttl / 30).max(Duration::from_millis(50)).min(PAUSES.1);",
+        )],
+        test: "clients::leases_of_100_ms_outlast_one_slow_renewal",
+    },
+    Tested {
+        name: "limit-of-zero-tries-nothing",
+        edits: &[edit("src/lease/acquire.rs", "if limit.is_zero() {", "if limit > limit {")],
+        test: "clients::a_limit_of_zero_is_one_try",
+    },
+    Tested {
+        name: "revoked-lease-says-lost",
+        edits: &[edit(
+            "src/lease/keeper.rs",
+            "book.strike(lease, LeaseEnd::Revoked);",
+            "book.strike(lease, LeaseEnd::Lost);",
+        )],
+        test: "lease_ends::a_lease_that_was_force_released_says_revoked",
+    },
+    Tested {
+        name: "subscriber-not-verified",
+        edits: &[edit(
+            "src/locks/builder.rs",
+            "verify: self.subscriber.is_some(),",
+            "verify: self.subscriber.is_some() && name.is_some(),",
+        )],
+        test: "builder::subscriber_of_another_server_is_refused",
+    },
+    Tested {
+        name: "outage-said-for-each-failure",
+        edits: &[edit("src/wire/node.rs", "begins.then(|| -> Report {", "true.then(|| -> Report {")],
+        test: "logs::an_outage_is_said_once_when_it_begins_and_once_when_it_ends",
+    },
+    Tested {
+        name: "section-resets-what-it-does-not-name",
+        edits: &[edit(
+            "src/options/partial.rs",
+            "let mut all = base.clone();",
+            "let mut all = Options { named: base.named, ..Options::new() };",
+        )],
+        test: "options::options_of_a_section_override_only_what_it_names",
+    },
+    Tested {
+        name: "outage-limit-ignored",
+        edits: &[edit("src/lease/acquire.rs", "newcomers: limit.unwrap_or(newcomers),", "newcomers,")],
+        test: "options::outage_limit_is_how_long_a_call_outlasts_an_outage",
+    },
+    Tested {
+        name: "evicting-server-accepted-in-silence",
+        edits: &[edit(
+            "src/wire/greeting.rs",
+            "(finding.check == Check::Eviction\n                            || finding.check",
+            "(finding.check",
+        )],
+        test: "doctor::doctor_warns_when_a_client_connects",
+    },
+    Tested {
+        name: "doctor-blames-rights-for-a-wrong-password",
+        edits: &[edit(
+            "src/locks/doctor.rs",
+            "if findings.iter().any(Finding::is_usable) {",
+            "if !findings.is_empty() {",
+        )],
+        test: "doctor::doctor_names_only_the_password_if_it_is_wrong",
+    },
+];
