@@ -8,25 +8,31 @@ use redlatch::{
 };
 use tokio::time::Instant;
 
-use crate::support::{Kind, Proxy, Server, eventually, soon, ttl};
+use crate::support::{AnyGuard, Kind, Oracle, Proxy, Server, eventually, soon, ttl};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-async fn ten_thousand_leases_are_renewed(kind: Kind) {
-    const LEASES: usize = 10_000;
-    let server = Server::start().await;
-    let locks = server.locks_with(ttl(4_000)).await;
+const LEASES: usize = 10_000;
+
+async fn ten_thousand_leases(kind: Kind, locks: &Locks) -> Vec<AnyGuard> {
     let mut guards = Vec::with_capacity(LEASES);
     for hundred in 0..LEASES / 100 {
         let mut round = tokio::task::JoinSet::new();
         for one in 0..100 {
-            let lock = kind.lock(&locks, &format!("many-{hundred}-{one}"));
+            let lock = kind.lock(locks, &format!("many-{hundred}-{one}"));
             round.spawn(async move { lock.lock().await.unwrap() });
         }
         while let Some(guard) = round.join_next().await {
             guards.push(guard.unwrap());
         }
     }
+    guards
+}
+
+async fn ten_thousand_leases_are_renewed(kind: Kind) {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(4_000)).await;
+    let guards = ten_thousand_leases(kind, &locks).await;
     let clients: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]).await;
     assert!(clients.lines().count() <= 2, "one connection, and this one:\n{clients}");
     let end = Instant::now() + Duration::from_secs(10);
@@ -54,6 +60,28 @@ async fn reentrant_standalone_ten_thousand_leases_are_renewed() {
     ten_thousand_leases_are_renewed(Kind::Reentrant).await;
 }
 
+/// Where a hold is lost, the other holds of its owner are asked about at once: to find them costs
+/// no look at all leases.
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes() {
+    let server = Server::start().await;
+    let mut times = Vec::new();
+    for kind in [Kind::Mutex, Kind::Reentrant] {
+        let locks = server.locks_with(ttl(6_000)).await;
+        let guards = ten_thousand_leases(kind, &locks).await;
+        let start = Instant::now();
+        server.run::<()>(&["FLUSHALL"]).await;
+        for guard in &guards {
+            soon("lost", guard.lease().lost()).await;
+        }
+        times.push(start.elapsed());
+    }
+    // Either takes a third of a TTL, since no renewal comes before.
+    println!("lost within {times:?}");
+    assert!(times[1] < times[0] * 2, "{times:?}");
+    server.assert_nothing_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn pool_an_exhausted_one_starves_no_lease() {
     let server = Server::start().await;
@@ -74,7 +102,7 @@ async fn pool_an_exhausted_one_starves_no_lease() {
     // Its connection breaks as well: it makes a new one beside the pool.
     let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     tokio::time::sleep(Duration::from_millis(900)).await;
-    assert!(!guard.lease().is_lost() && mutex.is_held_by(guard.lease()).await.unwrap());
+    assert!(!guard.lease().is_lost() && server.lock_state(mutex.name()).await.is_held());
     guard.release().await.unwrap();
     drop((mutex, locks));
     server.assert_nothing_left().await;
@@ -95,8 +123,11 @@ async fn pool_a_client_of_one_is_told_once_it_has_a_subscriber() {
         !server.run::<Vec<String>>(&["PUBSUB", "CHANNELS"]).await.is_empty()
     })
     .await;
+    eventually("it queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 }).await;
+    let before = server.published().await;
     guard.release().await.unwrap();
-    soon("told", waiting).await.unwrap().unwrap().release().await.unwrap();
+    soon("notified", waiting).await.unwrap().unwrap().release().await.unwrap();
+    assert!(server.published().await > before, "it is notified");
     drop((mutex, locks));
     server.assert_nothing_left().await;
 }
@@ -150,8 +181,10 @@ async fn acl_the_documented_rights_are_enough() {
             assert_eq!(told.len(), 1, "it is subscribed");
             tokio::time::sleep(Duration::from_millis(900)).await;
             assert!(!guard.lease().is_lost(), "renewed");
+            let before = server.published().await;
             guard.release().await.unwrap();
             drop(soon("handed over", waiting).await.unwrap().unwrap());
+            assert!(server.published().await > before, "it is notified");
             eventually("free", || async { !server.is_locked(&lock).await }).await;
             assert!(!lock.force_release().await.unwrap());
         }

@@ -27,7 +27,7 @@ async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>)
 }
 
 /// Every verb of every kind, by these nodes.
-async fn is_usable(locks: &Locks, nodes: &[&str]) {
+async fn is_usable(deployment: &Deployment, locks: &Locks, nodes: &[&str]) {
     let statuses = locks.nodes().await;
     let votes = |status: &NodeStatus| (status.node.clone(), status.is_voter());
     let expected: Vec<_> = nodes.iter().map(|node| ((*node).to_owned(), true)).collect();
@@ -40,7 +40,8 @@ async fn is_usable(locks: &Locks, nodes: &[&str]) {
             let rival = rival.clone();
             async move { rival.lock().await }
         });
-        eventually("it queues", || async { lock.waiters().await == 1 }).await;
+        eventually("it queues", || async { deployment.waiters(&lock).await == 1 }).await;
+        assert_eq!(lock.inspect().await.unwrap().waiters, 1, "it may inspect");
         let until = guard.lease().valid_until() + TTL / 6;
         eventually("renewed", || async { guard.lease().valid_until() > until }).await;
         guard.release().await.unwrap();
@@ -59,9 +60,9 @@ fn options() -> Options {
 #[cfg(feature = "cluster")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_suffice_for_a_cluster() {
-    let (_deployment, urls) = limited(Topology::Cluster, &["+cluster|slots"]).await;
-    is_usable(&Locks::builder().cluster(urls).options(options()).connect().await.unwrap(), &["cluster"])
-        .await;
+    let (deployment, urls) = limited(Topology::Cluster, &["+cluster|slots"]).await;
+    let locks = Locks::builder().cluster(urls).options(options()).connect().await.unwrap();
+    is_usable(&deployment, &locks, &["cluster"]).await;
 }
 
 #[cfg(feature = "sentinel")]
@@ -82,7 +83,7 @@ async fn rights_suffice_for_a_sentinel_group() {
         .sentinel(sentinels, master)
         .options(options().replicas(1, Duration::from_millis(900)))
         .connect();
-    is_usable(&locks.await.unwrap(), &["mymaster"]).await;
+    is_usable(&deployment, &locks.await.unwrap(), &["mymaster"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -97,5 +98,5 @@ async fn rights_suffice_for_a_quorum() {
     assert_eq!(locks.rejoin().await.unwrap().len(), 3);
     let nodes: Vec<_> =
         deployment.masters().iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
-    is_usable(&locks, &nodes.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    is_usable(&deployment, &locks, &nodes.iter().map(String::as_str).collect::<Vec<_>>()).await;
 }

@@ -55,7 +55,7 @@ async fn cluster_a_killed_master_is_replaced() {
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let options = told().ttl(Duration::from_secs(8));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let survivors = Contended::of_each_kind(&here, &locks, &others).await;
+    let survivors = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     let mut later = Vec::new();
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("{here}later-{}", kind.name()));
@@ -87,7 +87,7 @@ async fn cluster_a_killed_master_is_replaced() {
     }
     println!("goes on after {:?}", start.elapsed());
     for it in &survivors {
-        it.assert_held().await;
+        it.assert_held(&deployment).await;
     }
     for old in lost {
         soon("the holder learns", old.lease().lost()).await;
@@ -98,8 +98,8 @@ async fn cluster_a_killed_master_is_replaced() {
     // Renewed by the new master: none would last for so long.
     sleep(Duration::from_secs(9).saturating_sub(start.elapsed())).await;
     for it in survivors {
-        it.assert_held().await;
-        println!("handed over after {:?}", it.hand_over().await);
+        it.assert_held(&deployment).await;
+        println!("handed over after {:?}", it.hand_over(&deployment).await);
     }
     println!("left at least {:?} of {LEFT:?}", watch.least());
     assert!(watch.least() > LEFT, "renewed late: {:?} left", watch.least());
@@ -115,7 +115,7 @@ async fn cluster_a_hung_master_holds_nobody_else_up() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let (locks, others) = (open(&deployment, told()).await, open(&deployment, told()).await);
-    let contended = Contended::of_each_kind(&here, &locks, &others).await;
+    let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     let (elsewhere, watch) = watched(&locks, &there).await;
     deployment.masters()[0].pause();
     for round in 0..3 {
@@ -146,8 +146,8 @@ async fn cluster_a_hung_master_holds_nobody_else_up() {
         guard.release().await.unwrap();
     }
     for it in contended {
-        it.assert_held().await;
-        it.hand_over().await;
+        it.assert_held(&deployment).await;
+        it.hand_over(&deployment).await;
     }
     println!("left at least {:?} of {LEFT:?}", watch.least());
     assert!(watch.least() > LEFT, "renewed late: {:?} left", watch.least());
@@ -163,7 +163,7 @@ async fn cluster_a_hung_master_is_replaced() {
     let here = tag_at(&deployment, 0).await;
     let options = told().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind(&here, &locks, &others).await;
+    let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     caught_up(&deployment.masters()[0], 1).await;
     let start = Instant::now();
     deployment.masters()[0].pause();
@@ -177,8 +177,8 @@ async fn cluster_a_hung_master_is_replaced() {
     eventually("the other as well", || async { contended[0].rival.try_lock().await.is_ok() }).await;
     sleep(Duration::from_secs(12).saturating_sub(start.elapsed())).await;
     for it in contended {
-        it.assert_held().await;
-        println!("handed over after {:?}", it.hand_over().await);
+        it.assert_held(&deployment).await;
+        println!("handed over after {:?}", it.hand_over(&deployment).await);
     }
     deployment.replicas()[0].resume();
     drop((lock, locks, others));
@@ -198,15 +198,16 @@ async fn cluster_a_silent_connection_is_replaced() {
     let (elsewhere, watch) = watched(&locks, &there).await;
     let others = open(&deployment, told()).await;
     let options = ttl(3_000);
-    let contended = Contended::of_each_kind(&here, &locks.with_options(options).unwrap(), &others).await;
+    let contended =
+        Contended::of_each_kind(&deployment, &here, &locks.with_options(options).unwrap(), &others).await;
     silent.hold_requests(true);
     sleep(Duration::from_secs(5)).await;
     for it in &contended {
-        it.assert_held().await;
+        it.assert_held(&deployment).await;
     }
     silent.hold_requests(false);
     for it in contended {
-        println!("handed over after {:?}", it.hand_over().await);
+        println!("handed over after {:?}", it.hand_over(&deployment).await);
     }
     println!("left at least {:?} of {LEFT:?}", watch.least());
     assert!(watch.least() > LEFT, "renewed late: {:?} left", watch.least());
@@ -224,7 +225,7 @@ async fn cluster_a_master_that_is_missing_fails_in_time() {
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let options = told().ttl(Duration::from_secs(60));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind(&here, &locks, &others).await;
+    let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     let master = &deployment.masters()[0];
     // Loading takes microseconds for each key, and requests are looked at now and then: every 2 MB, if that is not an option.
     let fill = "for i = 1, 1000 do redis.call('SET', KEYS[1] .. i, string.rep('x', 20000), 'PX', 120000) end";
@@ -256,7 +257,7 @@ async fn cluster_a_master_that_is_missing_fails_in_time() {
     // A connection that failed is made again after a second at most.
     assert!(start.elapsed() < 2 * NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
     for it in &contended {
-        it.assert_held().await; // it was saved
+        it.assert_held(&deployment).await; // it was saved
     }
     deployment.allow_failover().await;
     deployment.replicas_mut()[0].kill();
@@ -284,8 +285,8 @@ async fn cluster_a_master_that_is_missing_fails_in_time() {
     }
     println!("goes on after {:?}", start.elapsed());
     for it in contended {
-        it.assert_held().await;
-        println!("handed over after {:?}", it.hand_over().await);
+        it.assert_held(&deployment).await;
+        println!("handed over after {:?}", it.hand_over(&deployment).await);
     }
     drop((locks, others));
     deployment.assert_nothing_left().await;

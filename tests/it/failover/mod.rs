@@ -16,7 +16,7 @@ use redlatch::{Error, Lease, Locks, Options};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::support::{AnyGuard, AnyLock, Kind, Server, eventually, soon};
+use crate::support::{AnyGuard, AnyLock, Kind, Oracle, Server, eventually, soon};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
@@ -44,7 +44,7 @@ struct Contended {
 }
 
 impl Contended {
-    async fn new(kind: Kind, name: &str, locks: &Locks, others: &Locks) -> Contended {
+    async fn new(servers: &impl Oracle, kind: Kind, name: &str, locks: &Locks, others: &Locks) -> Contended {
         let lock = kind.lock(locks, name);
         let rival = kind.rival().lock(others, name);
         let guard = lock.lock().await.unwrap();
@@ -52,33 +52,35 @@ impl Contended {
             let rival = rival.for_another();
             async move { rival.lock().await }
         });
-        eventually("it queues", || async { lock.waiters().await == 1 }).await;
+        eventually("it queues", || async { servers.lock_state(lock.name()).await.waiters() == 1 }).await;
         Contended { lock, guard, rival, waiting }
     }
 
-    async fn of_each_kind(tag: &str, locks: &Locks, others: &Locks) -> Vec<Contended> {
+    async fn of_each_kind(servers: &impl Oracle, tag: &str, locks: &Locks, others: &Locks) -> Vec<Contended> {
         let mut contended = Vec::new();
         for kind in KINDS {
-            contended.push(Contended::new(kind, &format!("{tag}{}", kind.name()), locks, others).await);
+            contended
+                .push(Contended::new(servers, kind, &format!("{tag}{}", kind.name()), locks, others).await);
         }
         contended
     }
 
     /// It is held, here and there, and nobody else gets it. The lock must be reachable.
-    async fn assert_held(&self) {
+    async fn assert_held(&self, servers: &impl Oracle) {
         assert!(!self.guard.lease().is_lost(), "{:?}", self.guard);
-        assert!(self.lock.is_held_by(&self.guard).await, "{:?}", self.guard);
+        assert!(servers.lock_state(self.lock.name()).await.is_held_by(&self.guard), "{:?}", self.guard);
         assert!(self.rival.try_lock().await.unwrap().is_none(), "{:?}", self.guard);
     }
 
     /// Released, it goes to the one who has been queued all the time. How long that takes.
-    async fn hand_over(self) -> Duration {
+    async fn hand_over(self, servers: &impl Oracle) -> Duration {
         let (token, start) = (self.guard.lease().fencing_token(), Instant::now());
         self.guard.release().await.unwrap();
         let next = soon("the waiter is served", self.waiting).await.unwrap().unwrap();
         let took = start.elapsed();
         assert!(next.lease().fencing_token() > token, "{next:?}");
-        assert!(self.lock.is_held_by(&next).await, "as the server knows that released: {next:?}");
+        let state = servers.lock_state(self.lock.name()).await;
+        assert!(state.is_held_by(&next), "as the server knows that released: {next:?}");
         next.release().await.unwrap();
         took
     }

@@ -22,7 +22,7 @@ fn waiters(lock: &AnyLock) -> String {
 async fn held_up(server: &Server, lock: &AnyLock, old: &[String], heir: AnyLock) -> Duration {
     let guard = soon("held", lock.lock()).await.unwrap();
     let waiting = tokio::spawn(async move { heir.lock().await });
-    eventually("it queues", || async { lock.waiters().await == 1 }).await;
+    eventually("it queues", || async { server.queued_for(lock).await == 1 }).await;
     for entry in old.chunks(2) {
         server.run::<()>(&["ZADD", &waiters(lock), &entry[1], &entry[0]]).await;
     }
@@ -31,7 +31,7 @@ async fn held_up(server: &Server, lock: &AnyLock, old: &[String], heir: AnyLock)
     let served = soon("served", waiting).await.unwrap().unwrap();
     let took = start.elapsed();
     served.release().await.unwrap();
-    eventually("it is free", || async { !lock.is_locked().await }).await;
+    eventually("it is free", || async { !server.is_locked(lock).await }).await;
     took
 }
 
@@ -48,14 +48,14 @@ async fn queues_from_before_hold_nobody_up() {
         let served = tokio::spawn(async move { heir.lock().await });
         eventually("the first one queues", || async { queue(&server, &lock).await.len() >= 2 }).await;
         let gives_up = tokio::spawn(async move { another.lock().await });
-        eventually("the second one queues", || async { lock.waiters().await >= 1 }).await;
+        eventually("the second one queues", || async { server.queued_for(&lock).await >= 1 }).await;
         let old = queue(&server, &lock).await;
         gives_up.abort();
         assert!(gives_up.await.is_err());
         guard.release().await.unwrap();
         soon("served", served).await.unwrap().unwrap().release().await.unwrap();
         soon("given back", others.settled()).await;
-        eventually("it is free", || async { !lock.is_locked().await }).await;
+        eventually("it is free", || async { !server.is_locked(&lock).await }).await;
         let took = held_up(&server, &lock, &old, kind.lock(&others, kind.name())).await;
         println!("{kind:?}: held up for {took:?} by {}", old.len() / 2);
         assert!(took < CLAIM / 2, "{kind:?}: {took:?}");

@@ -95,7 +95,7 @@ async fn gives_back(refusal: Refusal) {
     soon("all are given back", locks.settled()).await;
     println!("{refusal:?}: given back after {:?}", start.elapsed());
     for lock in freed {
-        assert!(!lock.is_locked().await, "{lock:?}");
+        assert!(!server.is_locked(&lock).await, "{lock:?}");
     }
     drop(locks);
     server.assert_nothing_left().await;
@@ -115,7 +115,7 @@ async fn is_waited_for(refusal: Refusal) {
         expire.push(lock.lock().await.unwrap());
         let heir = kind.lock(&locks, &format!("queued-{}", kind.name()));
         waiting.spawn(async move { heir.lock().await });
-        eventually("it queues", || async { lock.waiters().await == 1 }).await;
+        eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
     }
     refusal.begin(&server).await;
     for guard in &expire {
@@ -146,7 +146,7 @@ async fn says_so(refusal: Refusal) {
         let guard = lock.lock().await.unwrap();
         let heir = kind.lock(&others, kind.name());
         let waiting = tokio::spawn(async move { heir.lock().await });
-        eventually("it queues", || async { lock.waiters().await == 1 }).await;
+        eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
         contended.push((lock, guard, waiting));
     }
     refusal.begin(&server).await;
@@ -160,11 +160,11 @@ async fn says_so(refusal: Refusal) {
     refusal.end(&server).await;
     soon("all have left", others.settled()).await;
     for (lock, guard, _) in contended {
-        assert_eq!(lock.waiters().await, 0, "{lock:?}");
+        assert_eq!(server.queued_for(&lock).await, 0, "{lock:?}");
         guard.release().await.unwrap();
     }
     soon("given back", locks.settled()).await;
-    assert!(!Kind::Write.lock(&locks, "downgraded").is_locked().await);
+    assert!(!server.is_locked(&Kind::Write.lock(&locks, "downgraded")).await);
     drop((locks, others));
     server.assert_nothing_left().await;
 }

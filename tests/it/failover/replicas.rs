@@ -1,5 +1,6 @@
 //! Grants that count only once replicas have them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
@@ -66,20 +67,20 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         println!("refused after {took:?}");
         // Seen by one who does not wait for replicas.
         let watcher = self::lock_like(plain, &lock);
-        eventually("nothing stays", || async { !watcher.is_locked().await }).await;
+        eventually("nothing stays", || async { !master.is_locked(&watcher).await }).await;
         let start = Instant::now();
         let outcome = lock.lock().await;
         assert!(matches!(outcome, Err(Error::TooFewReplicas { .. })), "{outcome:?}");
         println!("given up after {:?}", start.elapsed());
         assert!(start.elapsed() < 3 * NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
-        eventually("nothing stays", || async { !watcher.is_locked().await }).await;
+        eventually("nothing stays", || async { !master.is_locked(&watcher).await }).await;
     }
     // What is held is renewed and released all the same, at once.
     let (renewals, confirmed) = (stat(master, "evalsha", "calls").await, waits(master).await);
     sleep(Duration::from_millis(2_000)).await;
     assert!(stat(master, "evalsha", "calls").await > renewals, "renewed");
     for (lock, guard) in held {
-        assert!(!guard.lease().is_lost() && lock.is_held_by(&guard).await, "{guard:?}");
+        assert!(!guard.lease().is_lost() && master.is_held_by(&lock, &guard).await, "{guard:?}");
         let start = Instant::now();
         guard.release().await.unwrap();
         assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
@@ -108,7 +109,7 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
             let heir = heir.clone();
             async move { heir.lock().await }
         });
-        eventually("it queues", || async { holder.waiters().await == 1 }).await;
+        eventually("it queues", || async { master.queued_for(&holder).await == 1 }).await;
         let (before, start) = (waits(master).await, Instant::now());
         guard.release().await.unwrap();
         let next = soon("handed over", heir_waits).await.unwrap().unwrap();
@@ -169,10 +170,12 @@ async fn replicas_tell_nobody_what_he_does_not_get() {
     messages.lead_to(replicas[0].port());
     messages.cut();
     eventually("it listens to the replica", || async { replicas[0].subscribers().await.len() == 1 }).await;
-    let contended = super::Contended::of_each_kind("", &locks, &others).await;
+    let contended = super::Contended::of_each_kind(&master, "", &locks, &others).await;
+    let master = Arc::new(master);
     let mut handed = tokio::task::JoinSet::new();
     for it in contended {
-        handed.spawn(it.hand_over());
+        let master = Arc::clone(&master);
+        handed.spawn(async move { it.hand_over(&*master).await });
     }
     while let Some(took) = handed.join_next().await {
         println!("found after {:?}", took.unwrap());
@@ -196,7 +199,7 @@ async fn replicas_missed_by_some_are_no_outage_for_others() {
             let waiter = Kind::Mutex.lock(locks, &format!("busy-{}", kind.name()));
             let waiting =
                 tokio::spawn(async move { waiter.lock_timeout(Duration::from_millis(1_000)).await });
-            eventually("it queues", || async { busy.waiters().await == 1 }).await;
+            eventually("it queues", || async { master.queued_for(&busy).await == 1 }).await;
             let mut refusals = 0;
             while !waiting.is_finished() {
                 // Each time another one: what is given back may be there for a moment.
@@ -230,12 +233,12 @@ async fn replicas_missed_by_a_waiter_keep_the_lock_from_nobody() {
             let lock = kind.lock(&confirmed, &name);
             async move { lock.lock().await }
         });
-        eventually("it queues", || async { held.waiters().await == 1 }).await;
+        eventually("it queues", || async { master.queued_for(&held).await == 1 }).await;
         let next = tokio::spawn({
             let lock = kind.rival().lock(&others, &name);
             async move { lock.lock().await }
         });
-        eventually("another one queues", || async { held.waiters().await == 2 }).await;
+        eventually("another one queues", || async { master.queued_for(&held).await == 2 }).await;
         guard.release().await.unwrap();
         soon("the other one has it", next).await.unwrap().unwrap().release().await.unwrap();
         let outcome = soon("it fails", waiting).await.unwrap();

@@ -4,11 +4,11 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult};
-use redlatch::{Error, Locks, Options};
+use redlatch::{Error, Locks, Name, Options};
 use tokio::time::{Instant, sleep};
 
 use super::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail, told, urls};
-use crate::support::{AnyLock, Deployment, Kind, Server, Topology, eventually, soon};
+use crate::support::{AnyLock, Deployment, Kind, LockState, Oracle, Server, Topology, eventually, soon};
 
 pub(super) const MASTER: &str = "mymaster";
 
@@ -31,7 +31,7 @@ async fn sentinel_a_killed_master_is_replaced() {
     deployment.allow_failover().await;
     let options = told().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let survivors = Contended::of_each_kind("", &locks, &others).await;
+    let survivors = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     let later: Vec<AnyLock> =
         KINDS.iter().map(|kind| kind.lock(&locks, &format!("later-{}", kind.name()))).collect();
     for lock in &later {
@@ -67,7 +67,7 @@ async fn sentinel_a_killed_master_is_replaced() {
     assert!(replaced.elapsed() < 2 * NODE_TIMEOUT + SLACK, "{:?}", replaced.elapsed());
     for it in &survivors {
         eventually("the other as well", || async { it.rival.try_lock().await.is_ok() }).await;
-        it.assert_held().await;
+        it.assert_held(&deployment).await;
     }
     for old in lost {
         soon("the holder learns", old.lease().lost()).await;
@@ -78,8 +78,8 @@ async fn sentinel_a_killed_master_is_replaced() {
     // Renewed by the new master: none would last for so long.
     sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
     for it in survivors {
-        it.assert_held().await;
-        let took = it.hand_over().await;
+        it.assert_held(&deployment).await;
+        let took = it.hand_over(&deployment).await;
         println!("handed over after {took:?}");
         assert!(took < Duration::from_millis(500), "{took:?}");
     }
@@ -104,7 +104,7 @@ async fn a_demoted_master_is_left(options: Options) {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let options = options.ttl(Duration::from_secs(6));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let mut contended = Contended::of_each_kind("", &locks, &others).await;
+    let mut contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     let told_later = contended.split_off(2);
     demote(&deployment).await;
     deployment.has_failed_over(0).await;
@@ -126,15 +126,15 @@ async fn a_demoted_master_is_left(options: Options) {
     // Whoever waits looks now and then, and after that is told.
     for it in contended {
         eventually("it goes on as well", || async { it.rival.try_lock().await.is_ok() }).await;
-        it.assert_held().await;
-        println!("handed over at once after {:?}", it.hand_over().await);
+        it.assert_held(&deployment).await;
+        println!("handed over at once after {:?}", it.hand_over(&deployment).await);
     }
     eventually("and not here", || async { deployment.subscriptions().await == 1 }).await;
     sleep(Duration::from_millis(6_500).saturating_sub(start.elapsed())).await;
     for it in told_later {
-        it.assert_held().await;
-        eventually("it is queued", || async { it.lock.waiters().await == 1 }).await;
-        let took = it.hand_over().await;
+        it.assert_held(&deployment).await;
+        eventually("it is queued", || async { deployment.waiters(&it.lock).await == 1 }).await;
+        let took = it.hand_over(&deployment).await;
         println!("told after {took:?}");
         assert!(took < Duration::from_millis(500), "{took:?}");
     }
@@ -202,7 +202,7 @@ async fn sentinel_a_master_without_replicas_is_left() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let options = told().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind("", &locks, &others).await;
+    let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     let (master, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
     caught_up(master, deployment.replicas().len()).await;
     heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
@@ -225,9 +225,9 @@ async fn sentinel_a_master_without_replicas_is_left() {
     println!("goes on after {:?}", start.elapsed());
     assert!(start.elapsed() < 2 * NODE_TIMEOUT, "{:?}", start.elapsed());
     for it in contended {
-        it.assert_held().await;
-        eventually("it is queued", || async { it.lock.waiters().await == 1 }).await;
-        println!("handed over after {:?}", it.hand_over().await);
+        it.assert_held(heir).await;
+        eventually("it is queued", || async { heir.queued_for(&it.lock).await == 1 }).await;
+        println!("handed over after {:?}", it.hand_over(heir).await);
     }
     drop((locks, others));
     heir.assert_nothing_left().await;
@@ -240,7 +240,7 @@ async fn sentinel_a_hung_master_is_replaced() {
     deployment.allow_failover().await;
     let options = told().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind("", &locks, &others).await;
+    let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     caught_up(&deployment.masters()[0], deployment.replicas().len()).await;
     let start = Instant::now();
     deployment.masters()[0].pause();
@@ -261,8 +261,8 @@ async fn sentinel_a_hung_master_is_replaced() {
     deployment.replicas().iter().for_each(Server::resume);
     sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
     for it in contended {
-        it.assert_held().await;
-        println!("handed over after {:?}", it.hand_over().await);
+        it.assert_held(&deployment).await;
+        println!("handed over after {:?}", it.hand_over(&deployment).await);
     }
     drop((locks, others));
     deployment.assert_nothing_left().await;
@@ -363,7 +363,7 @@ async fn sentinel_passwords_and_databases_are_kept() {
     let locks =
         Locks::builder().sentinel([&by_sentinel], &name).options(options.clone()).connect().await.unwrap();
     let others = Locks::builder().sentinel([&by_sentinel], &name).options(options).connect().await.unwrap();
-    let contended = Contended::of_each_kind("", &locks, &others).await;
+    let contended = Contended::of_each_kind(&Database(by(&master)), "", &locks, &others).await;
     for it in &contended {
         assert_eq!(ask::<u64>(&by(&master), &["EXISTS", it.lock.key()]).await.unwrap(), 1, "in database 3");
         eventually("replicated", || async {
@@ -378,13 +378,14 @@ async fn sentinel_passwords_and_databases_are_kept() {
         role.is_ok_and(|role| format!("{role:?}").contains("master"))
     })
     .await;
+    let promoted = Database(by(&replica));
     for it in contended {
         eventually("the same clients go on", || async {
             it.lock.for_rival().try_lock().await.is_ok() && it.rival.try_lock().await.is_ok()
         })
         .await;
-        it.assert_held().await;
-        it.hand_over().await;
+        it.assert_held(&promoted).await;
+        it.hand_over(&promoted).await;
     }
     assert_eq!(
         ask::<u64>(&by(&replica), &["EXISTS", "{lock:mutex}:fence"]).await.unwrap(),
@@ -393,6 +394,16 @@ async fn sentinel_passwords_and_databases_are_kept() {
     );
     let lock = Kind::Mutex.lock(&locks, "last");
     lock.lock().await.unwrap().release().await.unwrap();
+}
+
+/// A database that a URL leads to.
+struct Database(String);
+
+impl Oracle for Database {
+    async fn lock_state(&self, name: &Name) -> LockState {
+        let client = redis::Client::open(self.0.as_str()).unwrap();
+        LockState::on(&mut client.get_multiplexed_async_connection().await.unwrap(), name.key()).await
+    }
 }
 
 async fn ask<T: FromRedisValue>(url: &str, words: &[&str]) -> RedisResult<T> {

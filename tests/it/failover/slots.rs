@@ -21,7 +21,7 @@ async fn cluster_a_lock_outlasts_the_move_of_its_slot() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (locks, others) = (open(&deployment, ttl(1_500)).await, open(&deployment, told()).await);
     let tag = tag_at(&deployment, 0).await;
-    let contended = Contended::of_each_kind(&tag, &locks, &others).await;
+    let contended = Contended::of_each_kind(&deployment, &tag, &locks, &others).await;
     let mut released = Vec::new();
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("{tag}released-{}", kind.name()));
@@ -54,17 +54,20 @@ async fn cluster_a_lock_outlasts_the_move_of_its_slot() {
     sleep(Duration::from_millis(1_600)).await;
     deployment.end_move(&tag, 1).await;
     for it in &contended {
-        it.assert_held().await;
-        assert_eq!(it.lock.waiters().await, 1, "the queue has moved as well");
+        it.assert_held(&deployment).await;
+        assert_eq!(deployment.waiters(&it.lock).await, 1, "the queue has moved as well");
         assert_eq!(deployment.owner(it.lock.key()).await, Some(1));
     }
     for lock in free {
-        eventually("what failed to be released is given back", || async { !lock.is_locked().await }).await;
+        eventually("what failed to be released is given back", || async {
+            !deployment.is_locked(&lock).await
+        })
+        .await;
     }
     sleep(Duration::from_millis(1_600)).await;
     for it in contended {
-        it.assert_held().await;
-        let took = it.hand_over().await;
+        it.assert_held(&deployment).await;
+        let took = it.hand_over(&deployment).await;
         println!("handed over after {took:?}");
         assert!(took < NODE_TIMEOUT, "{took:?}");
     }

@@ -4,7 +4,7 @@ use redis::Value;
 use redlatch::{Error, Owner};
 
 use super::{KINDS, Snapshot, is_wrong_type, unrenewed};
-use crate::support::{Kind, Server, eventually, soon};
+use crate::support::{Kind, Oracle, Server, eventually, soon};
 
 /// What an `RLock` does to acquire: it takes the key if it is absent or has the caller's field.
 /// ARGV: field, ttl.
@@ -67,7 +67,7 @@ async fn redisson_waits_for_a_read_write_lock_of_ours() {
             let lock = lock.clone();
             async move { lock.read().await }
         });
-        eventually("it queues", || async { lock.inspect().await.unwrap().waiting_readers == 1 }).await;
+        eventually("it queues", || async { server.lock_state(lock.name()).await.waiting_readers == 1 }).await;
         waits(&server, script, name, &format!("{name} beside a writer and a waiter")).await;
         writer.release().await.unwrap();
         let first = soon("granted", waiting).await.unwrap().unwrap();

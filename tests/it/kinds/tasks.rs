@@ -7,7 +7,7 @@ use redlatch::{Error, Options, Owner};
 use tokio::task::JoinSet;
 
 use super::share;
-use crate::support::{AnyGuard, Kind, Random, Server, eventually, soon, ttl};
+use crate::support::{AnyGuard, Kind, Oracle, Random, Server, eventually, soon, ttl};
 
 /// Short leases, on a machine that may be busy with something else.
 fn short(millis: u64) -> Options {
@@ -191,10 +191,10 @@ async fn a_lease_vanishes(by_expiry: bool) {
             }
         }
     });
-    eventually("W queues", || async { writer.inspect().await.unwrap().waiting_writers == 1 }).await;
+    eventually("W queues", || async { server.lock_state(writer.name()).await.waiting_writers == 1 }).await;
     let refused = soon("Z is refused", reentrant.with_owner(&Owner::new()).lock()).await;
     assert!(super::is_wrong_type(&refused), "{refused:?}");
-    assert_eq!(writer.inspect().await.unwrap().waiting_readers, 0, "only W is queued");
+    assert_eq!(server.lock_state(writer.name()).await.waiters(), 1, "only W is queued");
     if by_expiry {
         record.leak(Kind::Write, AnyGuard::Write(guard));
     } else {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use redlatch::{Mode, Options, Owner, Renewal, RwLock};
 use tokio::task::JoinSet;
 
-use super::{client, queued, see};
-use crate::support::{Server, eventually, soon};
+use super::{client, queued};
+use crate::support::{Oracle, Server, eventually, soon};
 
 /// As many readers as are allowed, each with a hold of his own.
 async fn crowd(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> {
@@ -48,7 +48,7 @@ async fn rwlock_standalone_costs_the_same_beside_ten_thousand_readers() {
     let (alone, crowded) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
     let guards = crowd(&lock, READERS).await;
     let one = alone.read().await.unwrap();
-    assert_eq!(see(&lock).await.reader_count as usize, READERS);
+    assert_eq!(server.lock_state(lock.name()).await.readers.len(), READERS);
     // In turn: what disturbs one of them disturbs the other.
     let mut costs = [Vec::new(), Vec::new()];
     for _ in 0..31 {
@@ -71,7 +71,7 @@ async fn rwlock_standalone_costs_the_same_beside_ten_thousand_readers() {
     );
     one.release().await.unwrap();
     drop(guards);
-    eventually("they leave", || async { see(&lock).await.reader_count == 0 }).await;
+    eventually("they leave", || async { server.lock_state(lock.name()).await.readers.is_empty() }).await;
     drop((lock, alone, crowded, others));
     server.assert_nothing_left().await;
 }
@@ -100,7 +100,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
         });
         note("a writer finds them", took.await);
         let took = longest(&server, async {
-            let seen = see(&lock).await;
+            let seen = lock.inspect().await.unwrap();
             assert_eq!(
                 (seen.readers.len(), seen.reader_count as usize),
                 (500, READERS + 1),
@@ -114,7 +114,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
         }
         expire_all_but(&server, &owner.to_string()).await;
         let took = longest(&server, async {
-            let writer = queued(&lock, {
+            let writer = queued(&server, &lock, {
                 let other = other.clone();
                 async move { other.write().await }
             })
@@ -135,7 +135,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
             assert!(other.try_write().await.unwrap().is_some());
             guards.into_iter().for_each(redlatch::RwLockReadGuard::leak);
         }
-        eventually("free", || async { see(&lock).await.mode == Mode::Free }).await;
+        eventually("free", || async { server.lock_state(lock.name()).await.mode == Mode::Free }).await;
         let _: i64 = server.run(&["DEL", "lock:rw"]).await;
         drop((lock, other));
     }

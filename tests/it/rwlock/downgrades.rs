@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::{READ_LANE, client, queued, see, told};
-use crate::support::{Server, eventually, soon};
+use super::{READ_LANE, client, queued, told};
+use crate::support::{Oracle, Server, eventually, soon};
 
 /// A release lets in all readers who wait, with one message for each client, and no writer to no purpose.
 #[tokio::test(flavor = "multi_thread")]
@@ -34,8 +34,11 @@ async fn rwlock_standalone_wakes_readers_in_batches() {
             }
         }
         let everybody = (CLIENTS * READERS) as u64;
-        eventually("they queue", || async { see(&lock).await.waiting_readers == everybody }).await;
-        let writer = queued(&lock, {
+        eventually("they queue", || async {
+            server.lock_state(lock.name()).await.waiting_readers == everybody
+        })
+        .await;
+        let writer = queued(&server, &lock, {
             let other = client(&server, told()).await;
             async move { other.write().await }
         })
@@ -84,8 +87,11 @@ async fn rwlock_standalone_lets_in_more_readers_than_one_batch() {
             token
         });
     }
-    eventually("they queue", || async { see(&lock).await.waiting_readers == u64::from(READERS) + 300 }).await;
-    let writer = queued(&lock, {
+    eventually("they queue", || async {
+        server.lock_state(lock.name()).await.waiting_readers == u64::from(READERS) + 300
+    })
+    .await;
+    let writer = queued(&server, &lock, {
         let lock = client(&server, told()).await;
         async move { lock.write().await }
     })

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
-use super::{client, queued, see, told};
-use crate::support::{Server, eventually, soon};
+use super::{client, queued, told};
+use crate::support::{Oracle, Server, eventually, soon};
 
 /// One request of a writer that polls no more.
 async fn write_acquire(server: &Server, arguments: [&str; 6]) -> Vec<u64> {
@@ -79,7 +79,7 @@ async fn rwlock_standalone_keeps_unknown_fields_until_free() {
     };
     let second = other.read().await.unwrap();
     first.release().await.unwrap();
-    let writer = queued(&lock, {
+    let writer = queued(&server, &lock, {
         let lock = lock.clone();
         async move { lock.write().await }
     })
@@ -92,7 +92,7 @@ async fn rwlock_standalone_keeps_unknown_fields_until_free() {
     reading.release().await.unwrap();
     assert!(unknown().await);
     beside.release().await.unwrap();
-    assert_eq!(see(&lock).await.mode, Mode::Free);
+    assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Free);
     assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "deleted with the last hold");
     drop((lock, other));
     server.assert_nothing_left().await;

@@ -10,7 +10,7 @@ use std::future::Future;
 use redlatch::{Options, RwLock};
 use tokio::task::JoinHandle;
 
-use crate::support::{NEVER, Server, see, told};
+use crate::support::{NEVER, Oracle, Server, told};
 
 /// The places of readers are less by this.
 const READ_LANE: i64 = 1 << 52;
@@ -22,12 +22,10 @@ async fn client(server: &Server, options: Options) -> RwLock {
 
 /// Starts something that has to wait, and waits until it is queued.
 async fn queued<T: Send + 'static>(
+    server: &Server,
     lock: &RwLock,
     work: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<T> {
-    let waiters = async || {
-        let seen = see(lock).await;
-        vec![seen.waiting_readers + seen.waiting_writers]
-    };
+    let waiters = async || vec![server.lock_state(lock.name()).await.waiters()];
     crate::support::queued(waiters, work).await
 }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Holder, Mode, Options, Owner, Renewal};
+use redlatch::{Error, Mode, Options, Owner, Renewal};
 
 use super::queued;
-use crate::support::{Setup, eventually, see, soon, told};
+use crate::support::{Hold, Setup, eventually, soon, told};
 
 pub async fn downgrades_without_an_instant_between(setup: Setup) {
     let options = told().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
@@ -49,7 +49,8 @@ pub async fn renews_what_was_downgraded(setup: Setup) {
     tokio::time::sleep(4 * short).await;
     assert!(!mine.lease().is_lost() && setup.deployment.has_holders(lock.name()).await);
     mine.leak();
-    eventually("its own ttl ends it", || async { see(&lock).await.mode == Mode::Free }).await;
+    eventually("its own ttl ends it", || async { setup.state_of(lock.name()).await.mode == Mode::Free })
+        .await;
     drop(lock);
     setup.finish().await;
 }
@@ -68,7 +69,10 @@ pub async fn a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it
     let writing = lock.write().await.unwrap();
     proxy.hold_replies(true);
     let downgrading = tokio::spawn(writing.downgrade());
-    eventually("the server has changed it", || async { see(&watcher).await.mode == Mode::Read }).await;
+    eventually("the server has changed it", || async {
+        setup.state_of(watcher.name()).await.mode == Mode::Read
+    })
+    .await;
     eventually("the server has kept it for a while", || async {
         setup.deployment.kept_until(key).await < Instant::now() + read_ttl - late
     })
@@ -92,8 +96,8 @@ pub async fn a_downgrade_shortens_no_other_hold(setup: Setup) {
     };
     let (long, short) = (with(100), with(5));
     let remaining = async || {
-        let seen = see(&long).await;
-        let seconds = |holder: &Holder| holder.remaining.unwrap().as_secs_f32().round() as u64;
+        let seen = setup.state_of(long.name()).await;
+        let seconds = |hold: &Hold| hold.remaining.as_secs_f32().round() as u64;
         (seen.writer.as_ref().map(seconds), seen.readers.first().map(seconds))
     };
     let owner = Owner::new();
@@ -120,11 +124,11 @@ pub async fn downgrades_one_hold_of_several(setup: Setup) {
     let (outer, inner) =
         (lock.with_owner(&owner).write().await.unwrap(), lock.with_owner(&owner).write().await.unwrap());
     let reading = inner.downgrade().await.unwrap();
-    let seen = see(&lock).await;
+    let seen = setup.state_of(lock.name()).await;
     assert_eq!((seen.writer.unwrap().count, seen.readers[0].count), (1, 1));
     assert!(lock.try_read().await.unwrap().is_none(), "he still writes");
     let both = outer.downgrade().await.unwrap();
-    let seen = see(&lock).await;
+    let seen = setup.state_of(lock.name()).await;
     assert_eq!((seen.mode, seen.readers[0].count), (Mode::Read, 2));
     lock.try_read().await.unwrap().expect("beside him").release().await.unwrap();
     reading.release().await.unwrap();
@@ -144,7 +148,7 @@ pub async fn downgrades_over_faults(setup: Setup) {
         let writing = lock.write().await.unwrap();
         setup.lose_next_answer(&proxy);
         let reading = soon("changed", writing.downgrade()).await.unwrap();
-        let seen = see(&watcher).await;
+        let seen = setup.state_of(watcher.name()).await;
         assert_eq!((seen.mode, seen.readers.len(), seen.readers[0].count), (Mode::Read, 1, 1));
         reading.release().await.unwrap();
     }
@@ -154,17 +158,17 @@ pub async fn downgrades_over_faults(setup: Setup) {
     proxy.hold_replies(true);
     assert!(setup.failed(&writing.downgrade().await));
     proxy.hold_replies(false);
-    eventually("given back", || async { see(&watcher).await.mode == Mode::Free }).await;
+    eventually("given back", || async { setup.state_of(watcher.name()).await.mode == Mode::Free }).await;
     // Dropped in the middle: likewise.
     for micros in (0..2_000).step_by(100) {
         let writing = lock.write().await.unwrap();
         drop(tokio::time::timeout(Duration::from_micros(micros), writing.downgrade()).await);
-        eventually("given back", || async { see(&watcher).await.mode == Mode::Free }).await;
+        eventually("given back", || async { setup.state_of(watcher.name()).await.mode == Mode::Free }).await;
     }
     let writing = lock.write().await.unwrap();
     assert!(watcher.force_release_write().await.unwrap());
     assert!(matches!(writing.downgrade().await, Err(Error::Lost { .. })));
-    assert_eq!(see(&watcher).await.mode, Mode::Free);
+    assert_eq!(setup.state_of(watcher.name()).await.mode, Mode::Free);
     drop((lock, watcher));
     setup.finish().await;
 }

@@ -7,12 +7,12 @@ use redlatch::{Error, Nesting, Options, Owner, ReentrantLock};
 use super::readers::assert_gone;
 use crate::support::{Setup, eventually, idles, soon, ttl};
 
-async fn count(lock: &ReentrantLock) -> u64 {
-    lock.inspect().await.unwrap().holders.first().map_or(0, |holder| holder.count)
+async fn count(setup: &Setup, lock: &ReentrantLock) -> u64 {
+    setup.state_of(lock.name()).await.writer.map_or(0, |hold| hold.count)
 }
 
-async fn remaining(lock: &ReentrantLock) -> Duration {
-    lock.inspect().await.unwrap().holders[0].remaining.unwrap()
+async fn remaining(setup: &Setup, lock: &ReentrantLock) -> Duration {
+    setup.state_of(lock.name()).await.writer.unwrap().remaining
 }
 
 pub async fn counts_up_and_down(setup: Setup) {
@@ -21,7 +21,7 @@ pub async fn counts_up_and_down(setup: Setup) {
     let mut guards = Vec::new();
     for depth in 1..=4 {
         guards.push(lock.with_owner(&owner).lock().await.unwrap());
-        assert_eq!(count(&lock).await, depth);
+        assert_eq!(count(&setup, &lock).await, depth);
         assert_eq!(guards[0].lease().fencing_token(), guards[depth as usize - 1].lease().fencing_token());
         let field = ["HGET", lock.name().key(), &owner.to_string()];
         let raw: Vec<Option<u64>> = setup.deployment.run_at(lock.name().key(), &field).await;
@@ -31,7 +31,7 @@ pub async fn counts_up_and_down(setup: Setup) {
     // In any order: a guard is a hold, not a place on a stack.
     for (left, index) in [(3, 1), (2, 0), (1, 1), (0, 0)] {
         guards.remove(index).release().await.unwrap();
-        assert_eq!(count(&lock).await, left);
+        assert_eq!(count(&setup, &lock).await, left);
     }
     assert!(!setup.deployment.has_holders(lock.name()).await);
     drop(lock);
@@ -49,11 +49,11 @@ pub async fn enters_past_those_who_wait(setup: Setup) {
             tokio::spawn(async move { lock.with_owner(&Owner::new()).lock().await?.release().await })
         })
         .collect();
-    eventually("they queue", || async { lock.inspect().await.unwrap().waiters == 1 }).await;
+    eventually("they queue", || async { setup.state_of(lock.name()).await.waiting_writers == 1 }).await;
     let inner = soon("not behind them", lock.with_owner(&owner).lock()).await.unwrap();
     let limited =
         soon("nor here", lock.with_owner(&owner).lock_timeout(Duration::from_secs(5))).await.unwrap();
-    assert_eq!(count(&lock).await, 3);
+    assert_eq!(count(&setup, &lock).await, 3);
     for guard in [inner, limited, outer] {
         guard.release().await.unwrap();
     }
@@ -89,10 +89,12 @@ pub async fn enters_what_it_got_elsewhere_meanwhile(setup: Setup) {
         async move { lock.with_owner(&owner).lock().await }
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
+    let before = setup.deployment.published().await;
     first.release().await.unwrap();
     let outer = soon("handed over", outer).await.unwrap().unwrap();
+    setup.assert_notified(before).await;
     let inner = soon("in, although the stranger waits before him", inner).await.unwrap().unwrap();
-    assert_eq!(count(&lock).await, 2);
+    assert_eq!(count(&setup, &lock).await, 2);
     inner.release().await.unwrap();
     outer.release().await.unwrap();
     soon("the stranger's turn", stranger).await.unwrap().unwrap();
@@ -107,13 +109,13 @@ pub async fn an_inner_hold_neither_shortens_nor_adds(setup: Setup) {
     let (short, long) = (with(5), with(60));
     let outer = long.with_owner(&owner).lock().await.unwrap();
     let inner = short.with_owner(&owner).lock().await.unwrap();
-    assert!(remaining(&long).await > Duration::from_secs(50), "a short hold does not shorten");
+    assert!(remaining(&setup, &long).await > Duration::from_secs(50), "a short hold does not shorten");
     inner.release().await.unwrap();
-    assert!(remaining(&long).await > Duration::from_secs(50), "nor does its end");
+    assert!(remaining(&setup, &long).await > Duration::from_secs(50), "nor does its end");
     outer.release().await.unwrap();
     let outer = short.with_owner(&owner).lock().await.unwrap();
     let inner = long.with_owner(&owner).lock().await.unwrap();
-    let now = remaining(&long).await;
+    let now = remaining(&setup, &long).await;
     assert!(now > Duration::from_secs(50) && now <= Duration::from_secs(60), "max, not sum: {now:?}");
     for guard in [inner, outer] {
         guard.release().await.unwrap();
@@ -141,7 +143,7 @@ pub async fn a_foreign_release_changes_nothing(setup: Setup) {
     assert!(lock.force_release().await.unwrap());
     let new = lock.with_owner(&owner).lock().await.unwrap();
     assert_gone(old.release().await);
-    assert_eq!(count(&lock).await, 1);
+    assert_eq!(count(&setup, &lock).await, 1);
     new.release().await.unwrap();
     drop(lock);
     setup.finish().await;
@@ -211,7 +213,7 @@ pub async fn nests_locally_without_a_round_trip(setup: Setup) {
     }
     let scripts = setup.deployment.scripts_run().await - before;
     assert!(scripts < 20, "20 holds cost {scripts} scripts"); // it may have been renewed meanwhile
-    assert_eq!(count(&lock).await, 1, "Redis knows of one");
+    assert_eq!(count(&setup, &lock).await, 1, "Redis knows of one");
     assert!(lock.with_owner(&Owner::new()).try_lock().await.unwrap().is_none());
     let token = outer.lease().fencing_token();
     assert!(guards.iter().all(|guard| guard.lease().fencing_token() == token));
@@ -238,7 +240,7 @@ pub async fn nests_locally_without_a_round_trip(setup: Setup) {
     }
     let scripts = setup.deployment.scripts_run().await - before;
     assert!(scripts < 20, "20 holds cost {scripts} scripts");
-    assert_eq!(count(&lock).await, 1, "Redis knows of one");
+    assert_eq!(count(&setup, &lock).await, 1, "Redis knows of one");
     guards.clear();
     new.release().await.unwrap();
     // Leaked by one guard, the hold is lost to the others on it: nobody is told that it was released.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
 use super::queued;
-use crate::support::{Setup, eventually, see, soon, told};
+use crate::support::{Hold, Setup, eventually, soon, told};
 
 /// A reader who crashed is in the way until his own ttl is over, however long the others read.
 pub async fn a_dead_reader_ends_by_himself(setup: Setup) {
@@ -17,14 +17,17 @@ pub async fn a_dead_reader_ends_by_himself(setup: Setup) {
         let long = lock.read().await.unwrap();
         dying.read().await.unwrap().leak();
         let died = Instant::now();
-        assert_eq!(see(&lock).await.readers.len(), 2);
+        assert_eq!(setup.state_of(lock.name()).await.readers.len(), 2);
         let writer = queued(&setup, &lock, {
             let lock = lock.clone();
             async move { lock.write().await }
         })
         .await;
         if !leaves_first {
-            eventually("the dead one ends", || async { see(&lock).await.readers.len() == 1 }).await;
+            eventually("the dead one ends", || async {
+                setup.state_of(lock.name()).await.readers.len() == 1
+            })
+            .await;
             assert!(!writer.is_finished(), "the living one still reads");
         }
         long.release().await.unwrap();
@@ -45,11 +48,11 @@ pub async fn ttls_do_not_touch_each_other(setup: Setup) {
     };
     let (long, middle, short) = (with(100), with(50), with(5));
     let remaining = |owner: Owner| {
-        let long = long.clone();
+        let (setup, long) = (&setup, long.clone());
         async move {
-            let seen = see(&long).await;
+            let seen = setup.state_of(long.name()).await;
             let holder = seen.readers.into_iter().find(|holder| holder.owner == owner.to_string());
-            holder.unwrap().remaining.unwrap().as_secs_f32().round() as u64
+            holder.unwrap().remaining.as_secs_f32().round() as u64
         }
     };
     let (one, other) = (Owner::new(), Owner::new());
@@ -74,8 +77,8 @@ pub async fn ttls_do_not_touch_each_other(setup: Setup) {
     let sided = locks.with_options(options.renewal(Renewal::Never)).unwrap().rwlock("rw").unwrap();
     let writing = sided.with_owner(&one).write().await.unwrap();
     let reading = sided.with_owner(&one).read().await.unwrap();
-    let seen = see(&sided).await;
-    let seconds = |holder: &redlatch::Holder| holder.remaining.unwrap().as_secs_f32().round() as u64;
+    let seen = setup.state_of(sided.name()).await;
+    let seconds = |hold: &Hold| hold.remaining.as_secs_f32().round() as u64;
     assert_eq!((seconds(&seen.writer.unwrap()), seconds(&seen.readers[0])), (70, 7));
     writing.release().await.unwrap();
     reading.release().await.unwrap();
@@ -114,7 +117,8 @@ pub async fn a_waiting_writers_mark_ends_with_him(setup: Setup) {
         let beside = soon("let in", waiting).await.unwrap().unwrap();
         setup.assert_notified(before).await;
         beside.release().await.unwrap();
-        eventually("he left the queue", || async { see(&lock).await.waiting_writers == 0 }).await;
+        eventually("he left the queue", || async { setup.state_of(lock.name()).await.waiting_writers == 0 })
+            .await;
     }
     reading.release().await.unwrap();
     drop((lock, other));
@@ -167,12 +171,12 @@ pub async fn is_taken_away_by_force_on_either_side(setup: Setup) {
         if side == "read" {
             assert!(lock.force_release_read().await.unwrap());
             assert_gone(reading.release().await);
-            assert_eq!(see(&lock).await.mode, Mode::Write);
+            assert_eq!(setup.state_of(lock.name()).await.mode, Mode::Write);
             writing.release().await.unwrap();
         } else {
             assert!(lock.force_release_write().await.unwrap());
             assert_gone(writing.release().await);
-            assert_eq!(see(&lock).await.mode, Mode::Read);
+            assert_eq!(setup.state_of(lock.name()).await.mode, Mode::Read);
             reading.release().await.unwrap();
         }
     }
@@ -182,7 +186,7 @@ pub async fn is_taken_away_by_force_on_either_side(setup: Setup) {
 
 pub async fn shows_both_sides(setup: Setup) {
     let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
-    let free = see(&lock).await;
+    let free = lock.inspect().await.unwrap();
     assert_eq!((free.mode, free.writer, free.readers.len(), free.reader_count), (Mode::Free, None, 0, 0));
     let owner = Owner::new();
     let guards =
@@ -198,8 +202,15 @@ pub async fn shows_both_sides(setup: Setup) {
         let other = other.clone();
         readers.push(queued(&setup, &lock, async move { other.read().await }).await);
     }
-    let seen = see(&lock).await;
+    let seen = lock.inspect().await.unwrap();
     assert_eq!((seen.mode, seen.reader_count), (Mode::Read, 2));
+    let kept = setup.state_of(lock.name()).await;
+    let words = |owner: &str, count: u64| (owner.to_owned(), count);
+    let mut shown: Vec<_> = seen.readers.iter().map(|one| words(&one.owner, one.count)).collect();
+    let mut held: Vec<_> = kept.readers.iter().map(|one| words(&one.owner, one.count)).collect();
+    shown.sort();
+    held.sort();
+    assert_eq!(shown, held, "as the servers have it");
     assert_eq!((seen.waiting_writers, seen.waiting_readers), (1, 2));
     let json = serde_json::to_value(&seen).unwrap();
     assert_eq!((&json["mode"], &json["writer"]), (&"read".into(), &serde_json::Value::Null));
@@ -211,7 +222,7 @@ pub async fn shows_both_sides(setup: Setup) {
         guard.release().await.unwrap();
     }
     let writing = soon("his turn", writer).await.unwrap().unwrap();
-    let seen = see(&lock).await;
+    let seen = lock.inspect().await.unwrap();
     assert_eq!((seen.mode, seen.waiting_readers, seen.reader_count), (Mode::Write, 2, 0));
     assert_eq!(seen.fencing_token, writing.lease().fencing_token());
     writing.release().await.unwrap();
@@ -236,7 +247,7 @@ pub async fn refuses_more_readers_than_allowed(setup: Setup) {
     ] {
         assert!(matches!(outcome, Err(Error::Crowded { limit: 3, .. })), "{outcome:?}");
     }
-    assert_eq!(see(&lock).await.reader_count, 3, "nothing has changed");
+    assert_eq!(setup.state_of(lock.name()).await.readers.len(), 3, "nothing has changed");
     lock.with_owner(&owner)
         .read()
         .await

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, Mode, Options, Owner, Renewal, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::queued;
-use crate::support::{Setup, eventually, see, soon, told};
+use crate::support::{Setup, eventually, soon, told};
 
 #[derive(Debug)]
 enum Guard {
@@ -67,7 +67,7 @@ pub async fn grants_what_the_table_says(setup: Setup) {
             for guard in guards {
                 guard.release().await;
             }
-            assert_eq!(see(&lock).await.mode, Mode::Free, "{holds:?} {side}");
+            assert_eq!(setup.state_of(lock.name()).await.mode, Mode::Free, "{holds:?} {side}");
         }
     }
     drop((lock, elsewhere));
@@ -114,8 +114,8 @@ pub async fn an_inner_write_does_not_shorten_the_outer_one(setup: Setup) {
     };
     let (long, short) = (with(100), with(5));
     let remaining = async || {
-        let writer = see(&long).await.writer.unwrap();
-        (writer.count, writer.remaining.unwrap().as_secs_f32().round() as u64)
+        let writer = setup.state_of(long.name()).await.writer.unwrap();
+        (writer.count, writer.remaining.as_secs_f32().round() as u64)
     };
     let owner = Owner::new();
     let outer = long.with_owner(&owner).write().await.unwrap();
@@ -142,11 +142,11 @@ pub async fn counts_both_sides_of_an_owner(setup: Setup) {
     for depth in 1..=3 {
         writes.push(lock.with_owner(&owner).write().await.unwrap());
         reads.push(lock.with_owner(&owner).read().await.unwrap());
-        let seen = see(&lock).await;
+        let seen = setup.state_of(lock.name()).await;
         assert_eq!(seen.mode, Mode::Write);
         assert_eq!(seen.writer.unwrap().count, depth);
         assert_eq!(seen.readers[0].count, depth);
-        assert_eq!(seen.reader_count, 1, "one owner");
+        assert_eq!(seen.readers.len(), 1, "one owner");
         assert!(setup.deployment.has_holder(lock.name(), &owner).await);
         assert!(
             !setup.deployment.has_holder(lock.name(), &Owner::new()).await,
@@ -161,7 +161,7 @@ pub async fn counts_both_sides_of_an_owner(setup: Setup) {
         reads.remove(index).release().await.unwrap();
         writes.remove(index).release().await.unwrap();
     }
-    assert_eq!(see(&lock).await.mode, Mode::Free);
+    assert_eq!(setup.state_of(lock.name()).await.mode, Mode::Free);
     assert!(!setup.deployment.has_holder(lock.name(), &owner).await);
     drop(lock);
     setup.finish().await;
@@ -178,8 +178,10 @@ pub async fn a_released_write_leaves_the_read(setup: Setup) {
         async move { other.read().await }
     })
     .await;
+    let before = setup.deployment.published().await;
     writing.release().await.unwrap();
     let beside = soon("let in beside him", waiting).await.unwrap().unwrap();
+    setup.assert_notified(before).await;
     assert!(!reading.lease().is_lost() && setup.deployment.has_holder(lock.name(), &owner).await);
     assert!(!setup.deployment.has_holder(lock.name(), &Owner::new()).await, "another owner holds nothing");
     assert!(other.try_write().await.unwrap().is_none());
@@ -206,7 +208,7 @@ pub async fn has_a_deepest_level_on_each_side(setup: Setup) {
         assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{outcome:?}");
     }
     drop((reads, writes));
-    eventually("released", || async { see(&lock).await.mode == Mode::Free }).await;
+    eventually("released", || async { setup.state_of(lock.name()).await.mode == Mode::Free }).await;
     drop(lock);
     setup.finish().await;
 }

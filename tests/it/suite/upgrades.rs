@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Mode, Options, Owner};
 
 use super::queued;
-use crate::support::{Setup, eventually, see, soon, told};
+use crate::support::{Setup, eventually, soon, told};
 
 pub async fn upgrades_the_sole_reader(setup: Setup) {
     let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
@@ -33,7 +33,7 @@ pub async fn upgrades_the_sole_reader(setup: Setup) {
     let writing = soon("upgraded", upgrading).await.unwrap().unwrap();
     setup.assert_notified(before).await;
     assert!(!mine.lease().is_lost() && !writer.is_finished());
-    assert_eq!(see(&lock).await.mode, Mode::Write);
+    assert_eq!(setup.state_of(lock.name()).await.mode, Mode::Write);
     mine.release().await.unwrap();
     assert!(other.try_read().await.unwrap().is_none(), "he still writes");
     writing.release().await.unwrap();
@@ -60,8 +60,10 @@ pub async fn refuses_a_second_upgrade_at_once(setup: Setup) {
         assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
         assert!(other.with_owner(&two).try_write().await.unwrap().is_none(), "who tries waits for nobody");
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        let before = setup.deployment.published().await;
         second.release().await.unwrap();
         let writing = soon("upgraded", upgrading).await.unwrap().unwrap();
+        setup.assert_notified(before).await;
         writing.release().await.unwrap();
         first.release().await.unwrap();
         // The mark is gone with him: the next one may.
@@ -124,7 +126,8 @@ pub async fn upgrades_past_writers_of_the_same_client(setup: Setup) {
             tokio::spawn(async move { lock.write().await?.release().await })
         })
         .collect();
-    eventually("one queues for all", || async { see(&lock).await.waiting_writers == 1 }).await;
+    eventually("one queues for all", || async { setup.state_of(lock.name()).await.waiting_writers == 1 })
+        .await;
     let upgrading = queued(&setup, &lock, {
         let (lock, owner) = (lock.clone(), owner.clone());
         async move { lock.with_owner(&owner).write().await }

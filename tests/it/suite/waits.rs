@@ -29,10 +29,12 @@ pub async fn hands_over_in_order(setup: Setup) {
         }));
         eventually("it queues", || async { setup.deployment.waiters(&lock).await == number + 1 }).await;
     }
+    let before = setup.deployment.published().await;
     guard.release().await.unwrap();
     for task in waiting {
         task.await.unwrap();
     }
+    setup.assert_notified(before).await;
     let order = order.lock().unwrap().clone();
     assert!(order.iter().map(|(number, _)| *number).eq(0..6), "first come, first served: {order:?}");
     assert!(order.is_sorted_by_key(|(_, token)| *token), "{order:?}");
@@ -69,10 +71,12 @@ pub async fn wakes_tasks_of_one_client_in_order(setup: Setup) {
         setup.deployment.waiters(&lock).await == 1
     })
     .await;
+    let before = setup.deployment.published().await;
     guard.release().await.unwrap();
     for task in waiting {
         task.await.unwrap();
     }
+    setup.assert_notified(before).await;
     assert!(order.lock().unwrap().iter().copied().eq(0..6), "{order:?}");
     drop(lock);
     setup.finish().await;
@@ -134,8 +138,10 @@ pub async fn renews_what_was_handed_over_before_its_claim_ends(setup: Setup) {
         async move { other.lock().await }
     });
     eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+    let before = setup.deployment.published().await;
     guard.release().await.unwrap();
     let next = soon("handed over", waiting).await.unwrap().unwrap();
+    setup.assert_notified(before).await;
     tokio::select! {
         _ = next.lease().lost() => panic!("lost with its claim"),
         () = eventually("the server keeps it for its whole ttl", || async {
@@ -158,11 +164,13 @@ pub async fn hands_over_for_the_whole_ttl_if_never_renewed(setup: Setup) {
         async move { other.lock().await }
     });
     eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+    let before = setup.deployment.published().await;
     guard.release().await.unwrap();
     let next = soon("handed over", waiting).await.unwrap().unwrap();
     let (until, granted) = (next.lease().valid_until(), std::time::Instant::now());
     assert!(until > granted + 2 * CLAIM, "trusted for {:?}", until - granted);
     assert!(setup.deployment.kept_until(other.key()).await > granted + 2 * CLAIM);
+    setup.assert_notified(before).await;
     next.release().await.unwrap();
     drop((lock, other));
     setup.finish().await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redlatch::{
-    Error, FencingToken, Holder, Lease, Locks, Mutex, MutexGuard, Owner, ReentrantGuard, ReentrantLock,
+    Error, FencingToken, Holder, Lease, Locks, Mutex, MutexGuard, Name, Owner, ReentrantGuard, ReentrantLock,
     RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use serde::Serialize;
@@ -91,12 +91,16 @@ impl AnyLock {
         }
     }
 
-    pub fn key(&self) -> &str {
+    pub fn name(&self) -> &Name {
         match self {
-            AnyLock::Mutex(lock) => lock.name().key(),
-            AnyLock::Reentrant(lock, _) => lock.name().key(),
-            AnyLock::Read(lock, _) | AnyLock::Write(lock) => lock.name().key(),
+            AnyLock::Mutex(lock) => lock.name(),
+            AnyLock::Reentrant(lock, _) => lock.name(),
+            AnyLock::Read(lock, _) | AnyLock::Write(lock) => lock.name(),
         }
+    }
+
+    pub fn key(&self) -> &str {
+        self.name().key()
     }
 
     pub async fn lock(&self) -> Result<AnyGuard, Error> {

@@ -6,6 +6,7 @@ mod deployment;
 #[cfg(feature = "tracing")]
 pub mod events;
 mod idle;
+mod lock_state;
 mod locks;
 mod moved;
 mod open;
@@ -25,6 +26,8 @@ pub mod tls;
 #[allow(unused_imports, reason = "the fault checker chooses what a server is")]
 pub use binary::binary;
 pub use deployment::{Deployment, Topology, servers};
+#[allow(unused_imports, reason = "the fault checker has an observer of its own")]
+pub use lock_state::{Hold, LockState, Oracle};
 pub use locks::{AnyGuard, AnyLock, Kind};
 #[allow(unused_imports, reason = "the fault checker has another door")]
 pub use open::open_at;
