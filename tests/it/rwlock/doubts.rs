@@ -135,7 +135,7 @@ async fn rwlock_standalone_passes_over_thousands_of_the_dead_in_time() {
             let case =
                 format!("old {is_old}, owners differ {owners_differ}, channels differ {channels_differ}");
             println!("FIG {case}: {took_best} us, {best:.2} of the yardstick");
-            assert!(best < 3.0, "{case}: {took_best} us, {best:.2} of the yardstick");
+            assert!(best < 5.0, "{case}: {took_best} us, {best:.2} of the yardstick");
         }
     }
     drop(lock);
