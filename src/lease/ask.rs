@@ -61,7 +61,7 @@ pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
         let proposed = bidding.proposed();
         let call = attempt.acquire(entry, bidding.proposal);
         armed.sends(entry);
-        let sent = Moment::now();
+        let begun = Moment::now();
         let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.doubt, Until::Decided(0)).await;
         let mut count = Count::new(nodes, &votes);
         if count.is_mixed(proposed) {
@@ -78,9 +78,11 @@ pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
                 if !granted_before.without(granted).is_empty() {
                     attempt.doubt.stays();
                 }
-                return not_granted(armed, sent, count, votes);
+                return not_granted(armed, count, votes);
             }
             Heard::Granted(token) => {
+                // The time in the client's queue is not the lease's; a majority grants something.
+                let sent = count.granted_since.unwrap_or(begun);
                 let until = sent + attempt.trusted(attempt.options.ttl);
                 if Moment::now() >= until {
                     armed.give_back();
@@ -151,7 +153,7 @@ impl Bidding {
     }
 }
 
-fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked {
+fn not_granted(armed: Armed, count: Count, votes: Votes) -> Asked {
     let majority = votes.majority();
     // So many of those who answer may refuse, and a majority may grant it all the same.
     let may_miss = count.answered.saturating_sub(majority);
@@ -188,7 +190,7 @@ fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked 
             if let Some(busy) = busy.first() {
                 armed.note_queued(busy.time);
             }
-            let dated = dated.map(|busy| (Sighting { sent, server: busy.time }, busy.generation));
+            let dated = dated.map(|busy| (Sighting { sent: busy.sent, server: busy.time }, busy.generation));
             Asked::Busy { armed, free_in, dated }
         }
         _ => Asked::Split { armed, by, taken_for: free_in.filter(|_| busy.len() >= majority) },
@@ -198,6 +200,8 @@ fn not_granted(armed: Armed, sent: Moment, count: Count, votes: Votes) -> Asked 
 /// What the nodes said to one request, sorted.
 struct Count {
     granted: Vec<(usize, u64)>,
+    /// Before the first of the requests was written that were granted.
+    granted_since: Option<Moment>,
     busy: Vec<Busy>,
     /// The largest token for which a proposal was refused, and how often that was.
     too_low: (u64, usize),
@@ -211,6 +215,7 @@ struct Count {
 struct Busy {
     free_in: u64,
     time: u64,
+    sent: Moment,
     generation: u64,
 }
 
@@ -218,6 +223,7 @@ impl Count {
     fn new(nodes: &Nodes, votes: &Votes) -> Count {
         let mut count = Count {
             granted: Vec::new(),
+            granted_since: None,
             busy: Vec::new(),
             too_low: (0, 0),
             refused: Vec::new(),
@@ -229,13 +235,18 @@ impl Count {
             let Ok(reply) = outcome else { continue };
             count.answered += 1;
             match reply.answer() {
-                Ok(Answer::Final(token @ 0..)) => count.granted.push((*node, token.unsigned_abs())),
+                Ok(Answer::Final(token @ 0..)) => {
+                    count.granted.push((*node, token.unsigned_abs()));
+                    let earlier = count.granted_since.map_or(reply.sent, |sent| sent.min(reply.sent));
+                    count.granted_since = Some(earlier);
+                }
                 Ok(Answer::Final(refusal)) if is_known(refusal) => count.refused.push(refusal),
                 Ok(Answer::Final(_)) => count.odd.push(reply.unexpected()),
                 Ok(Answer::Busy(free_in, time)) => {
                     let (free_in, time) = (free_in.unsigned_abs(), time.unsigned_abs());
                     nodes.node(*node).observe(time);
-                    count.busy.push(Busy { free_in, time, generation: reply.generation });
+                    let (sent, generation) = (reply.sent, reply.generation);
+                    count.busy.push(Busy { free_in, time, sent, generation });
                 }
                 Ok(Answer::TooLow(highest)) => {
                     count.too_low = (count.too_low.0.max(highest.unsigned_abs()), count.too_low.1 + 1);
@@ -325,6 +336,7 @@ mod tests {
     fn count(granted: &[u64], too_low: &[u64]) -> Count {
         Count {
             granted: granted.iter().copied().enumerate().collect(),
+            granted_since: None,
             busy: Vec::new(),
             too_low: (too_low.iter().copied().max().unwrap_or(0), too_low.len()),
             refused: Vec::new(),

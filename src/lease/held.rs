@@ -24,6 +24,8 @@ pub(super) struct Armed {
     lease: Option<(Lease, Counted)>,
     /// How the attempt may be queued, if it may.
     entry: Option<QueueEntry>,
+    /// The latest request is the first that may queue it.
+    queues_first: bool,
     /// It was queued, once.
     queued: bool,
     /// A request has left, and what came of it was not looked at.
@@ -43,6 +45,7 @@ impl Armed {
             attempt: Arc::new(attempt),
             lease: None,
             entry: None,
+            queues_first: false,
             queued: false,
             in_flight: false,
             asked: false,
@@ -55,7 +58,8 @@ impl Armed {
     pub(super) fn sends(&mut self, entry: Option<&QueueEntry>) {
         (self.in_flight, self.asked) = (true, true);
         self.queued |= entry.is_some();
-        if self.entry.is_none() {
+        self.queues_first = self.entry.is_none();
+        if self.queues_first {
             self.entry = entry.cloned();
         }
     }
@@ -108,6 +112,16 @@ impl Armed {
         !doubt.is_open()
     }
 
+    /// Forgets a request that was given up before it was written: there is nothing to undo.
+    fn withdraw(&mut self) {
+        if self.in_flight && self.attempt.doubt.is_withdrawn() {
+            self.in_flight = false;
+            if self.queues_first {
+                (self.entry, self.queued) = (None, false);
+            }
+        }
+    }
+
     /// Nothing is wanted any more: a server that hands the lock over to it all the same, as one does that was set back, gets
     /// it back at once.
     fn expect_strays(&self) {
@@ -136,6 +150,7 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
+        self.withdraw();
         if self.lease.is_some() && self.call.is_none() {
             // Between the keeper's two steps below, a close must not find that all is released.
             self.call = Some(OpenCall::new(&self.client.keeper, &self.attempt.name));

@@ -5,7 +5,7 @@
 
 use redis::{RedisError, Value};
 
-use super::crowd::Crowd;
+use super::crowd::{Answered, Crowd, SentFlag};
 use super::{Call, Failure};
 
 /// The largest token, and one more.
@@ -20,8 +20,9 @@ pub(super) async fn examine(crowd: &Crowd, call: &Call<'_>, failure: Failure) ->
     };
     let mut get = redis::cmd("GET");
     get.arg(fence);
-    let problem = match crowd.send(get).await {
-        Ok(Value::BulkString(bytes)) => spoilt_number(&bytes),
+    let only_reads = SentFlag::default();
+    let problem = match crowd.send(get, &only_reads).await {
+        Ok(Answered { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
         Err(error) if is_wrong_type(&error) => Some("is not a string"),
         _ => None,
     };
@@ -30,7 +31,7 @@ pub(super) async fn examine(crowd: &Crowd, call: &Call<'_>, failure: Failure) ->
     }
     let mut count = redis::cmd("ZCOUNT");
     count.arg(waiters).arg(0).arg(0);
-    match crowd.send(count).await {
+    match crowd.send(count, &only_reads).await {
         Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
         _ => failure,
     }

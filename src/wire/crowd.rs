@@ -1,19 +1,27 @@
 //! A connection for a crowd: requests that would wait for each other travel together.
 //!
-//! One pipeline of many requests costs a client half of what the same requests cost one by one. A request that
-//! meets few others leaves at once, since to gather costs it time.
+//! One pipeline of many requests costs a client half of what the same requests cost one by one. A
+//! request that meets few others leaves at once, since to gather costs it time.
+//!
+//! Requests that do not leave at once queue here, in the order in which they came. A queued request
+//! is a future of its caller: the queue takes no memory of its own, and a caller that gives up
+//! leaves it. The time in the queue is not the server's: a server counts as silent once a request
+//! was written and the connection has delivered nothing for a node timeout. Then all that are
+//! queued fail together.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Connection, too_slow};
+use super::connection::{Connection, is_broken, too_slow};
+use crate::clock::Moment;
 
 /// How many requests may be under way one by one: with fewer than that, waiting for a pipeline costs more than it saves.
 const FEW: usize = 64;
@@ -22,12 +30,17 @@ const TOGETHER: usize = 64;
 /// How many pipelines are under way at a time: while some are answered, the next one gathers.
 const PIPELINES: usize = 4;
 
+/// How often the other tasks of a busy runtime are run before a timer that went off is believed:
+/// one of them reads from the connection.
+const YIELDS: u32 = 3;
+
 /// One connection, used by many.
 #[derive(Clone, Debug)]
 pub(super) struct Crowd {
     connection: Connection,
     limit: Duration,
     under_way: Arc<AtomicUsize>,
+    last_answer: Arc<LastAnswer>,
     /// Each caller waits for its own request, so there are never more of them than callers.
     gathering: mpsc::Sender<Waiting>,
 }
@@ -35,15 +48,46 @@ pub(super) struct Crowd {
 #[derive(Debug)]
 struct Waiting {
     request: Cmd,
-    answer: oneshot::Sender<Result<Value, RedisError>>,
+    /// One of the constants below: it leaves [`QUEUED`] once.
+    state: Arc<AtomicU8>,
+    answer: oneshot::Sender<Result<Answered, RedisError>>,
+}
+
+/// Its request waits for its turn.
+const QUEUED: u8 = 0;
+/// Its request is written, or is about to be.
+const WRITTEN: u8 = 1;
+/// Its caller has gone before: it is never written.
+const WITHDRAWN: u8 = 2;
+
+/// An answer, and a time before the request for it was written.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) value: Value,
+    pub(super) sent: Moment,
+}
+
+/// Whether a request of a call was written to a connection, where it may have an effect.
+#[derive(Debug, Default)]
+pub(super) struct SentFlag(AtomicBool);
+
+impl SentFlag {
+    fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
 }
 
 impl Crowd {
     /// What sends the pipelines lives on `runtime`, until the connection is not used any more.
     pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Crowd {
         let (gathering, gathered) = mpsc::channel(TOGETHER);
-        runtime.spawn(set_out(connection.clone(), limit, gathered));
-        Crowd { connection, limit, under_way: Arc::default(), gathering }
+        let last_answer = Arc::new(LastAnswer::new());
+        runtime.spawn(set_out(connection.clone(), limit, Arc::clone(&last_answer), gathered));
+        Crowd { connection, limit, under_way: Arc::default(), last_answer, gathering }
     }
 
     /// The connection itself, for what is not sent often.
@@ -51,26 +95,52 @@ impl Crowd {
         &self.connection
     }
 
-    /// Sends a request, and waits for its answer no longer than the limit.
+    /// Whether requests wait for a turn, or the server has answered one within the limit: what a
+    /// caller waits for is then no silence of the server.
+    pub(super) fn is_answering(&self) -> bool {
+        self.connection.gathers() && self.last_answer.is_within(self.limit)
+    }
+
+    /// Sends a request once it is its turn, and waits for its answer for as long as the server
+    /// answers anything.
+    ///
+    /// # Cancel safety
+    /// Dropped, the request may run all the same if it was written by then: `sent` says whether.
+    pub(super) async fn send(&self, request: Cmd, sent: &SentFlag) -> Result<Answered, RedisError> {
+        let underway = UnderWay::new(&self.under_way);
+        if underway.others < FEW || !self.connection.gathers() {
+            return self.send_at_once(request, sent).await;
+        }
+        let (answer, answered) = oneshot::channel();
+        let state = Arc::new(AtomicU8::new(QUEUED));
+        let mut queued = Queued { answered, state: Arc::clone(&state), sent };
+        let outcome = match self.gathering.send(Waiting { request, state, answer }).await {
+            Ok(()) => (&mut queued.answered).await.ok(),
+            Err(_) => None,
+        };
+        match outcome {
+            Some(answer) => answer,
+            // The server is silent, or the connection is broken: so those that were sent have found.
+            None if self.last_answer.is_over() => Err(self.last_answer.silence()),
+            // Its runtime has shut down.
+            None => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+        }
+    }
+
+    /// Sends a request ahead of those that are queued.
     ///
     /// # Cancel safety
     /// Dropped, the request may run all the same.
-    pub(super) async fn send(&self, request: Cmd) -> Result<Value, RedisError> {
-        let underway = UnderWay::new(&self.under_way);
-        if underway.others < FEW || !self.connection.gathers() {
-            return self.connection.send(&request, self.limit).await;
-        }
-        let (answer, answered) = oneshot::channel();
-        let together = async {
-            self.gathering.send(Waiting { request, answer }).await.ok()?;
-            answered.await.ok()
+    pub(super) async fn send_at_once(&self, request: Cmd, flag: &SentFlag) -> Result<Answered, RedisError> {
+        flag.set();
+        let sent = Moment::now();
+        let answer = if self.connection.gathers() {
+            let sending = self.connection.send(&request, Duration::MAX);
+            self.last_answer.unless_silent(self.limit, sending).await.unwrap_or_else(|| Err(too_slow()))
+        } else {
+            self.connection.send(&request, self.limit).await
         };
-        match timeout(self.limit, together).await {
-            Ok(Some(answer)) => answer,
-            // Its runtime has shut down.
-            Ok(None) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
-            Err(_) => Err(too_slow()),
-        }
+        answer.map(|value| Answered { value, sent })
     }
 
     /// The same alone, and no longer than `limit`: for a request that is meant to take its time.
@@ -93,6 +163,26 @@ impl Crowd {
     }
 }
 
+/// A request in the queue. Dropped, it is withdrawn, unless it was written before.
+struct Queued<'a> {
+    answered: oneshot::Receiver<Result<Answered, RedisError>>,
+    state: Arc<AtomicU8>,
+    sent: &'a SentFlag,
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        if !leaves_queue(&self.state, WITHDRAWN) {
+            self.sent.set();
+        }
+    }
+}
+
+/// Whether a request was still queued, and is `next` from now on.
+fn leaves_queue(state: &AtomicU8, next: u8) -> bool {
+    state.compare_exchange(QUEUED, next, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
+
 /// Counts a request for as long as its caller waits.
 struct UnderWay<'a> {
     count: &'a AtomicUsize,
@@ -111,30 +201,138 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Sends off what has gathered, again and again.
-async fn set_out(connection: Connection, limit: Duration, mut gathered: mpsc::Receiver<Waiting>) {
+/// When a connection has delivered an answer last: those that are sent on one connection are
+/// answered in order, so each answer says that the server works on what is before the others.
+#[derive(Debug)]
+struct LastAnswer {
+    begun: Instant,
+    /// In nanoseconds since it began; 0 if there was none.
+    after: AtomicU64,
+    /// Why no request is written to it any more.
+    over: OnceLock<RedisError>,
+}
+
+impl LastAnswer {
+    fn new() -> LastAnswer {
+        LastAnswer { begun: Instant::now(), after: AtomicU64::new(0), over: OnceLock::new() }
+    }
+
+    fn note(&self) {
+        let after = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.after.fetch_max(after, Ordering::Relaxed);
+    }
+
+    fn at(&self) -> Instant {
+        self.begun + Duration::from_nanos(self.after.load(Ordering::Relaxed))
+    }
+
+    fn is_within(&self, limit: Duration) -> bool {
+        self.after.load(Ordering::Relaxed) > 0 && self.at().elapsed() < limit && !self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.get().is_some()
+    }
+
+    fn silence(&self) -> RedisError {
+        self.over.get().cloned().unwrap_or_else(too_slow)
+    }
+
+    /// Waits for the answer to a request that is written now, until there was none to any request
+    /// for `limit`. `None`: the server is silent.
+    async fn unless_silent<T>(&self, limit: Duration, request: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(request);
+        let mut since = Instant::now();
+        loop {
+            if let Ok(answer) = timeout_at(since + limit, request.as_mut()).await {
+                self.note();
+                return Some(answer);
+            }
+            // With very many tasks, what reads from the connection may be late itself.
+            for _ in 0..YIELDS {
+                yield_now().await;
+            }
+            if self.at() <= since {
+                let answer = timeout(Duration::ZERO, request.as_mut()).await.ok();
+                if answer.is_some() {
+                    self.note();
+                }
+                return answer;
+            }
+            since = self.at();
+        }
+    }
+}
+
+/// Sends off what has gathered, again and again, until the connection is found to be of no use.
+async fn set_out(
+    connection: Connection,
+    limit: Duration,
+    last_answer: Arc<LastAnswer>,
+    mut gathered: mpsc::Receiver<Waiting>,
+) {
     let mut pipelines = JoinSet::new();
     let mut waiting = Vec::new();
-    loop {
-        while pipelines.len() >= PIPELINES {
-            pipelines.join_next().await;
+    let over = loop {
+        let room = pipelines.len() < PIPELINES;
+        tokio::select! {
+            biased;
+            Some(finished) = pipelines.join_next() => {
+                if let Ok(Some(error)) = finished {
+                    break Some(error);
+                }
+            }
+            count = gathered.recv_many(&mut waiting, TOGETHER), if room => {
+                if count == 0 {
+                    break None;
+                }
+                let travelling = travel(
+                    connection.clone(),
+                    limit,
+                    Arc::clone(&last_answer),
+                    std::mem::take(&mut waiting),
+                );
+                pipelines.spawn(travelling);
+            }
         }
-        if gathered.recv_many(&mut waiting, TOGETHER).await == 0 {
-            break;
+    };
+    if let Some(error) = over {
+        // None of them was written: they fail together, as those before them did.
+        let _first = last_answer.over.set(error.clone());
+        gathered.close();
+        while let Some(waiting) = gathered.recv().await {
+            let _gone = waiting.answer.send(Err(error.clone()));
         }
-        pipelines.spawn(travel(connection.clone(), limit, std::mem::take(&mut waiting)));
     }
     // The last callers still wait for their answers.
     while pipelines.join_next().await.is_some() {}
 }
 
-async fn travel(connection: Connection, limit: Duration, mut waiting: Vec<Waiting>) {
+/// Sends requests together. Returns why the connection is of no use any more, if it is found to be.
+async fn travel(
+    connection: Connection,
+    limit: Duration,
+    last_answer: Arc<LastAnswer>,
+    mut waiting: Vec<Waiting>,
+) -> Option<RedisError> {
     // Whoever has given up needs no request: it would have to be undone.
-    waiting.retain(|waiting| !waiting.answer.is_closed());
+    waiting.retain(|waiting| leaves_queue(&waiting.state, WRITTEN));
+    if waiting.is_empty() {
+        return None;
+    }
     let (requests, callers): (Vec<_>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
-    let answers = connection.send_all(requests, limit).await;
+    let (sent, count) = (Moment::now(), requests.len());
+    let sending = connection.send_all(requests, Duration::MAX);
+    let answers = match last_answer.unless_silent(limit, sending).await {
+        Some(answers) => answers,
+        None => vec![Err(too_slow()); count],
+    };
+    let over =
+        answers.iter().find_map(|answer| answer.as_ref().err()).filter(|error| is_broken(error)).cloned();
     for (caller, answer) in callers.into_iter().zip(answers) {
-        let _gone = caller.send(answer); // then the answer is undone by whoever dropped the caller
+        // A caller that is gone has the answer undone.
+        let _gone = caller.send(answer.map(|value| Answered { value, sent }));
     }
+    over
 }

@@ -8,7 +8,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::crowd::Crowd;
+use super::crowd::{Answered, Crowd, SentFlag};
 use super::script::Filled;
 
 fn is_unknown_script(error: &RedisError) -> bool {
@@ -38,11 +38,16 @@ const TURNS: u32 = 8;
 const TURN: Duration = Duration::from_millis(250);
 
 impl Loading {
-    pub(super) async fn run(&self, crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
+    pub(super) async fn run(
+        &self,
+        crowd: &Crowd,
+        call: &Filled<'_>,
+        sent: &SentFlag,
+    ) -> Result<Answered, RedisError> {
         let mut turn = None;
         for _ in 0..TURNS {
             let seen = self.sent.load(Ordering::SeqCst);
-            match crowd.send(call.by_sha1()).await {
+            match crowd.send(call.by_sha1(), sent).await {
                 Err(error) if is_unknown_script(&error) => {}
                 answer => return answer,
             }
@@ -63,13 +68,19 @@ impl Loading {
                 break;
             }
         }
-        let answer = self.send_source(crowd, call).await;
+        let answer = self.send_source(crowd, call, sent).await;
         drop(turn);
         answer
     }
 
-    async fn send_source(&self, crowd: &Crowd, call: &Filled<'_>) -> Result<Value, RedisError> {
-        let answer = crowd.send(call.by_source()).await;
+    /// At once: those that are queued need it as well.
+    async fn send_source(
+        &self,
+        crowd: &Crowd,
+        call: &Filled<'_>,
+        sent: &SentFlag,
+    ) -> Result<Answered, RedisError> {
+        let answer = crowd.send_at_once(call.by_source(), sent).await;
         self.sent.fetch_add(1, Ordering::SeqCst);
         answer
     }

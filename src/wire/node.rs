@@ -8,6 +8,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::timeout;
 
 use super::connection::too_slow;
+use super::crowd::SentFlag;
 use super::floor::Floor;
 use super::greeting::Greeting;
 use super::link::{Connected, Link};
@@ -174,9 +175,10 @@ impl Node {
     /// connection turns out to be broken, which every script must tolerate.
     ///
     /// # Cancel safety
-    /// A request that was begun may run, now or later, after this future is dropped.
-    pub(crate) async fn call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
-        let outcome = self.try_call(call).await;
+    /// A request that was written may run, now or later, after this future is dropped: `sent` says
+    /// whether one was.
+    pub(super) async fn call(&self, call: &Call<'_>, sent: &SentFlag) -> Result<Reply, Failure> {
+        let outcome = self.try_call(call, sent).await;
         if let Some(report) = self.note(outcome.as_ref().err()) {
             report();
         }
@@ -184,18 +186,32 @@ impl Node {
     }
 
     /// [`call`](Node::call) for a quorum, which waits for connecting and sending together no longer than it takes to find
-    /// out that a connection is silent, and for replicas after that.
+    /// out that a connection is silent, and for replicas after that. It waits for its turn for as long as the node
+    /// answers others.
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let patience = call.replicas().map_or(Duration::ZERO, |(_, patience)| patience);
-        let outcome = match timeout(self.limit * 5 / 4 + patience, self.try_call(call)).await {
-            Ok(Ok(reply)) if self.refuses(call, &reply) => Err(Failure::not_admitted()),
-            Ok(outcome) => outcome,
-            Err(_) => Err(Failure::unknown(too_slow())),
+        let sent = SentFlag::default();
+        let trying = self.try_call(call, &sent);
+        tokio::pin!(trying);
+        let outcome = loop {
+            match timeout(self.limit * 5 / 4 + patience, trying.as_mut()).await {
+                Ok(Ok(reply)) if self.refuses(call, &reply) => {
+                    break Err(Failure::not_admitted());
+                }
+                Ok(outcome) => break outcome,
+                Err(_) if self.is_answering() => {}
+                Err(_) => break Err(Failure::unknown(too_slow())),
+            }
         };
         if let Some(report) = self.note(outcome.as_ref().err()) {
             report();
         }
         outcome
+    }
+
+    /// Whether the connection delivers answers, so that a call which takes long waits for its turn.
+    fn is_answering(&self) -> bool {
+        self.link.current(false).is_some_and(|connected| connected.crowd.is_answering())
     }
 
     /// Whether it has no vote.
@@ -206,9 +222,9 @@ impl Node {
         refuses
     }
 
-    async fn try_call(&self, call: &Call<'_>) -> Result<Reply, Failure> {
-        let script = call.script();
-        let mut resent = None;
+    async fn try_call(&self, call: &Call<'_>, sent: &SentFlag) -> Result<Reply, Failure> {
+        let (script, begun) = (call.script(), Moment::now());
+        let (mut resent, mut tried_again) = (None, false);
         loop {
             // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
             let connected = match self.linked(call.replicas().is_some()).await {
@@ -216,9 +232,11 @@ impl Node {
                 Err(source) => return Err(Failure::unsent(source).after(resent)),
             };
             let generation = connected.generation;
-            let error = match self.loading.run(&connected.crowd, &self.fill(call, &connected)).await {
-                Ok(value) => {
-                    let reply = Reply { script, value, generation, resent };
+            let error = match self.loading.run(&connected.crowd, &self.fill(call, &connected), sent).await {
+                Ok(answered) => {
+                    // What an earlier delivery was granted may count from before.
+                    let sent = if resent.is_some() { begun } else { answered.sent };
+                    let reply = Reply { script, value: answered.value, sent, generation, resent };
                     if call.may_be_late() && reply.is_number(LATE) {
                         return Err(Failure::unsent(too_slow())); // it was refused, and may be sent again
                     }
@@ -228,12 +246,16 @@ impl Node {
             };
             self.link.drop_if_spent(generation, &error);
             let broken = error.is_connection_dropped();
-            let failure = Failure::sent(error, self.is_cluster());
-            if resent.is_some() || !broken {
+            let failure = if sent.is_set() {
+                Failure::sent(error, self.is_cluster())
+            } else {
+                Failure::unsent(error) // it was queued
+            };
+            if tried_again || !broken {
                 let failure = companions::examine(&connected.crowd, call, failure).await;
                 return Err(resent.unwrap_or(failure));
             }
-            resent = Some(failure);
+            (resent, tried_again) = (sent.is_set().then_some(failure), true);
         }
     }
 
@@ -268,6 +290,7 @@ impl Node {
         };
         let generation = connected.generation;
         let filled: Vec<_> = calls.iter().map(|call| self.fill(call, &connected)).collect();
+        let sent = Moment::now();
         let answers = self.loading.run_all(&connected.crowd, &filled, limit).await;
         let reply = |(call, answer): (&&Call<'_>, Result<Value, RedisError>)| {
             if let Err(error) = &answer {
@@ -276,7 +299,7 @@ impl Node {
             let script = call.script();
             match answer {
                 Ok(value) => {
-                    let reply = Reply { script, value, generation, resent: None };
+                    let reply = Reply { script, value, sent, generation, resent: None };
                     self.refuses(call, &reply);
                     Ok(reply)
                 }

@@ -206,7 +206,7 @@ impl Nodes {
     /// Sends a request to some nodes at a time, each of which has its own time limit.
     ///
     /// # Cancel safety
-    /// Requests that have left go on, and `doubt` knows of them.
+    /// Requests that have left go on, and `doubt` knows of them: of the only node, also whether one has.
     pub(crate) async fn ask(
         &self,
         call: &Call<'_>,
@@ -215,9 +215,7 @@ impl Nodes {
         until: Until,
     ) -> Votes {
         if let Some(node) = self.single() {
-            doubt.leaves();
-            let outcome = node.call(call).await;
-            doubt.learns(&outcome);
+            let outcome = doubt.ask(node, call).await;
             return self.votes(vec![(0, outcome)], until);
         }
         let call = Arc::new(call.to_owned());

@@ -3,6 +3,7 @@
 use redis::Value;
 
 use super::{Failure, Script};
+use crate::clock::Moment;
 use crate::shorten::shortened;
 
 /// The first of two numbers, if the second is a token that is as large as the one proposed, or larger.
@@ -19,6 +20,8 @@ pub(super) const NOT_ADMITTED: i64 = -9;
 pub(crate) struct Reply {
     pub(super) script: &'static Script,
     pub(super) value: Value,
+    /// Before the request was written: whatever it was granted counts from then.
+    pub(crate) sent: Moment,
     /// Through which connection it came.
     pub(crate) generation: u64,
     /// The request was sent again after its connection broke like this: it may have run twice, or run

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::mpsc;
 
-use super::{Answers, Failure, Reply};
+use super::crowd::SentFlag;
+use super::{Answers, Call, Failure, Node, Reply};
 
 /// Some of the nodes of a quorum, each by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +53,31 @@ impl NodeSet {
 pub(crate) struct Doubt {
     under_way: AtomicUsize,
     unsettled: AtomicBool,
+    /// The latest request was given up before it was written.
+    withdrawn: AtomicBool,
 }
 
 impl Doubt {
+    /// Sends a request to the only node.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is known whether the request was written.
+    pub(super) async fn ask(&self, node: &Node, call: &Call<'_>) -> Result<Reply, Failure> {
+        self.withdrawn.store(false, Ordering::SeqCst);
+        self.leaves();
+        let mut asking = Asking { doubt: self, sent: SentFlag::default(), is_answered: false };
+        let outcome = node.call(call, &asking.sent).await;
+        asking.is_answered = true;
+        self.learns(&outcome);
+        outcome
+    }
+
+    /// Whether the latest request to the only node was given up before it was written: it has, and
+    /// will have, no effect.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Ordering::SeqCst)
+    }
+
     /// A request leaves: until its answer is there, nobody knows.
     pub(crate) fn leaves(&self) {
         self.under_way.fetch_add(1, Ordering::SeqCst);
@@ -84,6 +107,22 @@ impl Doubt {
 
     pub(crate) fn is_open(&self) -> bool {
         self.unsettled.load(Ordering::SeqCst) || self.under_way.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// A request to the only node. Dropped before it is written, it leaves no doubt.
+struct Asking<'a> {
+    doubt: &'a Doubt,
+    sent: SentFlag,
+    is_answered: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered && !self.sent.is_set() {
+            self.doubt.withdrawn.store(true, Ordering::SeqCst);
+            self.doubt.arrives();
+        }
     }
 }
 

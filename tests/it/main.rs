@@ -3,6 +3,7 @@
 //! The tests: one binary, private servers, one behaviour suite for every kind and every way to be woken.
 
 mod builder;
+mod burst;
 mod clients;
 mod closing;
 mod dead_waiters;

@@ -61,9 +61,9 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/ask.rs",
-                from: "        let heard = bidding.hears(&count);",
+                from: "let sent = count.granted_since.unwrap_or(begun);",
                 times: 1,
-                to: "        let sent = Moment::now();\n        let heard = bidding.hears(&count);",
+                to: "let (sent, _) = (Moment::now(), begun);",
             },
             Edit {
                 file: "src/lease/keeper.rs",

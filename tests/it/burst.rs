@@ -1,0 +1,100 @@
+//! Very many requests at the same time: they queue inside the client, and the time there is not
+//! taken for silence of the server.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Locks, Options};
+use tokio::task::JoinSet;
+
+use crate::support::{Server, soon};
+
+const MANY: usize = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
+
+/// Takes and releases a lock for each number, all at the same time: how many failed, and how.
+async fn lock_all(locks: &Locks, numbers: std::ops::Range<usize>) -> Vec<Error> {
+    let mut tasks = JoinSet::new();
+    for number in numbers {
+        let mutex = locks.mutex(format!("burst-{number}")).unwrap();
+        tasks.spawn(async move { mutex.lock().await?.release().await });
+    }
+    let mut failed = Vec::new();
+    while let Some(outcome) = tasks.join_next().await {
+        failed.extend(outcome.unwrap().err());
+    }
+    failed
+}
+
+/// The last of them waits for much longer than a node timeout.
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_in_a_burst_all_succeed_on_a_server_that_answers() {
+    let server = Server::start().await;
+    let limit = Duration::from_millis(if cfg!(debug_assertions) { 200 } else { 1_000 });
+    let locks = server.locks_with(Options::new().node_timeout(limit)).await;
+    let start = Instant::now();
+    let failed = lock_all(&locks, 0..MANY).await;
+    let took = start.elapsed();
+    println!("FIG {MANY} locks and releases: {took:?}");
+    assert!(took > 2 * limit, "too few to queue for longer than a node timeout: {took:?}");
+    assert_eq!(failed.len(), 0, "of {MANY}, such as {:?}", failed.first());
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// Those that wait for a turn find out with those that were sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn queued_requests_fail_together_when_the_server_is_silent() {
+    const TRIES: usize = 4_000;
+    let server = Server::start().await;
+    let limit = Duration::from_secs(2);
+    let locks = server.locks_with(Options::new().node_timeout(limit)).await;
+    locks.mutex("x").unwrap().try_lock().await.unwrap().unwrap().release().await.unwrap();
+    server.pause();
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for number in 0..TRIES {
+        let mutex = locks.mutex(format!("burst-{number}")).unwrap();
+        tasks.spawn(async move { mutex.try_lock().await });
+    }
+    let mut first = None;
+    while let Some(outcome) = tasks.join_next().await {
+        assert!(matches!(outcome.unwrap(), Err(Error::Redis { .. })));
+        first.get_or_insert(start.elapsed());
+    }
+    let (first, last) = (first.unwrap(), start.elapsed());
+    println!("FIG {TRIES} tries on a silent server: {first:?} to {last:?}");
+    assert!(first >= limit, "{first:?}");
+    // In turns of 256, they would take 30 seconds.
+    assert!(last < 2 * limit, "{last:?}");
+    server.resume();
+    soon("given back", locks.settled()).await;
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// A request that was not written has had no effect, so nothing is sent to undo it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_gives_up_in_the_queue_sends_nothing() {
+    const TRIES: u64 = 4_000;
+    let server = Server::start().await;
+    let locks = server.locks_with(Options::new().node_timeout(Duration::from_secs(20))).await;
+    locks.mutex("x").unwrap().try_lock().await.unwrap().unwrap().release().await.unwrap();
+    let before = server.scripts_run().await;
+    server.pause();
+    let mut tasks = JoinSet::new();
+    for number in 0..TRIES {
+        let mutex = locks.mutex(format!("burst-{number}")).unwrap();
+        tasks.spawn(async move { mutex.lock_timeout(Duration::from_secs(1)).await });
+    }
+    while let Some(outcome) = tasks.join_next().await {
+        let outcome = outcome.unwrap();
+        assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
+    }
+    server.resume();
+    soon("given back", locks.settled()).await;
+    // 64 alone and 4 times 64 together, each of which is released.
+    let run = server.scripts_run().await - before;
+    println!("FIG {run} scripts for {TRIES} calls that gave up");
+    assert!(run <= 2 * (64 + 4 * 64) + 64, "{run}");
+    drop(locks);
+    server.assert_nothing_left().await;
+}
