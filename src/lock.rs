@@ -101,7 +101,7 @@ impl Lock {
         agree: fn(Vec<T>, usize) -> T,
     ) -> Result<T, Error> {
         let keys = [self.name.key(), self.name.fence(), self.name.waiters()];
-        let call = Call::new(&kind.inspect, &keys);
+        let call = Call::new(&kind.inspect, &keys).only_reads();
         let call = owner.into_iter().fold(call, Call::text);
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;

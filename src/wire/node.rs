@@ -7,8 +7,8 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::timeout;
 
-use super::connection::too_slow;
-use super::crowd::SentFlag;
+use super::connection::{is_broken, too_slow};
+use super::crowd::{Answered, SentFlag};
 use super::floor::Floor;
 use super::greeting::Greeting;
 use super::link::{Connected, Link};
@@ -232,7 +232,7 @@ impl Node {
                 Err(source) => return Err(Failure::unsent(source).after(resent)),
             };
             let generation = connected.generation;
-            let error = match self.loading.run(&connected.crowd, &self.fill(call, &connected), sent).await {
+            let error = match self.run(call, &connected, sent).await {
                 Ok(answered) => {
                     // What an earlier delivery was granted may count from before.
                     let sent = if resent.is_some() { begun } else { answered.sent };
@@ -256,6 +256,22 @@ impl Node {
                 return Err(resent.unwrap_or(failure));
             }
             (resent, tried_again) = (sent.is_set().then_some(failure), true);
+        }
+    }
+
+    /// Sends a call by its SHA1, or by its source; one that only reads once more as such, if the
+    /// user may not write.
+    async fn run(&self, call: &Call<'_>, on: &Connected, sent: &SentFlag) -> Result<Answered, RedisError> {
+        let mut filled = self.fill(call, on);
+        let refused = match self.loading.run(&on.crowd, &filled, sent).await {
+            Err(error) if call.may_be_read(&error) => error,
+            answer => return answer,
+        };
+        filled.reads = true;
+        match self.loading.run(&on.crowd, &filled, sent).await {
+            // Whatever this says, it is the right to the other form that is documented.
+            Err(error) if !is_broken(&error) => Err(refused),
+            answer => answer,
         }
     }
 
@@ -320,6 +336,7 @@ impl Node {
             floor: self.floor(),
             clock: if self.floor.seen() == 0 { 0 } else { self.clock() },
             run: connected.run.as_deref().unwrap_or_default(),
+            reads: false,
         }
     }
 

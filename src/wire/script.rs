@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use redis::Cmd;
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind};
 
 /// One file of `lua/`, the bytes that Redis gets.
 #[derive(Debug)]
@@ -35,6 +35,7 @@ pub(crate) struct Call<'a> {
     keys: Vec<Cow<'a, str>>,
     args: Vec<Arg<'a>>,
     replicas: Option<(u32, Duration)>,
+    only_reads: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -54,7 +55,7 @@ enum Arg<'a> {
 impl<'a> Call<'a> {
     pub(crate) fn new(script: &'static Script, keys: &[&'a str]) -> Call<'a> {
         let keys = keys.iter().map(|key| Cow::Borrowed(*key)).collect();
-        Call { script, keys, args: Vec::with_capacity(8), replicas: None }
+        Call { script, keys, args: Vec::with_capacity(8), replicas: None, only_reads: false }
     }
 
     /// One key more.
@@ -119,6 +120,18 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// Its script writes nothing: a user with the right to read is enough for it.
+    pub(crate) fn only_reads(mut self) -> Call<'a> {
+        self.only_reads = true;
+        self
+    }
+
+    /// Whether to send it as one that reads, after it was refused like this. Not at first: servers
+    /// before Redis 7 do not know how.
+    pub(super) fn may_be_read(&self, error: &RedisError) -> bool {
+        self.only_reads && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+    }
+
     pub(super) fn replicas(&self) -> Option<(u32, Duration)> {
         self.replicas
     }
@@ -149,6 +162,7 @@ impl<'a> Call<'a> {
             keys: self.keys.iter().map(own).collect(),
             args: self.args.iter().map(arg).collect(),
             replicas: self.replicas,
+            only_reads: self.only_reads,
         }
     }
 }
@@ -160,17 +174,19 @@ pub(super) struct Filled<'a> {
     /// The server's clock; 0 if it is not known.
     pub(super) clock: u64,
     pub(super) run: &'a str,
+    /// Sent as a request that reads: the server refuses it if it writes.
+    pub(super) reads: bool,
 }
 
 impl Filled<'_> {
     pub(super) fn by_sha1(&self) -> Cmd {
-        self.cmd("EVALSHA", self.call.script.sha1())
+        self.cmd(if self.reads { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
     }
 
     /// The same call with the source in place of the SHA1, for a server that does not know it (any
     /// more). Not `SCRIPT LOAD`: that is one more right and, in a cluster, a request to every node.
     pub(super) fn by_source(&self) -> Cmd {
-        self.cmd("EVAL", self.call.script.source)
+        self.cmd(if self.reads { "EVAL_RO" } else { "EVAL" }, self.call.script.source)
     }
 
     fn cmd(&self, verb: &str, script: &str) -> Cmd {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Locks, NodeStatus, Options, RestartGuard};
 
-use crate::support::{Deployment, Kind, Topology, eventually, soon};
+use crate::support::{Deployment, Kind, Server, Topology, eventually, soon};
 
 const TTL: Duration = Duration::from_millis(600);
 const README: &str = include_str!("../../README.md");
@@ -99,4 +99,61 @@ async fn rights_suffice_for_a_quorum() {
     let nodes: Vec<_> =
         deployment.masters().iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     is_usable(&deployment, &locks, &nodes.iter().map(String::as_str).collect::<Vec<_>>()).await;
+}
+
+/// Monitoring needs no right to write. Redis 6.2 runs no script for a user without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_to_read_suffice_to_inspect_where_the_server_allows_it() {
+    const PAGE: &str = include_str!("../../lua/README.md");
+    let server = Server::start().await;
+    let version: String = server.run(&["INFO", "server"]).await;
+    let is_old = version.contains("redis_version:6.");
+    let rights = PAGE.lines().find_map(|line| line.strip_prefix("ACL SETUSER sees on >secret ")).unwrap();
+    let mut words = vec!["ACL", "SETUSER", "sees", "on", ">secret"];
+    if is_old {
+        // It knows neither the form that reads nor a pattern for keys that are read.
+        words.extend(["~*", "+@read", "+time"]);
+    } else {
+        words.extend(rights.split_whitespace());
+    }
+    server.run::<()>(&words).await;
+    let locks = server.locks().await;
+    let url = server.url().replace("redis://", "redis://sees:secret@");
+    let reader = Locks::open(&url).await.unwrap();
+    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+        let name = format!("seen-{}", kind.name());
+        let (lock, seen) = (kind.lock(&locks, &name), kind.lock(&reader, &name));
+        let guard = lock.lock().await.unwrap();
+        for known in [false, true] {
+            if !known {
+                server.run::<()>(&["SCRIPT", "FLUSH"]).await;
+            }
+            let outcome = seen.inspect().await;
+            assert_eq!(outcome.is_err(), is_old, "{outcome:?}");
+        }
+        if !is_old {
+            assert!(seen.is_locked().await);
+            assert!(seen.is_held_by(&guard).await);
+        }
+        // It may not take a lock, and its attempts change nothing.
+        assert!(seen.try_lock().await.is_err());
+        assert!(seen.force_release().await.is_err());
+        guard.release().await.unwrap();
+        drop((lock, seen));
+    }
+    drop((locks, reader));
+    server.assert_nothing_left().await;
+}
+
+/// A user that may write asks in one request, as before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_inspection_with_all_rights_is_one_request() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mutex = locks.mutex("x").unwrap();
+    mutex.inspect().await.unwrap();
+    let stats: String = server.run(&["INFO", "commandstats"]).await;
+    assert!(stats.contains("cmdstat_evalsha:") && !stats.contains("_ro:"), "{stats}");
+    drop((mutex, locks));
+    server.assert_nothing_left().await;
 }
