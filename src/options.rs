@@ -56,6 +56,15 @@ pub enum Wakeups {
     /// It is told, through a subscription of its own, and looks once in [`Options::poll_cap`] all the same.
     #[default]
     Push,
+    /// It is told, and looks each time before it counts the lock as its own: a message alone gives
+    /// it nothing.
+    ///
+    /// With [`Push`](Wakeups::Push), a message from one server is trusted, since a look takes a
+    /// round trip for each lock that is handed over. So a user who may publish to the clients'
+    /// channels and read the queues can make a waiter believe that it holds the lock, until its
+    /// first renewal: for up to a third of the TTL, and at most a second. Users who may not do
+    /// both cannot. In a cluster, behind sentinels and in a quorum, no message is trusted anyway.
+    Verify,
     /// It looks every 100 ms.
     Poll,
 }
@@ -248,7 +257,10 @@ impl Options {
     }
 
     /// The longest that one request to Redis may take, and connecting to it. From 10 ms to 60 s; 1 s
-    /// unless set. It belongs to the connections: only
+    /// unless set. It counts from when the request is written, and again from each answer that its
+    /// connection delivers: a server that answers others is not silent. Before that, a request
+    /// waits inside the client while 320 others are under way on the connection, for as long as
+    /// the server answers and the caller waits. It belongs to the connections: only
     /// [`LocksBuilder::options`](crate::LocksBuilder::options)
     /// and its like read it.
     pub fn node_timeout(mut self, timeout: Duration) -> Options {
@@ -271,7 +283,8 @@ impl Options {
     }
 
     /// How a client learns that a lock is free; [`Wakeups::Push`] unless set. It belongs to the connections, as
-    /// [`node_timeout`](Options::node_timeout) does.
+    /// [`node_timeout`](Options::node_timeout) does. Messages that are not trusted cause at most ten
+    /// polls per second and waiter, however many are published.
     pub fn wakeups(mut self, wakeups: Wakeups) -> Options {
         self.wakeups = wakeups;
         self.named(Field::Wakeups)

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 use super::Target;
 use super::ask::{Asked, ask};
 use super::held::{Armed, Held};
-use super::seat::{Seat, Sighted};
+use super::seat::{PollBudget, Seat, Sighted, Woken};
 use super::turnstile::{News, Pass};
 use crate::clock::Moment;
 use crate::error::Error;
@@ -94,6 +94,7 @@ async fn wait(target: &Target, unconfirmed: &mut Option<Failure>) -> Result<Held
     };
     let mut patience = Patience::new(target);
     let mut split = Split::default();
+    let mut budget = PollBudget::new();
     loop {
         let subscription = client.wakeups.subscription();
         let pause = match ask(seat.armed, seat.entry.as_ref()).await {
@@ -161,9 +162,7 @@ async fn wait(target: &Target, unconfirmed: &mut Option<Failure>) -> Result<Held
                 (free_in + Duration::from_millis(1)).min(seat.poll)
             }
         };
-        if let Some(message) = seat.sleep(pause).await
-            && let Some(lease) = seat.handed_over(&message)
-        {
+        if let Woken::HandedOver(lease) = seat.sleep(pause, &mut budget).await {
             return Ok(seat.armed.granted(lease, true)); // by the one server that there is
         }
     }

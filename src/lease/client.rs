@@ -60,7 +60,7 @@ impl Client {
         // A waiter is written as words with blanks between.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{elsewhere}", Uuid::new_v4().simple());
-        let has_ears = options.wakeups == crate::options::Wakeups::Push && ears.len() == nodes.count();
+        let has_ears = options.wakeups != crate::options::Wakeups::Poll && ears.len() == nodes.count();
         let wakeups = Wakeups::new(channel, has_ears.then_some(ears), nodes.count(), options.node_timeout)
             .named(name.map(|name| format!("{name}:wakeups")));
         let wakeups = if verify { wakeups.verified_with(Arc::clone(&nodes)) } else { wakeups };

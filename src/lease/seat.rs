@@ -3,15 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::attempt::QueueEntry;
 use super::held::Armed;
 use super::validity::Sighting;
 use super::{Lease, Target};
 use crate::clock::Moment;
-use crate::options::Renewal;
+use crate::options::{Renewal, Wakeups};
 use crate::wire::Mailbox;
+
+/// How many notifications that are not trusted have a waiter poll at once, and how soon another
+/// one may: fewer than ten polls a second, whoever publishes whatever.
+const POLLS: u32 = 4;
+const NEXT_POLL: Duration = Duration::from_millis(200);
 
 /// How an attempt waits: in the queue or not, told or looking.
 pub(super) struct Seat {
@@ -21,6 +26,45 @@ pub(super) struct Seat {
     pub(super) poll: Duration,
     pub(super) mailbox: Option<Mailbox>,
     pub(super) sighted: Option<Sighted>,
+}
+
+/// Why a waiter does not sleep any more.
+pub(super) enum Woken {
+    HandedOver(Lease),
+    /// By a message that is not trusted, or that may have been missed.
+    Notified,
+    /// It is time to.
+    Polls,
+}
+
+/// How often notifications may have a waiter poll: anybody who may publish can send very many.
+pub(super) struct PollBudget {
+    left: u32,
+    /// Since when the next one accrues.
+    since: Instant,
+}
+
+impl PollBudget {
+    pub(super) fn new() -> PollBudget {
+        PollBudget { left: POLLS, since: Instant::now() }
+    }
+
+    /// Takes one poll, or returns when there is one again.
+    fn take(&mut self) -> Result<(), Instant> {
+        let now = Instant::now();
+        if self.left == POLLS {
+            self.since = now;
+        }
+        while self.left < POLLS && now - self.since >= NEXT_POLL {
+            self.left += 1;
+            self.since += NEXT_POLL;
+        }
+        if self.left == 0 {
+            return Err(self.since + NEXT_POLL);
+        }
+        self.left -= 1;
+        Ok(())
+    }
 }
 
 /// The server's clock, and through which connections it was seen: behind others there may be another server.
@@ -56,21 +100,34 @@ impl Seat {
         seat
     }
 
-    /// Sleeps until there is a message, or until it is time to look.
-    pub(super) async fn sleep(&self, pause: Duration) -> Option<String> {
-        match &self.mailbox {
-            None => {
-                sleep(pause).await;
-                None
+    /// Sleeps until a message hands over a lease, or until it is time to look. A message that is not
+    /// trusted makes it look at once, as often as the budget allows.
+    pub(super) async fn sleep(&self, pause: Duration, budget: &mut PollBudget) -> Woken {
+        let Some(mailbox) = &self.mailbox else {
+            sleep(pause).await;
+            return Woken::Polls;
+        };
+        let (mut until, mut is_notified) = (Instant::now() + pause, false);
+        while let Ok(message) = timeout_at(until, mailbox.wait()).await {
+            if let Some(lease) = message.and_then(|message| self.handed_over(&message)) {
+                return Woken::HandedOver(lease);
             }
-            Some(mailbox) => timeout(pause, mailbox.wait()).await.ok().flatten(),
+            match budget.take() {
+                Ok(()) => return Woken::Notified,
+                Err(at) if at < until => (until, is_notified) = (at, true),
+                Err(_) => {}
+            }
         }
+        if is_notified && budget.take().is_ok() { Woken::Notified } else { Woken::Polls }
     }
 
     /// The lease that a message hands over: `token time key`. `None` if it is not certain that most of the
     /// claim is left; then a look finds the lock in this attempt's name, and takes the whole ttl.
     pub(super) fn handed_over(&self, message: &str) -> Option<Lease> {
         let attempt = &self.armed.attempt;
+        if attempt.options.wakeups == Wakeups::Verify {
+            return None;
+        }
         let Sighted { sighting, generation, subscription } = self.sighted.as_ref()?;
         let client = &self.armed.client;
         if *generation != client.nodes.server()?.generation()

@@ -177,7 +177,7 @@ impl LocksBuilder {
             if self.certificates.is_some() {
                 return Err(ConfigError::CertificatesOfClient { server: topology.name().to_owned() });
             }
-            if self.subscriber.is_none() && self.options.wakeups == Wakeups::Push {
+            if self.subscriber.is_none() && self.options.wakeups != Wakeups::Poll {
                 return Err(ConfigError::PoolWithoutSubscriber);
             }
         } else if self.subscriber.is_some() {

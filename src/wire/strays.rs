@@ -15,6 +15,9 @@ const QUEUES_LAST: Duration = Duration::from_secs(60);
 /// At most so many are remembered: the latest.
 const MOST: usize = 1_024;
 
+/// How soon a further message of one node counts: anybody who may publish can send very many.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// What is to be done about a message that a node sends to one who is gone.
 type Answer = Box<dyn Fn(usize) + Send>;
 
@@ -27,6 +30,26 @@ struct Gone {
     id: Uuid,
     since: Moment,
     answer: Answer,
+    /// When it was answered last, by the places of the nodes that sent something.
+    answered: Vec<(usize, Moment)>,
+}
+
+impl Gone {
+    /// Takes note of a message, unless one of the same node was answered just before.
+    fn note(&mut self, place: usize) -> bool {
+        let now = Moment::now();
+        match self.answered.iter_mut().find(|(node, _)| *node == place) {
+            Some((_, last)) if now.since(*last) < PAUSE => false,
+            Some((_, last)) => {
+                *last = now;
+                true
+            }
+            None => {
+                self.answered.push((place, now));
+                true
+            }
+        }
+    }
 }
 
 impl Strays {
@@ -37,12 +60,14 @@ impl Strays {
         while gone.len() >= MOST || gone.front().is_some_and(is_over) {
             gone.pop_front();
         }
-        gone.push_back(Gone { id, since: now, answer });
+        gone.push_back(Gone { id, since: now, answer, answered: Vec::new() });
     }
 
     /// A message has come for one who does not wait.
     pub(super) fn hear(&self, id: Uuid, place: usize) {
-        if let Some(it) = self.gone().iter().find(|it| it.id == id) {
+        if let Some(it) = self.gone().iter_mut().find(|it| it.id == id)
+            && it.note(place)
+        {
             (it.answer)(place);
         }
     }
@@ -80,5 +105,16 @@ mod tests {
         strays.hear(ids[MOST], 2);
         strays.hear(Uuid::new_v4(), 4);
         assert_eq!(heard.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_flood_of_messages_of_one_node_is_answered_once() {
+        let (strays, heard, id) = (Strays::default(), Arc::new(AtomicUsize::new(0)), Uuid::new_v4());
+        let count = Arc::clone(&heard);
+        strays.expect(id, Box::new(move |place| _ = count.fetch_add(place, Ordering::Relaxed)));
+        (0..100).for_each(|_| strays.hear(id, 1));
+        strays.hear(id, 10);
+        // 100 of them take far less than a pause.
+        assert_eq!(heard.load(Ordering::Relaxed), 11);
     }
 }

@@ -208,3 +208,116 @@ async fn waiters_poll_every_poll_cap_or_half_claim() {
         assert!(pause < millis(most), "{what}: {pause:?}");
     }
 }
+
+/// What a user sends that may publish and read the queue: to the channel of the only waiter, that
+/// it holds the mutex now.
+async fn forged(server: &Server) -> (String, String) {
+    let queue: Vec<String> = server.run(&["ZRANGE", QUEUE, "0", "0"]).await;
+    let words: Vec<&str> = queue[0].split(' ').collect();
+    let (attempt, channel) = (words[0], words[3]);
+    let time: Vec<u64> = server.run(&["TIME"]).await;
+    let time = time[0] * 1_000_000 + time[1];
+    (channel.to_owned(), format!("{attempt} 999999 {time} lock:x"))
+}
+
+async fn publish(server: &Server, (channel, message): &(String, String)) {
+    assert_eq!(server.run::<i64>(&["PUBLISH", channel, message]).await, 1);
+}
+
+/// A waiter whose client has subscribed, and which has seen the server's clock.
+async fn notified(server: &Server, locks: &Locks) -> JoinHandle<Result<MutexGuard, Error>> {
+    let mutex = locks.mutex("x").unwrap();
+    assert!(mutex.lock_timeout(Duration::from_millis(200)).await.is_err());
+    eventually("subscribed", || async { server.subscribers().await.len() == 1 }).await;
+    eventually("it left the queue", || async { server.queues().await.is_empty() }).await;
+    wait_in_queue(server, mutex).await
+}
+
+/// The trust boundary.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forged_message_is_believed_until_the_first_renewal() {
+    let server = Server::start().await;
+    let holder = server.locks().await.mutex("x").unwrap();
+    let guard = holder.lock().await.unwrap();
+    let trusting = server.locks_with(Options::new().poll_cap(NEVER)).await;
+    let waiting = notified(&server, &trusting).await;
+    // Its first look may be under way still: without a date, a message is not believed.
+    let deceived = soon("deceived", async {
+        while !waiting.is_finished() {
+            if let [_, ..] = server.run::<Vec<String>>(&["ZRANGE", QUEUE, "0", "0"]).await.as_slice() {
+                let (channel, message) = forged(&server).await;
+                let _: i64 = server.run(&["PUBLISH", &channel, &message]).await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        waiting.await.unwrap().unwrap()
+    });
+    let deceived = deceived.await;
+    assert!(!guard.lease().is_lost());
+    soon("its first renewal finds out", deceived.lease().lost()).await;
+    drop((deceived, trusting, guard, holder));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forged_message_is_not_believed_where_notifications_are_verified() {
+    let server = Server::start().await;
+    let holder = server.locks().await.mutex("x").unwrap();
+    let guard = holder.lock().await.unwrap();
+    let careful = server.locks_with(Options::new().poll_cap(NEVER).wakeups(Wakeups::Verify)).await;
+    let mut waiting = notified(&server, &careful).await;
+    for _ in 0..20 {
+        let forged = forged(&server).await;
+        let before = server.scripts_run().await;
+        publish(&server, &forged).await;
+        eventually("it polls", || async { server.scripts_run().await > before }).await;
+    }
+    assert!(tokio::time::timeout(Duration::from_millis(100), &mut waiting).await.is_err());
+    // It hears of the release all the same: by itself it polls after more than a second.
+    let start = Instant::now();
+    guard.release().await.unwrap();
+    let next = soon("granted", waiting).await.unwrap().unwrap();
+    println!("FIG verified after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert_eq!(server.run::<i64>(&["EXISTS", "lock:x"]).await, 1);
+    next.release().await.unwrap();
+    drop((holder, careful));
+    server.assert_nothing_left().await;
+}
+
+/// Whoever publishes can make waiters poll, but not more often than ten times a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_messages_causes_ten_polls_a_second() {
+    let server = Server::start().await;
+    let holder = server.locks_with(Options::new().ttl(Duration::from_secs(60))).await.mutex("x").unwrap();
+    let guard = holder.lock().await.unwrap();
+    let locks = server.locks_with(Options::new().poll_cap(NEVER)).await;
+    let waiting = notified(&server, &locks).await;
+    let (channel, message) = forged(&server).await;
+    // No date: it is not believed.
+    let message = message.replace(" 999999 ", " none ");
+    let (before, start) = (server.scripts_run().await, Instant::now());
+    let mut publisher = server.connection().await;
+    let mut sent = 0;
+    // Faster, and the server ends the subscription for want of memory.
+    let mut pace = tokio::time::interval(Duration::from_millis(10));
+    while start.elapsed() < Duration::from_secs(3) {
+        pace.tick().await;
+        let mut many = redis::pipe();
+        (0..50).for_each(|_| _ = many.cmd("PUBLISH").arg(&channel).arg(&message));
+        many.query_async::<()>(&mut publisher).await.unwrap();
+        sent += 50;
+    }
+    let polls = server.scripts_run().await - before;
+    let seconds = start.elapsed().as_secs_f64();
+    println!("FIG {polls} scripts for {sent} messages in {seconds:.1} s");
+    assert!(sent > 2_000, "{sent}");
+    assert!(polls >= 10, "it is a hint that something changed: {polls}");
+    assert!((polls as f64) <= 10.0 * seconds, "{polls} in {seconds} s");
+    let start = Instant::now();
+    guard.release().await.unwrap();
+    let next = soon("granted", waiting).await.unwrap().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    next.release().await.unwrap();
+    drop((holder, locks));
+    server.assert_nothing_left().await;
+}

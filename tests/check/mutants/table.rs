@@ -154,9 +154,9 @@ if ends < now + ttl then
         name: "only-messages-wake",
         edits: &[Edit {
             file: "src/lease/seat.rs",
-            from: "Some(mailbox) => timeout(pause, mailbox.wait()).await.ok().flatten(),",
+            from: "while let Ok(message) = timeout_at(until, mailbox.wait()).await {",
             times: 1,
-            to: "Some(mailbox) => mailbox.wait().await,",
+            to: "while let Ok(message) = timeout_at(until + Duration::from_secs(3600), mailbox.wait()).await {",
         }],
         setting: Setting { topology: Standalone, seconds: 15, linger: 6, faults: &["worker-killed"] },
         rules: &["waiting", "left behind"],
