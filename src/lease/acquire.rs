@@ -8,6 +8,7 @@ use super::Target;
 use super::ask::{Asked, ask};
 use super::held::{Armed, Held};
 use super::seat::{PollBudget, Seat, Sighted, Woken};
+use super::trace::{WakeReason, acquiring};
 use super::turnstile::{News, Pass};
 use crate::clock::Moment;
 use crate::error::Error;
@@ -26,6 +27,15 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// One try, and a few more while several attempts have so many nodes each that none has a majority.
 /// `None`: another client holds it.
 pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
+    let trying = async {
+        let outcome = try_once(target).await;
+        let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
+        (outcome, woken)
+    };
+    acquiring(target, trying).await
+}
+
+async fn try_once(target: &Target) -> Result<Option<Held>, Error> {
     let (mut armed, mut split) = (target.arm(), Split::default());
     loop {
         match ask(armed, None).await {
@@ -53,17 +63,17 @@ pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<H
     if limit.is_zero() {
         return try_acquire(target).await?.ok_or_else(timed_out);
     }
-    let mut unconfirmed = None;
-    let outcome = timeout(limit, wait(target, &mut unconfirmed)).await;
-    match outcome {
-        Ok(outcome) => outcome,
+    let waiting = async {
+        let (mut unconfirmed, mut woken) = (None, WakeReason::AtOnce);
+        let outcome = timeout(limit, wait(target, &mut unconfirmed, &mut woken)).await;
         // The lock was free, as far as is known: it was the server that failed, or its replicas.
-        Err(_) => Err(match unconfirmed.or_else(|| target.outage().map(|(_, failure)| failure)) {
-            // The request that was dropped may run yet; then it is released.
-            Some(failure) => target.error(failure.with_effect()),
-            None => timed_out(),
-        }),
-    }
+        let failure = || unconfirmed.or_else(|| target.outage().map(|(_, failure)| failure));
+        // The request that was dropped may run yet; then it is released.
+        let failed = |failure: Failure| target.error(failure.with_effect());
+        let outcome = outcome.unwrap_or_else(|_| Err(failure().map_or_else(timed_out, failed)));
+        (outcome, Some(woken))
+    };
+    acquiring(target, waiting).await
 }
 
 /// The error of a request that failed: an earlier one of the same attempt may have had an effect.
@@ -73,15 +83,24 @@ fn failed(target: &Target, armed: &Armed, failure: Failure) -> Error {
 
 /// Waits for as long as it takes.
 pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
-    wait(target, &mut None).await
+    let waiting = async {
+        let mut woken = WakeReason::AtOnce;
+        let outcome = wait(target, &mut None, &mut woken).await;
+        (outcome, Some(woken))
+    };
+    acquiring(target, waiting).await
 }
 
 /// The loop. While too few replicas confirm what it is granted, that is why it waits:
-/// `unconfirmed`.
-async fn wait(target: &Target, unconfirmed: &mut Option<Failure>) -> Result<Held, Error> {
+/// `unconfirmed`. What made it send the latest request is `woken`.
+async fn wait(
+    target: &Target,
+    unconfirmed: &mut Option<Failure>,
+    woken: &mut WakeReason,
+) -> Result<Held, Error> {
     let client = &target.client;
     let front = if target.queues_inside() {
-        match queue_inside(target).await? {
+        match queue_inside(target, woken).await? {
             Inside::Front(pass) => Some(pass),
             Inside::Entered(held) => return Ok(held),
         }
@@ -162,9 +181,14 @@ async fn wait(target: &Target, unconfirmed: &mut Option<Failure>) -> Result<Held
                 (free_in + Duration::from_millis(1)).min(seat.poll)
             }
         };
-        if let Woken::HandedOver(lease) = seat.sleep(pause, &mut budget).await {
-            return Ok(seat.armed.granted(lease, true)); // by the one server that there is
-        }
+        *woken = match seat.sleep(pause, &mut budget).await {
+            Woken::HandedOver(lease) => {
+                *woken = WakeReason::Notified;
+                return Ok(seat.armed.granted(lease, true)); // by the one server that there is
+            }
+            Woken::Notified => WakeReason::Notified,
+            Woken::Polls => WakeReason::Polled,
+        };
     }
 }
 
@@ -176,12 +200,13 @@ enum Inside {
 /// Queues behind the other tasks of this client. A task whose owner holds the lock must not wait
 /// behind those that wait for that owner: it tries once before it waits, and whenever it learns
 /// that its owner has been granted the lock.
-async fn queue_inside(target: &Target) -> Result<Inside, Error> {
+async fn queue_inside(target: &Target, woken: &mut WakeReason) -> Result<Inside, Error> {
     let may_enter = target.may_enter();
     let visitor = match target.client.turnstiles.visit(&target.name, may_enter).try_pass() {
         Ok(pass) => return Ok(Inside::Front(pass)),
         Err(visitor) => visitor,
     };
+    *woken = WakeReason::Local;
     let (front, mut news) = visitor.waits();
     tokio::pin!(front);
     let patience = Patience::new(target);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::attempt::QueueEntry;
 use super::close::OpenCall;
 use super::release::{Released, release};
-use super::{Attempt, Client, Kind, Lease, LeaseEnd, ScriptSet};
+use super::{Attempt, Client, Kind, Lease, LeaseEnd, ScriptSet, trace};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::options::Options;
@@ -191,7 +191,12 @@ impl Held {
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
-    pub(crate) async fn release(mut self) -> Result<(), Error> {
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        let attempt = Arc::clone(&self.armed.attempt);
+        trace::releasing(&attempt, self.release_untraced()).await
+    }
+
+    async fn release_untraced(mut self) -> Result<(), Error> {
         let (client, attempt) = (Arc::clone(&self.armed.client), Arc::clone(&self.armed.attempt));
         let context = client.context(Operation::Release, &attempt.name);
         if let Some(end) = self.lease.ended() {

@@ -266,7 +266,10 @@ impl Keeper {
         match tally.standing(&self.nodes) {
             Standing::Held => {
                 match ttl {
-                    Some(ttl) if lease.extend(sent, ttl) => book.insert(lease, sent + ttl / 3, &self.bell),
+                    Some(ttl) if lease.extend(sent, ttl) => {
+                        book.insert(lease, sent + ttl / 3, &self.bell);
+                        reports.extend(super::trace::renewed(lease));
+                    }
                     None if !lease.is_lost() => book.insert(lease, lease.until(), &self.bell),
                     _ => self.lose_late(book, lease, reports),
                 }
@@ -302,7 +305,7 @@ impl Keeper {
                         lost = _lost,
                         unknown = _nodes - _held - _lost,
                         nodes = _nodes,
-                        error = first_failure(&_votes).map(::tracing::field::display),
+                        error = super::trace::first_failure(&_votes).map(::tracing::field::display),
                         "cannot renew a lease on enough nodes: trying again"
                     );
                 }));
@@ -353,6 +356,7 @@ impl Keeper {
         let returned = it.returning.take_if(|_| left.len() <= self.nodes.spare());
         let _attempt = Arc::clone(&it.attempt);
         let mut given_up = None;
+        let is_released = left.is_empty() && lasting.is_empty();
         if !left.is_empty() {
             it.nodes = left;
             given_up = book.pursue(it, now + PAUSES.1 / 2);
@@ -366,6 +370,9 @@ impl Keeper {
         drop(book);
         reports.push(Box::new(move || {
             report_given_up(given_up);
+            if is_released {
+                super::trace::released_in_background(&_attempt);
+            }
             for (_server, _failure) in lasting {
                 event!(
                     error, lock = %_attempt.name, holder = _attempt.holder(),
@@ -409,10 +416,4 @@ fn report_given_up(given_up: Option<Arc<Attempt>>) {
         event!(error, lock = %_attempt.name, holder = _attempt.holder(),
             "too many locks to give back: its ttl ends this one");
     }
-}
-
-/// Why a node did not answer.
-#[cfg(feature = "tracing")]
-fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
-    votes.iter().find_map(|(_, outcome)| outcome.as_ref().err())
 }

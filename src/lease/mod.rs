@@ -17,6 +17,7 @@ mod seat;
 mod shared;
 mod tally;
 mod target;
+mod trace;
 mod turnstile;
 mod validity;
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Error, LeaseEnd, Locks, Options};
+use redlatch::{Error, LeaseEnd, Locks, Options, Owner, Wakeups};
 use tokio::task::JoinSet;
 
 use crate::support::events::{heard_of, listen, on_event};
@@ -153,4 +153,97 @@ async fn an_outage_is_said_once_when_it_begins_and_once_when_it_ends() {
     for guard in guards {
         guard.release().await.unwrap();
     }
+}
+
+fn traced(name: &str, what: &str) -> Vec<String> {
+    heard_of(&format!("lock={name} ")).into_iter().filter(|event| event.starts_with(what)).collect()
+}
+
+/// One span and one event for each call, which says what woke it.
+#[tokio::test(flavor = "multi_thread")]
+async fn acquiring_renewing_and_releasing_are_traced() {
+    listen();
+    let server = Server::start().await;
+    let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
+    let polling = server.locks_with(ttl(600).wakeups(Wakeups::Poll)).await;
+    let name = "traced-lock";
+    let woken = |by: &str| traced(name, &format!("DEBUG acquired lock={name} woken=\"{by}\" waited="));
+
+    let guard = locks.mutex(name).unwrap().lock().await.unwrap();
+    assert_eq!(woken("at once").len(), 1, "{:?}", heard_of(name));
+    assert!(other.mutex(name).unwrap().try_lock().await.unwrap().is_none());
+    assert_eq!(traced(name, "DEBUG not acquired: the lock is held").len(), 1, "{:?}", heard_of(name));
+    eventually("renewed", || async { traced(name, "DEBUG renewed").len() >= 2 }).await;
+    let limit = Duration::from_millis(20);
+    assert!(other.mutex(name).unwrap().lock_timeout(limit).await.is_err());
+    assert_eq!(traced(name, "DEBUG not acquired lock=").len(), 1, "{:?}", heard_of(name));
+
+    let waits = |locks: &Locks| {
+        let mutex = locks.mutex(name).unwrap();
+        tokio::spawn(async move { mutex.lock().await.unwrap() })
+    };
+    eventually("the queue is empty", || async { server.queues().await.is_empty() }).await;
+    let waiting = waits(&polling);
+    eventually("it queues", || async { !server.queues().await.is_empty() }).await;
+    guard.release().await.unwrap();
+    let guard = soon("polled", waiting).await.unwrap();
+    assert_eq!(woken("polled").len(), 1, "{:?}", heard_of(name));
+    // Behind its own client's hold, a task waits inside the client.
+    let front = waits(&polling);
+    eventually("it queues", || async { !server.queues().await.is_empty() }).await;
+    let spans = || traced(name, "SPAN acquire").len();
+    let before = spans();
+    let behind = waits(&polling);
+    eventually("it waits inside", || async { spans() > before }).await;
+    guard.release().await.unwrap();
+    soon("polled", front).await.unwrap().release().await.unwrap();
+    let in_background = || traced(name, "DEBUG released in the background").len();
+    let before = in_background();
+    drop(soon("its turn", behind).await.unwrap());
+    assert_eq!(woken("local").len(), 1, "{:?}", heard_of(name));
+    soon("given back", polling.settled()).await;
+    eventually("said", || async { in_background() > before }).await;
+
+    // A client that has not subscribed yet polls.
+    let mut guard = locks.mutex(name).unwrap().lock().await.unwrap();
+    assert!(other.mutex(name).unwrap().lock_timeout(Duration::from_millis(300)).await.is_err());
+    eventually("subscribed", || async { server.subscribers().await.len() == 1 }).await;
+    eventually("the queue is empty", || async { server.queues().await.is_empty() }).await;
+    for _ in 0..5 {
+        let waiting = waits(&other);
+        eventually("it queues", || async { !server.queues().await.is_empty() }).await;
+        guard.release().await.unwrap();
+        guard = soon("notified", waiting).await.unwrap();
+        // It may happen to poll just then.
+        guard.release().await.unwrap();
+        guard = locks.mutex(name).unwrap().lock().await.unwrap();
+    }
+    guard.release().await.unwrap();
+    assert!(woken("notified").len() >= 3, "{:#?}", heard_of(name));
+    assert!(!traced(name, "SPAN acquire").is_empty());
+    assert_eq!(
+        traced(name, "SPAN release").len(),
+        heard_of(name).iter().filter(|event| event.starts_with("DEBUG released lock=")).count(),
+    );
+    drop((locks, other, polling));
+    server.assert_nothing_left().await;
+}
+
+/// Its name would let a reader of the log enter and release its locks.
+#[tokio::test(flavor = "multi_thread")]
+async fn traces_show_no_complete_owner() {
+    listen();
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600)).await;
+    let owner = Owner::new();
+    let lock = locks.reentrant("traced-owned").unwrap().with_owner(&owner);
+    let guard = lock.lock().await.unwrap();
+    eventually("renewed", || async { !traced("traced-owned", "DEBUG renewed").is_empty() }).await;
+    guard.release().await.unwrap();
+    drop(lock.lock().await.unwrap());
+    soon("given back", locks.settled()).await;
+    let said = heard_of("traced-owned");
+    assert!(said.iter().any(|event| event.contains("owner=")), "{said:#?}");
+    let whole = owner.to_string();
+    assert!(said.iter().all(|event| !event.contains(&whole)), "{said:#?}");
 }

@@ -5,10 +5,14 @@ use std::sync::{Mutex, Once};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
-/// All of them, of all tests: `LEVEL message field=value field=value`.
+/// All of them, of all tests: `LEVEL message field=value field=value`, and spans as `SPAN name …`.
+/// Of what locks do all the time, only what those with [`TRACED`] in their names do.
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// In the names of locks of which each event is kept.
+pub const TRACED: &str = "traced-";
 
 type Action = Box<dyn Fn() + Send>;
 
@@ -42,6 +46,12 @@ impl Subscriber for Listener {
         let mut line = Line { level: event.metadata().level().to_string(), ..Line::default() };
         event.record(&mut line);
         let line = format!("{} {}{}", line.level, line.message, line.fields);
+        if *event.metadata().level() == Level::DEBUG {
+            if line.contains(TRACED) || line.starts_with("DEBUG cannot") {
+                HEARD.lock().unwrap().push(line);
+            }
+            return;
+        }
         HEARD.lock().unwrap().push(line.clone());
         let position =
             |actions: &[(String, Action)]| actions.iter().position(|(word, _)| line.contains(word));
@@ -55,7 +65,13 @@ impl Subscriber for Listener {
         }
     }
 
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut line = Line::default();
+        span.record(&mut line);
+        let line = format!("SPAN {}{}", span.metadata().name(), line.fields);
+        if line.contains(TRACED) {
+            HEARD.lock().unwrap().push(line);
+        }
         Id::from_u64(1)
     }
 

@@ -1,0 +1,147 @@
+//! Spans and DEBUG events of acquiring, renewing and releasing, with the feature `tracing`.
+//!
+//! A caller's future carries a span. The keeper has none: a subscriber that panics as a span is
+//! entered would end it. All owners are shortened, since their names give rights to their bearers.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use super::{Attempt, Lease, Target};
+use crate::error::Error;
+use crate::event::Report;
+#[cfg(feature = "tracing")]
+use crate::{clock::Moment, event::event, shorten::shortened, wire::Vote};
+
+/// What made an attempt send the request that was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WakeReason {
+    /// It did not wait.
+    AtOnce,
+    /// A message, or a subscription that was made again.
+    Notified,
+    /// The time until its next poll was over, or that of the holder.
+    Polled,
+    /// Its turn among the tasks of this client.
+    Local,
+}
+
+#[cfg(feature = "tracing")]
+impl WakeReason {
+    fn word(self) -> &'static str {
+        match self {
+            WakeReason::AtOnce => "at once",
+            WakeReason::Notified => "notified",
+            WakeReason::Polled => "polled",
+            WakeReason::Local => "local",
+        }
+    }
+}
+
+/// Runs a call that acquires, in a span. It returns what woke it, unless another client holds the lock.
+#[cfg(feature = "tracing")]
+pub(super) async fn acquiring<T>(
+    target: &Target,
+    call: impl Future<Output = (Result<T, Error>, Option<WakeReason>)>,
+) -> Result<T, Error> {
+    use tracing::Instrument;
+    let owner = target.owner.as_deref().map(shortened);
+    let span = tracing::debug_span!(
+        target: "redlatch",
+        "acquire",
+        lock = %target.name,
+        kind = target.kind.name,
+        owner = owner.as_deref(),
+    );
+    let traced = async {
+        let begun = Moment::now();
+        let (outcome, woken) = call.await;
+        let waited = Moment::now().since(begun);
+        match (&outcome, woken) {
+            (Ok(_), Some(woken)) => {
+                event!(debug, lock = %target.name, woken = woken.word(), waited = ?waited, "acquired");
+            }
+            (Ok(_), None) => {
+                event!(debug, lock = %target.name, waited = ?waited, "not acquired: the lock is held");
+            }
+            (Err(error), _) => {
+                event!(debug, lock = %target.name, waited = ?waited, error = %error, "not acquired");
+            }
+        }
+        outcome
+    };
+    traced.instrument(span).await
+}
+
+#[cfg(not(feature = "tracing"))]
+pub(super) async fn acquiring<T>(
+    _target: &Target,
+    call: impl Future<Output = (Result<T, Error>, Option<WakeReason>)>,
+) -> Result<T, Error> {
+    call.await.0
+}
+
+/// Runs a release for which its caller waits, in a span.
+#[cfg(feature = "tracing")]
+pub(super) async fn releasing(
+    attempt: &Attempt,
+    call: impl Future<Output = Result<(), Error>>,
+) -> Result<(), Error> {
+    use tracing::Instrument;
+    let owner = shortened(&attempt.owner);
+    let span =
+        tracing::debug_span!(target: "redlatch", "release", lock = %attempt.name, owner = owner.as_str());
+    let traced = async {
+        let outcome = call.await;
+        match &outcome {
+            Ok(()) => event!(debug, lock = %attempt.name, "released"),
+            Err(error) => event!(debug, lock = %attempt.name, error = %error, "not released"),
+        }
+        outcome
+    };
+    traced.instrument(span).await
+}
+
+#[cfg(not(feature = "tracing"))]
+pub(super) async fn releasing(
+    _attempt: &Attempt,
+    call: impl Future<Output = Result<(), Error>>,
+) -> Result<(), Error> {
+    call.await
+}
+
+/// Says that a lease was renewed, once it is called: under no lock. `None`: no subscriber wants to
+/// hear of it. To find that out takes no code of a subscriber.
+#[cfg(feature = "tracing")]
+pub(super) fn renewed(lease: &Lease) -> Option<Report> {
+    use tracing::level_filters::LevelFilter;
+    if LevelFilter::current() < LevelFilter::DEBUG {
+        return None;
+    }
+    let lease = lease.clone();
+    Some(Box::new(move || {
+        let owner = shortened(&lease.0.attempt.owner);
+        let left = lease.until().since(Moment::now());
+        event!(debug, lock = %lease.name(), owner = owner.as_str(), valid_for = ?left, "renewed");
+    }))
+}
+
+#[cfg(not(feature = "tracing"))]
+pub(super) fn renewed(_lease: &Lease) -> Option<Report> {
+    None
+}
+
+/// Says that what a dropped guard or a call that was given up had was released. Under no lock.
+pub(super) fn released_in_background(attempt: &Arc<Attempt>) {
+    #[cfg(feature = "tracing")]
+    {
+        let owner = shortened(&attempt.owner);
+        event!(debug, lock = %attempt.name, owner = owner.as_str(), "released in the background");
+    }
+    let _ = attempt;
+}
+
+/// Why a node did not answer.
+#[cfg(feature = "tracing")]
+pub(super) fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
+    votes.iter().find_map(|(_, outcome)| outcome.as_ref().err())
+}
