@@ -1,5 +1,6 @@
 //! The wait loop: the one way to get a lease, for every kind.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
@@ -32,7 +33,7 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
         let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
         (outcome, woken)
     };
-    acquiring(target, trying).await
+    acquiring(target, pin!(trying)).await
 }
 
 async fn try_once(target: &Target) -> Result<Option<Held>, Error> {
@@ -73,7 +74,7 @@ pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<H
         let outcome = outcome.unwrap_or_else(|_| Err(failure().map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
-    acquiring(target, waiting).await
+    acquiring(target, pin!(waiting)).await
 }
 
 /// The error of a request that failed: an earlier one of the same attempt may have had an effect.
@@ -88,7 +89,7 @@ pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
         let outcome = wait(target, &mut None, &mut woken).await;
         (outcome, Some(woken))
     };
-    acquiring(target, waiting).await
+    acquiring(target, pin!(waiting)).await
 }
 
 /// The loop. While too few replicas confirm what it is granted, that is why it waits:

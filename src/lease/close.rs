@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -94,30 +95,38 @@ impl Unreleased {
 
 /// Waits for a lock for as long as it takes, or until the client is closed.
 pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
-    unless_closed(target, super::acquire::acquire(target)).await
+    let _open = OpenCall::new(&target.client.keeper, &target.name);
+    unless_closed(target, pin!(super::acquire::acquire(target))).await
 }
 
 /// [`acquire`] for at most `limit`.
 pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
-    unless_closed(target, super::acquire::acquire_within(target, limit)).await
+    let _open = OpenCall::new(&target.client.keeper, &target.name);
+    unless_closed(target, pin!(super::acquire::acquire_within(target, limit))).await
 }
 
 /// Takes a lock if it is free and the client is not closed.
 pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
-    unless_closed(target, super::acquire::try_acquire(target)).await
+    let _open = OpenCall::new(&target.client.keeper, &target.name);
+    unless_closed(target, pin!(super::acquire::try_acquire(target))).await
 }
 
 /// Runs a call that acquires. Once the client is being closed, the call is dropped, as its caller
 /// may drop it at any time, which releases what it has been granted and leaves the queue.
-async fn unless_closed<T>(target: &Target, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+///
+/// The caller has counted the call as open, before the client is asked here whether it is closed;
+/// `close` does the same in the reverse order, so one of the two sees the other. An argument of an
+/// async function is stored twice, so the call, which is large, is borrowed: it is dropped before
+/// the caller counts it as ended.
+async fn unless_closed<T>(
+    target: &Target,
+    mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
+) -> Result<T, Error> {
     let keeper = &target.client.keeper;
-    // First the call is counted, then the client is asked whether it is closed: `close` does the
-    // same in the reverse order, so one of the two sees the other.
-    let _open = OpenCall::new(keeper, &target.name);
     let outcome = tokio::select! {
         biased;
         () = keeper.closing.begins() => None,
-        outcome = call => Some(outcome),
+        outcome = &mut call => Some(outcome),
     };
     match outcome {
         // What was granted after `close` has taken all leases is dropped here.

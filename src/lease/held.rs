@@ -1,6 +1,7 @@
 //! [`Armed`], an attempt that is answered for, and [`Held`], what it became.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -193,7 +194,7 @@ impl Held {
     /// Dropped, it goes on in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
         let attempt = Arc::clone(&self.armed.attempt);
-        trace::releasing(&attempt, self.release_untraced()).await
+        trace::releasing(&attempt, pin!(self.release_untraced())).await
     }
 
     async fn release_untraced(mut self) -> Result<(), Error> {

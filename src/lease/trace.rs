@@ -4,6 +4,7 @@
 //! entered would end it. All owners are shortened, since their names give rights to their bearers.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{Attempt, Lease, Target};
@@ -41,7 +42,7 @@ impl WakeReason {
 #[cfg(feature = "tracing")]
 pub(super) async fn acquiring<T>(
     target: &Target,
-    call: impl Future<Output = (Result<T, Error>, Option<WakeReason>)>,
+    call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
 ) -> Result<T, Error> {
     use tracing::Instrument;
     let owner = target.owner.as_deref().map(shortened);
@@ -75,7 +76,7 @@ pub(super) async fn acquiring<T>(
 #[cfg(not(feature = "tracing"))]
 pub(super) async fn acquiring<T>(
     _target: &Target,
-    call: impl Future<Output = (Result<T, Error>, Option<WakeReason>)>,
+    call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
 ) -> Result<T, Error> {
     call.await.0
 }
@@ -84,7 +85,7 @@ pub(super) async fn acquiring<T>(
 #[cfg(feature = "tracing")]
 pub(super) async fn releasing(
     attempt: &Attempt,
-    call: impl Future<Output = Result<(), Error>>,
+    call: Pin<&mut impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
     use tracing::Instrument;
     let owner = shortened(&attempt.owner);
@@ -104,7 +105,7 @@ pub(super) async fn releasing(
 #[cfg(not(feature = "tracing"))]
 pub(super) async fn releasing(
     _attempt: &Attempt,
-    call: impl Future<Output = Result<(), Error>>,
+    call: Pin<&mut impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
     call.await
 }
