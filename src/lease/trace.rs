@@ -8,10 +8,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{Attempt, Lease, Target};
+#[cfg(feature = "tracing")]
+use crate::clock::Moment;
 use crate::error::Error;
 use crate::event::Report;
 #[cfg(feature = "tracing")]
-use crate::{clock::Moment, event::event, shorten::shortened, wire::Vote};
+use crate::event::event;
+#[cfg(feature = "tracing")]
+use crate::shorten::shortened;
+#[cfg(feature = "tracing")]
+use crate::wire::Vote;
 
 /// What made an attempt send the request that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
