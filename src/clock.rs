@@ -48,7 +48,7 @@ thread_local! {
     static PAUSED_AT: std::cell::Cell<Option<tokio::time::Instant>> = const { std::cell::Cell::new(None) };
 }
 
-/// Moves this thread's clock by what a runtime whose time is paused skips, from now on.
+/// Advances this thread's clock, from now on, by the time that a paused runtime skips.
 #[cfg(feature = "simulation")]
 pub fn skip_with_the_runtime() {
     PAUSED_AT.set(Some(tokio::time::Instant::now()));

@@ -95,8 +95,8 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
-    /// For the crate's own tests, which must not read the text of `Debug`: whether this client holds
-    /// nothing, waits for nothing and has nothing to release.
+    /// For the crate's own tests, which must not read the text of `Debug`: whether this client
+    /// holds nothing, waits for nothing and has nothing to release.
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
     pub fn is_idle(&self) -> bool {

@@ -282,9 +282,9 @@ impl Options {
         self.named(Field::Prefix)
     }
 
-    /// How a client learns that a lock is free; [`Wakeups::Push`] unless set. It belongs to the connections, as
-    /// [`node_timeout`](Options::node_timeout) does. Messages that are not trusted cause at most ten
-    /// polls per second and waiter, however many are published.
+    /// How a client learns that a lock is free; [`Wakeups::Push`] unless set. It belongs to the
+    /// connections, as [`node_timeout`](Options::node_timeout) does. Messages that are not trusted
+    /// cause at most ten polls per second and waiter, however many are published.
     pub fn wakeups(mut self, wakeups: Wakeups) -> Options {
         self.wakeups = wakeups;
         self.named(Field::Wakeups)

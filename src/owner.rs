@@ -62,7 +62,8 @@ impl Owner {
     ///
     /// # Errors
     /// - [`OwnerError`]: the protocol does not allow the word. It has 1 to 256 bytes, no space, no `:` in front, and is not
-    ///   `mode`. The same UUID in other letters or without hyphens is another owner, as it is to the server.
+    ///   `mode`. The same UUID in other letters or without hyphens is another owner, as it is to
+    ///   the server.
     pub fn from_word(word: &str) -> Result<Owner, OwnerError> {
         let error = || OwnerError { text: word.chars().take(64).collect() };
         if let Some(uuid) = Uuid::try_parse(word).ok().filter(|uuid| uuid.to_string() == word) {

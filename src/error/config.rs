@@ -55,7 +55,7 @@ pub enum ConfigError {
     /// No hold at all is allowed.
     #[error("max_depth is 0; it must be at least 1")]
     NoDepth,
-    /// Nobody at all may read.
+    /// `max_readers` is 0, so no read would be granted.
     #[error("max_readers is 0; it must be at least 1")]
     NoReaders,
     /// An owner may have at most 1,024 holds.
@@ -74,8 +74,7 @@ pub enum ConfigError {
     /// tell.
     #[error("replicas cannot be waited for in a cluster")]
     ReplicasOfCluster,
-    /// Only other nodes can admit one: who is alone cannot have a
-    /// [`RestartGuard`](crate::RestartGuard).
+    /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: only other nodes can admit one.
     #[error("restart_guard is for the nodes of a quorum, which must be more than one")]
     GuardOfOneNode,
     /// The prefix is too long.

@@ -25,8 +25,9 @@ const ABANDONED: usize = 65_536;
 /// How long a dropped attempt is pursued beyond its ttl once its client is gone.
 const PURSUIT: Duration = Duration::from_secs(10);
 
-/// How often a release is sent again after error replies that do not say whether they will last, such
-/// as a proxy gives while its server restarts: every half second. A script may fail like this for good.
+/// How often a release is sent again after error replies that do not say whether they will last,
+/// such as a proxy gives while its server restarts: every half second. A script may fail like this
+/// for good.
 const RETRIES: u32 = 6;
 
 #[derive(Default)]

@@ -134,8 +134,8 @@ impl Client {
         }
     }
 
-    /// The error for the caller of an operation. Once the client's runtime has ended, that is why it
-    /// failed: its connections have ended with it.
+    /// The error for the caller of an operation. Once the client's runtime has ended, that is why
+    /// it failed: its connections have ended with it.
     pub(crate) fn error(&self, failure: Failure, context: Context) -> Error {
         if self.keeper.has_ended() {
             return Error::RuntimeEnded { context: context.judged(false, failure.is_unknown()) };

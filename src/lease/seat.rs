@@ -100,8 +100,8 @@ impl Seat {
         seat
     }
 
-    /// Sleeps until a message hands over a lease, or until it is time to look. A message that is not
-    /// trusted makes it look at once, as often as the budget allows.
+    /// Sleeps until a message hands over a lease, or until it is time to look. A message that is
+    /// not trusted makes it look at once, as often as the budget allows.
     pub(super) async fn sleep(&self, pause: Duration, budget: &mut PollBudget) -> Woken {
         let Some(mailbox) = &self.mailbox else {
             sleep(pause).await;

@@ -44,7 +44,8 @@ impl WakeReason {
     }
 }
 
-/// Runs a call that acquires, in a span. It returns what woke it, unless another client holds the lock.
+/// Runs a call that acquires, in a span. It returns what woke it, unless another client holds the
+/// lock.
 #[cfg(feature = "tracing")]
 pub(super) async fn acquiring<T>(
     target: &Target,

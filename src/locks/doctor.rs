@@ -11,9 +11,9 @@ impl Locks {
     ///
     /// Each server is asked `INFO` and `CONFIG GET`; of a cluster each master. A lock of a new name
     /// is taken and released. What the rights of the user do not allow to find out is
-    /// [unknown](Verdict::Unknown); what they do not allow to do is a danger. Where no server can be
-    /// used, only [`Check::Connection`] says more. Once the client's runtime has ended, nothing is
-    /// asked, and every connection is unknown.
+    /// [unknown](Verdict::Unknown); what they do not allow to do is a danger. Where no server can
+    /// be used, only [`Check::Connection`] says more. Once the client's runtime has ended, nothing
+    /// is asked, and every connection is unknown.
     ///
     /// **What it does not**: find out how servers stand later, or whether their clocks are right.
     ///

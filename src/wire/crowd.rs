@@ -120,7 +120,8 @@ impl Crowd {
         };
         match outcome {
             Some(answer) => answer,
-            // The server is silent, or the connection is broken: so those that were sent have found.
+            // The server is silent, or the connection is broken: so those that were sent have
+            // found.
             None if self.last_answer.is_over() => Err(self.last_answer.silence()),
             // Its runtime has shut down.
             None => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),

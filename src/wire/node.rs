@@ -185,9 +185,9 @@ impl Node {
         outcome
     }
 
-    /// [`call`](Node::call) for a quorum, which waits for connecting and sending together no longer than it takes to find
-    /// out that a connection is silent, and for replicas after that. It waits for its turn for as long as the node
-    /// answers others.
+    /// [`call`](Node::call) for a quorum, which waits for connecting and sending together no longer
+    /// than it takes to find out that a connection is silent, and for replicas after that. It waits
+    /// for its turn for as long as the node answers others.
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let patience = call.replicas().map_or(Duration::ZERO, |(_, patience)| patience);
         let sent = SentFlag::default();

@@ -206,7 +206,8 @@ impl Nodes {
     /// Sends a request to some nodes at a time, each of which has its own time limit.
     ///
     /// # Cancel safety
-    /// Requests that have left go on, and `doubt` knows of them: of the only node, also whether one has.
+    /// Requests that have left go on, and `doubt` knows of them: of the only node, also whether one
+    /// has.
     pub(crate) async fn ask(
         &self,
         call: &Call<'_>,

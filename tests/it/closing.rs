@@ -195,7 +195,8 @@ async fn close_misses_nothing_that_happens_at_the_same_time() {
     }
 }
 
-/// A guard that is dropped once its client is closed has nothing to release, so no close reports it.
+/// A guard that is dropped once its client is closed has nothing to release, so no close reports
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn close_does_not_report_guards_that_are_dropped_meanwhile() {
     let server = Server::start().await;

@@ -16,8 +16,8 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
     let member = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip"];
     let patient = ["127.0.0.1", "--cluster-node-timeout", PATIENT, "--cluster-replica-no-failover", "yes"];
     let mut masters = servers(2 * MASTERS, &[&member[..], &patient, &PROMPT, arguments].concat()).await;
-    // News travels twice within that time. On a busy machine, a node that is slower may be taken for
-    // dead; its replica takes over from it only once that is allowed.
+    // News travels twice within that time. On a busy machine, a node that is slower may be taken
+    // for dead; its replica takes over from it only once that is allowed.
     set_timeout(masters.iter(), "1000").await;
     // While they know nobody: afterwards they would first have to agree on it.
     for (place, server) in masters.iter().enumerate() {

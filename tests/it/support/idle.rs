@@ -1,8 +1,8 @@
 //! Servers of tests that have ended, kept for the next test of the same topology.
 //!
 //! A cluster or a group with sentinels takes seconds to form. Whatever a test does to the servers
-//! themselves [changes](super::Server::is_changed) them: those are not kept, nor are those of a test
-//! that fails.
+//! themselves [changes](super::Server::is_changed) them: those are not kept, nor are those of a
+//! test that fails.
 
 use std::collections::VecDeque;
 use std::io::Write;

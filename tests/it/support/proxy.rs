@@ -172,8 +172,8 @@ impl Proxy {
         self.faults.lose_any.store(number, Ordering::SeqCst);
     }
 
-    /// The next so many replies to scripts are replaced by an error of the proxy, after a server has
-    /// run them.
+    /// The next so many replies to scripts are replaced by an error of the proxy, after a server
+    /// has run them.
     pub fn fail_replies(&self, number: usize) {
         self.faults.fail_any.store(number, Ordering::SeqCst);
     }

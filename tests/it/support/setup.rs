@@ -190,8 +190,8 @@ impl Setup {
     }
 }
 
-/// Waits until a client that is still there is busy with nothing: no lease is kept, no waiter and no
-/// queue is left, and nothing is shared. No server shows that.
+/// Waits until a client that is still there is busy with nothing: no lease is kept, no waiter and
+/// no queue is left, and nothing is shared. No server shows that.
 #[cfg(feature = "simulation")]
 pub async fn idles(locks: &Locks) {
     eventually("the client is idle", || async { locks.is_idle() }).await;
