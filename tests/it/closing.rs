@@ -236,7 +236,7 @@ async fn close_waits_for_calls_that_are_in_flight() {
                 _ => lock.write().await.map(drop),
             }
         });
-        // A script, and not just what a client asks on a new connection.
+        // A script: what a client asks on a new connection is shorter.
         eventually("it is in flight", || async { proxy.held() > held + 100 }).await;
         let outcome = locks.close(Duration::from_millis(300)).await;
         assert!(matches!(outcome, Err(Error::Unreleased { count: 1, .. })), "{what}: {outcome:?}");

@@ -349,24 +349,37 @@ async fn requests(
     let mut buffer = vec![0; 1 << 16];
     let mut held = faults.hold_requests.subscribe();
     loop {
-        let count = match from.read(&mut buffer).await {
+        let mut bytes = match from.read(&mut buffer).await {
             Ok(0) | Err(_) => return,
-            Ok(count) => count,
+            Ok(count) => buffer[..count].to_vec(),
         };
-        if *held.borrow() >= number {
-            faults.held.fetch_add(count, Ordering::SeqCst);
+        let (mut is_held, mut has_gone) = (*held.borrow() >= number, false);
+        if is_held {
+            faults.held.fetch_add(bytes.len(), Ordering::SeqCst);
         }
-        if held.wait_for(|held| *held < number).await.is_err() {
-            return;
+        // What is sent behind it is held as well, and counted.
+        while is_held {
+            let let_go = async { held.wait_for(|held| *held < number).await.is_ok() };
+            tokio::select! {
+                true = let_go => is_held = false,
+                read = from.read(&mut buffer), if !has_gone => match read {
+                    Ok(0) | Err(_) => has_gone = true,
+                    Ok(count) => {
+                        faults.held.fetch_add(count, Ordering::SeqCst);
+                        bytes.extend_from_slice(&buffer[..count]);
+                    }
+                },
+                else => return,
+            }
         }
         let info = b"$4\r\nINFO";
-        let found = buffer[..count].windows(info.len()).position(|words| words == info);
+        let found = bytes.windows(info.len()).position(|words| words == info);
         if let Some(place) = found.filter(|_| faults.no_info.load(Ordering::SeqCst)) {
-            buffer[place..place + info.len()].copy_from_slice(b"$4\r\nNONE");
+            bytes[place..place + info.len()].copy_from_slice(b"$4\r\nNONE");
         }
-        let (passed, is_cut) = faults.passes(&faults.cut_after, count);
-        asked.fetch_or(buffer[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
-        if faults.write(&mut to, &buffer[..passed]).await.is_err() || is_cut {
+        let (passed, is_cut) = faults.passes(&faults.cut_after, bytes.len());
+        asked.fetch_or(bytes[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
+        if faults.write(&mut to, &bytes[..passed]).await.is_err() || is_cut {
             return;
         }
     }
