@@ -8,7 +8,10 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 #[cfg(feature = "cluster")]
 use tokio::time::timeout;
 
-/// Cheap to clone; clones share everything.
+/// For a request whose caller sets a timer of its own: a second one would be paid for in vain.
+pub(super) const UNLIMITED: Duration = Duration::MAX;
+
+/// Cheap to clone; clones share everything. One to a server has no limit of its own for answers.
 #[derive(Clone)]
 pub(super) enum Connection {
     Server(MultiplexedConnection),
@@ -25,7 +28,9 @@ impl Connection {
         match self {
             Connection::Server(connection) => {
                 let mut connection = connection.clone();
-                connection.set_response_timeout(limit);
+                if limit < UNLIMITED {
+                    connection.set_response_timeout(limit);
+                }
                 request.query_async(&mut connection).await
             }
             #[cfg(feature = "cluster")]
@@ -46,7 +51,9 @@ impl Connection {
         match self {
             Connection::Server(connection) => {
                 let mut connection = connection.clone();
-                connection.set_response_timeout(limit);
+                if limit < UNLIMITED {
+                    connection.set_response_timeout(limit);
+                }
                 pipeline(&mut connection, requests).await
             }
             #[cfg(feature = "cluster")]

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Connection, is_broken, too_slow};
+use super::connection::{Connection, UNLIMITED, is_broken, too_slow};
 use crate::clock::Moment;
 
 /// How many requests may be under way one by one: with fewer than that, waiting for a pipeline costs more than it saves.
@@ -136,7 +136,7 @@ impl Crowd {
         flag.set();
         let sent = Moment::now();
         let answer = if self.connection.gathers() {
-            let sending = self.connection.send(&request, Duration::MAX);
+            let sending = self.connection.send(&request, UNLIMITED);
             self.last_answer.unless_silent(self.limit, sending).await.unwrap_or_else(|| Err(too_slow()))
         } else {
             self.connection.send(&request, self.limit).await
@@ -324,7 +324,7 @@ async fn travel(
     let (requests, callers): (Vec<_>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
     let (sent, count) = (Moment::now(), requests.len());
-    let sending = connection.send_all(requests, Duration::MAX);
+    let sending = connection.send_all(requests, UNLIMITED);
     let answers = match last_answer.unless_silent(limit, sending).await {
         Some(answers) => answers,
         None => vec![Err(too_slow()); count],

@@ -7,6 +7,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 use tokio::time::timeout;
 
+#[cfg(feature = "pool")]
+use super::connection::UNLIMITED;
 use super::connection::{Connection, too_slow};
 #[cfg(feature = "sentinel")]
 use super::sentinel::Watched;
@@ -40,14 +42,18 @@ impl Dial {
     }
 
     async fn dial(&self, limit: Duration) -> Result<Connection, RedisError> {
-        let mut connection = match self {
-            Dial::Server(client) => connect(client, &config(limit)).await?,
+        let connection = match self {
+            Dial::Server(client) => connect(client, &unlimited(limit)).await?,
             #[cfg(feature = "pool")]
-            Dial::Pool(pool) => deadpool::managed::Manager::create(pool.manager()).await?,
+            Dial::Pool(pool) => {
+                let mut connection = deadpool::managed::Manager::create(pool.manager()).await?;
+                connection.set_response_timeout(UNLIMITED); // it has one, which cannot be removed
+                connection
+            }
             #[cfg(feature = "sentinel")]
             Dial::Sentinel(watched) => {
                 let master = watched.master().await?;
-                let connection = connect(&master, &config(limit)).await?;
+                let connection = connect(&master, &unlimited(limit)).await?;
                 watched.leads_to(&master);
                 connection
             }
@@ -60,7 +66,6 @@ impl Dial {
                 return deadpool::managed::Manager::create(pool.manager()).await.map(Connection::Cluster);
             }
         };
-        connection.set_response_timeout(limit);
         Ok(Connection::Server(connection))
     }
 
@@ -135,6 +140,11 @@ impl fmt::Debug for Dial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_cluster() { "Cluster" } else { "Server" })
     }
+}
+
+/// Each request has its own limit.
+fn unlimited(limit: Duration) -> AsyncConnectionConfig {
+    config(limit).set_response_timeout(None)
 }
 
 /// A connection to the server that a client is for.

@@ -30,13 +30,17 @@ async fn locks_in_a_burst_all_succeed_on_a_server_that_answers() {
     let server = Server::start().await;
     let limit = Duration::from_millis(if cfg!(debug_assertions) { 200 } else { 1_000 });
     let locks = server.locks_with(Options::new().node_timeout(limit)).await;
+    let mutex = locks.mutex("x").unwrap();
+    let (lock, limited) = (size_of_val(&mutex.lock()), size_of_val(&mutex.lock_timeout(limit)));
+    println!("FIG bytes of a future: {lock} to lock, {limited} within a limit");
+    assert!(lock.max(limited) < 5_000, "each call that waits takes as much");
     let start = Instant::now();
     let failed = lock_all(&locks, 0..MANY).await;
     let took = start.elapsed();
     println!("FIG {MANY} locks and releases: {took:?}");
     assert!(took > 2 * limit, "too few to queue for longer than a node timeout: {took:?}");
     assert_eq!(failed.len(), 0, "of {MANY}, such as {:?}", failed.first());
-    drop(locks);
+    drop((locks, mutex));
     server.assert_nothing_left().await;
 }
 
