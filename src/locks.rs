@@ -30,6 +30,11 @@ pub use source::Source;
 /// time that somebody has to wait, one for wake-ups. One task renews all leases. Keep one for the whole
 /// application. The last clone, lock and guard to be dropped closes it.
 ///
+/// A call takes memory of its task only: about 4 kB for its future, and 6 kB with the task and the
+/// lock. Calls wait inside the client while 256 others are at the server, for as long as their time
+/// limits allow, and that time does not count as silence of the server. 200,000 locks that were
+/// acquired and released at once took 3.8 s and 1.15 GB (two cores, Redis 7.0.15, release build).
+///
 /// **What it does not do**: keep a runtime alive. The task lives on the runtime in which the client was
 /// opened; once that has shut down, leases end with their ttl, and who asks for more is told
 /// [`Error::RuntimeEnded`]. Tests that have a runtime each need a client each.
