@@ -11,7 +11,7 @@ use crate::lease::{Attempt, Client, Kind, Lease, Target, settle};
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::wire::{Answer, Call, Failure, Until};
+use crate::wire::{Answer, Call, Failure, WaitFor};
 
 /// What identifies a holder of a lock to `is_held_by`. It is implemented for two types, and cannot
 /// be for others:
@@ -104,7 +104,7 @@ impl Lock {
         let call = Call::new(&kind.inspect, &keys).only_reads();
         let call = owner.into_iter().fold(call, Call::text);
         let nodes = &self.client.nodes;
-        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
+        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), WaitFor::All).await;
         let context = self.client.context(Operation::Inspect, &self.name);
         // It writes nothing, so it has no effect that would not be known.
         let error = |failure: Failure| self.client.error(failure.of_another(), context.clone());

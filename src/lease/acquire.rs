@@ -79,7 +79,7 @@ pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<H
 
 /// The error of a request that failed: an earlier one of the same attempt may have had an effect.
 fn failed(target: &Target, armed: &Armed, failure: Failure) -> Error {
-    target.error(failure.with_effect_if(armed.attempt.doubt.is_open()))
+    target.error(failure.with_effect_if(armed.attempt.in_flight.is_indeterminate()))
 }
 
 /// Waits for as long as it takes.

@@ -10,7 +10,7 @@ use super::validity::Sighting;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::options::{Fencing, RestartGuard};
-use crate::wire::{Answer, Failure, NodeSet, Nodes, Until, Votes};
+use crate::wire::{Answer, Failure, NodeSet, Nodes, Votes, WaitFor};
 
 /// How often an attempt proposes a token in a row: others may propose larger ones meanwhile.
 const PROPOSALS: u32 = 4;
@@ -62,7 +62,7 @@ pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
         let call = attempt.acquire(entry, bidding.proposal);
         armed.sends(entry);
         let begun = Moment::now();
-        let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.doubt, Until::Decided(0)).await;
+        let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(0)).await;
         let mut count = Count::new(nodes, &votes);
         if count.is_mixed(proposed) {
             votes.wait().await;
@@ -76,7 +76,7 @@ pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
             Heard::NotGranted => {
                 // A node may grant one proposal, and fail or refuse at the next.
                 if !granted_before.without(granted).is_empty() {
-                    attempt.doubt.stays();
+                    attempt.in_flight.mark_unknown();
                 }
                 return not_granted(armed, count, votes);
             }
@@ -174,10 +174,10 @@ fn not_granted(armed: Armed, count: Count, votes: Votes) -> Asked {
     }
     if count.answered < majority {
         if !count.granted.is_empty() {
-            armed.attempt.doubt.stays();
+            armed.attempt.in_flight.mark_unknown();
         }
         let failure = votes.failure();
-        return if failure.is_passing() { Asked::Failed(armed, failure) } else { refused(&armed, failure) };
+        return if failure.is_transient() { Asked::Failed(armed, failure) } else { refused(&armed, failure) };
     }
     // The soonest that more than half may be free.
     let mut busy = count.busy;
@@ -320,7 +320,7 @@ fn not_understood(armed: Armed, failure: Failure) -> Asked {
 
 /// An earlier request of this attempt may have had an effect, even if the last one had none.
 fn refused(armed: &Armed, failure: Failure) -> Asked {
-    let failure = failure.with_effect_if(armed.attempt.doubt.is_open());
+    let failure = failure.with_effect_if(armed.attempt.in_flight.is_indeterminate());
     Asked::Refused(armed.client.error(failure, context(armed)))
 }
 

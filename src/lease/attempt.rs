@@ -12,7 +12,7 @@ use crate::fencing::FencingToken;
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
-use crate::wire::{Call, Doubt};
+use crate::wire::{Call, InFlight};
 
 /// The longest that a lock is kept for a waiter that it was handed to and that has not answered.
 const CLAIM: Duration = Duration::from_secs(3);
@@ -43,7 +43,7 @@ pub(crate) struct Attempt {
     /// The id and the labels of the client, as the server knows it.
     text: String,
     /// What is not known of its requests.
-    pub(super) doubt: Arc<Doubt>,
+    pub(super) in_flight: Arc<InFlight>,
     /// Its place in the queues, which it gets again where it has lost it.
     queued_at: OnceLock<u64>,
 }
@@ -60,15 +60,15 @@ impl Attempt {
         let id = Uuid::new_v4();
         let text = format!("{}{}", id.simple(), client.attempt_suffix);
         let owner = owner.unwrap_or_else(|| text.clone());
-        let (doubt, queued_at) = (Arc::default(), OnceLock::new());
-        Attempt { kind, name, options, owner, id, text, doubt, queued_at }
+        let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
+        Attempt { kind, name, options, owner, id, text, in_flight, queued_at }
     }
 
     /// The same hold, from now on of another kind and with other options.
     pub(super) fn exchanged(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
         let (name, owner, id, text) = (self.name.clone(), self.owner.clone(), self.id, self.text.clone());
-        let (doubt, queued_at) = (Arc::clone(&self.doubt), self.queued_at.clone());
-        Attempt { kind, name, options, owner, id, text, doubt, queued_at }
+        let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
+        Attempt { kind, name, options, owner, id, text, in_flight, queued_at }
     }
 
     /// Makes a hold of this attempt one of this attempt's kind.
@@ -255,11 +255,11 @@ pub(super) struct Leaving(Arc<Attempt>);
 
 impl Leaving {
     pub(super) fn new(attempt: &Arc<Attempt>) -> Leaving {
-        attempt.doubt.leaves();
+        attempt.in_flight.sent();
         Leaving(Arc::clone(attempt))
     }
 
     pub(super) fn arrives(self) {
-        self.0.doubt.arrives();
+        self.0.in_flight.answered();
     }
 }

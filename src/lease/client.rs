@@ -11,7 +11,9 @@ use super::turnstile::Turnstiles;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::name::Name;
 use crate::options::{Options, RestartGuard};
-use crate::wire::{Answered, Answers, Dial, Ear, Failure, Node, Nodes, Roster, Wakeups};
+use crate::wire::{
+    Endpoint, Failure, Membership, Node, NodeReplies, NodeReply, Nodes, WakeupEndpoint, Wakeups,
+};
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
 pub(crate) struct Client {
@@ -27,7 +29,7 @@ pub(crate) struct Client {
 /// Where a client connects.
 pub(crate) struct Servers {
     /// How to connect to each node, and where to listen for its wake-ups, if anywhere.
-    pub(crate) nodes: Vec<(Dial, Option<Ear>)>,
+    pub(crate) nodes: Vec<(Endpoint, Option<WakeupEndpoint>)>,
     /// Whether a majority of them decides; else there is one.
     pub(crate) is_quorum: bool,
     /// Where to listen was named apart from where requests go: it may be another server by mistake.
@@ -43,16 +45,16 @@ impl Client {
     /// from.
     pub(crate) fn new(servers: Servers, options: &Options) -> Arc<Client> {
         let Servers { nodes, is_quorum, verify, name, attempt_suffix } = servers;
-        let labels: Vec<String> = nodes.iter().map(|(dial, _)| dial.label()).collect();
+        let labels: Vec<String> = nodes.iter().map(|(endpoint, _)| endpoint.label()).collect();
         let strict = options.restart_guard == RestartGuard::On;
-        let roster = is_quorum.then(|| Arc::new(Roster::new(labels.clone(), strict)));
-        let (mut made, mut ears) = (Vec::new(), Vec::new());
-        for (place, ((dial, ear), label)) in nodes.into_iter().zip(labels).enumerate() {
-            let place = roster.as_ref().map(|roster| (place, Arc::clone(roster)));
+        let membership = is_quorum.then(|| Arc::new(Membership::new(labels.clone(), strict)));
+        let (mut made, mut wakeup_endpoints) = (Vec::new(), Vec::new());
+        for (place, ((endpoint, wakeup_endpoint), label)) in nodes.into_iter().zip(labels).enumerate() {
+            let place = membership.as_ref().map(|membership| (place, Arc::clone(membership)));
             let confirms = options.wants_replicas().is_some();
             let name = name.as_deref().map(Arc::from);
-            made.push((Node::new(dial, options.node_timeout, confirms, place, name), label));
-            ears.extend(ear);
+            made.push((Node::new(endpoint, options.node_timeout, confirms, place, name), label));
+            wakeup_endpoints.extend(wakeup_endpoint);
         }
         let nodes = Arc::new(Nodes::new(made));
         // Of a cluster, PUBLISH counts only those who listen to the same server: scripts know by the name.
@@ -60,9 +62,15 @@ impl Client {
         // A waiter is written as words with blanks between.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{elsewhere}", Uuid::new_v4().simple());
-        let has_ears = options.wakeups != crate::options::Wakeups::Poll && ears.len() == nodes.count();
-        let wakeups = Wakeups::new(channel, has_ears.then_some(ears), nodes.count(), options.node_timeout)
-            .named(name.map(|name| format!("{name}:wakeups")));
+        let has_wakeups =
+            options.wakeups != crate::options::Wakeups::Poll && wakeup_endpoints.len() == nodes.count();
+        let wakeups = Wakeups::new(
+            channel,
+            has_wakeups.then_some(wakeup_endpoints),
+            nodes.count(),
+            options.node_timeout,
+        )
+        .named(name.map(|name| format!("{name}:wakeups")));
         let wakeups = if verify { wakeups.verified_with(Arc::clone(&nodes)) } else { wakeups };
         Arc::new(Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
@@ -78,18 +86,18 @@ impl Client {
     /// them.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
         let nodes = &self.nodes;
-        let mut answers = Answers::of(nodes.labels());
+        let mut answers = NodeReplies::of(nodes.labels());
         for (place, outcome) in nodes.connect().await.into_iter().enumerate() {
             if let Some(problem) = nodes.node(place).problem() {
                 let node = nodes.label(place).to_owned();
                 return Err(ConfigError::Node { node, problem }.into());
             }
             answers = match outcome.map_err(Failure::unsent) {
-                Ok(()) => answers.with(place, Answered::Granted),
+                Ok(()) => answers.with(place, NodeReply::Granted),
                 Err(failure) if !nodes.is_quorum() => {
                     return Err(self.error(failure, self.context_of_nodes(Operation::Connect)));
                 }
-                Err(failure) => answers.with(place, Answered::Failed(failure)),
+                Err(failure) => answers.with(place, NodeReply::Failed(failure)),
             };
         }
         if answers.failures().count() > answers.max_failures() {
@@ -138,7 +146,7 @@ impl Client {
     /// it failed: its connections have ended with it.
     pub(crate) fn error(&self, failure: Failure, context: Context) -> Error {
         if self.keeper.has_ended() {
-            return Error::RuntimeEnded { context: context.judged(false, failure.is_unknown()) };
+            return Error::RuntimeEnded { context: context.judged(false, failure.is_indeterminate()) };
         }
         failure.error(context)
     }
@@ -158,7 +166,7 @@ impl Client {
     pub(crate) fn is_idle(&self) -> bool {
         let busy = [
             self.keeper.entries(),
-            self.wakeups.mailboxes(),
+            self.wakeups.mailbox_count(),
             self.turnstiles.entries(),
             self.holds.entries(),
         ];
@@ -176,7 +184,7 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("kept", &self.keeper.entries())
-            .field("waiting", &self.wakeups.mailboxes())
+            .field("waiting", &self.wakeups.mailbox_count())
             .field("queues", &self.turnstiles.entries())
             .field("shared", &self.holds.entries())
             .finish()

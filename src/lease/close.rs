@@ -175,7 +175,7 @@ impl Keeper {
             // Its trust has ended: only now may the request leave that releases it.
             reports.extend(lease.announce());
             let attempt = &lease.0.attempt;
-            let for_good = attempt.doubt.is_open() || self.nodes.resend();
+            let for_good = attempt.in_flight.is_indeterminate() || self.nodes.resend();
             self.abandon(Arc::clone(attempt), for_good, entry, self.nodes.everyone());
         }
         reports.into_iter().for_each(|report| report());

@@ -12,7 +12,7 @@ use super::{Attempt, Client, Kind, Lease, LeaseEnd, ScriptSet, trace};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::options::Options;
-use crate::wire::{Answer, Call, Counted, Failure, NodeSet, Reply, Until, Votes};
+use crate::wire::{Answer, Call, Failure, HoldCount, NodeSet, Reply, Votes, WaitFor};
 
 /// How often an exchange is sent before it fails.
 const TRIES: u32 = 3;
@@ -22,7 +22,7 @@ const TRIES: u32 = 3;
 pub(super) struct Armed {
     pub(super) client: Arc<Client>,
     pub(super) attempt: Arc<Attempt>,
-    lease: Option<(Lease, Counted)>,
+    lease: Option<(Lease, HoldCount)>,
     /// How the attempt may be queued, if it may.
     entry: Option<QueueEntry>,
     /// The latest request is the first that may queue it.
@@ -30,7 +30,7 @@ pub(super) struct Armed {
     /// It was queued, once.
     queued: bool,
     /// A request has left, and what came of it was not looked at.
-    in_flight: bool,
+    awaits_reply: bool,
     /// A request has left, ever.
     asked: bool,
     /// There is nothing to give back, or it is meant to stay.
@@ -48,7 +48,7 @@ impl Armed {
             entry: None,
             queues_first: false,
             queued: false,
-            in_flight: false,
+            awaits_reply: false,
             asked: false,
             disarmed: AtomicBool::new(false),
             call: None,
@@ -57,7 +57,7 @@ impl Armed {
 
     /// To be called before a request leaves: from then on it must be undone.
     pub(super) fn sends(&mut self, entry: Option<&QueueEntry>) {
-        (self.in_flight, self.asked) = (true, true);
+        (self.awaits_reply, self.asked) = (true, true);
         self.queued |= entry.is_some();
         self.queues_first = self.entry.is_none();
         if self.queues_first {
@@ -67,17 +67,17 @@ impl Armed {
 
     /// To be called with what came of the request. What is `decided` is a lease, which all nodes are to give back.
     pub(super) fn learns(&mut self, votes: &Votes, decided: bool) {
-        self.in_flight = false;
+        self.awaits_reply = false;
         // Else, whoever has not answered may yet grant it, and nobody would know.
         if !decided && votes.rest.is_some() {
-            self.attempt.doubt.stays();
+            self.attempt.in_flight.mark_unknown();
         }
     }
 
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
     pub(super) fn granted(mut self, lease: Lease, unanimous: bool) -> Held {
         // What was granted has left the queue; only a late delivery could put it back.
-        if unanimous && !self.attempt.doubt.is_open() {
+        if unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
         self.client.keeper.schedule(&lease, unanimous, self.entry.clone());
@@ -97,7 +97,7 @@ impl Armed {
 
     /// Gives back what was granted in vain.
     pub(super) fn give_back(self) {
-        self.attempt.doubt.stays();
+        self.attempt.in_flight.mark_unknown();
     }
 
     /// Gives back what some nodes have granted, and goes on waiting on the others. False if that may happen later: then
@@ -106,17 +106,17 @@ impl Armed {
     /// # Cancel safety
     /// Dropped, they are still answered for.
     pub(super) async fn let_go(&mut self, by: NodeSet) -> bool {
-        self.in_flight = true;
-        let (call, doubt) = (self.attempt.release(false, None), Arc::default());
-        self.client.nodes.ask(&call, by, &doubt, Until::Answered).await;
-        self.in_flight = false;
-        !doubt.is_open()
+        self.awaits_reply = true;
+        let (call, in_flight) = (self.attempt.release(false, None), Arc::default());
+        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;
+        self.awaits_reply = false;
+        !in_flight.is_indeterminate()
     }
 
     /// Forgets a request that was given up before it was written: there is nothing to undo.
     fn withdraw(&mut self) {
-        if self.in_flight && self.attempt.doubt.is_withdrawn() {
-            self.in_flight = false;
+        if self.awaits_reply && self.attempt.in_flight.is_withdrawn() {
+            self.awaits_reply = false;
             if self.queues_first {
                 (self.entry, self.queued) = (None, false);
             }
@@ -125,11 +125,11 @@ impl Armed {
 
     /// Nothing is wanted any more: a server that hands the lock over to it all the same, as one does that was set back, gets
     /// it back at once.
-    fn expect_strays(&self) {
+    fn expect_late_notifications(&self) {
         if self.queued {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
             let for_good = self.client.nodes.resend();
-            self.client.wakeups.expect_stray(attempt.id, move |node| {
+            self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
                 keeper.abandon(Arc::clone(&attempt), for_good, None, NodeSet::of([node]));
             });
         }
@@ -145,7 +145,7 @@ impl Armed {
 
     /// Whether the server must forget the attempt and refuse what may yet arrive of it.
     fn ends_for_good(&self) -> bool {
-        self.in_flight || self.attempt.doubt.is_open() || self.client.nodes.resend()
+        self.awaits_reply || self.attempt.in_flight.is_indeterminate() || self.client.nodes.resend()
     }
 }
 
@@ -159,11 +159,12 @@ impl Drop for Armed {
         let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
         // Sent again unseen, it may yet be granted after "busy" was answered.
         let resent = self.asked && self.client.nodes.resend();
-        let may_have = self.lease.is_some() || self.in_flight || resent || self.attempt.doubt.is_open();
+        let may_have =
+            self.lease.is_some() || self.awaits_reply || resent || self.attempt.in_flight.is_indeterminate();
         // Where the client was closed, the keeper has it already.
         let nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
         if !self.is_disarmed() {
-            self.expect_strays();
+            self.expect_late_notifications();
         }
         if !self.is_disarmed() && !nothing_to_undo {
             let for_good = self.ends_for_good();
@@ -214,7 +215,7 @@ impl Held {
         let released = release(&client, &attempt, token, for_good, self.armed.entry.as_ref()).await;
         let error = |failure: Failure| client.error(failure, context.clone());
         let released = released.map_err(error)?;
-        self.armed.expect_strays();
+        self.armed.expect_late_notifications();
         self.armed.disarm();
         match released {
             Released::Yes => Ok(()),
@@ -257,13 +258,13 @@ impl Held {
         let attempt = Arc::new(self.armed.attempt.exchanged(kind, Arc::new(options)));
         self.armed.attempt = Arc::clone(&attempt);
         let call = attempt.exchange(scripts);
-        let late = attempt.doubt.is_open();
+        let late = attempt.in_flight.is_indeterminate();
         let sent = Moment::now();
         let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await.map_err(error)?;
         match answer {
             Answer::Final(1..) => {
                 let mut until = sent + attempt.trusted(attempt.options.ttl);
-                if votes.yeses().len() < votes.majority() {
+                if votes.positives().len() < votes.majority() {
                     // Silent nodes keep it as it was, for no longer than they did: until renewals
                     // have made it more.
                     until = until.min(trusted_until);
@@ -322,8 +323,8 @@ pub(crate) async fn settle(
     trusts_silence: bool,
 ) -> Result<Settled, Failure> {
     let nodes = &client.nodes;
-    let mut votes = nodes.ask(call, nodes.everyone(), &attempt.doubt, Until::Decided(1)).await;
-    votes.doubt_noes();
+    let mut votes = nodes.ask(call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(1)).await;
+    votes.doubt_negatives();
     let (mut yes, mut no) = (Vec::new(), Vec::new());
     for (index, (_, outcome)) in votes.cast.iter().enumerate() {
         match outcome.as_ref().map(Reply::answer) {
@@ -360,7 +361,7 @@ async fn insist(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<S
     loop {
         tries_left -= 1;
         match settle(client, attempt, call, true).await {
-            Err(failure) if failure.is_passing() && tries_left > 0 => unknown |= failure.is_unknown(),
+            Err(failure) if failure.is_transient() && tries_left > 0 => unknown |= failure.is_indeterminate(),
             outcome => return outcome.map_err(|failure| failure.with_effect_if(unknown)),
         }
     }
@@ -376,7 +377,7 @@ fn exchange_the_rest(
     votes: &Votes,
     late: bool,
 ) {
-    let not_yet = move |votes: &Votes| if late { votes.noes() } else { NodeSet::of([]) };
+    let not_yet = move |votes: &Votes| if late { votes.negatives() } else { NodeSet::of([]) };
     let mut left = votes.missing().union(not_yet(votes));
     if left.is_empty() {
         return;
@@ -386,7 +387,7 @@ fn exchange_the_rest(
     nodes.spawn(async move {
         while !left.is_empty() && !lease.is_lost() {
             let call = attempt.exchange(scripts);
-            let votes = client.nodes.ask(&call, left, &attempt.doubt, Until::Answered).await;
+            let votes = client.nodes.ask(&call, left, &attempt.in_flight, WaitFor::All).await;
             left = votes.failed().union(not_yet(&votes));
             tokio::time::sleep(client.nodes.limit()).await;
         }

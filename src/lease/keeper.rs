@@ -112,7 +112,7 @@ impl Keeper {
             return None; // its ttl ends it
         }
         // What so few nodes keep blocks no other attempt.
-        let counts = nodes.len() > self.nodes.spare();
+        let counts = nodes.len() > self.nodes.max_failures();
         book.abandon(attempt, for_good, entry, nodes, counts)
     }
 
@@ -342,18 +342,18 @@ impl Keeper {
             // For as long as the server cannot be reached, it may still have the attempt in its
             // queue. Once the client is gone, nobody waits for that long, nor for a minority that
             // does not come back.
-            let for_long = !book.closed && it.nodes.len() > self.nodes.spare();
-            let may_pass = failure.is_passing() || failure.is_unlisted() && it.spend_retry();
+            let for_long = !book.closed && it.nodes.len() > self.nodes.max_failures();
+            let may_pass = failure.is_transient() || failure.is_unlisted() && it.spend_retry();
             if may_pass && (for_long || now < it.give_up) {
-                it.for_good |= failure.is_unknown();
+                it.for_good |= failure.is_indeterminate();
                 left = left.with(*node);
             } else {
                 lasting.push((self.nodes.label(*node).to_owned(), failure));
             }
         }
         it.failed += lasting.len();
-        let failed = it.failed > self.nodes.spare();
-        let returned = it.returning.take_if(|_| left.len() <= self.nodes.spare());
+        let failed = it.failed > self.nodes.max_failures();
+        let returned = it.returning.take_if(|_| left.len() <= self.nodes.max_failures());
         let _attempt = Arc::clone(&it.attempt);
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();

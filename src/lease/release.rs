@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::attempt::QueueEntry;
 use super::{Attempt, Client};
 use crate::fencing::FencingToken;
-use crate::wire::{Answer, Failure, NodeSet, Reply, Stragglers, Until, Votes};
+use crate::wire::{Answer, Failure, NodeSet, Reply, Stragglers, Votes, WaitFor};
 
 /// How often a release is sent before the rest is left to the keeper.
 const TRIES: u32 = 3;
@@ -57,7 +57,7 @@ impl Count {
             let reply = match outcome {
                 Ok(reply) => reply,
                 Err(failure) => {
-                    if failure.is_unknown() {
+                    if failure.is_indeterminate() {
                         self.unanswered = self.unanswered.with(*node);
                         self.why.get_or_insert(failure.clone());
                     }
@@ -119,7 +119,7 @@ pub(super) async fn release(
     let nodes = &client.nodes;
     let call = attempt.release(remember, entry);
     let (mut count, mut tries_left) = (Count::new(), TRIES);
-    let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.doubt, Until::Decided(1)).await;
+    let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {
         tries_left -= 1;
@@ -131,14 +131,14 @@ pub(super) async fn release(
             return Ok(released);
         }
         let failure = votes.failure();
-        if tries_left == 0 || silent.is_empty() || !failure.is_passing() {
+        if tries_left == 0 || silent.is_empty() || !failure.is_transient() {
             let may_be = count.released.len() + count.doubtful.len() + silent.len() >= nodes.majority();
             return match count.why {
                 Some(why) if !count.doubtful.is_empty() && may_be => Ok(Released::Unknown(why)),
                 _ => Err(failure.with_effect_if(!count.unanswered.is_empty())),
             };
         }
-        votes = nodes.ask(&call, silent, &attempt.doubt, Until::Answered).await;
+        votes = nodes.ask(&call, silent, &attempt.in_flight, WaitFor::All).await;
     }
 }
 
@@ -151,7 +151,7 @@ async fn look_for_later_holders(
 ) {
     let Some(token) = token.filter(|_| !count.doubtful.is_empty()) else { return };
     let call = attempt.inspect();
-    let votes = client.nodes.ask(&call, count.doubtful, &Arc::default(), Until::Answered).await;
+    let votes = client.nodes.ask(&call, count.doubtful, &Arc::default(), WaitFor::All).await;
     for (node, outcome) in votes.cast {
         let texts = outcome.and_then(|reply| reply.texts()).unwrap_or_default();
         if texts.get(1).and_then(|last| last.parse().ok()) == Some(token.get()) {

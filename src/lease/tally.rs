@@ -38,7 +38,7 @@ impl Tally {
     pub(super) fn standing(&self, nodes: &Nodes) -> Standing {
         if self.held >= nodes.majority() {
             Standing::Held
-        } else if self.without.len() > nodes.spare() {
+        } else if self.without.len() > nodes.max_failures() {
             Standing::Lost
         } else {
             Standing::Unknown

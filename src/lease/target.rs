@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::name::Name;
 use crate::options::Options;
-use crate::wire::{Call, Failure, Until, Vote};
+use crate::wire::{Call, Failure, Vote, WaitFor};
 
 /// How often a client looks that nobody can tell anything.
 const UNTOLD_POLL: Duration = Duration::from_millis(100);
@@ -70,7 +70,7 @@ impl Target {
     pub(super) async fn holder(&self) -> Option<String> {
         let nodes = &self.client.nodes;
         let call = Call::new(&self.kind.inspect, &[self.name.key(), self.name.fence(), self.name.waiters()]);
-        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
+        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), WaitFor::All).await;
         let named = |(_, outcome): &Vote| -> Option<String> {
             // Status, last token, waiters, time; then owner, count and milliseconds left.
             let texts = outcome.as_ref().ok()?.texts().ok()?;

@@ -9,7 +9,7 @@ use crate::error::{ConfigError, Error};
 use crate::labels::Labels;
 use crate::lease::{Client, Servers};
 use crate::options::{Options, Wakeups};
-use crate::wire::{Certificates, Dial, Ear, NodeSet};
+use crate::wire::{Certificates, Endpoint, NodeSet, WakeupEndpoint};
 
 /// Makes a [`Locks`]: from one topology, with what differs from the defaults.
 #[doc = include_str!("../../docs/connecting.md")]
@@ -188,7 +188,7 @@ impl LocksBuilder {
         if nodes.len() == 1 {
             self.options.check_for_one_node()?;
         }
-        if nodes.iter().any(|(dial, _)| dial.is_cluster()) {
+        if nodes.iter().any(|(endpoint, _)| endpoint.is_cluster()) {
             self.options.check_for_cluster()?;
         }
         Ok(Servers {
@@ -200,11 +200,11 @@ impl LocksBuilder {
         })
     }
 
-    fn nodes(&self, topology: &Topology) -> Result<Vec<(Dial, Option<Ear>)>, ConfigError> {
+    fn nodes(&self, topology: &Topology) -> Result<Vec<(Endpoint, Option<WakeupEndpoint>)>, ConfigError> {
         let server = |source: &Source| {
             let info = self.resolve(source)?;
             let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
-            Ok((Dial::Server(client.clone()), Some(Ear::Server(client))))
+            Ok((Endpoint::Server(client.clone()), Some(WakeupEndpoint::Server(client))))
         };
         Ok(vec![match topology {
             Topology::Server(source) => server(source)?,
@@ -223,9 +223,9 @@ impl LocksBuilder {
                 cluster(seeds, self.certificates.as_ref(), self.options.node_timeout)?
             }
             #[cfg(feature = "pool")]
-            Topology::Pool(pool) => (Dial::Pool(pool.clone()), self.ear(false)?),
+            Topology::Pool(pool) => (Endpoint::Pool(pool.clone()), self.wakeup_endpoint(false)?),
             #[cfg(all(feature = "cluster", feature = "pool"))]
-            Topology::ClusterPool(pool) => (Dial::ClusterPool(pool.clone()), self.ear(true)?),
+            Topology::ClusterPool(pool) => (Endpoint::ClusterPool(pool.clone()), self.wakeup_endpoint(true)?),
         }])
     }
 
@@ -234,7 +234,11 @@ impl LocksBuilder {
     }
 
     #[cfg(feature = "sentinel")]
-    fn sentinels(&self, sentinels: &[Source], master: &Source) -> Result<(Dial, Option<Ear>), ConfigError> {
+    fn sentinels(
+        &self,
+        sentinels: &[Source],
+        master: &Source,
+    ) -> Result<(Endpoint, Option<WakeupEndpoint>), ConfigError> {
         let limit = self.options.node_timeout;
         let (speak_tls, master_speaks_tls) = (sentinels.iter().any(Source::is_tls), master.is_tls());
         // Certificates may be for one of both alone, but not for some of the sentinels.
@@ -244,22 +248,22 @@ impl LocksBuilder {
         let infos = sentinels.iter().map(|it| it.resolve(theirs, limit)).collect::<Result<_, _>>()?;
         let master = master.resolve_master(speak_tls, its, limit)?;
         let url = |cause| ConfigError::Url { cause };
-        let watched = Arc::new(crate::wire::Watched::new(infos, master, limit).map_err(url)?);
-        Ok((Dial::Sentinel(Arc::clone(&watched)), Some(Ear::Sentinel(watched))))
+        let sentinel = Arc::new(crate::wire::SentinelMaster::new(infos, master, limit).map_err(url)?);
+        Ok((Endpoint::Sentinel(Arc::clone(&sentinel)), Some(WakeupEndpoint::Sentinel(sentinel))))
     }
 
     /// Where a client of a pool listens.
     #[cfg(feature = "pool")]
-    fn ear(&self, in_cluster: bool) -> Result<Option<Ear>, ConfigError> {
+    fn wakeup_endpoint(&self, in_cluster: bool) -> Result<Option<WakeupEndpoint>, ConfigError> {
         let Some(source) = &self.subscriber else { return Ok(None) };
         let info = self.resolve(source)?;
         #[cfg(feature = "cluster")]
         if in_cluster {
-            return Ok(Some(Ear::Cluster(Arc::new(crate::wire::Seeds::new(vec![info])))));
+            return Ok(Some(WakeupEndpoint::Cluster(Arc::new(crate::wire::Seeds::new(vec![info])))));
         }
         let _ = in_cluster;
         let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
-        Ok(Some(Ear::Server(client)))
+        Ok(Some(WakeupEndpoint::Server(client)))
     }
 }
 
@@ -272,7 +276,7 @@ fn cluster(
     seeds: Vec<redis::ConnectionInfo>,
     certificates: Option<&Certificates>,
     limit: std::time::Duration,
-) -> Result<(Dial, Option<Ear>), ConfigError> {
+) -> Result<(Endpoint, Option<WakeupEndpoint>), ConfigError> {
     let brings_certificates = |info: &&redis::ConnectionInfo| {
         matches!(info.addr(), redis::ConnectionAddr::TcpTls { tls_params: Some(_), .. })
     };
@@ -285,7 +289,7 @@ fn cluster(
     }
     let built = crate::wire::cluster(seeds, certificates, limit);
     let (client, seeds) = built.map_err(|cause| ConfigError::Url { cause })?;
-    Ok((Dial::Cluster(Arc::new(client)), Some(Ear::Cluster(Arc::new(seeds)))))
+    Ok((Endpoint::Cluster(Arc::new(client)), Some(WakeupEndpoint::Cluster(Arc::new(seeds)))))
 }
 
 impl Topology {

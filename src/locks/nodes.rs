@@ -8,7 +8,7 @@ use super::Locks;
 use crate::error::{Error, NO_VOTE, Operation, ReasonChain};
 use crate::name::node_key;
 use crate::options::RestartGuard;
-use crate::wire::{Call, Failure, Reply, Script, Until};
+use crate::wire::{Call, Failure, Reply, Script, WaitFor};
 
 static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
 
@@ -124,7 +124,7 @@ impl Locks {
         let nodes = &self.client.nodes;
         let key = node_key(&self.options.prefix);
         let call = Call::new(&INSPECT, &[&key]);
-        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), Until::Answered).await;
+        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), WaitFor::All).await;
         let mut survey = Survey::default();
         for (place, outcome) in votes.cast {
             let seen = self.look(place, outcome, &mut survey).await.unwrap_or_else(Seen::Failed);

@@ -10,7 +10,7 @@ use super::nodes::{NodeState, NodeStatus, Survey};
 use crate::error::{Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::node_key;
 use crate::options::RestartGuard;
-use crate::wire::{Answer, Answered, Answers, Call, Failure, NodeSet, Script, Until, middle};
+use crate::wire::{Answer, Call, Failure, NodeReplies, NodeReply, NodeSet, Script, WaitFor, median_clock};
 
 static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
 
@@ -19,8 +19,8 @@ const DAY: u64 = 86_400_000_000;
 
 /// The latest of the nodes' clocks, but for those so far ahead that no majority would accept what comes after them.
 fn latest(clocks: &[u64], majority: usize) -> u64 {
-    let middle = middle(clocks.to_vec(), majority).unwrap_or_default();
-    clocks.iter().copied().filter(|clock| *clock <= middle + DAY).max().unwrap_or(middle)
+    let median_clock = median_clock(clocks.to_vec(), majority).unwrap_or_default();
+    clocks.iter().copied().filter(|clock| *clock <= median_clock + DAY).max().unwrap_or(median_clock)
 }
 
 impl Locks {
@@ -170,11 +170,11 @@ impl Locks {
         };
         let error =
             |failure: Failure| self.client.error(failure, self.client.context_of_nodes(Operation::Rejoin));
-        let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), Until::Answered).await;
+        let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), WaitFor::All).await;
         let reply = match votes.cast.pop() {
             Some((_, Ok(reply))) => reply,
-            Some((_, Err(failure))) if founding || !failure.is_silence() => {
-                let answers = Answers::of(nodes.labels()).with(place, Answered::Failed(failure));
+            Some((_, Err(failure))) if founding || !failure.is_no_reply() => {
+                let answers = NodeReplies::of(nodes.labels()).with(place, NodeReply::Failed(failure));
                 return Err(error(Failure::no_quorum(answers)));
             }
             _ => return Ok(None),

@@ -5,14 +5,14 @@
 
 use redis::{RedisError, Value};
 
-use super::crowd::{Answered, Crowd, SentFlag};
+use super::batcher::{Batcher, SentFlag, TimedReply};
 use super::{Call, Failure};
 
 /// The largest token, and one more.
 const LARGEST: i64 = 1 << 53;
 
 /// The failure of a call, which names the key that is to blame if one of them is.
-pub(super) async fn examine(crowd: &Crowd, call: &Call<'_>, failure: Failure) -> Failure {
+pub(super) async fn examine(batcher: &Batcher, call: &Call<'_>, failure: Failure) -> Failure {
     let Some([fence, waiters]) =
         call.companions().filter(|_| failure.error_reply().is_some_and(may_be_corrupt))
     else {
@@ -21,8 +21,8 @@ pub(super) async fn examine(crowd: &Crowd, call: &Call<'_>, failure: Failure) ->
     let mut get = redis::cmd("GET");
     get.arg(fence);
     let only_reads = SentFlag::default();
-    let problem = match crowd.send(get, &only_reads).await {
-        Ok(Answered { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
+    let problem = match batcher.send(get, &only_reads).await {
+        Ok(TimedReply { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
         Err(error) if is_wrong_type(&error) => Some("is not a string"),
         _ => None,
     };
@@ -31,7 +31,7 @@ pub(super) async fn examine(crowd: &Crowd, call: &Call<'_>, failure: Failure) ->
     }
     let mut count = redis::cmd("ZCOUNT");
     count.arg(waiters).arg(0).arg(0);
-    match crowd.send(count, &only_reads).await {
+    match batcher.send(count, &only_reads).await {
         Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
         _ => failure,
     }

@@ -104,7 +104,7 @@ impl Connection {
     }
 
     /// Whether it pays to gather requests for it.
-    pub(super) fn gathers(&self) -> bool {
+    pub(super) fn may_batch(&self) -> bool {
         matches!(self, Connection::Server(_))
     }
 }
@@ -144,6 +144,6 @@ pub(super) fn too_slow() -> RedisError {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.gathers() { "Server" } else { "Cluster" })
+        f.write_str(if self.may_batch() { "Server" } else { "Cluster" })
     }
 }

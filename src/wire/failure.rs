@@ -8,7 +8,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::task::JoinError;
 
 use super::Script;
-use super::nodes::Answers;
+use super::quorum::NodeReplies;
 use super::refusal::{is_demoted, is_error_reply, refuses_writes, was_refused};
 use crate::error::{Context, Error, Operation, ReasonChain};
 
@@ -17,7 +17,7 @@ use crate::error::{Context, Error, Operation, ReasonChain};
 pub(crate) struct Failure {
     cause: Cause,
     /// The request may have had, or may yet have, an effect.
-    unknown: bool,
+    may_have_run: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -45,12 +45,12 @@ enum Cause {
     /// The tasks that would have made a connection, or waited for an answer, are gone.
     RuntimeEnded,
     /// Too few of several nodes have answered alike.
-    NoQuorum(Answers),
+    NoQuorum(NodeReplies),
 }
 
 impl Failure {
-    fn new(cause: Cause, unknown: bool) -> Failure {
-        Failure { cause, unknown }
+    fn new(cause: Cause, may_have_run: bool) -> Failure {
+        Failure { cause, may_have_run }
     }
 
     /// There is no connection.
@@ -72,11 +72,11 @@ impl Failure {
     /// A request that was refused has not run. Unless it was `resent` perhaps: then it is the last
     /// delivery that was refused.
     pub(super) fn sent(source: RedisError, resent: bool) -> Failure {
-        let unknown = resent || !was_refused(&source);
-        Failure::new(Cause::Sent(source), unknown)
+        let may_have_run = resent || !was_refused(&source);
+        Failure::new(Cause::Sent(source), may_have_run)
     }
 
-    pub(super) fn unknown(source: RedisError) -> Failure {
+    pub(super) fn indeterminate(source: RedisError) -> Failure {
         Failure::new(Cause::Sent(source), true)
     }
 
@@ -98,16 +98,16 @@ impl Failure {
     }
 
     /// What several nodes came to.
-    pub(crate) fn no_quorum(answers: Answers) -> Failure {
-        let unknown = answers.failures().any(|failure| failure.unknown);
-        Failure::new(Cause::NoQuorum(answers), unknown)
+    pub(crate) fn no_quorum(answers: NodeReplies) -> Failure {
+        let may_have_run = answers.failures().any(|failure| failure.may_have_run);
+        Failure::new(Cause::NoQuorum(answers), may_have_run)
     }
 
     /// Why, where the server's answer was an error: this key is not what the script takes it for.
     pub(super) fn because_of(self, key: &str, problem: &'static str) -> Failure {
         match self.cause {
             Cause::Sent(source) => {
-                Failure::new(Cause::Corrupt { key: key.to_owned(), problem, source }, self.unknown)
+                Failure::new(Cause::Corrupt { key: key.to_owned(), problem, source }, self.may_have_run)
             }
             cause => Failure { cause, ..self },
         }
@@ -127,24 +127,24 @@ impl Failure {
         self.with_effect_if(true)
     }
 
-    pub(crate) fn with_effect_if(mut self, unknown: bool) -> Failure {
-        self.unknown |= unknown;
+    pub(crate) fn with_effect_if(mut self, may_have_run: bool) -> Failure {
+        self.may_have_run |= may_have_run;
         self
     }
 
     /// The same trouble, of a request that was not sent because of it.
     pub(crate) fn of_another(mut self) -> Failure {
-        self.unknown = false;
+        self.may_have_run = false;
         self
     }
 
     /// Whether the request may have had, or may yet have, an effect.
-    pub(crate) fn is_unknown(&self) -> bool {
-        self.unknown
+    pub(crate) fn is_indeterminate(&self) -> bool {
+        self.may_have_run
     }
 
     /// Whether the server has said nothing at all.
-    pub(crate) fn is_silence(&self) -> bool {
+    pub(crate) fn is_no_reply(&self) -> bool {
         match &self.cause {
             Cause::Unsent(_) => true,
             Cause::Sent(source) => !is_error_reply(source),
@@ -168,16 +168,16 @@ impl Failure {
     }
 
     /// Whether the same request may succeed later without anybody doing anything about it.
-    pub(crate) fn is_passing(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         match &self.cause {
             Cause::Unsent(source) => {
                 !matches!(source.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
             }
-            Cause::Sent(source) => !is_error_reply(source) || passes(source),
+            Cause::Sent(source) => !is_error_reply(source) || is_transient_reply(source),
             Cause::Corrupt { .. } | Cause::Reply { .. } | Cause::NotAdmitted | Cause::RuntimeEnded => false,
             Cause::Unreplicated { .. } => true,
             Cause::NoQuorum(answers) => {
-                let lasting = answers.failures().filter(|failure| !failure.is_passing()).count();
+                let lasting = answers.failures().filter(|failure| !failure.is_transient()).count();
                 lasting <= answers.max_failures()
             }
         }
@@ -193,7 +193,7 @@ impl Failure {
 
     /// The error for the caller of an operation.
     pub(crate) fn error(self, context: Context) -> Error {
-        let context = context.judged(self.is_passing(), self.unknown);
+        let context = context.judged(self.is_transient(), self.may_have_run);
         if self.is_end_of_runtime() {
             return Error::RuntimeEnded { context };
         }
@@ -233,7 +233,7 @@ fn is_cancelled(error: &RedisError) -> bool {
 
 /// Errors of a server that starts, fails over, moves slots, cannot write for now, or is busy with
 /// another script.
-fn passes(source: &RedisError) -> bool {
+fn is_transient_reply(source: &RedisError) -> bool {
     use ServerErrorKind as Kind;
     matches!(
         source.kind(),

@@ -7,16 +7,16 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::timeout;
 
+use super::batcher::{SentFlag, TimedReply};
 use super::connection::{is_broken, too_slow};
-use super::crowd::{Answered, SentFlag};
-use super::floor::Floor;
-use super::greeting::Greeting;
-use super::link::{Connected, Link};
-use super::loading::Loading;
+use super::handshake::Handshake;
+use super::membership::Membership;
 use super::reply::{LATE, NOT_ADMITTED};
-use super::roster::Roster;
-use super::script::Filled;
-use super::{Call, Dial, Facts, Failure, Reply, companions};
+use super::script::PreparedCall;
+use super::script_loader::ScriptLoader;
+use super::shared_connection::{LiveConnection, SharedConnection};
+use super::token_floor::TokenFloor;
+use super::{Call, Endpoint, Facts, Failure, Reply, companions};
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
@@ -30,9 +30,9 @@ const MOST_AHEAD: u64 = 86_000_000_000;
 
 /// One deployment, reached through one shared connection, and one beside it to wait for replicas.
 pub(crate) struct Node {
-    link: Link,
+    connection: SharedConnection,
     limit: Duration,
-    floor: Arc<Floor>,
+    floor: Arc<TokenFloor>,
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage, so that nobody locks to find that there is none.
     fails: AtomicBool,
@@ -42,9 +42,9 @@ pub(crate) struct Node {
     /// How many locks the client holds.
     holds: Arc<AtomicUsize>,
     /// One request at a time sends the source of a script to a server that does not know it.
-    loading: Loading,
+    script_loader: ScriptLoader,
     /// Of a quorum: its place in it, and the others.
-    place: Option<(usize, Arc<Roster>)>,
+    place: Option<(usize, Arc<Membership>)>,
     /// Whether its first connection has looked for what endangers locks there.
     examined: Arc<AtomicBool>,
 }
@@ -52,14 +52,14 @@ pub(crate) struct Node {
 impl Node {
     /// If it `confirms`, replicas are waited for from the start. Its connections are called `name`.
     pub(crate) fn new(
-        dial: Dial,
+        endpoint: Endpoint,
         limit: Duration,
         confirms: bool,
-        place: Option<(usize, Arc<Roster>)>,
+        place: Option<(usize, Arc<Membership>)>,
         name: Option<Arc<str>>,
     ) -> Node {
         Node {
-            link: Link::new(dial, limit, confirms, name),
+            connection: SharedConnection::new(endpoint, limit, confirms, name),
             limit,
             floor: Arc::default(),
             outage: Mutex::new(None),
@@ -67,7 +67,7 @@ impl Node {
             label: "".into(),
             reports: Mutex::default(),
             holds: Arc::default(),
-            loading: Loading::default(),
+            script_loader: ScriptLoader::default(),
             place,
             examined: Arc::default(),
         }
@@ -81,17 +81,17 @@ impl Node {
     /// Which connection this is. Server times from different ones must not be compared: there may be
     /// another server behind the address.
     pub(crate) fn generation(&self) -> u64 {
-        self.link.generation()
+        self.connection.generation()
     }
 
     /// Whether it is many servers, of which one may answer for another, and a request may be sent again unseen.
     pub(crate) fn is_cluster(&self) -> bool {
-        self.link.is_cluster()
+        self.connection.is_cluster()
     }
 
     /// Whether all connections lead to one server: else another one may grant beside it, or take over unseen.
     pub(crate) fn is_one_server(&self) -> bool {
-        self.link.is_one_server()
+        self.connection.is_one_server()
     }
 
     /// New fencing tokens must be larger than this, whatever the server has forgotten.
@@ -114,13 +114,13 @@ impl Node {
 
     /// Connects, if there is no connection: an error within the limit says that the server is down.
     pub(crate) async fn connect(&self) -> Result<(), RedisError> {
-        self.linked(false).await.map(drop)
+        self.connected_to(false).await.map(drop)
     }
 
     /// What the servers behind it say of themselves.
     pub(super) async fn facts(&self) -> Result<Vec<Facts>, RedisError> {
-        let connected = self.linked(false).await?;
-        Facts::ask(connected.crowd.connection(), &self.label, self.limit).await
+        let connected = self.connected_to(false).await?;
+        Facts::ask(connected.batcher.connection(), &self.label, self.limit).await
     }
 
     pub(super) fn is_in_quorum(&self) -> bool {
@@ -129,20 +129,20 @@ impl Node {
 
     /// Why it may not be part of its quorum, as it was found when it was connected to last.
     pub(crate) fn problem(&self) -> Option<NodeProblem> {
-        self.place.as_ref().and_then(|(place, roster)| roster.problem(*place))
+        self.place.as_ref().and_then(|(place, membership)| membership.problem(*place))
     }
 
     /// Publishes, outside of any script, and returns how many subscribers of the same server have
     /// got it. `None`: it has not the right to publish.
     pub(super) async fn publish(&self, channel: &str, message: &str) -> Result<Option<u64>, RedisError> {
-        let connected = self.linked(false).await?;
+        let connected = self.connected_to(false).await?;
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(message);
-        match connected.crowd.send_within(publish, self.limit).await {
+        match connected.batcher.send_within(publish, self.limit).await {
             Ok(count) => Ok(Some(redis::from_redis_value(count)?)),
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
             Err(error) => {
-                self.link.drop_if_spent(connected.generation, &error);
+                self.connection.drop_if_spent(connected.generation, &error);
                 Err(error)
             }
         }
@@ -150,16 +150,16 @@ impl Node {
 
     /// Which run of which server it is.
     pub(super) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
-        Ok(self.linked(false).await?.run)
+        Ok(self.connected_to(false).await?.run)
     }
 
-    async fn linked(&self, confirming: bool) -> Result<Connected, RedisError> {
-        if let Some(link) = self.link.current(confirming) {
-            return Ok(link);
+    async fn connected_to(&self, confirming: bool) -> Result<LiveConnection, RedisError> {
+        if let Some(live) = self.connection.current(confirming) {
+            return Ok(live);
         }
         let (limit, floor, place) = (self.limit, Arc::clone(&self.floor), self.place.clone());
         let (label, examined) = (Arc::clone(&self.label), Arc::clone(&self.examined));
-        self.link.get(confirming, Greeting { limit, floor, place, label, examined }).await
+        self.connection.get(confirming, Handshake { limit, floor, place, label, examined }).await
     }
 
     /// Since when the node has failed, and how, if it does: too few replicas are a failure only to who wants as many.
@@ -200,7 +200,7 @@ impl Node {
                 }
                 Ok(outcome) => break outcome,
                 Err(_) if self.is_answering() => {}
-                Err(_) => break Err(Failure::unknown(too_slow())),
+                Err(_) => break Err(Failure::indeterminate(too_slow())),
             }
         };
         if let Some(report) = self.note(outcome.as_ref().err()) {
@@ -211,14 +211,16 @@ impl Node {
 
     /// Whether the connection delivers answers, so that a call which takes long waits for its turn.
     fn is_answering(&self) -> bool {
-        self.link.current(false).is_some_and(|connected| connected.crowd.is_answering())
+        self.connection.current(false).is_some_and(|connected| connected.batcher.is_answering())
     }
 
     /// Whether it has no vote.
     fn refuses(&self, call: &Call<'_>, reply: &Reply) -> bool {
-        let Some((place, roster)) = self.place.as_ref().filter(|_| call.is_guarded()) else { return false };
+        let Some((place, membership)) = self.place.as_ref().filter(|_| call.is_guarded()) else {
+            return false;
+        };
         let refuses = reply.is_number(NOT_ADMITTED);
-        roster.note(*place, refuses);
+        membership.note(*place, refuses);
         refuses
     }
 
@@ -227,7 +229,7 @@ impl Node {
         let (mut resent, mut tried_again) = (None, false);
         loop {
             // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
-            let connected = match self.linked(call.replicas().is_some()).await {
+            let connected = match self.connected_to(call.replicas().is_some()).await {
                 Ok(connected) => connected,
                 Err(source) => return Err(Failure::unsent(source).after(resent)),
             };
@@ -244,7 +246,7 @@ impl Node {
                 }
                 Err(error) => error,
             };
-            self.link.drop_if_spent(generation, &error);
+            self.connection.drop_if_spent(generation, &error);
             let broken = error.is_connection_dropped();
             let failure = if sent.is_set() {
                 Failure::sent(error, self.is_cluster())
@@ -252,7 +254,7 @@ impl Node {
                 Failure::unsent(error) // it was queued
             };
             if tried_again || !broken {
-                let failure = companions::examine(&connected.crowd, call, failure).await;
+                let failure = companions::examine(&connected.batcher, call, failure).await;
                 return Err(resent.unwrap_or(failure));
             }
             (resent, tried_again) = (sent.is_set().then_some(failure), true);
@@ -261,14 +263,19 @@ impl Node {
 
     /// Sends a call by its SHA1, or by its source; one that only reads once more as such, if the
     /// user may not write.
-    async fn run(&self, call: &Call<'_>, on: &Connected, sent: &SentFlag) -> Result<Answered, RedisError> {
-        let mut filled = self.fill(call, on);
-        let refused = match self.loading.run(&on.crowd, &filled, sent).await {
+    async fn run(
+        &self,
+        call: &Call<'_>,
+        on: &LiveConnection,
+        sent: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        let mut prepared = self.prepare(call, on);
+        let refused = match self.script_loader.run(&on.batcher, &prepared, sent).await {
             Err(error) if call.may_be_read(&error) => error,
             answer => return answer,
         };
-        filled.reads = true;
-        match self.loading.run(&on.crowd, &filled, sent).await {
+        prepared.reads = true;
+        match self.script_loader.run(&on.batcher, &prepared, sent).await {
             // Whatever this says, it is the right to the other form that is documented.
             Err(error) if !is_broken(&error) => Err(refused),
             answer => answer,
@@ -277,26 +284,26 @@ impl Node {
 
     /// Waits until enough replicas have what a request wrote, on the connection that it went through, and so all that
     /// was written before. A server only knows what to wait for if the request did write: every grant does.
-    async fn confirm(&self, call: &Call<'_>, on: &Connected, reply: Reply) -> Result<Reply, Failure> {
+    async fn confirm(&self, call: &Call<'_>, on: &LiveConnection, reply: Reply) -> Result<Reply, Failure> {
         let Some((replicas, patience)) = call.replicas().filter(|_| reply.is_number_from(0)) else {
             return Ok(reply);
         };
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas).arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1));
-        match on.crowd.send_within(wait, patience + self.limit.max(TICK)).await {
+        match on.batcher.send_within(wait, patience + self.limit.max(TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
             Err(error) => {
-                self.link.drop_if_spent(on.generation, &error);
-                Err(Failure::unknown(error))
+                self.connection.drop_if_spent(on.generation, &error);
+                Err(Failure::indeterminate(error))
             }
         }
     }
 
     /// Runs many scripts in one pipeline, with an answer for each, waiting no longer than `limit` for them.
     pub(crate) async fn call_all(&self, calls: &[&Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
-        let connected = match self.linked(false).await {
+        let connected = match self.connected_to(false).await {
             Ok(connected) => connected,
             Err(source) => {
                 let failure = Failure::unsent(source);
@@ -305,12 +312,12 @@ impl Node {
             }
         };
         let generation = connected.generation;
-        let filled: Vec<_> = calls.iter().map(|call| self.fill(call, &connected)).collect();
+        let prepared: Vec<_> = calls.iter().map(|call| self.prepare(call, &connected)).collect();
         let sent = Moment::now();
-        let answers = self.loading.run_all(&connected.crowd, &filled, limit).await;
+        let answers = self.script_loader.run_all(&connected.batcher, &prepared, limit).await;
         let reply = |(call, answer): (&&Call<'_>, Result<Value, RedisError>)| {
             if let Err(error) = &answer {
-                self.link.drop_if_spent(generation, error);
+                self.connection.drop_if_spent(generation, error);
             }
             let script = call.script();
             match answer {
@@ -330,8 +337,8 @@ impl Node {
         replies
     }
 
-    fn fill<'a>(&self, call: &'a Call<'a>, connected: &'a Connected) -> Filled<'a> {
-        Filled {
+    fn prepare<'a>(&self, call: &'a Call<'a>, connected: &'a LiveConnection) -> PreparedCall<'a> {
+        PreparedCall {
             call,
             floor: self.floor(),
             clock: if self.floor.seen() == 0 { 0 } else { self.clock() },
@@ -343,7 +350,7 @@ impl Node {
     /// Takes note of an outage that begins or ends. What is returned says so.
     fn note(&self, failure: Option<&Failure>) -> Option<Report> {
         let described = || (Arc::clone(&self.label), self.holds.load(Ordering::Relaxed));
-        match failure.filter(|failure| failure.is_passing()) {
+        match failure.filter(|failure| failure.is_transient()) {
             Some(failure) => {
                 let mut outage = self.outage_lock();
                 // Of another sort, it is the end of the one before.

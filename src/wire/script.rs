@@ -168,7 +168,7 @@ impl<'a> Call<'a> {
 }
 
 /// A call with what only the node knows that it is sent to.
-pub(super) struct Filled<'a> {
+pub(super) struct PreparedCall<'a> {
     pub(super) call: &'a Call<'a>,
     pub(super) floor: u64,
     /// The server's clock; 0 if it is not known.
@@ -178,7 +178,7 @@ pub(super) struct Filled<'a> {
     pub(super) reads: bool,
 }
 
-impl Filled<'_> {
+impl PreparedCall<'_> {
     pub(super) fn by_sha1(&self) -> Cmd {
         self.cmd(if self.reads { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
     }

@@ -16,7 +16,7 @@ const GATHERING: Duration = Duration::from_millis(100);
 
 /// The name of a master, and whom to ask where it is.
 #[derive(Clone, Debug)]
-pub(crate) struct Watched {
+pub(crate) struct SentinelMaster {
     sentinels: Vec<ConnectionInfo>,
     name: String,
     /// What the master wants to be shown. Its address is a placeholder.
@@ -28,21 +28,21 @@ pub(crate) struct Watched {
 
 /// What a sentinel says of the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Said {
+struct MasterReport {
     /// Counts failovers: whoever says more knows of a later one.
     epoch: u64,
     host: String,
     port: u16,
 }
 
-impl Watched {
+impl SentinelMaster {
     /// The name of the master is in place of its host. What it wants to be shown is not what the
     /// sentinels want.
     pub(crate) fn new(
         sentinels: Vec<ConnectionInfo>,
         master: ConnectionInfo,
         limit: Duration,
-    ) -> Result<Watched, RedisError> {
+    ) -> Result<SentinelMaster, RedisError> {
         if sentinels.is_empty() {
             return Err(RedisError::from((ErrorKind::EmptySentinelList, "no sentinel was named")));
         }
@@ -50,7 +50,7 @@ impl Watched {
             let text = "a master's URL is redis://name or rediss://name";
             return Err(RedisError::from((ErrorKind::InvalidClientConfig, text)));
         };
-        Ok(Watched { sentinels, name: name.clone(), master, limit, place: watch::Sender::new(None) })
+        Ok(SentinelMaster { sentinels, name: name.clone(), master, limit, place: watch::Sender::new(None) })
     }
 
     /// What the master is called.
@@ -64,22 +64,22 @@ impl Watched {
         for sentinel in &self.sentinels {
             asked.spawn(self.clone().ask(sentinel.clone()));
         }
-        let mut said = Vec::new();
+        let mut reports = Vec::new();
         let mut failure = too_slow();
         // Half of the time is the master's.
         let mut patience = self.limit / 2;
         while let Ok(Some(answer)) = timeout(patience, asked.join_next()).await {
             match answer {
                 Ok(Ok(one)) => {
-                    said.push(one);
+                    reports.push(one);
                     patience = GATHERING;
                 }
                 Ok(Err(error)) if rank(&error) >= rank(&failure) => failure = error,
                 _ => {}
             }
         }
-        let voices = |one: &Said| said.iter().filter(|other| *other == one).count();
-        let Some(latest) = said.iter().max_by_key(|one| (one.epoch, voices(one))) else {
+        let voices = |one: &MasterReport| reports.iter().filter(|other| *other == one).count();
+        let Some(latest) = reports.iter().max_by_key(|one| (one.epoch, voices(one))) else {
             return Err(failure);
         };
         let master = Client::open(self.at(latest))?;
@@ -126,7 +126,7 @@ impl Watched {
 
     /// Asks as clients should: `SENTINEL MASTERS` lists a master that has been replaced until its replicas have been
     /// told, and it may be alive.
-    async fn ask(self, sentinel: ConnectionInfo) -> Result<Said, RedisError> {
+    async fn ask(self, sentinel: ConnectionInfo) -> Result<MasterReport, RedisError> {
         // Nothing is kept of it: a connection to a sentinel that hangs must not be met again.
         let client = Client::open(sentinel)?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&self.config()).await?;
@@ -141,11 +141,11 @@ impl Watched {
         // Not everybody may ask that; then all know as much as the others.
         let known: HashMap<String, String> = redis::from_redis_value(known).unwrap_or_default();
         let epoch = known.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
-        Ok(Said { epoch, host, port })
+        Ok(MasterReport { epoch, host, port })
     }
 
-    fn at(&self, said: &Said) -> ConnectionInfo {
-        let (mut addr, to) = (self.master.addr().clone(), said.clone());
+    fn at(&self, reports: &MasterReport) -> ConnectionInfo {
+        let (mut addr, to) = (self.master.addr().clone(), reports.clone());
         match &mut addr {
             ConnectionAddr::TcpTls { host, port, .. } => (*host, *port) = (to.host, to.port),
             other => *other = ConnectionAddr::Tcp(to.host, to.port),

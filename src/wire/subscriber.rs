@@ -10,10 +10,10 @@ use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use super::connection::{Connection, too_slow};
-use super::dial::connect;
+use super::endpoint::connect;
 use super::settings::config;
-use super::wake::{Mailbox, Post, State};
-use super::{Ear, Nodes};
+use super::wakeups::{Mailbox, Mailboxes, SubscriptionState};
+use super::{Nodes, WakeupEndpoint};
 
 /// How often a silent subscription is asked whether it still stands.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -23,13 +23,13 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 
 /// What a subscription takes.
 pub(super) struct Subscriber {
-    pub(super) ear: Ear,
+    pub(super) endpoint: WakeupEndpoint,
     pub(super) place: usize,
     pub(super) channel: Arc<str>,
     pub(super) limit: Duration,
     /// What its connections are called in `CLIENT LIST`.
     pub(super) name: Option<Arc<str>>,
-    pub(super) post: Arc<Post>,
+    pub(super) mailboxes: Arc<Mailboxes>,
 }
 
 impl Subscriber {
@@ -42,30 +42,30 @@ impl Subscriber {
                 Ok((client, connection, gone)) => {
                     if std::mem::take(&mut failed) {
                         crate::event::event!(
-                            info, node = %self.ear.label(), "subscribed to wake-ups again"
+                            info, node = %self.endpoint.label(), "subscribed to wake-ups again"
                         );
                     }
                     // Once is enough: what was named is the same server. A subscription that is
                     // made again must not depend on the connection for requests.
                     verified_with = None;
                     pause = PAUSES.0;
-                    self.post.count_made();
-                    self.post.set(self.place, State::Subscribed);
-                    self.post.ring_all();
-                    stands(&self.ear, &client, connection, &gone).await;
-                    self.post.set(self.place, State::Connecting);
+                    self.mailboxes.count_made();
+                    self.mailboxes.set_state(self.place, SubscriptionState::Subscribed);
+                    self.mailboxes.notify_all();
+                    until_lost(&self.endpoint, &client, connection, &gone).await;
+                    self.mailboxes.set_state(self.place, SubscriptionState::Connecting);
                 }
                 Err((state, _error)) => {
                     // Once for an outage, however often it is tried.
                     if !std::mem::replace(&mut failed, true) {
                         crate::event::event!(
                             warn,
-                            node = %self.ear.label(),
+                            node = %self.endpoint.label(),
                             error = %_error,
                             "cannot subscribe to wake-ups of this node: who waits for it looks now and then"
                         );
                     }
-                    self.post.set(self.place, state);
+                    self.mailboxes.set_state(self.place, state);
                 }
             }
             sleep(pause).await;
@@ -77,18 +77,18 @@ impl Subscriber {
     async fn subscribe(
         &self,
         verified_with: Option<&Nodes>,
-    ) -> Result<(Client, MultiplexedConnection, Arc<Notify>), (State, RedisError)> {
+    ) -> Result<(Client, MultiplexedConnection, Arc<Notify>), (SubscriptionState, RedisError)> {
         let gone = Arc::new(Notify::new());
         let opened = timeout(self.limit, self.open(&gone)).await.unwrap_or_else(|_| Err(too_slow()));
-        let (client, connection) = opened.map_err(|error| (State::Failed, error))?;
+        let (client, connection) = opened.map_err(|error| (SubscriptionState::Failed, error))?;
         let Some(node) = verified_with.and_then(Nodes::single) else {
             return Ok((client, connection, gone));
         };
         let id = Uuid::new_v4();
-        let mailbox = Mailbox::new(&self.post, id);
+        let mailbox = Mailbox::new(&self.mailboxes, id);
         let another = || {
             let text = "what is published where requests go is not heard there: it is another server";
-            (State::Elsewhere, RedisError::from((ErrorKind::InvalidClientConfig, text)))
+            (SubscriptionState::Elsewhere, RedisError::from((ErrorKind::InvalidClientConfig, text)))
         };
         match node.publish(&self.channel, &format!("{} verify", id.simple())).await {
             // Without the right to publish nothing is, and no waiter waits for what does not come.
@@ -100,30 +100,30 @@ impl Subscriber {
                 let mut connection = connection;
                 // Or the subscription has broken meanwhile.
                 let is_there = redis::cmd("PING").query_async::<Value>(&mut connection).await.is_ok();
-                return Err(if is_there { another() } else { (State::Failed, too_slow()) });
+                return Err(if is_there { another() } else { (SubscriptionState::Failed, too_slow()) });
             }
             Ok(Some(_)) => {}
-            Err(error) => return Err((State::Failed, error)),
+            Err(error) => return Err((SubscriptionState::Failed, error)),
         }
         tokio::select! {
             heard = timeout(self.limit, mailbox.wait()) => match heard {
                 Ok(_) => Ok((client, connection, gone)),
                 Err(_) => Err(another()),
             },
-            () = gone.notified() => Err((State::Failed, too_slow())),
+            () = gone.notified() => Err((SubscriptionState::Failed, too_slow())),
         }
     }
 
-    /// Connects and subscribes. Messages go to `post`; `gone` is told when the connection breaks.
+    /// Connects and subscribes. Messages go to `mailboxes`; `gone` is told when the connection breaks.
     async fn open(&self, gone: &Arc<Notify>) -> Result<(Client, MultiplexedConnection), RedisError> {
-        let found = self.ear.client().await?;
+        let found = self.endpoint.client().await?;
         let info = found.get_connection_info().clone();
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.set_redis_settings(settings))?;
-        let (post, gone, place) = (Arc::clone(&self.post), Arc::clone(gone), self.place);
+        let (mailboxes, gone, place) = (Arc::clone(&self.mailboxes), Arc::clone(gone), self.place);
         let on_push = move |push: PushInfo| -> Result<(), std::convert::Infallible> {
             match (push.kind, push.data.as_slice()) {
-                (PushKind::Message, [_, Value::BulkString(payload)]) => post.deliver(place, payload),
+                (PushKind::Message, [_, Value::BulkString(payload)]) => mailboxes.deliver(place, payload),
                 (PushKind::Disconnection | PushKind::Unsubscribe, _) => gone.notify_one(),
                 _ => {}
             }
@@ -134,7 +134,7 @@ impl Subscriber {
         if let Some(name) = &self.name {
             Connection::Server(connection.clone()).set_name(name, self.limit).await?;
         }
-        self.ear.connected(&found, &mut connection).await;
+        self.endpoint.connected(&found, &mut connection).await;
         connection.subscribe(&*self.channel).await?;
         Ok((found, connection))
     }
@@ -142,8 +142,13 @@ impl Subscriber {
 
 /// Returns once the subscription does not stand any more, is silent when asked, or would better be
 /// elsewhere.
-async fn stands(ear: &Ear, client: &Client, mut connection: MultiplexedConnection, gone: &Notify) {
-    let moves = ear.moves_from(client);
+async fn until_lost(
+    endpoint: &WakeupEndpoint,
+    client: &Client,
+    mut connection: MultiplexedConnection,
+    gone: &Notify,
+) {
+    let moves = endpoint.moves_from(client);
     tokio::pin!(moves);
     loop {
         tokio::select! {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::mpsc;
 
-use super::crowd::SentFlag;
-use super::{Answers, Call, Failure, Node, Reply};
+use super::batcher::SentFlag;
+use super::{Call, Failure, Node, NodeReplies, Reply};
 
 /// Some of the nodes of a quorum, each by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,25 +50,25 @@ impl NodeSet {
 
 /// What is not known of the requests of one attempt: whether all were answered, and none may run again.
 #[derive(Debug, Default)]
-pub(crate) struct Doubt {
-    under_way: AtomicUsize,
-    unsettled: AtomicBool,
+pub(crate) struct InFlight {
+    unanswered: AtomicUsize,
+    unknown: AtomicBool,
     /// The latest request was given up before it was written.
     withdrawn: AtomicBool,
 }
 
-impl Doubt {
+impl InFlight {
     /// Sends a request to the only node.
     ///
     /// # Cancel safety
     /// Dropped, it is known whether the request was written.
     pub(super) async fn ask(&self, node: &Node, call: &Call<'_>) -> Result<Reply, Failure> {
         self.withdrawn.store(false, Ordering::SeqCst);
-        self.leaves();
-        let mut asking = Asking { doubt: self, sent: SentFlag::default(), is_answered: false };
-        let outcome = node.call(call, &asking.sent).await;
-        asking.is_answered = true;
-        self.learns(&outcome);
+        self.sent();
+        let mut pending = PendingRequest { in_flight: self, sent: SentFlag::default(), is_answered: false };
+        let outcome = node.call(call, &pending.sent).await;
+        pending.is_answered = true;
+        self.record(&outcome);
         outcome
     }
 
@@ -79,49 +79,49 @@ impl Doubt {
     }
 
     /// A request leaves: until its answer is there, nobody knows.
-    pub(crate) fn leaves(&self) {
-        self.under_way.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn sent(&self) {
+        self.unanswered.fetch_add(1, Ordering::SeqCst);
     }
 
     /// What came of it. One that was never answered, or was sent twice, may yet run.
-    pub(super) fn learns(&self, outcome: &Result<Reply, Failure>) {
+    pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
         let doubtful = match outcome {
             Ok(reply) => reply.resent.is_some(),
-            Err(failure) => failure.is_unknown(),
+            Err(failure) => failure.is_indeterminate(),
         };
         if doubtful {
-            self.stays();
+            self.mark_unknown();
         }
-        self.arrives();
+        self.answered();
     }
 
     /// It was answered.
-    pub(crate) fn arrives(&self) {
-        self.under_way.fetch_sub(1, Ordering::SeqCst);
+    pub(crate) fn answered(&self) {
+        self.unanswered.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Whatever came of them: they must be undone.
-    pub(crate) fn stays(&self) {
-        self.unsettled.store(true, Ordering::SeqCst);
+    pub(crate) fn mark_unknown(&self) {
+        self.unknown.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        self.unsettled.load(Ordering::SeqCst) || self.under_way.load(Ordering::SeqCst) > 0
+    pub(crate) fn is_indeterminate(&self) -> bool {
+        self.unknown.load(Ordering::SeqCst) || self.unanswered.load(Ordering::SeqCst) > 0
     }
 }
 
 /// A request to the only node. Dropped before it is written, it leaves no doubt.
-struct Asking<'a> {
-    doubt: &'a Doubt,
+struct PendingRequest<'a> {
+    in_flight: &'a InFlight,
     sent: SentFlag,
     is_answered: bool,
 }
 
-impl Drop for Asking<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         if !self.is_answered && !self.sent.is_set() {
-            self.doubt.withdrawn.store(true, Ordering::SeqCst);
-            self.doubt.arrives();
+            self.in_flight.withdrawn.store(true, Ordering::SeqCst);
+            self.in_flight.answered();
         }
     }
 }
@@ -159,12 +159,12 @@ impl Votes {
         {
             return failure.clone();
         }
-        Failure::no_quorum(Answers::of(&self.labels).with_votes(self.least, self.cast))
+        Failure::no_quorum(NodeReplies::of(&self.labels).with_votes(self.least, self.cast))
     }
 
     /// Among several nodes, "nothing to do" is no answer of one that the request was sent to twice: the first delivery may
     /// have done it.
-    pub(crate) fn doubt_noes(&mut self) {
+    pub(crate) fn doubt_negatives(&mut self) {
         if self.of == 1 {
             return;
         }
@@ -194,14 +194,14 @@ impl Votes {
     }
 
     /// Those that answered with a positive number.
-    pub(crate) fn yeses(&self) -> NodeSet {
+    pub(crate) fn positives(&self) -> NodeSet {
         let is_yes =
             |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number_from(1));
         NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_yes(outcome)).map(|(node, _)| *node))
     }
 
     /// Those who say that there was nothing to do.
-    pub(crate) fn noes(&self) -> NodeSet {
+    pub(crate) fn negatives(&self) -> NodeSet {
         let is_no = |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number(0));
         NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_no(outcome)).map(|(node, _)| *node))
     }

@@ -90,7 +90,7 @@ pub const MUTANTS: &[Mutant] = &[
         name: "half-is-a-majority",
         edits: &[
             Edit {
-                file: "src/wire/nodes.rs",
+                file: "src/wire/quorum.rs",
                 from: "self.count() / 2 + 1",
                 times: 1,
                 to: "self.count() / 2",
@@ -198,15 +198,15 @@ if ends < now + ttl then
         edits: &[
             Edit {
                 file: "src/lease/held.rs",
-                from: "    pub(super) fn give_back(self) {\n        self.attempt.doubt.stays();",
+                from: "    pub(super) fn give_back(self) {\n        self.attempt.in_flight.mark_unknown();",
                 times: 1,
                 to: "    pub(super) fn give_back(self) {\n        self.disarm();",
             },
             Edit {
                 file: "src/lease/held.rs",
-                from: "        self.client.nodes.ask(&call, by, &doubt, Until::Answered).await;",
+                from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
                 times: 1,
-                to: "        let _: (_, _, &Arc<crate::wire::Doubt>) = (call, by, &doubt);",
+                to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
             },
         ],
         setting: MINORITY,
@@ -216,7 +216,7 @@ if ends < now + ttl then
         name: "what-was-dropped-stays",
         edits: &[Edit {
             file: "src/lease/held.rs",
-            from: "        if !self.is_disarmed() {\n            self.expect_strays();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
+            from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
             times: 1,
             to: "        if !self.is_disarmed() && self.lease.is_some() {",
         }],

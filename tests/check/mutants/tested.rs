@@ -137,9 +137,9 @@ pub const TESTED: &[Tested] = &[
         name: "waiters-not-rung-after-resubscribing",
         edits: &[Edit {
             file: "src/wire/subscriber.rs",
-            from: "self.post.ring_all();\n",
+            from: "self.mailboxes.notify_all();\n",
             times: 1,
-            to: "let _: fn(&Post) = Post::ring_all;\n",
+            to: "let _: fn(&Mailboxes) = Mailboxes::notify_all;\n",
         }],
         test: "wakeups::waiters_look_as_soon_as_a_broken_subscription_is_made_again",
     },

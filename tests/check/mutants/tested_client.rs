@@ -108,7 +108,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "evicting-server-accepted-in-silence",
         edits: &[edit(
-            "src/wire/greeting.rs",
+            "src/wire/handshake.rs",
             "(finding.check == Check::Eviction\n                            || finding.check",
             "(finding.check",
         )],

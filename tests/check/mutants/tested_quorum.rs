@@ -124,9 +124,9 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "queue-entry-left-on-a-minority",
         edits: &[Edit {
             file: "src/lease/held.rs",
-            from: "if unanimous && !self.attempt.doubt.is_open() {",
+            from: "if unanimous && !self.attempt.in_flight.is_indeterminate() {",
             times: 1,
-            to: "if !self.attempt.doubt.is_open() {",
+            to: "if !self.attempt.in_flight.is_indeterminate() {",
         }],
         test: "quorum::queue::quorum_release_leaves_the_queue_of_a_node_that_did_not_grant",
     },

@@ -8,8 +8,8 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::crowd::{Answered, Crowd, SentFlag};
-use super::script::Filled;
+use super::batcher::{Batcher, SentFlag, TimedReply};
+use super::script::PreparedCall;
 
 fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
@@ -18,7 +18,7 @@ fn is_unknown_script(error: &RedisError) -> bool {
 /// Sends the source of a script where its SHA1 is not known: after a restart or SCRIPT FLUSH,
 /// 20,000 requests that are under way would else each send some kilobytes.
 #[derive(Debug, Default)]
-pub(super) struct Loading {
+pub(super) struct ScriptLoader {
     tickets: AtomicU64,
     /// The ticket of the request that is sending a source; 0 if none is.
     sender: AtomicU64,
@@ -30,24 +30,24 @@ pub(super) struct Loading {
 
 /// How often a request waits for another one to send a source: about the number of scripts. A
 /// cluster has several servers that may not know them.
-const TURNS: u32 = 8;
+const MAX_WAITS: u32 = 8;
 
 /// How long it waits for that each time, before it sends the source itself. The other request may
 /// belong to a future that is not polled any more, and would keep all requests of its client
 /// waiting.
-const TURN: Duration = Duration::from_millis(250);
+const MAX_WAIT: Duration = Duration::from_millis(250);
 
-impl Loading {
+impl ScriptLoader {
     pub(super) async fn run(
         &self,
-        crowd: &Crowd,
-        call: &Filled<'_>,
+        batcher: &Batcher,
+        call: &PreparedCall<'_>,
         sent: &SentFlag,
-    ) -> Result<Answered, RedisError> {
+    ) -> Result<TimedReply, RedisError> {
         let mut turn = None;
-        for _ in 0..TURNS {
+        for _ in 0..MAX_WAITS {
             let seen = self.sent.load(Ordering::SeqCst);
-            match crowd.send(call.by_sha1(), sent).await {
+            match batcher.send(call.by_sha1(), sent).await {
                 Err(error) if is_unknown_script(&error) => {}
                 answer => return answer,
             }
@@ -57,18 +57,18 @@ impl Loading {
             if self.sent.load(Ordering::SeqCst) != seen {
                 continue; // another request has sent one meanwhile
             }
-            turn = Turn::take(self, 0);
+            turn = LoadTurn::take(self, 0);
             if turn.is_none() {
                 let sender = self.sender.load(Ordering::SeqCst);
-                if timeout(TURN, done).await.is_err() {
-                    turn = Turn::take(self, sender);
+                if timeout(MAX_WAIT, done).await.is_err() {
+                    turn = LoadTurn::take(self, sender);
                 }
             }
             if turn.is_some() {
                 break;
             }
         }
-        let answer = self.send_source(crowd, call, sent).await;
+        let answer = self.send_source(batcher, call, sent).await;
         drop(turn);
         answer
     }
@@ -76,11 +76,11 @@ impl Loading {
     /// At once: those that are queued need it as well.
     async fn send_source(
         &self,
-        crowd: &Crowd,
-        call: &Filled<'_>,
+        batcher: &Batcher,
+        call: &PreparedCall<'_>,
         sent: &SentFlag,
-    ) -> Result<Answered, RedisError> {
-        let answer = crowd.send_at_once(call.by_source(), sent).await;
+    ) -> Result<TimedReply, RedisError> {
+        let answer = batcher.send_at_once(call.by_source(), sent).await;
         self.sent.fetch_add(1, Ordering::SeqCst);
         answer
     }
@@ -90,11 +90,11 @@ impl Loading {
     /// fails then goes by its source.
     pub(super) async fn run_all(
         &self,
-        crowd: &Crowd,
-        calls: &[Filled<'_>],
+        batcher: &Batcher,
+        calls: &[PreparedCall<'_>],
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        let mut answers = crowd.send_all(calls.iter().map(Filled::by_sha1).collect(), limit).await;
+        let mut answers = batcher.send_all(calls.iter().map(PreparedCall::by_sha1).collect(), limit).await;
         for by_source in [false, true] {
             let unknown: Vec<usize> = (0..answers.len())
                 .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
@@ -112,7 +112,7 @@ impl Loading {
                 }
             });
             let again = again.collect();
-            for (index, answer) in unknown.into_iter().zip(crowd.send_all(again, limit).await) {
+            for (index, answer) in unknown.into_iter().zip(batcher.send_all(again, limit).await) {
                 answers[index] = answer;
             }
             self.sent.fetch_add(1, Ordering::SeqCst);
@@ -122,24 +122,24 @@ impl Loading {
 }
 
 /// The right to send a source, until it is dropped or another request has taken it over.
-struct Turn<'a> {
-    loading: &'a Loading,
+struct LoadTurn<'a> {
+    loader: &'a ScriptLoader,
     ticket: u64,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> LoadTurn<'a> {
     /// Takes the turn from the request with this ticket, if that still has it.
-    fn take(loading: &'a Loading, from: u64) -> Option<Turn<'a>> {
-        let ticket = loading.tickets.fetch_add(1, Ordering::SeqCst) + 1;
-        let taken = loading.sender.compare_exchange(from, ticket, Ordering::SeqCst, Ordering::SeqCst);
-        taken.is_ok().then_some(Turn { loading, ticket })
+    fn take(loader: &'a ScriptLoader, from: u64) -> Option<LoadTurn<'a>> {
+        let ticket = loader.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+        let taken = loader.sender.compare_exchange(from, ticket, Ordering::SeqCst, Ordering::SeqCst);
+        taken.is_ok().then_some(LoadTurn { loader, ticket })
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for LoadTurn<'_> {
     fn drop(&mut self) {
         let _taken_over =
-            self.loading.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
-        self.loading.done.notify_waiters();
+            self.loader.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
+        self.loader.done.notify_waiters();
     }
 }

@@ -1,4 +1,4 @@
-//! [`Greeting`]: what is asked on a new connection.
+//! [`Handshake`]: what is asked on a new connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,26 +8,26 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::Facts;
 use super::connection::Connection;
-use super::floor::Floor;
-use super::roster::Roster;
+use super::membership::Membership;
+use super::token_floor::TokenFloor;
 use crate::diagnosis::{Check, Finding};
 use crate::event::event;
 
 /// What is asked on a new connection.
-pub(super) struct Greeting {
+pub(super) struct Handshake {
     pub(super) limit: Duration,
-    pub(super) floor: Arc<Floor>,
-    pub(super) place: Option<(usize, Arc<Roster>)>,
+    pub(super) floor: Arc<TokenFloor>,
+    pub(super) place: Option<(usize, Arc<Membership>)>,
     pub(super) label: Arc<str>,
     /// Whether this client has looked for what endangers locks on the servers behind the node.
     pub(super) examined: Arc<AtomicBool>,
 }
 
-impl Greeting {
+impl Handshake {
     /// Finds out what time it is there, and in a quorum which run of which server it is.
-    pub(super) async fn greet(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
+    pub(super) async fn run(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
         let run = match &self.place {
-            Some((place, roster)) => roster.admit(*place, connection, self.limit).await?,
+            Some((place, membership)) => membership.admit(*place, connection, self.limit).await?,
             None => None,
         };
         match connection.send(&redis::cmd("TIME"), self.limit).await {
@@ -52,7 +52,7 @@ impl Greeting {
         }
         let (connection, label, limit) = (connection.clone(), Arc::clone(&self.label), self.limit);
         let (in_quorum, guarded) = match &self.place {
-            Some((_, roster)) => (true, roster.is_strict()),
+            Some((_, membership)) => (true, membership.is_strict()),
             None => (false, false),
         };
         tokio::spawn(async move {

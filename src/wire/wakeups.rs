@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::strays::Strays;
+use super::late_notifications::LateNotifications;
 use super::subscriber::Subscriber;
-use super::{Ear, NodeSet, Nodes};
+use super::{NodeSet, Nodes, WakeupEndpoint};
 use crate::labels::attempt_id;
 
 /// How long the first node's message waits for those of others, until more than half have sent one.
@@ -30,7 +30,7 @@ const GATHERING: Duration = Duration::from_millis(20);
 pub(crate) struct Wakeups {
     channel: Arc<str>,
     /// One for each node.
-    ears: Option<Vec<Ear>>,
+    wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
     limit: Duration,
     /// What its connections are called in `CLIENT LIST`.
     name: Option<Arc<str>>,
@@ -38,17 +38,17 @@ pub(crate) struct Wakeups {
     verified_with: Option<Arc<Nodes>>,
     /// Where the subscribers live: a waiter's runtime may end before the client does.
     runtime: Handle,
-    post: Arc<Post>,
+    mailboxes: Arc<Mailboxes>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// The mailboxes, and how the subscriptions stand.
 #[derive(Debug)]
-pub(super) struct Post {
-    boxes: Mutex<HashMap<Uuid, Arc<Slot>>>,
-    strays: Strays,
+pub(super) struct Mailboxes {
+    slots: Mutex<HashMap<Uuid, Arc<MailboxSlot>>>,
+    late_notifications: LateNotifications,
     /// How each node's subscription stands.
-    states: watch::Sender<Vec<State>>,
+    states: watch::Sender<Vec<SubscriptionState>>,
     /// How many it takes.
     majority: usize,
     /// Counts subscriptions made; 0 while there are too few.
@@ -57,7 +57,7 @@ pub(super) struct Post {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SubscriptionState {
     Connecting,
     Subscribed,
     Failed,
@@ -66,30 +66,35 @@ pub(super) enum State {
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct MailboxSlot {
     message: Mutex<Option<(String, NodeSet)>>,
     bell: Notify,
 }
 
 impl Wakeups {
     /// To be called on the runtime that the client lives on.
-    pub(crate) fn new(channel: String, ears: Option<Vec<Ear>>, nodes: usize, limit: Duration) -> Wakeups {
-        let post = Post {
-            boxes: Mutex::default(),
-            strays: Strays::default(),
-            states: watch::Sender::new(vec![State::Connecting; nodes]),
+    pub(crate) fn new(
+        channel: String,
+        wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
+        nodes: usize,
+        limit: Duration,
+    ) -> Wakeups {
+        let mailboxes = Mailboxes {
+            slots: Mutex::default(),
+            late_notifications: LateNotifications::default(),
+            states: watch::Sender::new(vec![SubscriptionState::Connecting; nodes]),
             majority: nodes / 2 + 1,
             subscription: AtomicU64::new(0),
             made: AtomicU64::new(0),
         };
         Wakeups {
             channel: channel.into(),
-            ears,
+            wakeup_endpoints,
             limit,
             name: None,
             verified_with: None,
             runtime: Handle::current(),
-            post: Arc::new(post),
+            mailboxes: Arc::new(mailboxes),
             tasks: Mutex::default(),
         }
     }
@@ -113,19 +118,19 @@ impl Wakeups {
 
     /// Whether it subscribes at a place that was named apart.
     pub(crate) fn is_to_be_verified(&self) -> bool {
-        self.verified_with.is_some() && self.ears.is_some()
+        self.verified_with.is_some() && self.wakeup_endpoints.is_some()
     }
 
     /// Where it subscribes, if requests were found to go elsewhere.
     pub(crate) fn elsewhere(&self) -> Option<String> {
-        let states = self.post.states.borrow();
-        let place = states.iter().position(|state| *state == State::Elsewhere)?;
-        self.ears.as_ref()?.get(place).map(Ear::label)
+        let states = self.mailboxes.states.borrow();
+        let place = states.iter().position(|state| *state == SubscriptionState::Elsewhere)?;
+        self.wakeup_endpoints.as_ref()?.get(place).map(WakeupEndpoint::label)
     }
 
     /// Which subscription stands, if one does: on more than half of the nodes.
     pub(crate) fn subscription(&self) -> Option<u64> {
-        match self.post.subscription.load(Ordering::SeqCst) {
+        match self.mailboxes.subscription.load(Ordering::SeqCst) {
             0 => None,
             number => Some(number),
         }
@@ -134,52 +139,55 @@ impl Wakeups {
     /// Subscribes, if that was not begun, and waits until it is done or has failed, for `patience` at most.
     /// False: poll.
     pub(crate) async fn start(&self, patience: Duration) -> bool {
-        let Some(ears) = &self.ears else { return false };
+        let Some(wakeup_endpoints) = &self.wakeup_endpoints else { return false };
         {
             let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
             if tasks.is_empty() {
-                for (place, ear) in ears.iter().enumerate() {
+                for (place, endpoint) in wakeup_endpoints.iter().enumerate() {
                     let subscriber = Subscriber {
-                        ear: ear.clone(),
+                        endpoint: endpoint.clone(),
                         place,
                         channel: Arc::clone(&self.channel),
                         limit: self.limit,
                         name: self.name.clone(),
-                        post: Arc::clone(&self.post),
+                        mailboxes: Arc::clone(&self.mailboxes),
                     };
                     let verified_with = self.verified_with.clone();
                     tasks.push(self.runtime.spawn(subscriber.run(verified_with)));
                 }
             }
         }
-        let mut states = self.post.states.subscribe();
-        let standing = |states: &Vec<State>, state| states.iter().filter(|it| **it == state).count();
-        let majority = self.post.majority;
+        let mut states = self.mailboxes.states.subscribe();
+        let standing =
+            |states: &Vec<SubscriptionState>, state| states.iter().filter(|it| **it == state).count();
+        let majority = self.mailboxes.majority;
         let settled = timeout(
             patience,
             states.wait_for(|states| {
-                standing(states, State::Subscribed) >= majority
-                    || states.len() - standing(states, State::Failed) - standing(states, State::Elsewhere)
+                standing(states, SubscriptionState::Subscribed) >= majority
+                    || states.len()
+                        - standing(states, SubscriptionState::Failed)
+                        - standing(states, SubscriptionState::Elsewhere)
                         < majority
             }),
         )
         .await;
-        matches!(settled, Ok(Ok(states)) if standing(&states, State::Subscribed) >= majority)
+        matches!(settled, Ok(Ok(states)) if standing(&states, SubscriptionState::Subscribed) >= majority)
     }
 
     /// A mailbox for the messages that begin with this id.
     pub(crate) fn mailbox(&self, id: Uuid) -> Mailbox {
-        Mailbox::new(&self.post, id)
+        Mailbox::new(&self.mailboxes, id)
     }
 
     /// What to do about a message from a node that still comes for this id, for as long as one may.
-    pub(crate) fn expect_stray(&self, id: Uuid, answer: impl Fn(usize) + Send + 'static) {
-        self.post.strays.expect(id, Box::new(answer));
+    pub(crate) fn expect_late_notifications(&self, id: Uuid, answer: impl Fn(usize) + Send + 'static) {
+        self.mailboxes.late_notifications.expect(id, Box::new(answer));
     }
 
     /// How many mailboxes there are: none once nobody waits.
-    pub(crate) fn mailboxes(&self) -> usize {
-        self.post.boxes().len()
+    pub(crate) fn mailbox_count(&self) -> usize {
+        self.mailboxes.slots().len()
     }
 }
 
@@ -195,15 +203,15 @@ impl Drop for Wakeups {
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: Uuid,
-    slot: Arc<Slot>,
-    post: Arc<Post>,
+    slot: Arc<MailboxSlot>,
+    mailboxes: Arc<Mailboxes>,
 }
 
 impl Mailbox {
-    pub(super) fn new(post: &Arc<Post>, id: Uuid) -> Mailbox {
-        let slot = Arc::new(Slot::default());
-        post.boxes().insert(id, Arc::clone(&slot));
-        Mailbox { id, slot, post: Arc::clone(post) }
+    pub(super) fn new(mailboxes: &Arc<Mailboxes>, id: Uuid) -> Mailbox {
+        let slot = Arc::new(MailboxSlot::default());
+        mailboxes.slots().insert(id, Arc::clone(&slot));
+        Mailbox { id, slot, mailboxes: Arc::clone(mailboxes) }
     }
 
     /// Waits for a message, of several nodes from more than half of them or what comes soon after the first. `None`:
@@ -218,7 +226,7 @@ impl Mailbox {
         }
         if self.slot.senders() > 0 {
             let _few = timeout(GATHERING, async {
-                while self.slot.senders() < self.post.majority {
+                while self.slot.senders() < self.mailboxes.majority {
                     self.slot.bell.notified().await;
                 }
             })
@@ -230,14 +238,14 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        self.post.boxes().remove(&self.id);
+        self.mailboxes.slots().remove(&self.id);
     }
 }
 
-impl Post {
+impl Mailboxes {
     /// Poisoning does not matter: nothing under this lock panics.
-    fn boxes(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Slot>>> {
-        self.boxes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slots(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<MailboxSlot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
@@ -245,14 +253,14 @@ impl Post {
         else {
             return; // not one of ours: anybody may publish
         };
-        let boxes = self.boxes();
+        let slots = self.slots();
         for id in attempts.split(',').filter_map(attempt_id) {
-            match boxes.get(&id) {
+            match slots.get(&id) {
                 Some(slot) => {
                     slot.put(place, rest);
                     slot.bell.notify_one();
                 }
-                None => self.strays.hear(id, place),
+                None => self.late_notifications.receive(id, place),
             }
         }
     }
@@ -263,24 +271,24 @@ impl Post {
     }
 
     /// Takes note of how a node's subscription stands.
-    pub(super) fn set(&self, place: usize, state: State) {
+    pub(super) fn set_state(&self, place: usize, state: SubscriptionState) {
         self.states.send_modify(|states| {
             states[place] = state;
-            let standing = states.iter().filter(|state| **state == State::Subscribed).count();
+            let standing = states.iter().filter(|state| **state == SubscriptionState::Subscribed).count();
             let number = if standing >= self.majority { self.made.load(Ordering::SeqCst) } else { 0 };
             self.subscription.store(number, Ordering::SeqCst);
         });
     }
 
     /// Has all waiters look: messages may have been missed.
-    pub(super) fn ring_all(&self) {
-        for slot in self.boxes().values() {
+    pub(super) fn notify_all(&self) {
+        for slot in self.slots().values() {
             slot.bell.notify_one();
         }
     }
 }
 
-impl Slot {
+impl MailboxSlot {
     fn put(&self, place: usize, message: &str) {
         let mut slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
         let senders = slot.take().map_or(NodeSet::of([]), |(_, senders)| senders);
@@ -290,9 +298,9 @@ impl Slot {
     /// The message, and the ring that came with it.
     fn take(&self) -> Option<String> {
         let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let rung = self.bell.notified();
-        tokio::pin!(rung);
-        rung.enable();
+        let notified = self.bell.notified();
+        tokio::pin!(notified);
+        notified.enable();
         message.map(|(message, _)| message)
     }
 

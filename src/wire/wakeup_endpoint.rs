@@ -9,39 +9,39 @@ use redis::{Client, RedisError};
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
 #[cfg(feature = "sentinel")]
-use super::sentinel::Watched;
+use super::sentinel::SentinelMaster;
 
 /// One place to subscribe at.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
-pub(crate) enum Ear {
+pub(crate) enum WakeupEndpoint {
     Server(Client),
     #[cfg(feature = "sentinel")]
-    Sentinel(std::sync::Arc<Watched>),
+    Sentinel(std::sync::Arc<SentinelMaster>),
     /// Any server hears what is published on any.
     #[cfg(feature = "cluster")]
     Cluster(Arc<Seeds>),
 }
 
-impl Ear {
+impl WakeupEndpoint {
     pub(super) async fn client(&self) -> Result<Client, RedisError> {
         match self {
-            Ear::Server(client) => Ok(client.clone()),
+            WakeupEndpoint::Server(client) => Ok(client.clone()),
             #[cfg(feature = "sentinel")]
-            Ear::Sentinel(watched) => watched.master().await,
+            WakeupEndpoint::Sentinel(sentinel) => sentinel.master().await,
             #[cfg(feature = "cluster")]
-            Ear::Cluster(seeds) => seeds.next(),
+            WakeupEndpoint::Cluster(seeds) => seeds.next(),
         }
     }
 
-    /// For people, as [`Dial::label`](super::Dial::label) has it.
+    /// For people, as [`Endpoint::label`](super::Endpoint::label) has it.
     pub(super) fn label(&self) -> String {
         match self {
-            Ear::Server(client) => client.get_connection_info().addr().to_string(),
+            WakeupEndpoint::Server(client) => client.get_connection_info().addr().to_string(),
             #[cfg(feature = "sentinel")]
-            Ear::Sentinel(watched) => watched.name().to_owned(),
+            WakeupEndpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
             #[cfg(feature = "cluster")]
-            Ear::Cluster(_) => "cluster".to_owned(),
+            WakeupEndpoint::Cluster(_) => "cluster".to_owned(),
         }
     }
 
@@ -49,7 +49,7 @@ impl Ear {
     pub(super) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
         match self {
             #[cfg(feature = "cluster")]
-            Ear::Cluster(seeds) => seeds.learn(connection, client).await,
+            WakeupEndpoint::Cluster(seeds) => seeds.learn(connection, client).await,
             _ => {
                 let _ = (client, connection);
             }
@@ -60,7 +60,7 @@ impl Ear {
     pub(super) async fn moves_from(&self, client: &Client) {
         match self {
             #[cfg(feature = "sentinel")]
-            Ear::Sentinel(watched) => watched.moves_from(client).await,
+            WakeupEndpoint::Sentinel(sentinel) => sentinel.moves_from(client).await,
             _ => {
                 let _ = client;
                 std::future::pending().await

@@ -1,4 +1,4 @@
-//! The failures of nodes: [`Answers`] of several that did not agree, and since when nodes fail.
+//! The failures of nodes: [`NodeReplies`] of several that did not agree, and since when nodes fail.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::error::{Context, NodeAnswer, NodeOutcome};
 
 /// What each node of a quorum came to, by its address.
 #[derive(Clone, Debug)]
-pub(crate) struct Answers(Vec<(String, Answered)>);
+pub(crate) struct NodeReplies(Vec<(String, NodeReply)>);
 
 #[derive(Clone, Debug)]
-pub(crate) enum Answered {
+pub(crate) enum NodeReply {
     Granted,
     Refused,
     /// It was not asked, or its answer was not waited for.
@@ -23,13 +23,13 @@ pub(crate) enum Answered {
     Failed(Failure),
 }
 
-impl Answers {
+impl NodeReplies {
     /// Of these nodes, nobody has been asked yet.
-    pub(crate) fn of(labels: &[String]) -> Answers {
-        Answers(labels.iter().map(|label| (label.clone(), Answered::Pending)).collect())
+    pub(crate) fn of(labels: &[String]) -> NodeReplies {
+        NodeReplies(labels.iter().map(|label| (label.clone(), NodeReply::Pending)).collect())
     }
 
-    pub(crate) fn with(mut self, node: usize, answer: Answered) -> Answers {
+    pub(crate) fn with(mut self, node: usize, answer: NodeReply) -> NodeReplies {
         if let Some((_, before)) = self.0.get_mut(node) {
             *before = answer;
         }
@@ -38,11 +38,11 @@ impl Answers {
 
     /// Takes what nodes said to one request, where a "yes" is a number of at least `least`, or a
     /// longer answer.
-    pub(crate) fn with_votes(self, least: i64, votes: Vec<Vote>) -> Answers {
+    pub(crate) fn with_votes(self, least: i64, votes: Vec<Vote>) -> NodeReplies {
         votes.into_iter().fold(self, |answers, (node, outcome)| {
             let answer = match outcome {
                 Ok(reply) => answered(&reply, least),
-                Err(failure) => Answered::Failed(failure),
+                Err(failure) => NodeReply::Failed(failure),
             };
             answers.with(node, answer)
         })
@@ -50,7 +50,7 @@ impl Answers {
 
     pub(crate) fn failures(&self) -> impl Iterator<Item = &Failure> {
         self.0.iter().filter_map(|(_, answer)| match answer {
-            Answered::Failed(failure) => Some(failure),
+            NodeReply::Failed(failure) => Some(failure),
             _ => None,
         })
     }
@@ -62,12 +62,12 @@ impl Answers {
 
     /// The same for the caller of an operation.
     pub(crate) fn outcomes(self, context: &Context) -> Vec<NodeOutcome> {
-        let outcome = |(node, answer): (String, Answered)| {
+        let outcome = |(node, answer): (String, NodeReply)| {
             let answer = match answer {
-                Answered::Granted => NodeAnswer::Granted,
-                Answered::Refused => NodeAnswer::Refused,
-                Answered::Pending => NodeAnswer::Pending,
-                Answered::Failed(failure) => NodeAnswer::failed(failure.error(context.clone().on(&node))),
+                NodeReply::Granted => NodeAnswer::Granted,
+                NodeReply::Refused => NodeAnswer::Refused,
+                NodeReply::Pending => NodeAnswer::Pending,
+                NodeReply::Failed(failure) => NodeAnswer::failed(failure.error(context.clone().on(&node))),
             };
             NodeOutcome { node, answer }
         };
@@ -87,21 +87,21 @@ impl Nodes {
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();
         // One more than may fail.
-        let since = *begins.get(self.spare())?;
+        let since = *begins.get(self.max_failures())?;
         let answers =
-            outages.into_iter().fold(Answers::of(&self.labels), |answers, ((_, failure), place)| {
-                answers.with(place, Answered::Failed(failure))
+            outages.into_iter().fold(NodeReplies::of(&self.labels), |answers, ((_, failure), place)| {
+                answers.with(place, NodeReply::Failed(failure))
             });
         Some((since, Failure::no_quorum(answers)))
     }
 }
 
-fn answered(reply: &Reply, least: i64) -> Answered {
+fn answered(reply: &Reply, least: i64) -> NodeReply {
     match &reply.value {
-        Value::Int(number) if *number >= least => Answered::Granted,
+        Value::Int(number) if *number >= least => NodeReply::Granted,
         // What a script sees of a lock; a busy lock is answered with two integers.
-        Value::Array(items) if items.len() > 2 && items.first() == Some(&Value::Int(1)) => Answered::Granted,
-        Value::Int(_) | Value::Array(_) => Answered::Refused,
-        _ => Answered::Failed(reply.unexpected()),
+        Value::Array(items) if items.len() > 2 && items.first() == Some(&Value::Int(1)) => NodeReply::Granted,
+        Value::Int(_) | Value::Array(_) => NodeReply::Refused,
+        _ => NodeReply::Failed(reply.unexpected()),
     }
 }

@@ -11,27 +11,27 @@ use tokio::time::timeout;
 use super::connection::UNLIMITED;
 use super::connection::{Connection, too_slow};
 #[cfg(feature = "sentinel")]
-use super::sentinel::Watched;
+use super::sentinel::SentinelMaster;
 use super::settings::config;
 
 /// A way to connect.
 #[derive(Clone)]
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
-pub(crate) enum Dial {
+pub(crate) enum Endpoint {
     Server(Client),
     /// The settings of an application's pool, not its places: a connection is made beside them, so that
     /// nobody who empties the pool keeps a lease from being renewed.
     #[cfg(feature = "pool")]
     Pool(deadpool_redis::Pool),
     #[cfg(feature = "sentinel")]
-    Sentinel(std::sync::Arc<Watched>),
+    Sentinel(std::sync::Arc<SentinelMaster>),
     #[cfg(feature = "cluster")]
     Cluster(std::sync::Arc<redis::cluster::ClusterClient>),
     #[cfg(all(feature = "cluster", feature = "pool"))]
     ClusterPool(deadpool_redis::cluster::Pool),
 }
 
-impl Dial {
+impl Endpoint {
     /// A connection, called `name` in `CLIENT LIST` if there is one.
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
         let connection = timeout(limit, self.dial(limit)).await.map_err(|_| too_slow())??;
@@ -43,26 +43,26 @@ impl Dial {
 
     async fn dial(&self, limit: Duration) -> Result<Connection, RedisError> {
         let connection = match self {
-            Dial::Server(client) => connect(client, &unlimited(limit)).await?,
+            Endpoint::Server(client) => connect(client, &unlimited(limit)).await?,
             #[cfg(feature = "pool")]
-            Dial::Pool(pool) => {
+            Endpoint::Pool(pool) => {
                 let mut connection = deadpool::managed::Manager::create(pool.manager()).await?;
                 connection.set_response_timeout(UNLIMITED); // it has one, which cannot be removed
                 connection
             }
             #[cfg(feature = "sentinel")]
-            Dial::Sentinel(watched) => {
-                let master = watched.master().await?;
+            Endpoint::Sentinel(sentinel) => {
+                let master = sentinel.master().await?;
                 let connection = connect(&master, &unlimited(limit)).await?;
-                watched.leads_to(&master);
+                sentinel.leads_to(&master);
                 connection
             }
             #[cfg(feature = "cluster")]
-            Dial::Cluster(client) => {
+            Endpoint::Cluster(client) => {
                 return client.get_async_connection().await.map(Connection::Cluster);
             }
             #[cfg(all(feature = "cluster", feature = "pool"))]
-            Dial::ClusterPool(pool) => {
+            Endpoint::ClusterPool(pool) => {
                 return deadpool::managed::Manager::create(pool.manager()).await.map(Connection::Cluster);
             }
         };
@@ -81,16 +81,16 @@ impl Dial {
         }
         let server = match &self {
             #[cfg(feature = "sentinel")]
-            Dial::Sentinel(watched) => {
-                Dial::Server(timeout(limit, watched.master()).await.map_err(|_| too_slow())??)
+            Endpoint::Sentinel(sentinel) => {
+                Endpoint::Server(timeout(limit, sentinel.master()).await.map_err(|_| too_slow())??)
             }
             server => (*server).clone(),
         };
         let (one, second) =
             tokio::try_join!(server.clone().connect(limit, name), server.clone().connect(limit, name))?;
         #[cfg(feature = "sentinel")]
-        if let (Dial::Sentinel(watched), Dial::Server(master)) = (&self, &server) {
-            watched.leads_to(master);
+        if let (Endpoint::Sentinel(sentinel), Endpoint::Server(master)) = (&self, &server) {
+            sentinel.leads_to(master);
         }
         Ok((one, Some(second)))
     }
@@ -98,15 +98,15 @@ impl Dial {
     /// For people: the address, as far as one is known that stays.
     pub(crate) fn label(&self) -> String {
         match self {
-            Dial::Server(client) => client.get_connection_info().addr().to_string(),
+            Endpoint::Server(client) => client.get_connection_info().addr().to_string(),
             #[cfg(feature = "pool")]
-            Dial::Pool(_) => "pool".to_owned(),
+            Endpoint::Pool(_) => "pool".to_owned(),
             #[cfg(feature = "sentinel")]
-            Dial::Sentinel(watched) => watched.name().to_owned(),
+            Endpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
             #[cfg(feature = "cluster")]
-            Dial::Cluster(_) => "cluster".to_owned(),
+            Endpoint::Cluster(_) => "cluster".to_owned(),
             #[cfg(all(feature = "cluster", feature = "pool"))]
-            Dial::ClusterPool(_) => "cluster".to_owned(),
+            Endpoint::ClusterPool(_) => "cluster".to_owned(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Dial {
     pub(super) fn finds_master(&self) -> bool {
         match self {
             #[cfg(feature = "sentinel")]
-            Dial::Sentinel(_) => true,
+            Endpoint::Sentinel(_) => true,
             _ => false,
         }
     }
@@ -128,15 +128,15 @@ impl Dial {
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
-            Dial::Cluster(_) => true,
+            Endpoint::Cluster(_) => true,
             #[cfg(all(feature = "cluster", feature = "pool"))]
-            Dial::ClusterPool(_) => true,
+            Endpoint::ClusterPool(_) => true,
             _ => false,
         }
     }
 }
 
-impl fmt::Debug for Dial {
+impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_cluster() { "Cluster" } else { "Server" })
     }

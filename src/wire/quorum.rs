@@ -1,7 +1,7 @@
 //! The nodes that decide together: one, or several of which more than half must agree
 //! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 
-mod failures;
+mod node_replies;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::too_slow;
 use super::votes::Vote;
-use super::{Call, Doubt, Facts, Failure, Node, NodeSet, Reply, Votes};
+use super::{Call, Facts, Failure, InFlight, Node, NodeSet, Reply, Votes};
 use crate::event::Report;
 
-pub(crate) use failures::{Answered, Answers};
+pub(crate) use node_replies::{NodeReplies, NodeReply};
 
 /// How long a "no" waits for those who have not answered: what they say of it need not be undone
 /// then.
@@ -25,11 +25,11 @@ const GRACE: Duration = Duration::from_millis(50);
 
 /// Whom to wait for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Until {
+pub(crate) enum WaitFor {
     /// Until more than half say yes, which is a number of at least this, or cannot any more.
-    Decided(i64),
+    Majority(i64),
     /// Until all have answered or failed.
-    Answered,
+    All,
 }
 
 /// One node, or several.
@@ -92,9 +92,9 @@ impl Nodes {
     }
 
     /// Counts a hold for as long as what this returns lives.
-    pub(crate) fn count_hold(&self) -> Counted {
+    pub(crate) fn count_hold(&self) -> HoldCount {
         self.holds.fetch_add(1, Ordering::Relaxed);
-        Counted(Arc::clone(&self.holds))
+        HoldCount(Arc::clone(&self.holds))
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -106,7 +106,7 @@ impl Nodes {
     }
 
     /// So many may be away, and the others decide.
-    pub(crate) fn spare(&self) -> usize {
+    pub(crate) fn max_failures(&self) -> usize {
         self.count() - self.majority()
     }
 
@@ -139,7 +139,7 @@ impl Nodes {
             return None;
         }
         let clocks = self.all.iter().map(|node| node.clock()).collect();
-        let now = middle(clocks, self.majority())?;
+        let now = median_clock(clocks, self.majority())?;
         Some(now.max(self.accepted.load(Ordering::Relaxed) + 1))
     }
 
@@ -206,42 +206,42 @@ impl Nodes {
     /// Sends a request to some nodes at a time, each of which has its own time limit.
     ///
     /// # Cancel safety
-    /// Requests that have left go on, and `doubt` knows of them: of the only node, also whether one
+    /// Requests that have left go on, and `in_flight` knows of them: of the only node, also whether one
     /// has.
     pub(crate) async fn ask(
         &self,
         call: &Call<'_>,
         among: NodeSet,
-        doubt: &Arc<Doubt>,
-        until: Until,
+        in_flight: &Arc<InFlight>,
+        wait_for: WaitFor,
     ) -> Votes {
         if let Some(node) = self.single() {
-            let outcome = doubt.ask(node, call).await;
-            return self.votes(vec![(0, outcome)], until);
+            let outcome = in_flight.ask(node, call).await;
+            return self.votes(vec![(0, outcome)], wait_for);
         }
         let call = Arc::new(call.to_owned());
         // Each sends once, so that nobody ever waits.
         let (sender, mut answers) = mpsc::channel(among.len().max(1));
         for (place, node) in self.all.iter().enumerate().filter(|(place, _)| among.contains(*place)) {
-            doubt.leaves();
-            let (node, call, doubt, sender) =
-                (Arc::clone(node), Arc::clone(&call), Arc::clone(doubt), sender.clone());
+            in_flight.sent();
+            let (node, call, in_flight, sender) =
+                (Arc::clone(node), Arc::clone(&call), Arc::clone(in_flight), sender.clone());
             self.runtime.spawn(async move {
                 let outcome = node.vote(&call).await;
-                doubt.learns(&outcome);
+                in_flight.record(&outcome);
                 let _decided_without_it = sender.send((place, outcome)).await;
             });
         }
         drop(sender);
         let replicas = call.replicas().map_or(0, |(count, _)| count);
-        let mut votes = self.votes(Vec::new(), until);
+        let mut votes = self.votes(Vec::new(), wait_for);
         let grace = sleep(Duration::MAX);
         tokio::pin!(grace);
         let mut refused = false;
         loop {
             let pending = among.len() - votes.cast.len();
-            if let Until::Decided(least) = until {
-                let yes = votes.cast.iter().filter(|(_, vote)| says_yes(vote, least)).count();
+            if let WaitFor::Majority(least) = wait_for {
+                let yes = votes.cast.iter().filter(|(_, vote)| is_positive(vote, least)).count();
                 if yes >= self.majority() {
                     break;
                 }
@@ -313,7 +313,7 @@ impl Nodes {
                 match timeout(limit, node.call_all(&its, limit)).await {
                     Ok(outcomes) => numbers.into_iter().zip(outcomes).collect(),
                     Err(_) => {
-                        let late = its.iter().map(|_| Err(Failure::unknown(too_slow())));
+                        let late = its.iter().map(|_| Err(Failure::indeterminate(too_slow())));
                         numbers.into_iter().zip(late).collect()
                     }
                 }
@@ -329,34 +329,34 @@ impl Nodes {
         votes
     }
 
-    fn votes(&self, cast: Vec<Vote>, until: Until) -> Votes {
-        let least = if let Until::Decided(least) = until { least } else { 1 };
+    fn votes(&self, cast: Vec<Vote>, wait_for: WaitFor) -> Votes {
+        let least = if let WaitFor::Majority(least) = wait_for { least } else { 1 };
         Votes { labels: Arc::clone(&self.labels), of: self.count(), least, cast, rest: None }
     }
 }
 
 /// A hold, counted.
-pub(crate) struct Counted(Arc<AtomicUsize>);
+pub(crate) struct HoldCount(Arc<AtomicUsize>);
 
-impl Drop for Counted {
+impl Drop for HoldCount {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Of the nodes' clocks, not the latest: one that is far ahead must not be believed.
-pub(crate) fn middle(mut clocks: Vec<u64>, majority: usize) -> Option<u64> {
+pub(crate) fn median_clock(mut clocks: Vec<u64>, majority: usize) -> Option<u64> {
     clocks.sort_unstable();
     clocks.get(majority - 1).copied()
 }
 
-fn says_yes(vote: &Result<Reply, Failure>, least: i64) -> bool {
+fn is_positive(vote: &Result<Reply, Failure>, least: i64) -> bool {
     vote.as_ref().is_ok_and(|reply| reply.is_number_from(least))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Dial;
+    use super::super::Endpoint;
     use super::*;
 
     const DAY: u64 = 86_400_000_000;
@@ -367,7 +367,7 @@ mod tests {
     fn with_clocks(clocks: &[Option<u64>]) -> Nodes {
         let node = |clock: &Option<u64>| {
             let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
-            let node = Node::new(Dial::Server(client), Duration::from_secs(1), false, None, None);
+            let node = Node::new(Endpoint::Server(client), Duration::from_secs(1), false, None, None);
             if let Some(clock) = clock {
                 node.observe(*clock);
             }

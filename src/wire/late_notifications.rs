@@ -24,9 +24,9 @@ type Answer = Box<dyn Fn(usize) + Send>;
 /// Who has been queued and is gone. A server that was set back to an earlier state, and a replica that has not heard of it,
 /// still have them in a queue, and would keep a lock for each of them, one after the other.
 #[derive(Default)]
-pub(super) struct Strays(Mutex<VecDeque<Gone>>);
+pub(super) struct LateNotifications(Mutex<VecDeque<FormerWaiter>>);
 
-struct Gone {
+struct FormerWaiter {
     id: Uuid,
     since: Moment,
     answer: Answer,
@@ -34,7 +34,7 @@ struct Gone {
     answered: Vec<(usize, Moment)>,
 }
 
-impl Gone {
+impl FormerWaiter {
     /// Takes note of a message, unless one of the same node was answered just before.
     fn note(&mut self, place: usize) -> bool {
         let now = Moment::now();
@@ -52,20 +52,20 @@ impl Gone {
     }
 }
 
-impl Strays {
+impl LateNotifications {
     pub(super) fn expect(&self, id: Uuid, answer: Answer) {
         let now = Moment::now();
-        let mut gone = self.gone();
-        let is_over = |it: &Gone| now.since(it.since) > QUEUES_LAST;
-        while gone.len() >= MOST || gone.front().is_some_and(is_over) {
-            gone.pop_front();
+        let mut former_waiters = self.former_waiters();
+        let is_over = |it: &FormerWaiter| now.since(it.since) > QUEUES_LAST;
+        while former_waiters.len() >= MOST || former_waiters.front().is_some_and(is_over) {
+            former_waiters.pop_front();
         }
-        gone.push_back(Gone { id, since: now, answer, answered: Vec::new() });
+        former_waiters.push_back(FormerWaiter { id, since: now, answer, answered: Vec::new() });
     }
 
     /// A message has come for one who does not wait.
-    pub(super) fn hear(&self, id: Uuid, place: usize) {
-        if let Some(it) = self.gone().iter_mut().find(|it| it.id == id)
+    pub(super) fn receive(&self, id: Uuid, place: usize) {
+        if let Some(it) = self.former_waiters().iter_mut().find(|it| it.id == id)
             && it.note(place)
         {
             (it.answer)(place);
@@ -73,14 +73,14 @@ impl Strays {
     }
 
     /// Poisoning does not matter: what is in here is whole at any time.
-    fn gone(&self) -> MutexGuard<'_, VecDeque<Gone>> {
+    fn former_waiters(&self) -> MutexGuard<'_, VecDeque<FormerWaiter>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Strays {
+impl fmt::Debug for LateNotifications {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Strays").field(&self.gone().len()).finish()
+        f.debug_tuple("Strays").field(&self.former_waiters().len()).finish()
     }
 }
 
@@ -93,28 +93,30 @@ mod tests {
 
     #[test]
     fn the_latest_are_remembered() {
-        let (strays, heard) = (Strays::default(), Arc::new(AtomicUsize::new(0)));
+        let (late_notifications, received) = (LateNotifications::default(), Arc::new(AtomicUsize::new(0)));
         let ids: Vec<Uuid> = (0..=MOST).map(|_| Uuid::new_v4()).collect();
         for id in &ids {
-            let heard = Arc::clone(&heard);
-            strays.expect(*id, Box::new(move |place| _ = heard.fetch_add(place, Ordering::Relaxed)));
+            let received = Arc::clone(&received);
+            late_notifications
+                .expect(*id, Box::new(move |place| _ = received.fetch_add(place, Ordering::Relaxed)));
         }
-        strays.hear(ids[0], 1);
-        assert_eq!(heard.load(Ordering::Relaxed), 0);
-        strays.hear(ids[1], 1);
-        strays.hear(ids[MOST], 2);
-        strays.hear(Uuid::new_v4(), 4);
-        assert_eq!(heard.load(Ordering::Relaxed), 3);
+        late_notifications.receive(ids[0], 1);
+        assert_eq!(received.load(Ordering::Relaxed), 0);
+        late_notifications.receive(ids[1], 1);
+        late_notifications.receive(ids[MOST], 2);
+        late_notifications.receive(Uuid::new_v4(), 4);
+        assert_eq!(received.load(Ordering::Relaxed), 3);
     }
 
     #[test]
     fn a_flood_of_messages_of_one_node_is_answered_once() {
-        let (strays, heard, id) = (Strays::default(), Arc::new(AtomicUsize::new(0)), Uuid::new_v4());
-        let count = Arc::clone(&heard);
-        strays.expect(id, Box::new(move |place| _ = count.fetch_add(place, Ordering::Relaxed)));
-        (0..100).for_each(|_| strays.hear(id, 1));
-        strays.hear(id, 10);
+        let (late_notifications, received, id) =
+            (LateNotifications::default(), Arc::new(AtomicUsize::new(0)), Uuid::new_v4());
+        let count = Arc::clone(&received);
+        late_notifications.expect(id, Box::new(move |place| _ = count.fetch_add(place, Ordering::Relaxed)));
+        (0..100).for_each(|_| late_notifications.receive(id, 1));
+        late_notifications.receive(id, 10);
         // 100 of them take far less than a pause.
-        assert_eq!(heard.load(Ordering::Relaxed), 11);
+        assert_eq!(received.load(Ordering::Relaxed), 11);
     }
 }

@@ -10,13 +10,13 @@ const STEP: u64 = 10_000_000;
 
 /// The latest server time known, in microseconds, and never one that went back.
 #[derive(Debug, Default)]
-pub(super) struct Floor {
+pub(super) struct TokenFloor {
     highest: AtomicU64,
     /// By how much the server's clock is ahead of ours, as far as was seen on this connection.
     ahead: AtomicI64,
 }
 
-impl Floor {
+impl TokenFloor {
     /// The latest time that was seen.
     pub(super) fn seen(&self) -> u64 {
         self.highest.load(Ordering::Relaxed)
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_floor_rises_in_steps_and_never_falls() {
-        let floor = Floor::default();
+        let floor = TokenFloor::default();
         floor.raise(1_000_000_000);
         floor.observe(1_000_000_000 + STEP);
         assert_eq!(floor.seen(), 1_000_000_000, "not for every answer");
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_floor_goes_on_with_the_clock() {
-        let floor = Floor::default();
+        let floor = TokenFloor::default();
         floor.raise(1_000_000_000);
         floor.ahead.fetch_add(50, Ordering::Relaxed); // as if so much had passed
         assert_eq!(floor.seen(), 1_000_000_000);
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_late_answer_does_not_set_the_clock_back() {
-        let floor = Floor::default();
+        let floor = TokenFloor::default();
         floor.raise(1_000_000_000);
         floor.observe(999_000_000);
         assert!(floor.now() >= 1_000_000_000);

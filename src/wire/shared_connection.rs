@@ -8,10 +8,10 @@ use redis::RedisError;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
+use super::batcher::Batcher;
 use super::connection::too_slow;
-use super::crowd::Crowd;
-use super::dial::Dial;
-use super::greeting::Greeting;
+use super::endpoint::Endpoint;
+use super::handshake::Handshake;
 use super::refusal::{is_demoted, lacks_replicas};
 
 /// How often it is looked whether a connection still leads to the master.
@@ -26,8 +26,8 @@ const RENAME: Duration = Duration::from_secs(30);
 /// To wait for replicas, there is a second one: whoever comes behind on the same connection would wait as well. Both are
 /// made together and dropped together, so that a grant is never on another server than its renewals.
 #[derive(Clone, Debug)]
-pub(super) struct Link {
-    dial: Dial,
+pub(super) struct SharedConnection {
+    endpoint: Endpoint,
     limit: Duration,
     /// What its connections are called in `CLIENT LIST`.
     name: Option<Arc<str>>,
@@ -45,8 +45,8 @@ pub(super) struct Link {
 
 /// A connection and which one it is.
 #[derive(Clone, Debug)]
-pub(super) struct Connected {
-    pub(super) crowd: Crowd,
+pub(super) struct LiveConnection {
+    pub(super) batcher: Batcher,
     pub(super) generation: u64,
     /// Which run of which server it leads to, where that was asked for.
     pub(super) run: Option<Arc<str>>,
@@ -54,17 +54,22 @@ pub(super) struct Connected {
 
 /// What was connected together, under one generation.
 #[derive(Debug)]
-struct Pair {
-    shared: Connected,
+struct ConnectionPair {
+    shared: LiveConnection,
     /// For requests that wait for replicas, if there are any.
-    second: Option<Connected>,
+    second: Option<LiveConnection>,
 }
 
-impl Link {
+impl SharedConnection {
     /// To be called on the runtime that the client lives on. If it `confirms`, replicas are waited for from the start.
-    pub(super) fn new(dial: Dial, limit: Duration, confirms: bool, name: Option<Arc<str>>) -> Link {
-        Link {
-            dial,
+    pub(super) fn new(
+        endpoint: Endpoint,
+        limit: Duration,
+        confirms: bool,
+        name: Option<Arc<str>>,
+    ) -> SharedConnection {
+        SharedConnection {
+            endpoint,
             limit,
             name,
             runtime: Handle::current(),
@@ -79,7 +84,7 @@ impl Link {
 
     /// The connection that is there, for requests that wait for replicas or for others. Poisoning does not matter:
     /// nothing in here panics half-way.
-    pub(super) fn current(&self, confirming: bool) -> Option<Connected> {
+    pub(super) fn current(&self, confirming: bool) -> Option<LiveConnection> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         let pair = current.as_ref()?;
         if confirming { pair.second.clone() } else { Some(pair.shared.clone()) }
@@ -90,37 +95,41 @@ impl Link {
     }
 
     pub(super) fn is_cluster(&self) -> bool {
-        self.dial.is_cluster()
+        self.endpoint.is_cluster()
     }
 
     pub(super) fn is_one_server(&self) -> bool {
-        self.dial.is_one_server()
+        self.endpoint.is_one_server()
     }
 
     /// The connection, made if there is none; a new one is greeted before anybody gets it.
     ///
     /// Takes at most twice the limit: for a try that is under way, and for one of its own. A crowd that
     /// waits for one try shares its failure, so a dead server costs the last of them no more.
-    pub(super) async fn get(&self, confirming: bool, greeting: Greeting) -> Result<Connected, RedisError> {
-        if let Some(link) = self.current(confirming) {
-            return Ok(link);
+    pub(super) async fn get(
+        &self,
+        confirming: bool,
+        handshake: Handshake,
+    ) -> Result<LiveConnection, RedisError> {
+        if let Some(live) = self.current(confirming) {
+            return Ok(live);
         }
         let seen = self.tries.load(Ordering::SeqCst);
         // On the client's runtime, where what drives the connection outlives the caller. Nor must a caller have the turn
         // who may not be polled for long: all others would wait for him, and the renewals.
-        let connecting = self.runtime.spawn(self.clone().take_turn(seen, confirming, greeting));
+        let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, confirming, handshake));
         connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
     }
 
-    async fn take_turn(
+    async fn connect_in_turn(
         self,
         seen: u64,
         confirming: bool,
-        greeting: Greeting,
-    ) -> Result<Connected, RedisError> {
+        handshake: Handshake,
+    ) -> Result<LiveConnection, RedisError> {
         let _turn = self.connecting.lock().await;
-        if let Some(link) = self.current(confirming) {
-            return Ok(link);
+        if let Some(live) = self.current(confirming) {
+            return Ok(live);
         }
         let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((number, error)) = failed
@@ -132,23 +141,23 @@ impl Link {
         let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
         let connected = async {
             let name = self.name.as_deref();
-            let (connection, second) = self.dial.clone().connect_pair(self.limit, twice, name).await?;
+            let (connection, second) = self.endpoint.clone().connect_pair(self.limit, twice, name).await?;
             // Of both: no connection outlives the run of the server that it was made to.
-            let run = greeting.greet(&connection).await?;
+            let run = handshake.run(&connection).await?;
             Ok((connection, second, run))
         };
         match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
             Ok((connection, second, run)) => {
                 let made = |connection| {
-                    let crowd = Crowd::new(connection, self.limit, &self.runtime);
-                    Connected { crowd, generation, run: run.clone() }
+                    let batcher = Batcher::new(connection, self.limit, &self.runtime);
+                    LiveConnection { batcher, generation, run: run.clone() }
                 };
-                let pair = Pair { shared: made(connection), second: second.map(made) };
-                let link = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
+                let pair = ConnectionPair { shared: made(connection), second: second.map(made) };
+                let live = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
                 self.follow_master(generation);
                 self.follow_servers();
-                Ok(link)
+                Ok(live)
             }
             Err(error) => {
                 let failure = Some((generation, error.clone()));
@@ -162,8 +171,8 @@ impl Link {
     /// replaced may answer on for a while, or for ever if it is cut off from the sentinels.
     fn follow_master(&self, generation: u64) {
         #[cfg(feature = "sentinel")]
-        if let Dial::Sentinel(watched) = &self.dial {
-            let (watched, current) = (Arc::clone(watched), Arc::downgrade(&self.current));
+        if let Endpoint::Sentinel(sentinel) = &self.endpoint {
+            let (sentinel, current) = (Arc::clone(sentinel), Arc::downgrade(&self.current));
             self.runtime.spawn(async move {
                 loop {
                     sleep(LOOK).await;
@@ -171,7 +180,7 @@ impl Link {
                     if stands().is_none() {
                         return;
                     }
-                    if watched.has_moved().await {
+                    if sentinel.has_moved().await {
                         return stands().iter().for_each(|it| forget(it, generation));
                     }
                 }
@@ -191,7 +200,7 @@ impl Link {
             loop {
                 sleep(RENAME).await;
                 let Some(connected) = current.upgrade().and_then(|it| shared(&it)) else { return };
-                let _again_next_time = connected.crowd.set_name(&name, limit).await;
+                let _again_next_time = connected.batcher.set_name(&name, limit).await;
             }
         });
     }
@@ -199,7 +208,7 @@ impl Link {
     /// Forgets the connection that an error came through, if it is of no more use.
     pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
         // Its replicas may have gone to another master.
-        if is_spent(error) || (self.dial.finds_master() && lacks_replicas(error)) {
+        if is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error)) {
             self.drop_generation(generation);
         }
     }
@@ -212,20 +221,20 @@ impl Link {
         if !self.is_cluster() {
             forget(&self.current, generation);
         } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
-            let (dial, limit, runtime) = (self.dial.clone(), self.limit, self.runtime.clone());
+            let (endpoint, limit, runtime) = (self.endpoint.clone(), self.limit, self.runtime.clone());
             let name = self.name.clone();
             let (current, tries) = (Arc::clone(&self.current), Arc::clone(&self.tries));
             let replacing = Arc::clone(&self.replacing);
             self.runtime.spawn(async move {
                 // It outlives its client by no more than two limits and a pause.
-                if let Ok(connection) = dial.connect(limit, name.as_deref()).await
+                if let Ok(connection) = endpoint.connect(limit, name.as_deref()).await
                     && connection.is_whole(limit).await
                 {
                     let generation = tries.fetch_add(1, Ordering::SeqCst) + 1;
-                    let crowd = Crowd::new(connection, limit, &runtime);
-                    let shared = Connected { crowd, generation, run: None };
+                    let batcher = Batcher::new(connection, limit, &runtime);
+                    let shared = LiveConnection { batcher, generation, run: None };
                     *current.write().unwrap_or_else(PoisonError::into_inner) =
-                        Some(Pair { shared, second: None });
+                        Some(ConnectionPair { shared, second: None });
                 }
                 sleep(limit).await;
                 replacing.store(false, Ordering::SeqCst);
@@ -234,13 +243,13 @@ impl Link {
     }
 }
 
-type Current = RwLock<Option<Pair>>;
+type Current = RwLock<Option<ConnectionPair>>;
 
 fn generation(current: &Current) -> u64 {
     shared(current).map_or(0, |shared| shared.generation)
 }
 
-fn shared(current: &Current) -> Option<Connected> {
+fn shared(current: &Current) -> Option<LiveConnection> {
     let current = current.read().unwrap_or_else(PoisonError::into_inner);
     current.as_ref().map(|pair| pair.shared.clone())
 }

@@ -12,7 +12,7 @@ use crate::event::event;
 
 /// Which run of which server each node of a quorum is, as far as that is known.
 #[derive(Debug)]
-pub(crate) struct Roster {
+pub(crate) struct Membership {
     runs: Mutex<Vec<Option<Arc<str>>>>,
     labels: Vec<String>,
     problems: Mutex<Vec<Option<NodeProblem>>>,
@@ -22,11 +22,11 @@ pub(crate) struct Roster {
     strict: bool,
 }
 
-impl Roster {
-    pub(crate) fn new(labels: Vec<String>, strict: bool) -> Roster {
+impl Membership {
+    pub(crate) fn new(labels: Vec<String>, strict: bool) -> Membership {
         let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
         let refuse = labels.iter().map(|_| AtomicBool::new(false)).collect();
-        Roster { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, strict }
+        Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, strict }
     }
 
     /// Says that a node has no vote: once, until it has one again.
@@ -70,7 +70,7 @@ impl Roster {
         if run.is_none() {
             event!(warn, node = %self.labels[node], "a node does not say who it is");
         }
-        let problem = self.enlist(node, run.as_ref(), field("role"));
+        let problem = self.check_member(node, run.as_ref(), field("role"));
         self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);
         match problem {
             None => Ok(run),
@@ -82,7 +82,7 @@ impl Roster {
     }
 
     /// Who does not say who it is cannot be told from others, and is taken for another one.
-    fn enlist(&self, node: usize, run: Option<&Arc<str>>, role: Option<&str>) -> Option<NodeProblem> {
+    fn check_member(&self, node: usize, run: Option<&Arc<str>>, role: Option<&str>) -> Option<NodeProblem> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut others = runs.iter().enumerate().filter(|(other, _)| *other != node);
         let same = others.find(|(_, known)| run.is_some() && known.as_ref() == run);

@@ -24,11 +24,11 @@ use super::connection::{Connection, UNLIMITED, is_broken, too_slow};
 use crate::clock::Moment;
 
 /// How many requests may be under way one by one: with fewer than that, waiting for a pipeline costs more than it saves.
-const FEW: usize = 64;
+const MAX_UNBATCHED: usize = 64;
 /// How many requests travel together at most.
-const TOGETHER: usize = 64;
+const MAX_BATCH_SIZE: usize = 64;
 /// How many pipelines are under way at a time: while some are answered, the next one gathers.
-const PIPELINES: usize = 4;
+const MAX_BATCHES: usize = 4;
 
 /// How often the other tasks of a busy runtime are run before a timer that went off is believed:
 /// one of them reads from the connection.
@@ -36,21 +36,21 @@ const YIELDS: u32 = 3;
 
 /// One connection, used by many.
 #[derive(Clone, Debug)]
-pub(super) struct Crowd {
+pub(super) struct Batcher {
     connection: Connection,
     limit: Duration,
-    under_way: Arc<AtomicUsize>,
-    last_answer: Arc<LastAnswer>,
+    callers: Arc<AtomicUsize>,
+    last_reply: Arc<LastReply>,
     /// Each caller waits for its own request, so there are never more of them than callers.
-    gathering: mpsc::Sender<Waiting>,
+    queue: mpsc::Sender<QueuedRequest>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedRequest {
     request: Cmd,
     /// One of the constants below: it leaves [`QUEUED`] once.
     state: Arc<AtomicU8>,
-    answer: oneshot::Sender<Result<Answered, RedisError>>,
+    answer: oneshot::Sender<Result<TimedReply, RedisError>>,
 }
 
 /// Its request waits for its turn.
@@ -62,7 +62,7 @@ const WITHDRAWN: u8 = 2;
 
 /// An answer, and a time before the request for it was written.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct TimedReply {
     pub(super) value: Value,
     pub(super) sent: Moment,
 }
@@ -81,13 +81,13 @@ impl SentFlag {
     }
 }
 
-impl Crowd {
+impl Batcher {
     /// What sends the pipelines lives on `runtime`, until the connection is not used any more.
-    pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Crowd {
-        let (gathering, gathered) = mpsc::channel(TOGETHER);
-        let last_answer = Arc::new(LastAnswer::new());
-        runtime.spawn(set_out(connection.clone(), limit, Arc::clone(&last_answer), gathered));
-        Crowd { connection, limit, under_way: Arc::default(), last_answer, gathering }
+    pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Batcher {
+        let (queue, queued) = mpsc::channel(MAX_BATCH_SIZE);
+        let last_reply = Arc::new(LastReply::new());
+        runtime.spawn(run_batches(connection.clone(), limit, Arc::clone(&last_reply), queued));
+        Batcher { connection, limit, callers: Arc::default(), last_reply, queue }
     }
 
     /// The connection itself, for what is not sent often.
@@ -98,7 +98,7 @@ impl Crowd {
     /// Whether requests wait for a turn, or the server has answered one within the limit: what a
     /// caller waits for is then no silence of the server.
     pub(super) fn is_answering(&self) -> bool {
-        self.connection.gathers() && self.last_answer.is_within(self.limit)
+        self.connection.may_batch() && self.last_reply.is_within(self.limit)
     }
 
     /// Sends a request once it is its turn, and waits for its answer for as long as the server
@@ -106,15 +106,15 @@ impl Crowd {
     ///
     /// # Cancel safety
     /// Dropped, the request may run all the same if it was written by then: `sent` says whether.
-    pub(super) async fn send(&self, request: Cmd, sent: &SentFlag) -> Result<Answered, RedisError> {
-        let underway = UnderWay::new(&self.under_way);
-        if underway.others < FEW || !self.connection.gathers() {
+    pub(super) async fn send(&self, request: Cmd, sent: &SentFlag) -> Result<TimedReply, RedisError> {
+        let caller = CallerCount::new(&self.callers);
+        if caller.others < MAX_UNBATCHED || !self.connection.may_batch() {
             return self.send_at_once(request, sent).await;
         }
         let (answer, answered) = oneshot::channel();
         let state = Arc::new(AtomicU8::new(QUEUED));
-        let mut queued = Queued { answered, state: Arc::clone(&state), sent };
-        let outcome = match self.gathering.send(Waiting { request, state, answer }).await {
+        let mut queued = QueueTicket { answered, state: Arc::clone(&state), sent };
+        let outcome = match self.queue.send(QueuedRequest { request, state, answer }).await {
             Ok(()) => (&mut queued.answered).await.ok(),
             Err(_) => None,
         };
@@ -122,7 +122,7 @@ impl Crowd {
             Some(answer) => answer,
             // The server is silent, or the connection is broken: so those that were sent have
             // found.
-            None if self.last_answer.is_over() => Err(self.last_answer.silence()),
+            None if self.last_reply.has_failed() => Err(self.last_reply.failure()),
             // Its runtime has shut down.
             None => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
         }
@@ -132,16 +132,16 @@ impl Crowd {
     ///
     /// # Cancel safety
     /// Dropped, the request may run all the same.
-    pub(super) async fn send_at_once(&self, request: Cmd, flag: &SentFlag) -> Result<Answered, RedisError> {
+    pub(super) async fn send_at_once(&self, request: Cmd, flag: &SentFlag) -> Result<TimedReply, RedisError> {
         flag.set();
         let sent = Moment::now();
-        let answer = if self.connection.gathers() {
+        let answer = if self.connection.may_batch() {
             let sending = self.connection.send(&request, UNLIMITED);
-            self.last_answer.unless_silent(self.limit, sending).await.unwrap_or_else(|| Err(too_slow()))
+            self.last_reply.unless_silent(self.limit, sending).await.unwrap_or_else(|| Err(too_slow()))
         } else {
             self.connection.send(&request, self.limit).await
         };
-        answer.map(|value| Answered { value, sent })
+        answer.map(|value| TimedReply { value, sent })
     }
 
     /// The same alone, and no longer than `limit`: for a request that is meant to take its time.
@@ -165,13 +165,13 @@ impl Crowd {
 }
 
 /// A request in the queue. Dropped, it is withdrawn, unless it was written before.
-struct Queued<'a> {
-    answered: oneshot::Receiver<Result<Answered, RedisError>>,
+struct QueueTicket<'a> {
+    answered: oneshot::Receiver<Result<TimedReply, RedisError>>,
     state: Arc<AtomicU8>,
     sent: &'a SentFlag,
 }
 
-impl Drop for Queued<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         if !leaves_queue(&self.state, WITHDRAWN) {
             self.sent.set();
@@ -185,18 +185,18 @@ fn leaves_queue(state: &AtomicU8, next: u8) -> bool {
 }
 
 /// Counts a request for as long as its caller waits.
-struct UnderWay<'a> {
+struct CallerCount<'a> {
     count: &'a AtomicUsize,
     others: usize,
 }
 
-impl UnderWay<'_> {
-    fn new(count: &AtomicUsize) -> UnderWay<'_> {
-        UnderWay { count, others: count.fetch_add(1, Ordering::Relaxed) }
+impl CallerCount<'_> {
+    fn new(count: &AtomicUsize) -> CallerCount<'_> {
+        CallerCount { count, others: count.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for CallerCount<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -205,17 +205,17 @@ impl Drop for UnderWay<'_> {
 /// When a connection has delivered an answer last: those that are sent on one connection are
 /// answered in order, so each answer says that the server works on what is before the others.
 #[derive(Debug)]
-struct LastAnswer {
+struct LastReply {
     begun: Instant,
     /// In nanoseconds since it began; 0 if there was none.
     after: AtomicU64,
     /// Why no request is written to it any more.
-    over: OnceLock<RedisError>,
+    failure: OnceLock<RedisError>,
 }
 
-impl LastAnswer {
-    fn new() -> LastAnswer {
-        LastAnswer { begun: Instant::now(), after: AtomicU64::new(0), over: OnceLock::new() }
+impl LastReply {
+    fn new() -> LastReply {
+        LastReply { begun: Instant::now(), after: AtomicU64::new(0), failure: OnceLock::new() }
     }
 
     fn note(&self) {
@@ -228,15 +228,15 @@ impl LastAnswer {
     }
 
     fn is_within(&self, limit: Duration) -> bool {
-        self.after.load(Ordering::Relaxed) > 0 && self.at().elapsed() < limit && !self.is_over()
+        self.after.load(Ordering::Relaxed) > 0 && self.at().elapsed() < limit && !self.has_failed()
     }
 
-    fn is_over(&self) -> bool {
-        self.over.get().is_some()
+    fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
     }
 
-    fn silence(&self) -> RedisError {
-        self.over.get().cloned().unwrap_or_else(too_slow)
+    fn failure(&self) -> RedisError {
+        self.failure.get().cloned().unwrap_or_else(too_slow)
     }
 
     /// Waits for the answer to a request that is written now, until there was none to any request
@@ -266,55 +266,55 @@ impl LastAnswer {
 }
 
 /// Sends off what has gathered, again and again, until the connection is found to be of no use.
-async fn set_out(
+async fn run_batches(
     connection: Connection,
     limit: Duration,
-    last_answer: Arc<LastAnswer>,
-    mut gathered: mpsc::Receiver<Waiting>,
+    last_reply: Arc<LastReply>,
+    mut queued: mpsc::Receiver<QueuedRequest>,
 ) {
-    let mut pipelines = JoinSet::new();
+    let mut batches = JoinSet::new();
     let mut waiting = Vec::new();
-    let over = loop {
-        let room = pipelines.len() < PIPELINES;
+    let failure = loop {
+        let room = batches.len() < MAX_BATCHES;
         tokio::select! {
             biased;
-            Some(finished) = pipelines.join_next() => {
+            Some(finished) = batches.join_next() => {
                 if let Ok(Some(error)) = finished {
                     break Some(error);
                 }
             }
-            count = gathered.recv_many(&mut waiting, TOGETHER), if room => {
+            count = queued.recv_many(&mut waiting, MAX_BATCH_SIZE), if room => {
                 if count == 0 {
                     break None;
                 }
-                let travelling = travel(
+                let sending = send_batch(
                     connection.clone(),
                     limit,
-                    Arc::clone(&last_answer),
+                    Arc::clone(&last_reply),
                     std::mem::take(&mut waiting),
                 );
-                pipelines.spawn(travelling);
+                batches.spawn(sending);
             }
         }
     };
-    if let Some(error) = over {
+    if let Some(error) = failure {
         // None of them was written: they fail together, as those before them did.
-        let _first = last_answer.over.set(error.clone());
-        gathered.close();
-        while let Some(waiting) = gathered.recv().await {
+        let _first = last_reply.failure.set(error.clone());
+        queued.close();
+        while let Some(waiting) = queued.recv().await {
             let _gone = waiting.answer.send(Err(error.clone()));
         }
     }
     // The last callers still wait for their answers.
-    while pipelines.join_next().await.is_some() {}
+    while batches.join_next().await.is_some() {}
 }
 
 /// Sends requests together. Returns why the connection is of no use any more, if it is found to be.
-async fn travel(
+async fn send_batch(
     connection: Connection,
     limit: Duration,
-    last_answer: Arc<LastAnswer>,
-    mut waiting: Vec<Waiting>,
+    last_reply: Arc<LastReply>,
+    mut waiting: Vec<QueuedRequest>,
 ) -> Option<RedisError> {
     // Whoever has given up needs no request: it would have to be undone.
     waiting.retain(|waiting| leaves_queue(&waiting.state, WRITTEN));
@@ -325,15 +325,15 @@ async fn travel(
         waiting.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
     let (sent, count) = (Moment::now(), requests.len());
     let sending = connection.send_all(requests, UNLIMITED);
-    let answers = match last_answer.unless_silent(limit, sending).await {
+    let answers = match last_reply.unless_silent(limit, sending).await {
         Some(answers) => answers,
         None => vec![Err(too_slow()); count],
     };
-    let over =
+    let failure =
         answers.iter().find_map(|answer| answer.as_ref().err()).filter(|error| is_broken(error)).cloned();
     for (caller, answer) in callers.into_iter().zip(answers) {
         // A caller that is gone has the answer undone.
-        let _gone = caller.send(answer.map(|value| Answered { value, sent }));
+        let _gone = caller.send(answer.map(|value| TimedReply { value, sent }));
     }
-    over
+    failure
 }
