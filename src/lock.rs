@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::inspection::Inspection;
-use crate::lease::{Attempt, Client, Kind, Lease, Target, settle};
+use crate::lease::{Attempt, Client, Kind, Lease, LockRequest, decide};
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -69,8 +69,8 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    pub(crate) fn target(&self, kind: &'static Kind, owner: Option<&Owner>) -> Target {
-        Target {
+    pub(crate) fn request(&self, kind: &'static Kind, owner: Option<&Owner>) -> LockRequest {
+        LockRequest {
             client: Arc::clone(&self.client),
             kind,
             name: self.name.clone(),
@@ -137,7 +137,7 @@ impl Lock {
         let attempt = self.attempt(kind);
         let context = self.client.context(Operation::ForceRelease, &self.name);
         let error = |failure: Failure| self.client.error(failure, context.clone());
-        let settled = settle(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;
+        let settled = decide(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;
         match settled.answer {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => Ok(true),

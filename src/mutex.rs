@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Held, Kind, Lease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
+use crate::lease::{Kind, Lease, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
 use crate::lock::{Lock, Sealed};
 use crate::name::Name;
 use crate::wire::Script;
@@ -16,7 +16,7 @@ static MUTEX: Kind = Kind {
     reenters: false,
     has_owner: false,
     queue: Queue::Inside,
-    crowd: None,
+    capacity: None,
     acquire: ScriptSet {
         server: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
         quorum: Script::new("quorum/mutex_acquire", include_str!("../lua/quorum/mutex_acquire.lua")),
@@ -81,7 +81,7 @@ impl Mutex {
     /// and what was granted meanwhile is given back at once. One that was polled and is then
     /// neither polled nor dropped keeps its place, and the tasks of this client behind it waiting.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        acquire(&self.lock.target(&MUTEX, None)).await.map(|held| MutexGuard { held })
+        acquire(&self.lock.request(&MUTEX, None)).await.map(|held| MutexGuard { held })
     }
 
     /// [`lock`](Mutex::lock), for at most `limit`: that covers waiting, connecting and retrying. A
@@ -98,7 +98,7 @@ impl Mutex {
     /// # Cancel safety
     /// As [`lock`](Mutex::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
-        acquire_within(&self.lock.target(&MUTEX, None), limit).await.map(|held| MutexGuard { held })
+        acquire_within(&self.lock.request(&MUTEX, None), limit).await.map(|held| MutexGuard { held })
     }
 
     /// Takes the mutex if it is free and nobody waits for it; `None` otherwise.
@@ -120,7 +120,7 @@ impl Mutex {
     /// # Cancel safety
     /// As [`lock`](Mutex::lock).
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        Ok(try_acquire(&self.lock.target(&MUTEX, None)).await?.map(|held| MutexGuard { held }))
+        Ok(try_acquire(&self.lock.request(&MUTEX, None)).await?.map(|held| MutexGuard { held }))
     }
 
     /// Who holds the mutex and how many wait, as the server sees it now.
@@ -201,7 +201,7 @@ impl fmt::Debug for Mutex {
 #[must_use = "if unused, the mutex is released at once"]
 #[clippy::has_significant_drop]
 pub struct MutexGuard {
-    held: Held,
+    held: OwnedLease,
 }
 
 impl MutexGuard {

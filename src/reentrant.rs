@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
-    Held, Kind, Lease, Queue, ScriptSet, Shared, Target, acquire, acquire_within, try_acquire,
+    Kind, Lease, LockRequest, OwnedLease, Queue, ScriptSet, SharedHold, acquire, acquire_within, try_acquire,
 };
 use crate::lock::{HolderId, Lock};
 use crate::name::Name;
@@ -21,7 +21,7 @@ static REENTRANT: Kind = Kind {
     reenters: true,
     has_owner: true,
     queue: Queue::Inside,
-    crowd: None,
+    capacity: None,
     acquire: ScriptSet {
         server: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
         quorum: Script::new("quorum/reentrant_acquire", include_str!("../lua/quorum/reentrant_acquire.lua")),
@@ -117,10 +117,10 @@ impl ReentrantLock {
     /// what was granted meanwhile is given back at once. One that was polled and is then neither polled
     /// nor dropped keeps its place, and the tasks of this client behind it waiting.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        let (owner, target) = self.target();
-        match self.nested(&target)? {
+        let (owner, request) = self.request();
+        match self.nested(&request)? {
             Some(shared) => Ok(guard(owner, shared)),
-            None => Ok(self.guard(owner, &target, acquire(&target).await?)),
+            None => Ok(self.guard(owner, &request, acquire(&request).await?)),
         }
     }
 
@@ -136,10 +136,10 @@ impl ReentrantLock {
     /// # Cancel safety
     /// As [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
-        let (owner, target) = self.target();
-        match self.nested(&target)? {
+        let (owner, request) = self.request();
+        match self.nested(&request)? {
             Some(shared) => Ok(guard(owner, shared)),
-            None => Ok(self.guard(owner, &target, acquire_within(&target, limit).await?)),
+            None => Ok(self.guard(owner, &request, acquire_within(&request, limit).await?)),
         }
     }
 
@@ -164,10 +164,10 @@ impl ReentrantLock {
     /// # Cancel safety
     /// As [`lock`](ReentrantLock::lock).
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        let (owner, target) = self.target();
-        match self.nested(&target)? {
+        let (owner, request) = self.request();
+        match self.nested(&request)? {
             Some(shared) => Ok(Some(guard(owner, shared))),
-            None => Ok(try_acquire(&target).await?.map(|held| self.guard(owner, &target, held))),
+            None => Ok(try_acquire(&request).await?.map(|held| self.guard(owner, &request, held))),
         }
     }
 
@@ -228,32 +228,32 @@ impl ReentrantLock {
     }
 
     /// What is wanted, and for which owner: a new one, unless one is bound.
-    fn target(&self) -> (Owner, Target) {
+    fn request(&self) -> (Owner, LockRequest) {
         let owner = self.owner.clone().unwrap_or_else(Owner::new);
-        let target = self.lock.target(&REENTRANT, Some(&owner));
-        (owner, target)
+        let request = self.lock.request(&REENTRANT, Some(&owner));
+        (owner, request)
     }
 
     /// The hold that this process has for the same owner, where nesting is local.
-    fn nested(&self, target: &Target) -> Result<Option<Arc<Shared>>, Error> {
-        match target.options.nesting {
-            Nesting::Local => Shared::find(target),
+    fn nested(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
+        match request.options.nesting {
+            Nesting::Local => SharedHold::find(request),
             Nesting::Counted => Ok(None),
         }
     }
 
-    fn guard(&self, owner: Owner, target: &Target, held: Held) -> ReentrantGuard {
+    fn guard(&self, owner: Owner, request: &LockRequest, held: OwnedLease) -> ReentrantGuard {
         guard(
             owner,
-            match target.options.nesting {
-                Nesting::Local => Shared::open(target, held),
-                Nesting::Counted => Shared::alone(held),
+            match request.options.nesting {
+                Nesting::Local => SharedHold::open(request, held),
+                Nesting::Counted => SharedHold::alone(held),
             },
         )
     }
 }
 
-fn guard(owner: Owner, shared: Arc<Shared>) -> ReentrantGuard {
+fn guard(owner: Owner, shared: Arc<SharedHold>) -> ReentrantGuard {
     ReentrantGuard { owner, shared }
 }
 
@@ -272,7 +272,7 @@ impl fmt::Debug for ReentrantLock {
 #[clippy::has_significant_drop]
 pub struct ReentrantGuard {
     owner: Owner,
-    shared: Arc<Shared>,
+    shared: Arc<SharedHold>,
 }
 
 impl ReentrantGuard {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
-use crate::lease::{Held, Kind, Queue, ScriptSet, Target, acquire, acquire_within, try_acquire};
+use crate::lease::{Kind, LockRequest, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
 use crate::lock::{HolderId, Lock};
 use crate::name::Name;
 use crate::options::Options;
@@ -23,7 +23,7 @@ static READ: Kind = Kind {
     reenters: true,
     has_owner: true,
     queue: Queue::InRedis,
-    crowd: Some(|options| options.max_readers),
+    capacity: Some(|options| options.max_readers),
     acquire: ScriptSet {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
         quorum: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
@@ -40,7 +40,7 @@ static WRITE: Kind = Kind {
     reenters: true,
     has_owner: true,
     queue: Queue::InsideUnlessOwned,
-    crowd: None,
+    capacity: None,
     acquire: ScriptSet {
         server: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
         quorum: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
@@ -342,20 +342,20 @@ impl RwLock {
         self.write.force_release(&WRITE).await
     }
 
-    fn reading(&self, held: Held) -> RwLockReadGuard {
+    fn reading(&self, held: OwnedLease) -> RwLockReadGuard {
         RwLockReadGuard::new(self.owner.as_ref(), held)
     }
 
-    fn writing(&self, held: Held) -> RwLockWriteGuard {
+    fn writing(&self, held: OwnedLease) -> RwLockWriteGuard {
         RwLockWriteGuard::new(self.owner.as_ref(), held)
     }
 
-    fn to_read(&self) -> Target {
-        self.read.target(&READ, self.owner.as_ref())
+    fn to_read(&self) -> LockRequest {
+        self.read.request(&READ, self.owner.as_ref())
     }
 
-    fn to_write(&self) -> Target {
-        self.write.target(&WRITE, self.owner.as_ref())
+    fn to_write(&self) -> LockRequest {
+        self.write.request(&WRITE, self.owner.as_ref())
     }
 }
 

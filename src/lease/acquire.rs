@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::Target;
-use super::ask::{Asked, ask};
-use super::held::{Armed, Held};
-use super::seat::{PollBudget, Seat, Sighted, Woken};
+use super::LockRequest;
+use super::acquire_round::{AcquireOutcome, acquire_round};
+use super::local_queue::{LocalTurn, LockNews};
+use super::owned_lease::{AttemptGuard, OwnedLease};
 use super::trace::{WakeReason, acquiring};
-use super::turnstile::{News, Pass};
+use super::waiter::{GrantClock, PollBudget, Waiter, WakeEvent};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::wire::{Failure, NodeSet};
 
 /// The longest pause after nodes have granted a lock to several at a time; it doubles a few times.
-const SPLIT_PAUSE: Duration = Duration::from_millis(5);
+const BACKOFF: Duration = Duration::from_millis(5);
 
 /// How often to try again for a lock without waiters, after nodes have granted it to several
 /// attempts at a time.
@@ -27,236 +27,241 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 
 /// One try, and a few more while several attempts have so many nodes each that none has a majority.
 /// `None`: another client holds it.
-pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
+pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     let trying = async {
-        let outcome = try_once(target).await;
+        let outcome = try_once(request).await;
         let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
         (outcome, woken)
     };
-    acquiring(target, pin!(trying)).await
+    acquiring(request, pin!(trying)).await
 }
 
-async fn try_once(target: &Target) -> Result<Option<Held>, Error> {
-    let (mut armed, mut split) = (target.arm(), Split::default());
+async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
+    let (mut guard, mut backoff) = (request.begin_attempt(), ContentionBackoff::default());
     loop {
-        match ask(armed, None).await {
-            Asked::Granted(held) => return Ok(Some(held)),
-            Asked::Busy { .. } => return Ok(None),
-            Asked::Split { armed: parted, by, .. } => {
-                armed = parted;
-                if split.pauses == MORE_TRIES || !armed.let_go(by).await {
-                    armed.give_back();
+        match acquire_round(guard, None).await {
+            AcquireOutcome::Granted(held) => return Ok(Some(held)),
+            AcquireOutcome::Busy { .. } => return Ok(None),
+            AcquireOutcome::NoMajority { guard: parted, by, .. } => {
+                guard = parted;
+                if backoff.pauses == MORE_TRIES || !guard.release_partial_grant(by).await {
+                    guard.abandon();
                     return Ok(None);
                 }
-                sleep(split.pause()).await;
+                sleep(backoff.pause()).await;
             }
-            Asked::TooLate => return Err(target.lost()),
-            Asked::Failed(armed, failure) => return Err(failed(target, &armed, failure)),
-            Asked::Refused(error) => return Err(error),
+            AcquireOutcome::Expired => return Err(request.lost()),
+            AcquireOutcome::Failed(guard, failure) => return Err(failed(request, &guard, failure)),
+            AcquireOutcome::Refused(error) => return Err(error),
         }
     }
 }
 
 /// Waits for at most `limit`, whatever it is that takes the time. Without any time, it tries once:
 /// the first request would never be answered in time.
-pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
-    let timed_out = || Error::TimedOut { context: target.context(), limit };
+pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Result<OwnedLease, Error> {
+    let timed_out = || Error::TimedOut { context: request.context(), limit };
     if limit.is_zero() {
-        return try_acquire(target).await?.ok_or_else(timed_out);
+        return try_acquire(request).await?.ok_or_else(timed_out);
     }
     let waiting = async {
         let (mut unconfirmed, mut woken) = (None, WakeReason::AtOnce);
-        let outcome = timeout(limit, wait(target, &mut unconfirmed, &mut woken)).await;
+        let outcome = timeout(limit, wait(request, &mut unconfirmed, &mut woken)).await;
         // The lock was free, as far as is known: it was the server that failed, or its replicas.
-        let failure = || unconfirmed.or_else(|| target.outage().map(|(_, failure)| failure));
+        let failure = || unconfirmed.or_else(|| request.outage().map(|(_, failure)| failure));
         // The request that was dropped may run yet; then it is released.
-        let failed = |failure: Failure| target.error(failure.with_effect());
+        let failed = |failure: Failure| request.error(failure.with_effect());
         let outcome = outcome.unwrap_or_else(|_| Err(failure().map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
-    acquiring(target, pin!(waiting)).await
+    acquiring(request, pin!(waiting)).await
 }
 
 /// The error of a request that failed: an earlier one of the same attempt may have had an effect.
-fn failed(target: &Target, armed: &Armed, failure: Failure) -> Error {
-    target.error(failure.with_effect_if(armed.attempt.in_flight.is_indeterminate()))
+fn failed(request: &LockRequest, guard: &AttemptGuard, failure: Failure) -> Error {
+    request.error(failure.with_effect_if(guard.attempt.in_flight.is_indeterminate()))
 }
 
 /// Waits for as long as it takes.
-pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
+pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
     let waiting = async {
         let mut woken = WakeReason::AtOnce;
-        let outcome = wait(target, &mut None, &mut woken).await;
+        let outcome = wait(request, &mut None, &mut woken).await;
         (outcome, Some(woken))
     };
-    acquiring(target, pin!(waiting)).await
+    acquiring(request, pin!(waiting)).await
 }
 
 /// The loop. While too few replicas confirm what it is granted, that is why it waits:
 /// `unconfirmed`. What made it send the latest request is `woken`.
 async fn wait(
-    target: &Target,
+    request: &LockRequest,
     unconfirmed: &mut Option<Failure>,
     woken: &mut WakeReason,
-) -> Result<Held, Error> {
-    let client = &target.client;
-    let front = if target.queues_inside() {
-        match queue_inside(target, woken).await? {
-            Inside::Front(pass) => Some(pass),
-            Inside::Entered(held) => return Ok(held),
+) -> Result<OwnedLease, Error> {
+    let client = &request.client;
+    let front = if request.queues_inside() {
+        match wait_in_local_queue(request, woken).await? {
+            LocalQueueOutcome::Front(turn) => Some(turn),
+            LocalQueueOutcome::Entered(held) => return Ok(held),
         }
     } else {
         None
     };
-    let mut seat = match client.wakeups.subscription() {
-        Some(_) => Seat::told(target),
-        None => Seat::unqueued(target),
+    let mut waiter = match client.wakeups.subscription() {
+        Some(_) => Waiter::notified(request),
+        None => Waiter::unqueued(request),
     };
-    let mut patience = Patience::new(target);
-    let mut split = Split::default();
+    let mut outage_deadline = OutageDeadline::new(request);
+    let mut backoff = ContentionBackoff::default();
     let mut budget = PollBudget::new();
     loop {
         let subscription = client.wakeups.subscription();
-        let pause = match ask(seat.armed, seat.entry.as_ref()).await {
-            Asked::Granted(held) => return Ok(held),
-            Asked::Refused(error) => return Err(error),
-            Asked::TooLate => {
-                seat = Seat::new(target, seat.mailbox.is_some());
-                patience.fails(|| target.lost())?
+        let pause = match acquire_round(waiter.guard, waiter.entry.as_ref()).await {
+            AcquireOutcome::Granted(held) => return Ok(held),
+            AcquireOutcome::Refused(error) => return Err(error),
+            AcquireOutcome::Expired => {
+                waiter = Waiter::new(request, waiter.mailbox.is_some());
+                outage_deadline.fails(|| request.lost())?
             }
-            Asked::Failed(armed, failure) => {
-                target.client.turnstiles.announce(&target.name, News::Failing);
-                seat.armed = armed;
+            AcquireOutcome::Failed(guard, failure) => {
+                request.client.local_queues.announce(&request.name, LockNews::Failing);
+                waiter.guard = guard;
                 if failure.replicas().is_some() {
                     // It was granted, and others may have it until enough replicas are there. They
                     // may never be: the server answers, so nothing is gained by outwaiting a lease.
                     *unconfirmed = Some(failure.clone());
-                    patience.has_queued = false;
-                    if !seat.armed.let_go(client.nodes.everyone()).await {
-                        seat.armed.give_back();
-                        seat = Seat::new(target, seat.mailbox.is_some());
+                    outage_deadline.has_queued = false;
+                    if !waiter.guard.release_partial_grant(client.nodes.everyone()).await {
+                        waiter.guard.abandon();
+                        waiter = Waiter::new(request, waiter.mailbox.is_some());
                     }
                 }
-                patience.fails(|| failed(target, &seat.armed, failure))?
+                outage_deadline.fails(|| failed(request, &waiter.guard, failure))?
             }
-            Asked::Split { armed, by, taken_for } => {
-                patience.restore(seat.entry.is_some());
-                seat.armed = armed;
-                let mut is_queued = seat.entry.is_some();
+            AcquireOutcome::NoMajority { guard, by, taken_for } => {
+                outage_deadline.restore(waiter.entry.is_some());
+                waiter.guard = guard;
+                let mut is_queued = waiter.entry.is_some();
                 if !is_queued {
-                    seat.armed.give_back();
-                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);
-                } else if (taken_for.is_some() || split.lets_go(by)) && !seat.armed.let_go(by).await {
-                    seat.armed.give_back();
-                    seat = Seat::new(target, seat.mailbox.is_some());
+                    waiter.guard.abandon();
+                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);
+                } else if (taken_for.is_some() || backoff.releases_partial_grant(by))
+                    && !waiter.guard.release_partial_grant(by).await
+                {
+                    waiter.guard.abandon();
+                    waiter = Waiter::new(request, waiter.mailbox.is_some());
                     is_queued = false;
                 }
                 match taken_for {
                     // Nobody tells who does not queue.
-                    Some(free_in) if is_queued => free_in.min(seat.poll),
-                    _ => split.pause(),
+                    Some(free_in) if is_queued => free_in.min(waiter.poll),
+                    _ => backoff.pause(),
                 }
             }
-            Asked::Busy { armed, free_in, dated } => {
+            AcquireOutcome::Busy { guard, free_in, dated } => {
                 *unconfirmed = None;
-                seat.armed = armed;
-                seat.sighted = match (subscription, dated) {
-                    (Some(subscription), Some((sighting, generation))) => {
-                        Some(Sighted { sighting, generation, subscription })
+                waiter.guard = guard;
+                waiter.grant_clock = match (subscription, dated) {
+                    (Some(subscription), Some((sample, generation))) => {
+                        Some(GrantClock { sample, generation, subscription })
                     }
                     _ => None,
                 };
-                patience.restore(seat.entry.is_some());
-                if seat.entry.is_none() {
+                outage_deadline.restore(waiter.entry.is_some());
+                if waiter.entry.is_none() {
                     // First listen, then look again, then sleep.
-                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);
+                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);
                     continue;
                 }
-                if seat.mailbox.is_some() && client.wakeups.subscription().is_none() {
-                    seat = Seat::polling(target);
+                if waiter.mailbox.is_some() && client.wakeups.subscription().is_none() {
+                    waiter = Waiter::polling(request);
                     continue;
                 }
                 if let Some(front) = &front {
-                    announce_holder(target, front).await;
+                    announce_holder(request, front).await;
                 }
-                (free_in + Duration::from_millis(1)).min(seat.poll)
+                (free_in + Duration::from_millis(1)).min(waiter.poll)
             }
         };
-        *woken = match seat.sleep(pause, &mut budget).await {
-            Woken::HandedOver(lease) => {
+        *woken = match waiter.sleep(pause, &mut budget).await {
+            WakeEvent::Granted(lease) => {
                 *woken = WakeReason::Notified;
-                return Ok(seat.armed.granted(lease, true)); // by the one server that there is
+                return Ok(waiter.guard.granted(lease, true)); // by the one server that there is
             }
-            Woken::Notified => WakeReason::Notified,
-            Woken::Polls => WakeReason::Polled,
+            WakeEvent::Notified => WakeReason::Notified,
+            WakeEvent::PollDue => WakeReason::Polled,
         };
     }
 }
 
-enum Inside {
-    Front(Pass),
-    Entered(Held),
+enum LocalQueueOutcome {
+    Front(LocalTurn),
+    Entered(OwnedLease),
 }
 
 /// Queues behind the other tasks of this client. A task whose owner holds the lock must not wait
 /// behind those that wait for that owner: it tries once before it waits, and whenever it learns
 /// that its owner has been granted the lock.
-async fn queue_inside(target: &Target, woken: &mut WakeReason) -> Result<Inside, Error> {
-    let may_enter = target.may_enter();
-    let visitor = match target.client.turnstiles.visit(&target.name, may_enter).try_pass() {
-        Ok(pass) => return Ok(Inside::Front(pass)),
-        Err(visitor) => visitor,
+async fn wait_in_local_queue(
+    request: &LockRequest,
+    woken: &mut WakeReason,
+) -> Result<LocalQueueOutcome, Error> {
+    let may_enter = request.may_enter();
+    let local_waiter = match request.client.local_queues.join(&request.name, may_enter).try_turn() {
+        Ok(turn) => return Ok(LocalQueueOutcome::Front(turn)),
+        Err(local_waiter) => local_waiter,
     };
     *woken = WakeReason::Local;
-    let (front, mut news) = visitor.waits();
+    let (front, mut news) = local_waiter.waits();
     tokio::pin!(front);
-    let patience = Patience::new(target);
+    let outage_deadline = OutageDeadline::new(request);
     let mut is_held = may_enter;
     loop {
         if is_held {
-            match ask(target.arm(), None).await {
-                Asked::Granted(held) => return Ok(Inside::Entered(held)),
-                Asked::Refused(error) => return Err(error),
-                Asked::Split { armed, .. } => armed.give_back(),
-                Asked::Busy { .. } | Asked::TooLate | Asked::Failed(..) => {}
+            match acquire_round(request.begin_attempt(), None).await {
+                AcquireOutcome::Granted(held) => return Ok(LocalQueueOutcome::Entered(held)),
+                AcquireOutcome::Refused(error) => return Err(error),
+                AcquireOutcome::NoMajority { guard, .. } => guard.abandon(),
+                AcquireOutcome::Busy { .. } | AcquireOutcome::Expired | AcquireOutcome::Failed(..) => {}
             }
         }
         let heard = tokio::select! {
-            pass = front.as_mut() => return Ok(Inside::Front(pass)),
+            turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),
             // It never fails: this task's visit keeps the sender.
             _ = news.changed() => news.borrow_and_update().clone(),
         };
-        is_held = matches!(heard, News::HeldBy(owner) if target.owner.as_ref() == Some(&owner));
+        is_held = matches!(heard, LockNews::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
         // A crowd must not run out of patience one after the other.
-        patience.check()?;
+        outage_deadline.check()?;
     }
 }
 
 /// Wakes the tasks behind the front whose owner holds the lock, for instance through another
 /// client: without a request of its own, none of them would find out before all those ahead of it
 /// have had their turn.
-async fn announce_holder(target: &Target, front: &Pass) {
-    let turnstiles = &target.client.turnstiles;
-    if turnstiles.await_owners(&target.name, front)
-        && let Some(owner) = target.holder().await
+async fn announce_holder(request: &LockRequest, front: &LocalTurn) {
+    let local_queues = &request.client.local_queues;
+    if local_queues.await_owners(&request.name, front)
+        && let Some(owner) = request.holder().await
     {
-        turnstiles.announce(&target.name, News::HeldBy(owner));
+        local_queues.announce(&request.name, LockNews::HeldBy(owner));
     }
 }
 
 /// How an attempt behaves that some nodes have granted the lock, but no majority, since other
 /// attempts have the rest.
 #[derive(Default)]
-struct Split {
+struct ContentionBackoff {
     looks: usize,
     pauses: u32,
 }
 
-impl Split {
+impl ContentionBackoff {
     /// Whether to leave those nodes to the next in their queues. Who has many of them holds on for
     /// longer, until those who have few have let go: if all did the same, they might take turns for
     /// ever, each node at another point.
-    fn lets_go(&mut self, by: NodeSet) -> bool {
+    fn releases_partial_grant(&mut self, by: NodeSet) -> bool {
         self.looks += 1;
         let enough = !by.is_empty() && self.looks >= by.len().pow(2) * 2 - 1;
         if enough {
@@ -268,15 +273,15 @@ impl Split {
     /// A random one, so that those who are in each other's way do not meet again.
     fn pause(&mut self) -> Duration {
         self.pauses += 1;
-        let longest = SPLIT_PAUSE * (1 << self.pauses.min(3));
+        let longest = BACKOFF * (1 << self.pauses.min(3));
         longest.mul_f64(f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 256.0)
     }
 }
 
 /// How long a server may fail before a waiter gives up on it: a newcomer soon, one who has queued
 /// after a ttl, since nothing of what he waited for can have outlasted that.
-struct Patience<'a> {
-    target: &'a Target,
+struct OutageDeadline<'a> {
+    request: &'a LockRequest,
     newcomers: Duration,
     queued: Duration,
     has_queued: bool,
@@ -287,13 +292,13 @@ struct Patience<'a> {
     begun: Option<Moment>,
 }
 
-impl Patience<'_> {
-    fn new(target: &Target) -> Patience<'_> {
-        let newcomers = 2 * target.client.nodes.limit();
-        let queued = newcomers.max(target.options.ttl);
-        let limit = target.options.outage_limit;
-        Patience {
-            target,
+impl OutageDeadline<'_> {
+    fn new(request: &LockRequest) -> OutageDeadline<'_> {
+        let newcomers = 2 * request.client.nodes.limit();
+        let queued = newcomers.max(request.options.ttl);
+        let limit = request.options.outage_limit;
+        OutageDeadline {
+            request,
             newcomers: limit.unwrap_or(newcomers),
             queued: limit.unwrap_or(queued),
             has_queued: false,
@@ -314,7 +319,7 @@ impl Patience<'_> {
         let now = Moment::now();
         let since = *self.failing_since.get_or_insert(now);
         // Others may have found out before.
-        let since = self.target.outage().map_or(since, |(earlier, _)| self.counts_from(earlier).min(since));
+        let since = self.request.outage().map_or(since, |(earlier, _)| self.counts_from(earlier).min(since));
         let limit = if self.has_queued { self.queued } else { self.newcomers };
         if now.since(since) >= limit {
             return Err(error());
@@ -331,9 +336,9 @@ impl Patience<'_> {
 
     /// The failure that others have met with for as long as a newcomer is patient.
     fn check(&self) -> Result<(), Error> {
-        match self.target.outage() {
+        match self.request.outage() {
             Some((since, failure)) if Moment::now().since(self.counts_from(since)) >= self.newcomers => {
-                Err(self.target.error(failure.of_another()))
+                Err(self.request.error(failure.of_another()))
             }
             _ => Ok(()),
         }

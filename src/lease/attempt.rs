@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Client, Kind, ScriptSet, validity};
+use super::{Client, Kind, ScriptSet, deadline};
 use crate::error::{Context, Error};
 use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]
@@ -65,14 +65,14 @@ impl Attempt {
     }
 
     /// The same hold, from now on of another kind and with other options.
-    pub(super) fn exchanged(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
+    pub(super) fn converted(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
         let (name, owner, id, text) = (self.name.clone(), self.owner.clone(), self.id, self.text.clone());
         let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
         Attempt { kind, name, options, owner, id, text, in_flight, queued_at }
     }
 
     /// Makes a hold of this attempt one of this attempt's kind.
-    pub(super) fn exchange(&self, scripts: &'static ScriptSet) -> Call<'_> {
+    pub(super) fn convert(&self, scripts: &'static ScriptSet) -> Call<'_> {
         let guarded = self.options.restart_guard == RestartGuard::On;
         let call = Call::new(scripts.pick(guarded), &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
@@ -108,7 +108,7 @@ impl Attempt {
             -3 => Some(Error::WrongType { context, found: "a value without a ttl, so no lock of ours" }),
             -4 => Some(Error::TooDeep { context, depth: self.options.max_depth }),
             -6 => Some(Error::WouldDeadlock { context }),
-            -7 => self.crowd().map(|limit| Error::Crowded { context, limit }),
+            -7 => self.capacity().map(|limit| Error::Crowded { context, limit }),
             _ => None,
         }
     }
@@ -122,7 +122,7 @@ impl Attempt {
     }
 
     pub(super) fn trusted(&self, ttl: Duration) -> Duration {
-        validity::trusted(ttl, self.options.drift)
+        deadline::trusted(ttl, self.options.drift)
     }
 
     /// A number may be proposed as the token: several nodes must agree on one.
@@ -137,14 +137,14 @@ impl Attempt {
                 let call = Call::new(&self.kind.acquire.server, &self.keys());
                 let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
                 let call = if self.options.fencing == Fencing::On { call.floor() } else { call.default() };
-                self.with_crowd(self.with_options(call, entry))
+                self.with_capacity(self.with_options(call, entry))
             }
         };
         call.replicated(self.options.wants_replicas())
     }
 
     /// Takes the lock once more on a node that has lost it, under the token that it has elsewhere.
-    pub(super) fn mend(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
+    pub(super) fn repair(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
         self.propose(ttl, token.map(FencingToken::get), "repair", None)
     }
 
@@ -161,7 +161,7 @@ impl Attempt {
         let call = self.with_owner(call.text(&self.text).number(millis(ttl)));
         let call = call.optional(token.filter(|_| self.options.fencing == Fencing::On)).text(purpose);
         let call = self.with_options(call, entry);
-        self.with_crowd(if guarded { call.run() } else { call.default() })
+        self.with_capacity(if guarded { call.run() } else { call.default() })
     }
 
     fn with_owner<'a>(&'a self, call: Call<'a>) -> Call<'a> {
@@ -185,15 +185,15 @@ impl Attempt {
         if self.kind.has_owner { call.optional((depth != 255).then(|| depth.into())) } else { call }
     }
 
-    fn with_crowd<'a>(&self, call: Call<'a>) -> Call<'a> {
-        match self.crowd() {
-            Some(crowd) => call.optional((crowd != 10_000).then(|| crowd.into())),
+    fn with_capacity<'a>(&self, call: Call<'a>) -> Call<'a> {
+        match self.capacity() {
+            Some(capacity) => call.optional((capacity != 10_000).then(|| capacity.into())),
             None => call,
         }
     }
 
-    fn crowd(&self) -> Option<u32> {
-        self.kind.crowd.map(|crowd| crowd(&self.options))
+    fn capacity(&self) -> Option<u32> {
+        self.kind.capacity.map(|capacity| capacity(&self.options))
     }
 
     /// For how long a new fencing counter is kept, if not as long as by default.
@@ -251,15 +251,15 @@ fn millis(span: Duration) -> u64 {
 }
 
 /// A request for an attempt is under way, until it is known that it was answered.
-pub(super) struct Leaving(Arc<Attempt>);
+pub(super) struct SentRequest(Arc<Attempt>);
 
-impl Leaving {
-    pub(super) fn new(attempt: &Arc<Attempt>) -> Leaving {
+impl SentRequest {
+    pub(super) fn new(attempt: &Arc<Attempt>) -> SentRequest {
         attempt.in_flight.sent();
-        Leaving(Arc::clone(attempt))
+        SentRequest(Arc::clone(attempt))
     }
 
-    pub(super) fn arrives(self) {
+    pub(super) fn answered(self) {
         self.0.in_flight.answered();
     }
 }

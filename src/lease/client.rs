@@ -6,8 +6,8 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::keeper::Keeper;
-use super::shared::Holds;
-use super::turnstile::Turnstiles;
+use super::local_queue::LocalQueues;
+use super::shared_hold::SharedHolds;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::name::Name;
 use crate::options::{Options, RestartGuard};
@@ -20,8 +20,8 @@ pub(crate) struct Client {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) wakeups: Wakeups,
     pub(super) keeper: Arc<Keeper>,
-    pub(super) turnstiles: Turnstiles,
-    pub(super) holds: Holds,
+    pub(super) local_queues: LocalQueues,
+    pub(super) holds: SharedHolds,
     /// What each attempt ends with: the [labels](crate::labels::Labels).
     pub(super) attempt_suffix: String,
 }
@@ -75,8 +75,8 @@ impl Client {
         Arc::new(Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,
-            turnstiles: Turnstiles::default(),
-            holds: Holds::default(),
+            local_queues: LocalQueues::default(),
+            holds: SharedHolds::default(),
             attempt_suffix,
             nodes,
         })
@@ -167,7 +167,7 @@ impl Client {
         let busy = [
             self.keeper.entries(),
             self.wakeups.mailbox_count(),
-            self.turnstiles.entries(),
+            self.local_queues.entries(),
             self.holds.entries(),
         ];
         busy == [0; 4]
@@ -185,7 +185,7 @@ impl fmt::Debug for Client {
         f.debug_struct("Client")
             .field("kept", &self.keeper.entries())
             .field("waiting", &self.wakeups.mailbox_count())
-            .field("queues", &self.turnstiles.entries())
+            .field("queues", &self.local_queues.entries())
             .field("shared", &self.holds.entries())
             .finish()
     }

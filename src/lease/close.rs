@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::keeper::Keeper;
-use super::{Client, Held, LeaseEnd, Target};
+use super::{Client, LeaseEnd, LockRequest, OwnedLease};
 use crate::error::{Error, MOST_NAMES, Operation};
 use crate::name::Name;
 
@@ -94,21 +94,21 @@ impl Unreleased {
 }
 
 /// Waits for a lock for as long as it takes, or until the client is closed.
-pub(crate) async fn acquire(target: &Target) -> Result<Held, Error> {
-    let _open = OpenCall::new(&target.client.keeper, &target.name);
-    unless_closed(target, pin!(super::acquire::acquire(target))).await
+pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
+    unless_closed(request, pin!(super::acquire::acquire(request))).await
 }
 
 /// [`acquire`] for at most `limit`.
-pub(crate) async fn acquire_within(target: &Target, limit: Duration) -> Result<Held, Error> {
-    let _open = OpenCall::new(&target.client.keeper, &target.name);
-    unless_closed(target, pin!(super::acquire::acquire_within(target, limit))).await
+pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Result<OwnedLease, Error> {
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
+    unless_closed(request, pin!(super::acquire::acquire_within(request, limit))).await
 }
 
 /// Takes a lock if it is free and the client is not closed.
-pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> {
-    let _open = OpenCall::new(&target.client.keeper, &target.name);
-    unless_closed(target, pin!(super::acquire::try_acquire(target))).await
+pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
+    unless_closed(request, pin!(super::acquire::try_acquire(request))).await
 }
 
 /// Runs a call that acquires. Once the client is being closed, the call is dropped, as its caller
@@ -119,10 +119,10 @@ pub(crate) async fn try_acquire(target: &Target) -> Result<Option<Held>, Error> 
 /// async function is stored twice, so the call, which is large, is borrowed: it is dropped before
 /// the caller counts it as ended.
 async fn unless_closed<T>(
-    target: &Target,
+    request: &LockRequest,
     mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
 ) -> Result<T, Error> {
-    let keeper = &target.client.keeper;
+    let keeper = &request.client.keeper;
     let outcome = tokio::select! {
         biased;
         () = keeper.closing.begins() => None,
@@ -131,7 +131,7 @@ async fn unless_closed<T>(
     match outcome {
         // What was granted after `close` has taken all leases is dropped here.
         Some(outcome) if !keeper.closing.has_begun() => outcome,
-        _ => Err(Error::Closed { context: target.context() }),
+        _ => Err(Error::Closed { context: request.context() }),
     }
 }
 
@@ -160,12 +160,12 @@ impl Client {
 impl Keeper {
     fn end_all(&self) {
         let held = {
-            let mut book = self.book();
+            let mut schedule = self.schedule();
             self.closing.begun.store(true, Ordering::SeqCst);
-            book.unreleased.get_or_insert_default();
-            let held = mem::take(&mut book.held);
+            schedule.unreleased.get_or_insert_default();
+            let held = mem::take(&mut schedule.held);
             for (lease, _) in held.values() {
-                book.strike(lease, LeaseEnd::Closed);
+                schedule.remove(lease, LeaseEnd::Closed);
             }
             held
         };
@@ -188,7 +188,7 @@ impl Keeper {
             tokio::pin!(bell);
             bell.as_mut().enable();
             // In this order: a call that ends has left what it had to the keeper before.
-            let is_quiet = self.closing.calls().open.is_empty() && self.book().returning.is_empty();
+            let is_quiet = self.closing.calls().open.is_empty() && self.schedule().returning.is_empty();
             if is_quiet || self.has_ended() {
                 return;
             }
@@ -203,11 +203,11 @@ impl Keeper {
         if !all_released {
             self.closing.calls().open.values().for_each(|name| left.add(name));
         }
-        let book = self.book();
+        let schedule = self.schedule();
         if !all_released {
-            book.returning.values().for_each(|name| left.add(name));
+            schedule.returning.values().for_each(|name| left.add(name));
         }
-        if let Some(failed) = &book.unreleased {
+        if let Some(failed) = &schedule.unreleased {
             failed.names.iter().for_each(|name| left.add(name));
             left.count += failed.count - failed.names.len();
         }

@@ -8,10 +8,10 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::attempt::{Leaving, QueueEntry};
-use super::book::{Abandoned, Book, May, Round};
+use super::attempt::{QueueEntry, SentRequest};
 use super::close::Closing;
-use super::tally::{Standing, Tally};
+use super::renewal_tally::{LeaseState, RenewalTally};
+use super::schedule::{Batch, BatchLimits, PendingRelease, Schedule};
 use super::{Attempt, LONGEST_SLEEP, Lease, LeaseEnd};
 use crate::clock::Moment;
 use crate::event::{Report, event};
@@ -19,9 +19,9 @@ use crate::options::Renewal;
 use crate::wire::{Call, NodeSet, Nodes, Reply, Vote};
 
 /// How many pipelines are under way at a time.
-const ROUNDS: usize = 16;
+const MAX_BATCHES: usize = 16;
 /// How long after it was granted a lease is renewed first that not all nodes have granted.
-const PATCH: Duration = Duration::from_millis(100);
+const FIRST_REPAIR: Duration = Duration::from_millis(100);
 /// The pause before a request without an answer is sent again: the least, and the most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
@@ -31,7 +31,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// lease that was given back is never renewed afterwards.
 pub(super) struct Keeper {
     pub(super) nodes: Arc<Nodes>,
-    book: Mutex<Book>,
+    schedule: Mutex<Schedule>,
     bell: Notify,
     /// Rung when everything that was dropped has been given back.
     pub(super) settled: Notify,
@@ -47,7 +47,7 @@ impl Keeper {
     pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
         let keeper = Arc::new(Keeper {
             nodes,
-            book: Mutex::default(),
+            schedule: Mutex::default(),
             bell: Notify::new(),
             settled: Notify::new(),
             closing: Closing::default(),
@@ -59,30 +59,30 @@ impl Keeper {
 
     /// No more leases will come; what was dropped is still given back.
     pub(super) fn close(&self) {
-        self.book().closed = true;
+        self.schedule().closed = true;
         self.bell.notify_one();
     }
 
     /// Notes a lease that a guard has, and renews it from now on, if its options say so; soon, if
     /// not all nodes have granted it: they may by now.
-    pub(super) fn schedule(&self, lease: &Lease, unanimous: bool, entry: Option<QueueEntry>) {
+    pub(super) fn keep(&self, lease: &Lease, unanimous: bool, entry: Option<QueueEntry>) {
         let third = lease.until().since(lease.0.at) / 3;
         let due = match lease.options().renewal {
-            Renewal::Automatic => Some(lease.0.at + if unanimous { third } else { third.min(PATCH) }),
+            Renewal::Automatic => Some(lease.0.at + if unanimous { third } else { third.min(FIRST_REPAIR) }),
             // Not renewed, but asked about if another hold of its owner turns out to be lost.
             Renewal::Never => lease.0.attempt.kind.reenters.then(|| lease.until()),
         };
-        let mut book = self.book();
-        book.held.insert(lease.0.attempt.id, (lease.clone(), entry));
+        let mut schedule = self.schedule();
+        schedule.held.insert(lease.0.attempt.id, (lease.clone(), entry));
         if let Some(due) = due {
-            book.insert(lease, due, &self.bell);
+            schedule.insert(lease, due, &self.bell);
         }
     }
 
     /// Never renews the lease again, and ends the trust in it. Returns how it ended: it may have
     /// ended before.
     pub(super) fn forget(&self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
-        let end = self.book().strike(lease, how);
+        let end = self.schedule().remove(lease, how);
         lease.announce().into_iter().for_each(|report| report());
         end
     }
@@ -95,14 +95,14 @@ impl Keeper {
         entry: Option<QueueEntry>,
         nodes: NodeSet,
     ) {
-        let given_up = self.abandon_in(&mut self.book(), attempt, for_good, entry, nodes);
+        let given_up = self.abandon_in(&mut self.schedule(), attempt, for_good, entry, nodes);
         self.bell.notify_one();
         report_given_up(given_up);
     }
 
     fn abandon_in(
         &self,
-        book: &mut Book,
+        schedule: &mut Schedule,
         attempt: Arc<Attempt>,
         for_good: bool,
         entry: Option<QueueEntry>,
@@ -113,19 +113,19 @@ impl Keeper {
         }
         // What so few nodes keep blocks no other attempt.
         let counts = nodes.len() > self.nodes.max_failures();
-        book.abandon(attempt, for_good, entry, nodes, counts)
+        schedule.abandon(attempt, for_good, entry, nodes, counts)
     }
 
     /// Waits until everything that was dropped has been given back, or given up.
     pub(super) async fn settled(&self) {
         loop {
-            let told = self.settled.notified();
-            tokio::pin!(told);
-            told.as_mut().enable();
-            if self.book().returning.is_empty() {
+            let notified = self.settled.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if self.schedule().returning.is_empty() {
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 
@@ -134,38 +134,38 @@ impl Keeper {
     }
 
     async fn run(self: Arc<Keeper>) {
-        let _ending = Ending(Arc::clone(&self));
-        let mut rounds = JoinSet::new();
+        let _end_guard = EndGuard(Arc::clone(&self));
+        let mut batches = JoinSet::new();
         // Rounds that give back may wait for a node that hangs: never so many that renewals wait
         // for them, nor one more of those that only see to what a minority has left.
         let (mut returning, mut tidying) = (0, 0);
         loop {
             let next = loop {
-                if rounds.len() == ROUNDS {
+                if batches.len() == MAX_BATCHES {
                     break LONGEST_SLEEP;
                 }
                 // Not in the match: its lock would be held in the arms.
                 let (taken, closed) =
-                    self.take(May { give_back: returning < ROUNDS / 2, tidy: tidying == 0 });
+                    self.take(BatchLimits { give_back: returning < MAX_BATCHES / 2, tidy: tidying == 0 });
                 match taken {
-                    Ok(round) => {
-                        let tidies = usize::from(round.tidies);
-                        let returns = usize::from(!round.tidies && !round.releases.is_empty());
+                    Ok(batch) => {
+                        let tidies = usize::from(batch.tidies);
+                        let returns = usize::from(!batch.tidies && !batch.releases.is_empty());
                         (returning, tidying) = (returning + returns, tidying + tidies);
-                        let executed = Arc::clone(&self).execute(round);
-                        rounds.spawn(async move {
+                        let executed = Arc::clone(&self).execute(batch);
+                        batches.spawn(async move {
                             executed.await;
                             (returns, tidies)
                         })
                     }
                     Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
-                    Err(None) if rounds.is_empty() && closed => return,
+                    Err(None) if batches.is_empty() && closed => return,
                     Err(None) => break LONGEST_SLEEP,
                 };
             };
             tokio::select! {
                 () = self.bell.notified() => {}
-                Some(done) = rounds.join_next() => {
+                Some(done) = batches.join_next() => {
                     let (returned, tidied) = done.unwrap_or_default();
                     (returning, tidying) = (returning - returned, tidying - tidied);
                 }
@@ -174,47 +174,47 @@ impl Keeper {
         }
     }
 
-    fn take(&self, may: May) -> (Result<Round, Option<Moment>>, bool) {
+    fn take(&self, limits: BatchLimits) -> (Result<Batch, Option<Moment>>, bool) {
         let now = Moment::now();
-        let mut book = self.book();
-        let taken = book.take(now, may);
-        book.sleeps_until = match taken {
+        let mut schedule = self.schedule();
+        let taken = schedule.take(now, limits);
+        schedule.sleeps_until = match taken {
             Ok(_) => None,
             Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
         };
-        (taken, book.closed)
+        (taken, schedule.closed)
     }
 
-    async fn execute(self: Arc<Keeper>, round: Round) {
+    async fn execute(self: Arc<Keeper>, batch: Batch) {
         let everyone = self.nodes.everyone();
-        let renewals = round.renewals.iter().map(|(lease, ttl)| (lease.0.attempt.renew(*ttl), everyone));
+        let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.0.attempt.renew(*ttl), everyone));
         let releases =
-            round.releases.iter().map(|it| (it.attempt.release(it.for_good, it.entry.as_ref()), it.nodes));
+            batch.releases.iter().map(|it| (it.attempt.release(it.for_good, it.entry.as_ref()), it.nodes));
         let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
         // A silent connection must leave time for another one before the shortest lease is over.
-        let shortest = round.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
+        let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
         let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
         let sent = Moment::now();
         let mut answers = self.nodes.call_all(calls, limit).await.into_iter();
-        let renewed: Vec<_> = answers.by_ref().take(round.renewals.len()).collect();
+        let renewed: Vec<_> = answers.by_ref().take(batch.renewals.len()).collect();
         let released: Vec<_> = answers.collect();
-        let (mut gone, mut torn) = (Vec::new(), Vec::new());
+        let (mut gone, mut degraded) = (Vec::new(), Vec::new());
         let mut reports = Vec::new();
-        for ((lease, ttl), votes) in round.renewals.into_iter().zip(renewed) {
-            let tally = Tally::count(&self.nodes, &votes);
-            let is_torn = tally.standing(&self.nodes) != Standing::Lost && !tally.without.is_empty();
+        for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
+            let tally = RenewalTally::count(&self.nodes, &votes);
+            let is_degraded = tally.state(&self.nodes) != LeaseState::Lost && !tally.without.is_empty();
             if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
                 gone.push(lease);
-            } else if let Some(ttl) = ttl.filter(|_| is_torn) {
-                torn.push((lease, ttl, tally.without));
+            } else if let Some(ttl) = ttl.filter(|_| is_degraded) {
+                degraded.push((lease, ttl, tally.without));
             }
         }
-        for (it, votes) in round.releases.into_iter().zip(released) {
+        for (it, votes) in batch.releases.into_iter().zip(released) {
             self.conclude_release(it, &votes, &mut reports);
         }
-        self.book().hurry(&gone);
+        self.schedule().expedite_siblings(&gone);
         self.bell.notify_one();
-        self.mend(torn, limit).await;
+        self.repair(degraded, limit).await;
         reports.extend(self.nodes.take_reports());
         if !reports.is_empty() {
             // In a task of its own: a subscriber that blocks would keep the thread on which the
@@ -226,25 +226,27 @@ impl Keeper {
 
     /// Takes a lock that a lease still has once more where a node has lost it: a node that was away
     /// is back, and the next one may go, or has gone, so that a majority does not answer for it.
-    async fn mend(&self, torn: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
-        let torn: Vec<_> = {
-            let _book = self.book();
+    async fn repair(&self, degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
+        let degraded: Vec<_> = {
+            let _schedule = self.schedule();
             let held = |lease: &Lease| !lease.0.entry.over.load(Ordering::Relaxed) && !lease.is_lost();
-            torn.into_iter()
+            degraded
+                .into_iter()
                 .filter(|(lease, ..)| held(lease))
                 // From here on, a release waits for it, or has it refused.
-                .map(|(lease, ttl, nodes)| (Leaving::new(&lease.0.attempt), lease, ttl, nodes))
+                .map(|(lease, ttl, nodes)| (SentRequest::new(&lease.0.attempt), lease, ttl, nodes))
                 .collect()
         };
-        if torn.is_empty() {
+        if degraded.is_empty() {
             return;
         }
-        let calls =
-            torn.iter().map(|(_, lease, ttl, nodes)| (lease.0.attempt.mend(*ttl, lease.0.token), *nodes));
+        let calls = degraded
+            .iter()
+            .map(|(_, lease, ttl, nodes)| (lease.0.attempt.repair(*ttl, lease.0.token), *nodes));
         let votes = self.nodes.call_all(calls.collect(), limit).await;
-        for ((leaving, ..), votes) in torn.into_iter().zip(votes) {
+        for ((sent_request, ..), votes) in degraded.into_iter().zip(votes) {
             if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
-                leaving.arrives();
+                sent_request.answered();
             }
         }
     }
@@ -255,45 +257,45 @@ impl Keeper {
         lease: &Lease,
         ttl: Option<Duration>,
         sent: Moment,
-        tally: &Tally,
+        tally: &RenewalTally,
         votes: Vec<Vote>,
         reports: &mut Vec<Report>,
     ) -> bool {
-        let mut book = self.book();
+        let mut schedule = self.schedule();
         if lease.0.entry.over.load(Ordering::Relaxed) {
             return false; // given back meanwhile: whatever the answer, it is nobody's business any more
         }
-        match tally.standing(&self.nodes) {
-            Standing::Held => {
+        match tally.state(&self.nodes) {
+            LeaseState::Held => {
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => {
-                        book.insert(lease, sent + ttl / 3, &self.bell);
+                        schedule.insert(lease, sent + ttl / 3, &self.bell);
                         reports.extend(super::trace::renewed(lease));
                     }
-                    None if !lease.is_lost() => book.insert(lease, lease.until(), &self.bell),
-                    _ => self.lose_late(book, lease, reports),
+                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.bell),
+                    _ => self.lose_late(schedule, lease, reports),
                 }
                 false
             }
-            Standing::Lost => {
-                book.strike(lease, LeaseEnd::Revoked);
+            LeaseState::Lost => {
+                schedule.remove(lease, LeaseEnd::Revoked);
                 if self.nodes.single().is_none() {
-                    self.abandon_everywhere(&mut book, lease, reports); // a minority may keep it
+                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may keep it
                 }
-                drop(book);
+                drop(schedule);
                 self.bell.notify_one();
                 reports.extend(lease.announce());
                 true
             }
             // The deadline stays where it is, and is what ends the trying.
-            Standing::Unknown if lease.is_lost() => {
-                self.lose_late(book, lease, reports);
+            LeaseState::Unknown if lease.is_lost() => {
+                self.lose_late(schedule, lease, reports);
                 false
             }
-            Standing::Unknown => {
+            LeaseState::Unknown => {
                 // Of a short lease, several tries must fit in before its deadline.
                 let pause = (lease.options().ttl / 30).min(PAUSES.1);
-                book.insert(lease, Moment::now() + pause, &self.bell);
+                schedule.insert(lease, Moment::now() + pause, &self.bell);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.count());
                 let (_held, _lost) = (tally.held, tally.without.len());
                 reports.push(Box::new(move || {
@@ -316,24 +318,24 @@ impl Keeper {
 
     /// Its deadline has passed here, but the server may still keep it: the answers may have been
     /// lost.
-    fn lose_late(&self, mut book: MutexGuard<'_, Book>, lease: &Lease, reports: &mut Vec<Report>) {
-        book.strike(lease, LeaseEnd::Lost);
-        self.abandon_everywhere(&mut book, lease, reports);
-        drop(book);
+    fn lose_late(&self, mut schedule: MutexGuard<'_, Schedule>, lease: &Lease, reports: &mut Vec<Report>) {
+        schedule.remove(lease, LeaseEnd::Lost);
+        self.abandon_everywhere(&mut schedule, lease, reports);
+        drop(schedule);
         self.bell.notify_one();
         reports.extend(lease.announce());
     }
 
     /// Under the lock under which the lease was taken out: a close must find one or the other.
-    fn abandon_everywhere(&self, book: &mut Book, lease: &Lease, reports: &mut Vec<Report>) {
+    fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
         let (attempt, everyone) = (Arc::clone(&lease.0.attempt), self.nodes.everyone());
-        let given_up = self.abandon_in(book, attempt, true, None, everyone);
+        let given_up = self.abandon_in(schedule, attempt, true, None, everyone);
         reports.push(Box::new(move || report_given_up(given_up)));
     }
 
-    fn conclude_release(&self, mut it: Abandoned, votes: &[Vote], reports: &mut Vec<Report>) {
+    fn conclude_release(&self, mut it: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
         let now = Moment::now();
-        let mut book = self.book();
+        let mut schedule = self.schedule();
         let (mut left, mut lasting) = (NodeSet::of([]), Vec::new());
         for (node, outcome) in votes {
             let Err(failure) = outcome.as_ref().map_err(Clone::clone).and_then(Reply::answer) else {
@@ -342,7 +344,7 @@ impl Keeper {
             // For as long as the server cannot be reached, it may still have the attempt in its
             // queue. Once the client is gone, nobody waits for that long, nor for a minority that
             // does not come back.
-            let for_long = !book.closed && it.nodes.len() > self.nodes.max_failures();
+            let for_long = !schedule.closed && it.nodes.len() > self.nodes.max_failures();
             let may_pass = failure.is_transient() || failure.is_unlisted() && it.spend_retry();
             if may_pass && (for_long || now < it.give_up) {
                 it.for_good |= failure.is_indeterminate();
@@ -359,15 +361,15 @@ impl Keeper {
         let is_released = left.is_empty() && lasting.is_empty();
         if !left.is_empty() {
             it.nodes = left;
-            given_up = book.pursue(it, now + PAUSES.1 / 2);
+            given_up = schedule.schedule_release(it, now + PAUSES.1 / 2);
         }
         if let Some(number) = returned {
-            book.end_returning(number, failed);
-            if book.returning.is_empty() {
+            schedule.end_returning(number, failed);
+            if schedule.returning.is_empty() {
                 self.settled.notify_waiters();
             }
         }
-        drop(book);
+        drop(schedule);
         reports.push(Box::new(move || {
             report_given_up(given_up);
             if is_released {
@@ -384,26 +386,26 @@ impl Keeper {
     }
 
     /// Poisoning does not matter: nothing under this lock panics.
-    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many leases and dropped attempts are in the book.
     pub(super) fn entries(&self) -> usize {
-        let book = self.book();
-        book.due.len() + book.abandoned.len() + book.leftovers.len()
+        let schedule = self.schedule();
+        schedule.due.len() + schedule.pending_releases.len() + schedule.leftovers.len()
     }
 }
 
 /// Nobody waits for what is not done any more.
-struct Ending(Arc<Keeper>);
+struct EndGuard(Arc<Keeper>);
 
-impl Drop for Ending {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         let left = {
-            let mut book = self.0.book();
+            let mut schedule = self.0.schedule();
             self.0.ended.store(true, Ordering::Relaxed);
-            std::mem::take(&mut *book)
+            std::mem::take(&mut *schedule)
         };
         drop(left);
         self.0.settled.notify_waiters();

@@ -3,23 +3,23 @@
 //! Nothing here names a kind of lock: a [`Kind`] is data, and what differs is in its scripts.
 
 mod acquire;
-mod ask;
+mod acquire_round;
 mod attempt;
-mod book;
 mod client;
 mod close;
-mod due;
-mod end;
-mod held;
+mod deadline;
+mod due_queue;
 mod keeper;
+mod lease_end;
+mod local_queue;
+mod lock_request;
+mod owned_lease;
 mod release;
-mod seat;
-mod shared;
-mod tally;
-mod target;
+mod renewal_tally;
+mod schedule;
+mod shared_hold;
 mod trace;
-mod turnstile;
-mod validity;
+mod waiter;
 
 use std::fmt;
 use std::future::Future;
@@ -33,10 +33,10 @@ use tokio::time::sleep;
 pub(crate) use attempt::Attempt;
 pub(crate) use client::{Client, Servers};
 pub(crate) use close::{acquire, acquire_within, try_acquire};
-pub use end::LeaseEnd;
-pub(crate) use held::{Held, settle};
-pub(crate) use shared::Shared;
-pub(crate) use target::Target;
+pub use lease_end::LeaseEnd;
+pub(crate) use lock_request::LockRequest;
+pub(crate) use owned_lease::{OwnedLease, decide};
+pub(crate) use shared_hold::SharedHold;
 
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
@@ -45,7 +45,7 @@ use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
 use crate::wire::Script;
-use validity::Deadline;
+use deadline::Deadline;
 
 /// A kind of lock: its name, its scripts, and what the wait loop must know.
 pub(crate) struct Kind {
@@ -58,7 +58,7 @@ pub(crate) struct Kind {
     pub(crate) has_owner: bool,
     pub(crate) queue: Queue,
     /// How many may hold it or wait for it at a time, where several may.
-    pub(crate) crowd: Option<fn(&Options) -> u32>,
+    pub(crate) capacity: Option<fn(&Options) -> u32>,
     pub(crate) acquire: ScriptSet,
     pub(crate) renew: Script,
     pub(crate) release: Script,
@@ -109,11 +109,11 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// the two for longer than the lease lasts. It also rests on the server keeping what it granted; the
 /// README says what can make it forget. The [fencing token](Lease::fencing_token) covers both.
 #[derive(Clone)]
-pub struct Lease(Arc<Granted>);
+pub struct Lease(Arc<LeaseInner>);
 
-struct Granted {
+struct LeaseInner {
     attempt: Arc<Attempt>,
-    entry: book::Entry,
+    entry: schedule::ScheduleEntry,
     token: Option<FencingToken>,
     at: Moment,
     deadline: Deadline,
@@ -127,9 +127,9 @@ struct Granted {
 impl Lease {
     fn new(attempt: Arc<Attempt>, token: Option<FencingToken>, at: Moment, until: Moment) -> Lease {
         let deadline = Deadline::new(until);
-        let entry = book::Entry::default();
+        let entry = schedule::ScheduleEntry::default();
         let (end, bell, is_reported) = (OnceLock::new(), Notify::new(), AtomicBool::new(false));
-        Lease(Arc::new(Granted { attempt, entry, token, at, deadline, end, bell, is_reported }))
+        Lease(Arc::new(LeaseInner { attempt, entry, token, at, deadline, end, bell, is_reported }))
     }
 
     /// The name of the lock.
@@ -181,9 +181,9 @@ impl Lease {
     /// Cancel safe: it can be dropped and called again.
     pub async fn lost(&self) -> LeaseEnd {
         loop {
-            let told = self.0.bell.notified();
-            tokio::pin!(told);
-            told.as_mut().enable();
+            let notified = self.0.bell.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
             if let Some(end) = self.ended() {
                 return end;
             }
@@ -191,7 +191,7 @@ impl Lease {
             // A tick more than is left: a timer may fire early by its resolution.
             let left = until.since(Moment::now()) + Duration::from_millis(1);
             tokio::select! {
-                () = told => {}
+                () = notified => {}
                 () = sleep(left.min(LONGEST_SLEEP)) => {}
             }
         }

@@ -22,7 +22,7 @@ pub(super) enum Released {
 }
 
 /// Each node by the first answer that it gave, or would have given.
-struct Count {
+struct ReleaseTally {
     released: NodeSet,
     not_held: NodeSet,
     /// It had nothing to release after a request whose answer was lost, which may have released it.
@@ -33,10 +33,10 @@ struct Count {
     why: Option<Failure>,
 }
 
-impl Count {
-    fn new() -> Count {
+impl ReleaseTally {
+    fn new() -> ReleaseTally {
         let none = NodeSet::of([]);
-        Count {
+        ReleaseTally {
             released: none,
             not_held: none,
             doubtful: none,
@@ -118,24 +118,24 @@ pub(super) async fn release(
 ) -> Result<Released, Failure> {
     let nodes = &client.nodes;
     let call = attempt.release(remember, entry);
-    let (mut count, mut tries_left) = (Count::new(), TRIES);
+    let (mut tally, mut tries_left) = (ReleaseTally::new(), TRIES);
     let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {
         tries_left -= 1;
-        count.add(&votes, remember)?;
-        look_for_later_holders(client, attempt, token, &mut count).await;
-        let silent = nodes.everyone().without(count.answered());
-        if let Some(released) = count.decided(nodes.count()) {
-            release_the_rest(client, attempt, entry.cloned(), silent, rest);
+        tally.add(&votes, remember)?;
+        check_for_later_holders(client, attempt, token, &mut tally).await;
+        let silent = nodes.everyone().without(tally.answered());
+        if let Some(released) = tally.decided(nodes.count()) {
+            release_stragglers(client, attempt, entry.cloned(), silent, rest);
             return Ok(released);
         }
         let failure = votes.failure();
         if tries_left == 0 || silent.is_empty() || !failure.is_transient() {
-            let may_be = count.released.len() + count.doubtful.len() + silent.len() >= nodes.majority();
-            return match count.why {
-                Some(why) if !count.doubtful.is_empty() && may_be => Ok(Released::Unknown(why)),
-                _ => Err(failure.with_effect_if(!count.unanswered.is_empty())),
+            let may_be = tally.released.len() + tally.doubtful.len() + silent.len() >= nodes.majority();
+            return match tally.why {
+                Some(why) if !tally.doubtful.is_empty() && may_be => Ok(Released::Unknown(why)),
+                _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),
             };
         }
         votes = nodes.ask(&call, silent, &attempt.in_flight, WaitFor::All).await;
@@ -143,26 +143,26 @@ pub(super) async fn release(
 }
 
 /// Where the last token is still that of this lease, the lock has had no other holder since.
-async fn look_for_later_holders(
+async fn check_for_later_holders(
     client: &Client,
     attempt: &Attempt,
     token: Option<FencingToken>,
-    count: &mut Count,
+    tally: &mut ReleaseTally,
 ) {
-    let Some(token) = token.filter(|_| !count.doubtful.is_empty()) else { return };
+    let Some(token) = token.filter(|_| !tally.doubtful.is_empty()) else { return };
     let call = attempt.inspect();
-    let votes = client.nodes.ask(&call, count.doubtful, &Arc::default(), WaitFor::All).await;
+    let votes = client.nodes.ask(&call, tally.doubtful, &Arc::default(), WaitFor::All).await;
     for (node, outcome) in votes.cast {
         let texts = outcome.and_then(|reply| reply.texts()).unwrap_or_default();
         if texts.get(1).and_then(|last| last.parse().ok()) == Some(token.get()) {
-            count.doubtful = count.doubtful.without(NodeSet::of([node]));
-            count.released = count.released.with(node);
+            tally.doubtful = tally.doubtful.without(NodeSet::of([node]));
+            tally.released = tally.released.with(node);
         }
     }
 }
 
 /// Has the keeper release what nodes may keep that have not answered, or not yet.
-fn release_the_rest(
+fn release_stragglers(
     client: &Arc<Client>,
     attempt: &Arc<Attempt>,
     entry: Option<QueueEntry>,

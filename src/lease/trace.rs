@@ -7,7 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Attempt, Lease, Target};
+use super::{Attempt, Lease, LockRequest};
 #[cfg(feature = "tracing")]
 use crate::clock::Moment;
 use crate::error::Error;
@@ -48,16 +48,16 @@ impl WakeReason {
 /// lock.
 #[cfg(feature = "tracing")]
 pub(super) async fn acquiring<T>(
-    target: &Target,
+    request: &LockRequest,
     call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
 ) -> Result<T, Error> {
     use tracing::Instrument;
-    let owner = target.owner.as_deref().map(shortened);
+    let owner = request.owner.as_deref().map(shortened);
     let span = tracing::debug_span!(
         target: "redlatch",
         "acquire",
-        lock = %target.name,
-        kind = target.kind.name,
+        lock = %request.name,
+        kind = request.kind.name,
         owner = owner.as_deref(),
     );
     let traced = async {
@@ -66,13 +66,13 @@ pub(super) async fn acquiring<T>(
         let waited = Moment::now().since(begun);
         match (&outcome, woken) {
             (Ok(_), Some(woken)) => {
-                event!(debug, lock = %target.name, woken = woken.word(), waited = ?waited, "acquired");
+                event!(debug, lock = %request.name, woken = woken.word(), waited = ?waited, "acquired");
             }
             (Ok(_), None) => {
-                event!(debug, lock = %target.name, waited = ?waited, "not acquired: the lock is held");
+                event!(debug, lock = %request.name, waited = ?waited, "not acquired: the lock is held");
             }
             (Err(error), _) => {
-                event!(debug, lock = %target.name, waited = ?waited, error = %error, "not acquired");
+                event!(debug, lock = %request.name, waited = ?waited, error = %error, "not acquired");
             }
         }
         outcome
@@ -82,7 +82,7 @@ pub(super) async fn acquiring<T>(
 
 #[cfg(not(feature = "tracing"))]
 pub(super) async fn acquiring<T>(
-    _target: &Target,
+    _request: &LockRequest,
     call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
 ) -> Result<T, Error> {
     call.await.0

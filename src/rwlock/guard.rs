@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{DOWNGRADE, READ, reading};
 use crate::error::Error;
-use crate::lease::{Held, Lease};
+use crate::lease::{Lease, OwnedLease};
 use crate::owner::Owner;
 
 /// A hold to read. Its lease is renewed for as long as this lives.
@@ -16,11 +16,11 @@ use crate::owner::Owner;
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
     owner: Option<Owner>,
-    held: Held,
+    held: OwnedLease,
 }
 
 impl RwLockReadGuard {
-    pub(super) fn new(owner: Option<&Owner>, held: Held) -> RwLockReadGuard {
+    pub(super) fn new(owner: Option<&Owner>, held: OwnedLease) -> RwLockReadGuard {
         RwLockReadGuard { owner: owner.cloned(), held }
     }
 
@@ -79,11 +79,11 @@ impl fmt::Debug for RwLockReadGuard {
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
     owner: Option<Owner>,
-    held: Held,
+    held: OwnedLease,
 }
 
 impl RwLockWriteGuard {
-    pub(super) fn new(owner: Option<&Owner>, held: Held) -> RwLockWriteGuard {
+    pub(super) fn new(owner: Option<&Owner>, held: OwnedLease) -> RwLockWriteGuard {
         RwLockWriteGuard { owner: owner.cloned(), held }
     }
 
@@ -109,7 +109,7 @@ impl RwLockWriteGuard {
     /// Dropped, the hold is given back in the background, whether it was changed or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let options = reading(self.held.options());
-        let held = self.held.exchange(&DOWNGRADE, &READ, options).await?;
+        let held = self.held.convert(&DOWNGRADE, &READ, options).await?;
         Ok(RwLockReadGuard { owner: self.owner, held })
     }
 

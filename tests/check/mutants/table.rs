@@ -60,16 +60,16 @@ pub const MUTANTS: &[Mutant] = &[
         name: "validity-from-the-answer",
         edits: &[
             Edit {
-                file: "src/lease/ask.rs",
-                from: "let sent = count.granted_since.unwrap_or(begun);",
+                file: "src/lease/acquire_round.rs",
+                from: "let sent = tally.granted_since.unwrap_or(begun);",
                 times: 1,
                 to: "let (sent, _) = (Moment::now(), begun);",
             },
             Edit {
                 file: "src/lease/keeper.rs",
-                from: "        let (mut gone, mut torn) =",
+                from: "        let (mut gone, mut degraded) =",
                 times: 1,
-                to: "        let sent = Moment::now();\n        let (mut gone, mut torn) =",
+                to: "        let sent = Moment::now();\n        let (mut gone, mut degraded) =",
             },
         ],
         setting: Setting { topology: Standalone, seconds: 25, linger: 20, faults: &["slow", "replies-held"] },
@@ -153,7 +153,7 @@ if ends < now + ttl then
     Mutant {
         name: "only-messages-wake",
         edits: &[Edit {
-            file: "src/lease/seat.rs",
+            file: "src/lease/waiter.rs",
             from: "while let Ok(message) = timeout_at(until, mailbox.wait()).await {",
             times: 1,
             to: "while let Ok(message) = timeout_at(until + Duration::from_secs(3600), mailbox.wait()).await {",
@@ -180,10 +180,10 @@ if ends < now + ttl then
     Mutant {
         name: "silence-counts-as-renewed",
         edits: &[Edit {
-            file: "src/lease/tally.rs",
-            from: "        } else {\n            Standing::Unknown\n        }",
+            file: "src/lease/renewal_tally.rs",
+            from: "        } else {\n            LeaseState::Unknown\n        }",
             times: 1,
-            to: "        } else {\n            Standing::Held\n        }",
+            to: "        } else {\n            LeaseState::Held\n        }",
         }],
         setting: Setting {
             topology: Standalone,
@@ -197,13 +197,13 @@ if ends < now + ttl then
         name: "what-a-minority-granted-stays",
         edits: &[
             Edit {
-                file: "src/lease/held.rs",
-                from: "    pub(super) fn give_back(self) {\n        self.attempt.in_flight.mark_unknown();",
+                file: "src/lease/owned_lease.rs",
+                from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
                 times: 1,
-                to: "    pub(super) fn give_back(self) {\n        self.disarm();",
+                to: "    pub(super) fn abandon(self) {\n        self.disarm();",
             },
             Edit {
-                file: "src/lease/held.rs",
+                file: "src/lease/owned_lease.rs",
                 from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
                 times: 1,
                 to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
@@ -215,7 +215,7 @@ if ends < now + ttl then
     Mutant {
         name: "what-was-dropped-stays",
         edits: &[Edit {
-            file: "src/lease/held.rs",
+            file: "src/lease/owned_lease.rs",
             from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
             times: 1,
             to: "        if !self.is_disarmed() && self.lease.is_some() {",
@@ -226,10 +226,10 @@ if ends < now + ttl then
     Mutant {
         name: "claim-from-its-message",
         edits: &[Edit {
-            file: "src/lease/seat.rs",
-            from: "let granted = sighting.earliest(time, attempt.options.drift, now)?;",
+            file: "src/lease/waiter.rs",
+            from: "let granted = sample.earliest(time, attempt.options.drift, now)?;",
             times: 1,
-            to: "let granted = sighting.earliest(time, attempt.options.drift, now).map(|_| now)?;",
+            to: "let granted = sample.earliest(time, attempt.options.drift, now).map(|_| now)?;",
         }],
         setting: Setting { topology: Standalone, seconds: 45, linger: 200, faults: &["worker-stopped"] },
         rules: &["deadline", "exclusion"],
@@ -248,10 +248,10 @@ if ends < now + ttl then
     Mutant {
         name: "lost-counts-as-unknown",
         edits: &[Edit {
-            file: "src/lease/tally.rs",
-            from: "            Standing::Lost\n        } else {",
+            file: "src/lease/renewal_tally.rs",
+            from: "            LeaseState::Lost\n        } else {",
             times: 1,
-            to: "            Standing::Unknown\n        } else {",
+            to: "            LeaseState::Unknown\n        } else {",
         }],
         setting: FORGOTTEN,
         rules: &["bounded loss"],
@@ -283,13 +283,13 @@ if ends < now + ttl then
         edits: &[
             Edit {
                 file: "src/lease/release.rs",
-                from: "(Count::new(), TRIES)",
+                from: "(ReleaseTally::new(), TRIES)",
                 times: 1,
-                to: "(Count::new(), TRIES / TRIES)",
+                to: "(ReleaseTally::new(), TRIES / TRIES)",
             },
             Edit {
                 file: "src/lease/release.rs",
-                from: "                _ => Err(failure.with_effect_if(!count.unanswered.is_empty())),\n            };",
+                from: "                _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),\n            };",
                 times: 1,
                 to: "                _ => {\n                    let _silent = failure;\n                    Ok(Released::Yes)\n                }\n            };",
             },
@@ -300,7 +300,7 @@ if ends < now + ttl then
     Mutant {
         name: "all-nodes-must-renew",
         edits: &[Edit {
-            file: "src/lease/tally.rs",
+            file: "src/lease/renewal_tally.rs",
             from: "        if self.held >= nodes.majority() {",
             times: 1,
             to: "        if self.held >= nodes.count() {",
@@ -311,7 +311,7 @@ if ends < now + ttl then
     Mutant {
         name: "all-nodes-must-grant",
         edits: &[Edit {
-            file: "src/lease/ask.rs",
+            file: "src/lease/acquire_round.rs",
             from: "            majority: nodes.majority(),",
             times: 1,
             to: "            majority: nodes.count(),",
@@ -323,18 +323,18 @@ if ends < now + ttl then
         name: "lost-with-its-master-counts-as-unknown",
         edits: &[
             Edit {
-                file: "src/lease/tally.rs",
-                from: "            Standing::Lost\n        } else {",
+                file: "src/lease/renewal_tally.rs",
+                from: "            LeaseState::Lost\n        } else {",
                 times: 1,
-                to: "            Standing::Unknown\n        } else {",
+                to: "            LeaseState::Unknown\n        } else {",
             },
             Edit {
                 // Where its answer is unknown, a renewal takes a lock that is free once more, which
                 // would mend the mistake.
                 file: "src/lease/keeper.rs",
-                from: "let is_torn = tally.standing(",
+                from: "let is_degraded = tally.state(",
                 times: 1,
-                to: "let is_torn = false && tally.standing(",
+                to: "let is_degraded = false && tally.state(",
             },
         ],
         setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["failover"] },

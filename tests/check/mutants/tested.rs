@@ -36,7 +36,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "claim-trusted-without-renewal",
         edits: &[Edit {
-            file: "src/lease/seat.rs",
+            file: "src/lease/waiter.rs",
             from: "attempt.options.renewal == Renewal::Never || ",
             times: 1,
             to: "",
@@ -56,7 +56,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "downgrade-counts-from-its-answer",
         edits: &[Edit {
-            file: "src/lease/held.rs",
+            file: "src/lease/owned_lease.rs",
             from: "                let mut until = sent + attempt.trusted(attempt.options.ttl);",
             times: 1,
             to: "                let sent = Moment::now();\n                let mut until = sent + attempt.trusted(attempt.options.ttl);",
@@ -116,7 +116,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "message-trusted-on-another-connection",
         edits: &[Edit {
-            file: "src/lease/seat.rs",
+            file: "src/lease/waiter.rs",
             from: "        if *generation != client.nodes.server()?.generation()\n            || ",
             times: 1,
             to: "        let _ = (generation, client.nodes.server()?);\n        if ",
@@ -126,7 +126,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "message-trusted-on-another-subscription",
         edits: &[Edit {
-            file: "src/lease/seat.rs",
+            file: "src/lease/waiter.rs",
             from: "Some(*subscription) != client.wakeups.subscription()",
             times: 1,
             to: "*subscription == 0",
@@ -156,7 +156,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "old-local-hold-removes-the-new-one",
         edits: &[Edit {
-            file: "src/lease/shared.rs",
+            file: "src/lease/shared_hold.rs",
             from: "        if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {\n            holds.remove(&self.key);\n        }\n",
             times: 1,
             to: "        holds.remove(&self.key);\n",
@@ -166,7 +166,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "renewals-do-not-raise-the-least-token",
         edits: &[Edit {
-            file: "src/lease/tally.rs",
+            file: "src/lease/renewal_tally.rs",
             from: "                    nodes.node(*node).observe(time.unsigned_abs());\n",
             times: 1,
             to: "                    let _ = (node, time);\n",
@@ -176,20 +176,20 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "poll-cap-ignored",
         edits: &[Edit {
-            file: "src/lease/target.rs",
-            from: "UNTOLD_POLL.min(half) }.min(self.options.poll_cap);",
+            file: "src/lease/lock_request.rs",
+            from: "UNNOTIFIED_POLL.min(half) }.min(self.options.poll_cap);",
             times: 1,
-            to: "UNTOLD_POLL.min(half) };",
+            to: "UNNOTIFIED_POLL.min(half) };",
         }],
         test: "wakeups::waiters_poll_every_poll_cap_or_half_claim",
     },
     Tested {
         name: "notified-waiter-polls-once-a-claim",
         edits: &[Edit {
-            file: "src/lease/target.rs",
-            from: "let cap = if told { half } else",
+            file: "src/lease/lock_request.rs",
+            from: "let cap = if is_notified { half } else",
             times: 1,
-            to: "let cap = if told { attempt.claim() } else",
+            to: "let cap = if is_notified { attempt.claim() } else",
         }],
         test: "wakeups::waiters_poll_every_poll_cap_or_half_claim",
     },
@@ -237,9 +237,9 @@ pub const TESTED: &[Tested] = &[
         name: "waiter-sleeps-before-it-looks-again",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
-            from: "                    // First listen, then look again, then sleep.\n                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);\n                    continue;\n",
+            from: "                    // First listen, then look again, then sleep.\n                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n                    continue;\n",
             times: 1,
-            to: "                    seat = Seat::new(target, client.wakeups.start(seat.poll).await);\n",
+            to: "                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n",
         }],
         test: "suite::mutex_standalone_push_resp2::misses_no_release_between_try_and_wait",
     },
@@ -247,9 +247,9 @@ pub const TESTED: &[Tested] = &[
         name: "end-of-the-lease-not-waited-for",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
-            from: "(free_in + Duration::from_millis(1)).min(seat.poll)",
+            from: "(free_in + Duration::from_millis(1)).min(waiter.poll)",
             times: 1,
-            to: "(free_in + seat.poll).min(seat.poll)",
+            to: "(free_in + waiter.poll).min(waiter.poll)",
         }],
         test: "suite::mutex_standalone_push_resp2::takes_over_after_expiry",
     },

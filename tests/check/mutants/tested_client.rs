@@ -41,14 +41,14 @@ pub const TESTED_CLIENT: &[Tested] = &[
         edits: &[edit(
             "src/lease/acquire.rs",
             "if failure.replicas().is_some() {",
-            "if failure.replicas().is_some() && seat.entry.is_none() {",
+            "if failure.replicas().is_some() && waiter.entry.is_none() {",
         )],
         test: "failover::replicas::replicas_missed_by_a_waiter_keep_the_lock_from_nobody",
     },
     Tested {
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
-            "src/lease/due.rs",
+            "src/lease/due_queue.rs",
             "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
             "        let own = owned(lease);\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one) == own).map(|(key, _)| *key).collect();\n        let keys = keys.into_iter().filter(|_| own.is_some());\n",
         )],
@@ -72,8 +72,8 @@ pub const TESTED_CLIENT: &[Tested] = &[
         name: "revoked-lease-says-lost",
         edits: &[edit(
             "src/lease/keeper.rs",
-            "book.strike(lease, LeaseEnd::Revoked);",
-            "book.strike(lease, LeaseEnd::Lost);",
+            "schedule.remove(lease, LeaseEnd::Revoked);",
+            "schedule.remove(lease, LeaseEnd::Lost);",
         )],
         test: "lease_ends::a_lease_that_was_force_released_says_revoked",
     },

@@ -23,7 +23,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
     Tested {
         name: "accepted-token-forgotten",
         edits: &[Edit {
-            file: "src/lease/ask.rs",
+            file: "src/lease/acquire_round.rs",
             from: "                    nodes.accepted(token);\n",
             times: 1,
             to: "                    let _: fn(&Nodes, u64) = Nodes::accepted;\n",
@@ -34,7 +34,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "lost-lease-stays-on-a-minority",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "                    self.abandon_everywhere(&mut book, lease, reports); // a minority may keep it\n",
+            from: "                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may keep it\n",
             times: 1,
             to: "",
         }],
@@ -123,7 +123,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
     Tested {
         name: "queue-entry-left-on-a-minority",
         edits: &[Edit {
-            file: "src/lease/held.rs",
+            file: "src/lease/owned_lease.rs",
             from: "if unanimous && !self.attempt.in_flight.is_indeterminate() {",
             times: 1,
             to: "if !self.attempt.in_flight.is_indeterminate() {",
@@ -134,9 +134,9 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "lease-lost-late-not-released",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "        book.strike(lease, LeaseEnd::Lost);\n        self.abandon_everywhere(&mut book, lease, reports);\n",
+            from: "        schedule.remove(lease, LeaseEnd::Lost);\n        self.abandon_everywhere(&mut schedule, lease, reports);\n",
             times: 1,
-            to: "        book.strike(lease, LeaseEnd::Lost);\n",
+            to: "        schedule.remove(lease, LeaseEnd::Lost);\n",
         }],
         test: "suite::mutex_standalone_push_resp2::gives_back_what_it_lost_late",
     },

@@ -13,7 +13,7 @@ type Key = (Moment, u64);
 /// The leases, soonest first, and those of each owner, so that the other holds of one are found
 /// without a look at all.
 #[derive(Default)]
-pub(super) struct Due {
+pub(super) struct DueQueue {
     soonest: BTreeMap<Key, Lease>,
     owned: HashMap<(Name, String), BTreeSet<Key>>,
     entries: u64,
@@ -21,12 +21,12 @@ pub(super) struct Due {
 
 /// Where a lease stands. Read and written only under the book's lock.
 #[derive(Default)]
-pub(super) struct Place {
+pub(super) struct DuePlace {
     due: AtomicU64,
     number: AtomicU64,
 }
 
-impl Place {
+impl DuePlace {
     fn key(&self) -> Key {
         (Moment::from_nanos(self.due.load(Ordering::Relaxed)), self.number.load(Ordering::Relaxed))
     }
@@ -37,7 +37,7 @@ impl Place {
     }
 }
 
-impl Due {
+impl DueQueue {
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment) {
         self.entries += 1;
         let key = (due, self.entries);
@@ -71,7 +71,7 @@ impl Due {
     }
 
     /// Makes the other holds of this lease's owner due now.
-    pub(super) fn hurry(&mut self, lease: &Lease, now: Moment) {
+    pub(super) fn expedite_siblings(&mut self, lease: &Lease, now: Moment) {
         let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();
         for key in keys {
             if let Some(sibling) = self.soonest.remove(&key) {

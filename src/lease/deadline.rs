@@ -6,22 +6,22 @@ use std::time::Duration;
 use crate::clock::Moment;
 
 /// What is always taken off a lease: the server counts in whole milliseconds, and expires late by one.
-const GRAIN: Duration = Duration::from_millis(2);
+const EXPIRY_GRANULARITY: Duration = Duration::from_millis(2);
 
 /// For how long a lease of `ttl` may be trusted, counted from before its request left
 /// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): ttl less drift).
 pub(super) fn trusted(ttl: Duration, drift: f64) -> Duration {
-    ttl.mul_f64(1.0 - drift).saturating_sub(GRAIN)
+    ttl.mul_f64(1.0 - drift).saturating_sub(EXPIRY_GRANULARITY)
 }
 
 /// What an answer of the server said about its clock: at some instant after `sent`, it was `server` µs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sighting {
+pub(super) struct ClockSample {
     pub(super) sent: Moment,
     pub(super) server: u64,
 }
 
-impl Sighting {
+impl ClockSample {
     /// The earliest local moment at which the server's clock can have shown `time`: the answer was made
     /// after `sent`, so at least `time - server` later, less drift. `None` for a time before the
     /// sighting (the clock stepped back) or in the local future (another clock): such a time proves nothing.
@@ -116,13 +116,13 @@ mod tests {
     #[test]
     fn a_grant_is_dated_by_the_servers_clock_not_by_its_arrival() {
         let now = Moment::now();
-        let sighting = Sighting { sent: now - 10 * SECOND, server: 1_000_000 };
+        let sample = ClockSample { sent: now - 10 * SECOND, server: 1_000_000 };
         // The server granted 4 s after the sighting: 6 s ago, though the message arrives only now.
-        let granted = sighting.earliest(5_000_000, 0.0, now).unwrap();
+        let granted = sample.earliest(5_000_000, 0.0, now).unwrap();
         assert_eq!(now.since(granted), 6 * SECOND);
         // Drift makes it earlier, which is the safe side.
-        assert!(sighting.earliest(5_000_000, 0.01, now).unwrap() < granted);
-        assert_eq!(sighting.earliest(999_999, 0.0, now), None, "the clock stepped back");
-        assert_eq!(sighting.earliest(12_000_001, 0.0, now), None, "granted in the future");
+        assert!(sample.earliest(5_000_000, 0.01, now).unwrap() < granted);
+        assert_eq!(sample.earliest(999_999, 0.0, now), None, "the clock stepped back");
+        assert_eq!(sample.earliest(12_000_001, 0.0, now), None, "granted in the future");
     }
 }

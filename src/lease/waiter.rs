@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::attempt::QueueEntry;
-use super::held::Armed;
-use super::validity::Sighting;
-use super::{Lease, Target};
+use super::deadline::ClockSample;
+use super::owned_lease::AttemptGuard;
+use super::{Lease, LockRequest};
 use crate::clock::Moment;
 use crate::options::{Renewal, Wakeups};
 use crate::wire::Mailbox;
@@ -19,22 +19,22 @@ const POLLS: u32 = 4;
 const NEXT_POLL: Duration = Duration::from_millis(200);
 
 /// How an attempt waits: in the queue or not, told or looking.
-pub(super) struct Seat {
-    pub(super) armed: Armed,
+pub(super) struct Waiter {
+    pub(super) guard: AttemptGuard,
     /// How it is queued, if it is.
     pub(super) entry: Option<QueueEntry>,
     pub(super) poll: Duration,
     pub(super) mailbox: Option<Mailbox>,
-    pub(super) sighted: Option<Sighted>,
+    pub(super) grant_clock: Option<GrantClock>,
 }
 
 /// Why a waiter does not sleep any more.
-pub(super) enum Woken {
-    HandedOver(Lease),
+pub(super) enum WakeEvent {
+    Granted(Lease),
     /// By a message that is not trusted, or that may have been missed.
     Notified,
     /// It is time to.
-    Polls,
+    PollDue,
 }
 
 /// How often notifications may have a waiter poll: anybody who may publish can send very many.
@@ -68,68 +68,68 @@ impl PollBudget {
 }
 
 /// The server's clock, and through which connections it was seen: behind others there may be another server.
-pub(super) struct Sighted {
-    pub(super) sighting: Sighting,
+pub(super) struct GrantClock {
+    pub(super) sample: ClockSample,
     pub(super) generation: u64,
     pub(super) subscription: u64,
 }
 
-impl Seat {
-    pub(super) fn unqueued(target: &Target) -> Seat {
-        let armed = target.arm();
-        let poll = target.poll(&armed.attempt, false);
-        Seat { armed, entry: None, poll, mailbox: None, sighted: None }
+impl Waiter {
+    pub(super) fn unqueued(request: &LockRequest) -> Waiter {
+        let guard = request.begin_attempt();
+        let poll = request.poll(&guard.attempt, false);
+        Waiter { guard, entry: None, poll, mailbox: None, grant_clock: None }
     }
 
-    pub(super) fn told(target: &Target) -> Seat {
-        let mut seat = Seat::unqueued(target);
-        seat.poll = target.poll(&seat.armed.attempt, true);
-        seat.mailbox = Some(target.client.wakeups.mailbox(seat.armed.attempt.id));
-        let channel = target.client.wakeups.channel();
-        seat.entry = Some(seat.armed.attempt.queue_entry(Some(channel)));
-        seat
+    pub(super) fn notified(request: &LockRequest) -> Waiter {
+        let mut waiter = Waiter::unqueued(request);
+        waiter.poll = request.poll(&waiter.guard.attempt, true);
+        waiter.mailbox = Some(request.client.wakeups.mailbox(waiter.guard.attempt.id));
+        let channel = request.client.wakeups.channel();
+        waiter.entry = Some(waiter.guard.attempt.queue_entry(Some(channel)));
+        waiter
     }
 
-    pub(super) fn new(target: &Target, told: bool) -> Seat {
-        if told { Seat::told(target) } else { Seat::polling(target) }
+    pub(super) fn new(request: &LockRequest, notified: bool) -> Waiter {
+        if notified { Waiter::notified(request) } else { Waiter::polling(request) }
     }
 
-    pub(super) fn polling(target: &Target) -> Seat {
-        let mut seat = Seat::unqueued(target);
-        seat.entry = Some(seat.armed.attempt.queue_entry(None));
-        seat
+    pub(super) fn polling(request: &LockRequest) -> Waiter {
+        let mut waiter = Waiter::unqueued(request);
+        waiter.entry = Some(waiter.guard.attempt.queue_entry(None));
+        waiter
     }
 
     /// Sleeps until a message hands over a lease, or until it is time to look. A message that is
     /// not trusted makes it look at once, as often as the budget allows.
-    pub(super) async fn sleep(&self, pause: Duration, budget: &mut PollBudget) -> Woken {
+    pub(super) async fn sleep(&self, pause: Duration, budget: &mut PollBudget) -> WakeEvent {
         let Some(mailbox) = &self.mailbox else {
             sleep(pause).await;
-            return Woken::Polls;
+            return WakeEvent::PollDue;
         };
         let (mut until, mut is_notified) = (Instant::now() + pause, false);
         while let Ok(message) = timeout_at(until, mailbox.wait()).await {
-            if let Some(lease) = message.and_then(|message| self.handed_over(&message)) {
-                return Woken::HandedOver(lease);
+            if let Some(lease) = message.and_then(|message| self.granted_lease(&message)) {
+                return WakeEvent::Granted(lease);
             }
             match budget.take() {
-                Ok(()) => return Woken::Notified,
+                Ok(()) => return WakeEvent::Notified,
                 Err(at) if at < until => (until, is_notified) = (at, true),
                 Err(_) => {}
             }
         }
-        if is_notified && budget.take().is_ok() { Woken::Notified } else { Woken::Polls }
+        if is_notified && budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue }
     }
 
     /// The lease that a message hands over: `token time key`. `None` if it is not certain that most of the
     /// claim is left; then a look finds the lock in this attempt's name, and takes the whole ttl.
-    pub(super) fn handed_over(&self, message: &str) -> Option<Lease> {
-        let attempt = &self.armed.attempt;
+    pub(super) fn granted_lease(&self, message: &str) -> Option<Lease> {
+        let attempt = &self.guard.attempt;
         if attempt.options.wakeups == Wakeups::Verify {
             return None;
         }
-        let Sighted { sighting, generation, subscription } = self.sighted.as_ref()?;
-        let client = &self.armed.client;
+        let GrantClock { sample, generation, subscription } = self.grant_clock.as_ref()?;
+        let client = &self.guard.client;
         if *generation != client.nodes.server()?.generation()
             || Some(*subscription) != client.wakeups.subscription()
         {
@@ -146,7 +146,7 @@ impl Seat {
             return None;
         }
         let now = Moment::now();
-        let granted = sighting.earliest(time, attempt.options.drift, now)?;
+        let granted = sample.earliest(time, attempt.options.drift, now)?;
         let trusted = attempt.trusted(self.entry.as_ref()?.claim);
         if now.since(granted) > trusted / 2 {
             return None;

@@ -1,4 +1,4 @@
-//! [`Armed`], an attempt that is answered for, and [`Held`], what it became.
+//! [`AttemptGuard`], an attempt that is answered for, and [`OwnedLease`], what it became.
 
 use std::fmt;
 use std::pin::pin;
@@ -18,8 +18,8 @@ use crate::wire::{Answer, Call, Failure, HoldCount, NodeSet, Reply, Votes, WaitF
 const TRIES: u32 = 3;
 
 /// Answers for an attempt from before its first request: whatever it gets is given back, by
-/// [`Held::release`] or, when this is dropped, by the keeper.
-pub(super) struct Armed {
+/// [`OwnedLease::release`] or, when this is dropped, by the keeper.
+pub(super) struct AttemptGuard {
     pub(super) client: Arc<Client>,
     pub(super) attempt: Arc<Attempt>,
     lease: Option<(Lease, HoldCount)>,
@@ -39,9 +39,9 @@ pub(super) struct Armed {
     call: Option<OpenCall>,
 }
 
-impl Armed {
-    pub(super) fn new(client: &Arc<Client>, attempt: Attempt) -> Armed {
-        Armed {
+impl AttemptGuard {
+    pub(super) fn new(client: &Arc<Client>, attempt: Attempt) -> AttemptGuard {
+        AttemptGuard {
             client: Arc::clone(client),
             attempt: Arc::new(attempt),
             lease: None,
@@ -56,7 +56,7 @@ impl Armed {
     }
 
     /// To be called before a request leaves: from then on it must be undone.
-    pub(super) fn sends(&mut self, entry: Option<&QueueEntry>) {
+    pub(super) fn before_send(&mut self, entry: Option<&QueueEntry>) {
         (self.awaits_reply, self.asked) = (true, true);
         self.queued |= entry.is_some();
         self.queues_first = self.entry.is_none();
@@ -66,7 +66,7 @@ impl Armed {
     }
 
     /// To be called with what came of the request. What is `decided` is a lease, which all nodes are to give back.
-    pub(super) fn learns(&mut self, votes: &Votes, decided: bool) {
+    pub(super) fn record(&mut self, votes: &Votes, decided: bool) {
         self.awaits_reply = false;
         // Else, whoever has not answered may yet grant it, and nobody would know.
         if !decided && votes.rest.is_some() {
@@ -75,17 +75,17 @@ impl Armed {
     }
 
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
-    pub(super) fn granted(mut self, lease: Lease, unanimous: bool) -> Held {
+    pub(super) fn granted(mut self, lease: Lease, unanimous: bool) -> OwnedLease {
         // What was granted has left the queue; only a late delivery could put it back.
         if unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
-        self.client.keeper.schedule(&lease, unanimous, self.entry.clone());
+        self.client.keeper.keep(&lease, unanimous, self.entry.clone());
         if self.attempt.kind.reenters {
-            self.client.turnstiles.announce_grant(&self.attempt.name, &self.attempt.owner);
+            self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner);
         }
         self.lease = Some((lease.clone(), self.client.nodes.count_hold()));
-        Held { armed: self, lease }
+        OwnedLease { guard: self, lease }
     }
 
     /// Notes when the attempt was queued first, on the only server's clock.
@@ -96,7 +96,7 @@ impl Armed {
     }
 
     /// Gives back what was granted in vain.
-    pub(super) fn give_back(self) {
+    pub(super) fn abandon(self) {
         self.attempt.in_flight.mark_unknown();
     }
 
@@ -105,7 +105,7 @@ impl Armed {
     ///
     /// # Cancel safety
     /// Dropped, they are still answered for.
-    pub(super) async fn let_go(&mut self, by: NodeSet) -> bool {
+    pub(super) async fn release_partial_grant(&mut self, by: NodeSet) -> bool {
         self.awaits_reply = true;
         let (call, in_flight) = (self.attempt.release(false, None), Arc::default());
         self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;
@@ -149,7 +149,7 @@ impl Armed {
     }
 }
 
-impl Drop for Armed {
+impl Drop for AttemptGuard {
     fn drop(&mut self) {
         self.withdraw();
         if self.lease.is_some() && self.call.is_none() {
@@ -175,18 +175,18 @@ impl Drop for Armed {
 }
 
 /// A lease and the duty to give it back. Dropped, it is given back in the background.
-pub(crate) struct Held {
-    armed: Armed,
+pub(crate) struct OwnedLease {
+    guard: AttemptGuard,
     lease: Lease,
 }
 
-impl Held {
+impl OwnedLease {
     pub(crate) fn lease(&self) -> &Lease {
         &self.lease
     }
 
     pub(crate) fn options(&self) -> &Options {
-        &self.armed.attempt.options
+        &self.guard.attempt.options
     }
 
     /// Gives the lease back and waits for the answer.
@@ -194,29 +194,29 @@ impl Held {
     /// # Cancel safety
     /// Dropped, it goes on in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
-        let attempt = Arc::clone(&self.armed.attempt);
+        let attempt = Arc::clone(&self.guard.attempt);
         trace::releasing(&attempt, pin!(self.release_untraced())).await
     }
 
     async fn release_untraced(mut self) -> Result<(), Error> {
-        let (client, attempt) = (Arc::clone(&self.armed.client), Arc::clone(&self.armed.attempt));
+        let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
         let context = client.context(Operation::Release, &attempt.name);
         if let Some(end) = self.lease.ended() {
             // The server may keep it for a while yet: dropped here, it is given back in the background.
             return released_after(end, context);
         }
-        self.armed.call = Some(OpenCall::new(&client.keeper, &attempt.name));
+        self.guard.call = Some(OpenCall::new(&client.keeper, &attempt.name));
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
         if end != LeaseEnd::Released {
             return released_after(end, context); // it has ended in between
         }
-        let for_good = self.armed.ends_for_good();
+        let for_good = self.guard.ends_for_good();
         let token = self.lease.fencing_token();
-        let released = release(&client, &attempt, token, for_good, self.armed.entry.as_ref()).await;
+        let released = release(&client, &attempt, token, for_good, self.guard.entry.as_ref()).await;
         let error = |failure: Failure| client.error(failure, context.clone());
         let released = released.map_err(error)?;
-        self.armed.expect_late_notifications();
-        self.armed.disarm();
+        self.guard.expect_late_notifications();
+        self.guard.disarm();
         match released {
             Released::Yes => Ok(()),
             Released::NotHeld => Err(Error::NotHeld { context }),
@@ -234,13 +234,13 @@ impl Held {
     ///
     /// # Cancel safety
     /// Dropped, the hold is given back in the background, of whichever kind it is by then.
-    pub(crate) async fn exchange(
+    pub(crate) async fn convert(
         mut self,
         scripts: &'static ScriptSet,
         kind: &'static Kind,
         options: Options,
-    ) -> Result<Held, Error> {
-        let (client, lease) = (Arc::clone(&self.armed.client), self.lease.clone());
+    ) -> Result<OwnedLease, Error> {
+        let (client, lease) = (Arc::clone(&self.guard.client), self.lease.clone());
         let context = client.context(Operation::Downgrade, lease.name());
         let lost = || Error::Lost { context: context.clone() };
         let closed = || Error::Closed { context: context.clone() };
@@ -250,17 +250,17 @@ impl Held {
             return Err(ended(end));
         }
         let trusted_until = lease.until();
-        self.armed.call = Some(OpenCall::new(&client.keeper, lease.name()));
+        self.guard.call = Some(OpenCall::new(&client.keeper, lease.name()));
         match client.keeper.forget(&lease, LeaseEnd::Released) {
             LeaseEnd::Released => {}
             end => return Err(ended(end)),
         }
-        let attempt = Arc::new(self.armed.attempt.exchanged(kind, Arc::new(options)));
-        self.armed.attempt = Arc::clone(&attempt);
-        let call = attempt.exchange(scripts);
+        let attempt = Arc::new(self.guard.attempt.converted(kind, Arc::new(options)));
+        self.guard.attempt = Arc::clone(&attempt);
+        let call = attempt.convert(scripts);
         let late = attempt.in_flight.is_indeterminate();
         let sent = Moment::now();
-        let Settled { answer, reply, votes } = insist(&client, &attempt, &call).await.map_err(error)?;
+        let Decision { answer, reply, votes } = retry(&client, &attempt, &call).await.map_err(error)?;
         match answer {
             Answer::Final(1..) => {
                 let mut until = sent + attempt.trusted(attempt.options.ttl);
@@ -273,12 +273,12 @@ impl Held {
                     return Err(lost());
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
-                exchange_the_rest(&client, scripts, &attempt, lease.clone(), &votes, late);
-                let mut held = self.armed.granted(lease, client.nodes.single().is_some());
+                convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, late);
+                let mut held = self.guard.granted(lease, client.nodes.single().is_some());
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is given back
                 }
-                held.armed.call = None;
+                held.guard.call = None;
                 Ok(held)
             }
             Answer::Final(0) => Err(lost()),
@@ -291,8 +291,8 @@ impl Held {
 
     /// From now on this is never released: once it is dropped, it ends with its ttl.
     pub(crate) fn leak(&self) {
-        self.armed.disarm();
-        self.armed.client.keeper.forget(&self.lease, LeaseEnd::Leaked);
+        self.guard.disarm();
+        self.guard.client.keeper.forget(&self.lease, LeaseEnd::Leaked);
     }
 }
 
@@ -306,7 +306,7 @@ pub(super) fn released_after(end: LeaseEnd, context: Context) -> Result<(), Erro
 }
 
 /// What a request came to that needs a majority.
-pub(crate) struct Settled {
+pub(crate) struct Decision {
     pub(crate) answer: Answer,
     /// One of those who answered like this.
     pub(crate) reply: Reply,
@@ -316,12 +316,12 @@ pub(crate) struct Settled {
 /// Sends a request to all nodes, and finds out what more than half of them say, "yes" being a
 /// positive number. If it `trusts_silence`, as for a lease that is valid, nodes that do not answer
 /// while more than half do may have held it.
-pub(crate) async fn settle(
+pub(crate) async fn decide(
     client: &Client,
     attempt: &Attempt,
     call: &Call<'_>,
     trusts_silence: bool,
-) -> Result<Settled, Failure> {
+) -> Result<Decision, Failure> {
     let nodes = &client.nodes;
     let mut votes = nodes.ask(call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(1)).await;
     votes.doubt_negatives();
@@ -346,7 +346,7 @@ pub(crate) async fn settle(
     };
     match decided {
         Some((index, answer)) => match votes.cast[index].1.clone() {
-            Ok(reply) => Ok(Settled { answer, reply, votes }),
+            Ok(reply) => Ok(Decision { answer, reply, votes }),
             Err(failure) => Err(failure),
         },
         // Where it was done, a second delivery may find nothing to do.
@@ -356,11 +356,11 @@ pub(crate) async fn settle(
 }
 
 /// Sends a request again where that may help.
-async fn insist(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Settled, Failure> {
+async fn retry(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Decision, Failure> {
     let (mut tries_left, mut unknown) = (TRIES, false);
     loop {
         tries_left -= 1;
-        match settle(client, attempt, call, true).await {
+        match decide(client, attempt, call, true).await {
             Err(failure) if failure.is_transient() && tries_left > 0 => unknown |= failure.is_indeterminate(),
             outcome => return outcome.map_err(|failure| failure.with_effect_if(unknown)),
         }
@@ -369,7 +369,7 @@ async fn insist(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<S
 
 /// Repeats an exchange on a minority of the nodes that have not answered, until they do: they would keep the hold as
 /// what it was, and renewals would prolong it. If what it was may arrive there `late`, until they have it.
-fn exchange_the_rest(
+fn convert_stragglers(
     client: &Arc<Client>,
     scripts: &'static ScriptSet,
     attempt: &Arc<Attempt>,
@@ -386,7 +386,7 @@ fn exchange_the_rest(
     let nodes = Arc::clone(&client.nodes);
     nodes.spawn(async move {
         while !left.is_empty() && !lease.is_lost() {
-            let call = attempt.exchange(scripts);
+            let call = attempt.convert(scripts);
             let votes = client.nodes.ask(&call, left, &attempt.in_flight, WaitFor::All).await;
             left = votes.failed().union(not_yet(&votes));
             tokio::time::sleep(client.nodes.limit()).await;
@@ -394,7 +394,7 @@ fn exchange_the_rest(
     });
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for OwnedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.lease.fmt(f)
     }

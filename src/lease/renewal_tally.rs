@@ -3,14 +3,14 @@
 use crate::wire::{Answer, NodeSet, Nodes, Reply, Vote};
 
 /// Which nodes have a lease: so many have it, and these have it not.
-pub(super) struct Tally {
+pub(super) struct RenewalTally {
     pub(super) held: usize,
     pub(super) without: NodeSet,
 }
 
 /// What the nodes say of a lease.
 #[derive(PartialEq)]
-pub(super) enum Standing {
+pub(super) enum LeaseState {
     /// More than half have it.
     Held,
     /// So many have it not that more than half cannot.
@@ -18,8 +18,8 @@ pub(super) enum Standing {
     Unknown,
 }
 
-impl Tally {
-    pub(super) fn count(nodes: &Nodes, votes: &[Vote]) -> Tally {
+impl RenewalTally {
+    pub(super) fn count(nodes: &Nodes, votes: &[Vote]) -> RenewalTally {
         let mut held = 0;
         let mut without = NodeSet::of([]);
         for (node, outcome) in votes {
@@ -32,16 +32,16 @@ impl Tally {
                 _ => {}
             }
         }
-        Tally { held, without }
+        RenewalTally { held, without }
     }
 
-    pub(super) fn standing(&self, nodes: &Nodes) -> Standing {
+    pub(super) fn state(&self, nodes: &Nodes) -> LeaseState {
         if self.held >= nodes.majority() {
-            Standing::Held
+            LeaseState::Held
         } else if self.without.len() > nodes.max_failures() {
-            Standing::Lost
+            LeaseState::Lost
         } else {
-            Standing::Unknown
+            LeaseState::Unknown
         }
     }
 }

@@ -3,18 +3,18 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::held::released_after;
-use super::{Held, Target};
+use super::owned_lease::released_after;
+use super::{LockRequest, OwnedLease};
 use crate::error::{Context, Error, Operation};
 use crate::name::Name;
 
-type Shares = Mutex<HashMap<(Name, String), Weak<Shared>>>;
+type HoldsByOwner = Mutex<HashMap<(Name, String), Weak<SharedHold>>>;
 
 /// What a client holds that may be shared, by lock and owner. What is not held has no entry.
 #[derive(Default)]
-pub(super) struct Holds(Arc<Shares>);
+pub(super) struct SharedHolds(Arc<HoldsByOwner>);
 
-impl Holds {
+impl SharedHolds {
     pub(super) fn entries(&self) -> usize {
         lock(&self.0).len()
     }
@@ -22,8 +22,8 @@ impl Holds {
 
 /// A hold with one or more guards. The last one to go gives it back.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    held: Held,
+pub(crate) struct SharedHold {
+    held: OwnedLease,
     // Dropped after the hold: until then it may be found, and found to be lost.
     _entry: Option<Entry>,
 }
@@ -31,47 +31,47 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 struct Entry {
     key: (Name, String),
-    holds: Arc<Shares>,
+    holds: Arc<HoldsByOwner>,
 }
 
-impl Shared {
+impl SharedHold {
     /// A hold that nobody else will find.
-    pub(crate) fn alone(held: Held) -> Arc<Shared> {
-        Arc::new(Shared { held, _entry: None })
+    pub(crate) fn alone(held: OwnedLease) -> Arc<SharedHold> {
+        Arc::new(SharedHold { held, _entry: None })
     }
 
     /// A hold that others of the same owner may find.
-    pub(crate) fn open(target: &Target, held: Held) -> Arc<Shared> {
-        let holds = Arc::clone(&target.client.holds.0);
-        let key = key(target);
+    pub(crate) fn open(request: &LockRequest, held: OwnedLease) -> Arc<SharedHold> {
+        let holds = Arc::clone(&request.client.holds.0);
+        let key = key(request);
         let entry = Entry { key: key.clone(), holds: Arc::clone(&holds) };
-        let shared = Arc::new(Shared { held, _entry: Some(entry) });
+        let shared = Arc::new(SharedHold { held, _entry: Some(entry) });
         lock(&holds).insert(key, Arc::downgrade(&shared));
         shared
     }
 
     /// The hold that this client has for the same owner, if it has one that may be trusted.
-    pub(crate) fn find(target: &Target) -> Result<Option<Arc<Shared>>, Error> {
-        let found = lock(&target.client.holds.0).get(&key(target)).and_then(Weak::upgrade);
+    pub(crate) fn find(request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
+        let found = lock(&request.client.holds.0).get(&key(request)).and_then(Weak::upgrade);
         let Some(shared) = found.filter(|shared| !shared.held.lease().is_lost()) else { return Ok(None) };
         // The count includes this one.
         let depth = u32::try_from(Arc::strong_count(&shared) - 1).unwrap_or(u32::MAX);
-        if depth >= target.options.max_depth {
-            return Err(Error::TooDeep { context: target.context(), depth });
+        if depth >= request.options.max_depth {
+            return Err(Error::TooDeep { context: request.context(), depth });
         }
         Ok(Some(shared))
     }
 
-    pub(crate) fn held(&self) -> &Held {
+    pub(crate) fn held(&self) -> &OwnedLease {
         &self.held
     }
 
     /// Gives back the hold, if this was the last guard on it.
-    pub(crate) async fn release(self: Arc<Shared>) -> Result<(), Error> {
+    pub(crate) async fn release(self: Arc<SharedHold>) -> Result<(), Error> {
         let lease = self.held.lease().clone();
         let end = lease.ended();
         match (Arc::into_inner(self), end) {
-            (Some(Shared { held, _entry }), _) => held.release().await,
+            (Some(SharedHold { held, _entry }), _) => held.release().await,
             (None, Some(end)) => released_after(end, Context::of(Operation::Release, lease.name())),
             (None, None) => Ok(()),
         }
@@ -88,11 +88,11 @@ impl Drop for Entry {
     }
 }
 
-fn key(target: &Target) -> (Name, String) {
-    (target.name.clone(), target.owner.clone().unwrap_or_default())
+fn key(request: &LockRequest) -> (Name, String) {
+    (request.name.clone(), request.owner.clone().unwrap_or_default())
 }
 
 /// Poisoning does not matter: nothing under this lock panics.
-fn lock(shares: &Shares) -> MutexGuard<'_, HashMap<(Name, String), Weak<Shared>>> {
+fn lock(shares: &HoldsByOwner) -> MutexGuard<'_, HashMap<(Name, String), Weak<SharedHold>>> {
     shares.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,20 +10,20 @@ use uuid::Uuid;
 
 use super::attempt::QueueEntry;
 use super::close::Unreleased;
-use super::due::{Due, Place};
+use super::due_queue::{DuePlace, DueQueue};
 use super::{Attempt, Lease, LeaseEnd};
 use crate::clock::Moment;
 use crate::name::Name;
 use crate::wire::NodeSet;
 
 /// How many requests travel in one pipeline.
-const ROUND: usize = 128;
+const BATCH_SIZE: usize = 128;
 /// How many dropped attempts are remembered. Beyond it one is left to its ttl: with a server that
 /// is down for long, memory must not grow with every caller that gives up.
-const ABANDONED: usize = 65_536;
+const MAX_PENDING_RELEASES: usize = 65_536;
 
 /// How long a dropped attempt is pursued beyond its ttl once its client is gone.
-const PURSUIT: Duration = Duration::from_secs(10);
+const RELEASE_GRACE: Duration = Duration::from_secs(10);
 
 /// How often a release is sent again after error replies that do not say whether they will last,
 /// such as a proxy gives while its server restarts: every half second. A script may fail like this
@@ -31,12 +31,12 @@ const PURSUIT: Duration = Duration::from_secs(10);
 const RETRIES: u32 = 6;
 
 #[derive(Default)]
-pub(super) struct Book {
-    pub(super) due: Due,
-    pub(super) abandoned: BTreeMap<(Moment, u64), Abandoned>,
+pub(super) struct Schedule {
+    pub(super) due: DueQueue,
+    pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
     /// What only a minority of the nodes may still have: in nobody's way, and never in the way of
     /// the rest.
-    pub(super) leftovers: BTreeMap<(Moment, u64), Abandoned>,
+    pub(super) leftovers: BTreeMap<(Moment, u64), PendingRelease>,
     /// Dropped attempts that have not been given back yet, in the book or in a round, by their
     /// locks.
     pub(super) returning: BTreeMap<u64, Name>,
@@ -53,12 +53,12 @@ pub(super) struct Book {
 
 /// Where a lease stands in the book. Read and written only under the book's lock.
 #[derive(Default)]
-pub(super) struct Entry {
-    pub(super) place: Place,
+pub(super) struct ScheduleEntry {
+    pub(super) place: DuePlace,
     pub(super) over: AtomicBool,
 }
 
-pub(super) struct Abandoned {
+pub(super) struct PendingRelease {
     pub(super) attempt: Arc<Attempt>,
     pub(super) for_good: bool,
     pub(super) entry: Option<QueueEntry>,
@@ -74,7 +74,7 @@ pub(super) struct Abandoned {
     pub(super) failed: usize,
 }
 
-impl Abandoned {
+impl PendingRelease {
     /// Whether it is sent once more after such a reply.
     pub(super) fn spend_retry(&mut self) -> bool {
         let may_retry = self.retries_left > 0;
@@ -85,22 +85,22 @@ impl Abandoned {
 
 /// What one pipeline does.
 #[derive(Default)]
-pub(super) struct Round {
+pub(super) struct Batch {
     /// With what to extend them; those that are not extended are only asked about.
     pub(super) renewals: Vec<(Lease, Option<Duration>)>,
-    pub(super) releases: Vec<Abandoned>,
+    pub(super) releases: Vec<PendingRelease>,
     /// These are leftovers.
     pub(super) tidies: bool,
 }
 
 /// What a further round may do beside renewals: it may have to wait for a node that hangs.
 #[derive(Clone, Copy)]
-pub(super) struct May {
+pub(super) struct BatchLimits {
     pub(super) give_back: bool,
     pub(super) tidy: bool,
 }
 
-impl Book {
+impl Schedule {
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment, bell: &Notify) {
         let entry = &lease.0.entry;
         if entry.over.load(Ordering::Relaxed) {
@@ -114,7 +114,7 @@ impl Book {
 
     /// Takes a lease out for good, and returns how it ended: of two tasks that end it, the first
     /// one that has the book decides. [`Lease::announce`] follows once the book is free.
-    pub(super) fn strike(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
+    pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         lease.0.entry.over.store(true, Ordering::Relaxed);
         self.due.remove(lease);
         self.held.remove(&lease.0.attempt.id);
@@ -132,12 +132,12 @@ impl Book {
         counts: bool,
     ) -> Option<Arc<Attempt>> {
         let now = Moment::now();
-        let give_up = now + attempt.options.ttl + PURSUIT;
+        let give_up = now + attempt.options.ttl + RELEASE_GRACE;
         let returning = counts.then(|| self.number_returning(&attempt));
         let (retries_left, failed) = (RETRIES, 0);
-        let abandoned =
-            Abandoned { attempt, for_good, entry, give_up, nodes, returning, retries_left, failed };
-        self.pursue(abandoned, now)
+        let pending_releases =
+            PendingRelease { attempt, for_good, entry, give_up, nodes, returning, retries_left, failed };
+        self.schedule_release(pending_releases, now)
     }
 
     /// The number of one more attempt that is returning.
@@ -158,12 +158,20 @@ impl Book {
 
     /// Returns the attempt that is left to its ttl instead, if there are too many. While the client
     /// is being closed there is no limit: no more come than it had.
-    pub(super) fn pursue(&mut self, abandoned: Abandoned, due: Moment) -> Option<Arc<Attempt>> {
-        let pursued = if abandoned.returning.is_some() { &mut self.abandoned } else { &mut self.leftovers };
-        let is_full = pursued.len() >= ABANDONED && self.unreleased.is_none();
-        let given_up = if is_full { pursued.pop_first() } else { None };
+    pub(super) fn schedule_release(
+        &mut self,
+        pending_releases: PendingRelease,
+        due: Moment,
+    ) -> Option<Arc<Attempt>> {
+        let pending = if pending_releases.returning.is_some() {
+            &mut self.pending_releases
+        } else {
+            &mut self.leftovers
+        };
+        let is_full = pending.len() >= MAX_PENDING_RELEASES && self.unreleased.is_none();
+        let given_up = if is_full { pending.pop_first() } else { None };
         self.entries += 1;
-        pursued.insert((due, self.entries), abandoned);
+        pending.insert((due, self.entries), pending_releases);
         let (_, given_up) = given_up?;
         if let Some(number) = given_up.returning {
             self.end_returning(number, true);
@@ -172,47 +180,47 @@ impl Book {
     }
 
     /// What is due, or when something will be.
-    pub(super) fn take(&mut self, now: Moment, may: May) -> Result<Round, Option<Moment>> {
-        let mut round = Round::default();
-        while round.renewals.len() < ROUND
+    pub(super) fn take(&mut self, now: Moment, limits: BatchLimits) -> Result<Batch, Option<Moment>> {
+        let mut batch = Batch::default();
+        while batch.renewals.len() < BATCH_SIZE
             && let Some(lease) = self.due.pop(now)
         {
             let ttl = lease.next_ttl(now);
             // Held for as long as it may be: it is left to its deadline.
             if ttl.is_some() || (lease.0.attempt.kind.reenters && !lease.is_lost()) {
-                round.renewals.push((lease, ttl));
+                batch.renewals.push((lease, ttl));
             }
         }
-        while may.give_back
-            && round.renewals.len() + round.releases.len() < ROUND
-            && let Some(first) = self.abandoned.first_entry()
+        while limits.give_back
+            && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
+            && let Some(first) = self.pending_releases.first_entry()
             && first.key().0 <= now
         {
-            round.releases.push(first.remove());
+            batch.releases.push(first.remove());
         }
-        round.tidies = may.tidy && round.renewals.is_empty() && round.releases.is_empty();
-        while round.tidies
-            && round.releases.len() < ROUND
+        batch.tidies = limits.tidy && batch.renewals.is_empty() && batch.releases.is_empty();
+        while batch.tidies
+            && batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.leftovers.first_entry()
             && first.key().0 <= now
         {
-            round.releases.push(first.remove());
+            batch.releases.push(first.remove());
         }
-        if round.renewals.is_empty() && round.releases.is_empty() {
+        if batch.renewals.is_empty() && batch.releases.is_empty() {
             let due = self.due.next();
-            let first = |some: &BTreeMap<(Moment, u64), Abandoned>, may: bool| {
+            let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
             };
-            let abandoned = first(&self.abandoned, may.give_back);
-            let leftovers = first(&self.leftovers, may.tidy);
-            return Err(due.into_iter().chain(abandoned).chain(leftovers).min());
+            let pending_releases = first(&self.pending_releases, limits.give_back);
+            let leftovers = first(&self.leftovers, limits.tidy);
+            return Err(due.into_iter().chain(pending_releases).chain(leftovers).min());
         }
-        Ok(round)
+        Ok(batch)
     }
 
     /// Where one hold of an owner was lost, its other holds are asked about at once.
-    pub(super) fn hurry(&mut self, lost: &[Lease]) {
+    pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
         let now = Moment::now();
-        lost.iter().for_each(|lease| self.due.hurry(lease, now));
+        lost.iter().for_each(|lease| self.due.expedite_siblings(lease, now));
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::Lease;
 use super::attempt::{Proposal, QueueEntry};
-use super::held::{Armed, Held};
-use super::validity::Sighting;
+use super::deadline::ClockSample;
+use super::owned_lease::{AttemptGuard, OwnedLease};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::options::{Fencing, RestartGuard};
@@ -19,25 +19,25 @@ const PROPOSALS: u32 = 4;
 const AHEAD: u64 = 1_000;
 
 /// What one request for the lock brought. The attempt comes back if there is more to be done with it.
-pub(super) enum Asked {
-    Granted(Held),
+pub(super) enum AcquireOutcome {
+    Granted(OwnedLease),
     Busy {
-        armed: Armed,
+        guard: AttemptGuard,
         free_in: Duration,
         /// The clock of the server, and through which connection it was seen, if there is one clock.
-        dated: Option<(Sighting, u64)>,
+        dated: Option<(ClockSample, u64)>,
     },
     /// Some nodes have granted it, but not more than half, and the others have not, or to others.
-    Split {
-        armed: Armed,
+    NoMajority {
+        guard: AttemptGuard,
         by: NodeSet,
         /// Others have more than half of them: when that may end.
         taken_for: Option<Duration>,
     },
     /// Granted, but the answer took longer than the lease lasts. It is given back.
-    TooLate,
+    Expired,
     /// It may work later.
-    Failed(Armed, Failure),
+    Failed(AttemptGuard, Failure),
     Refused(Error),
 }
 
@@ -45,62 +45,65 @@ pub(super) enum Asked {
 ///
 /// # Cancel safety
 /// Dropped, the attempt is abandoned: what it is granted is given back at once.
-pub(super) async fn ask(mut armed: Armed, entry: Option<&QueueEntry>) -> Asked {
-    let (client, attempt) = (Arc::clone(&armed.client), Arc::clone(&armed.attempt));
+pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueEntry>) -> AcquireOutcome {
+    let (client, attempt) = (Arc::clone(&guard.client), Arc::clone(&guard.attempt));
     if client.keeper.has_ended() {
-        return Asked::Refused(Error::RuntimeEnded { context: context(&armed) });
+        return AcquireOutcome::Refused(Error::RuntimeEnded { context: context(&guard) });
     }
     let nodes = &client.nodes;
     nodes.open().await;
-    let mut bidding = Bidding::new(
+    let mut proposals = TokenProposals::new(
         nodes.proposal(attempt.options.restart_guard == RestartGuard::On),
         attempt.options.fencing,
     );
     let mut granted_before = NodeSet::of([]);
     loop {
-        let proposed = bidding.proposed();
-        let call = attempt.acquire(entry, bidding.proposal);
-        armed.sends(entry);
+        let proposed = proposals.proposed();
+        let call = attempt.acquire(entry, proposals.proposal);
+        guard.before_send(entry);
         let begun = Moment::now();
         let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(0)).await;
-        let mut count = Count::new(nodes, &votes);
-        if count.is_mixed(proposed) {
+        let mut tally = ReplyTally::new(nodes, &votes);
+        if tally.is_mixed(proposed) {
             votes.wait().await;
-            count = Count::new(nodes, &votes);
+            tally = ReplyTally::new(nodes, &votes);
         }
-        let heard = bidding.hears(&count);
-        armed.learns(&votes, count.granted.len() >= nodes.majority() && heard != Heard::NotGranted);
-        let granted = NodeSet::of(count.granted.iter().map(|(node, _)| *node));
-        match heard {
-            Heard::Again => granted_before = granted_before.union(granted),
-            Heard::NotGranted => {
+        let agreement = proposals.record(&tally);
+        guard.record(
+            &votes,
+            tally.granted.len() >= nodes.majority() && agreement != ProposalOutcome::NotGranted,
+        );
+        let granted = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
+        match agreement {
+            ProposalOutcome::Again => granted_before = granted_before.union(granted),
+            ProposalOutcome::NotGranted => {
                 // A node may grant one proposal, and fail or refuse at the next.
                 if !granted_before.without(granted).is_empty() {
                     attempt.in_flight.mark_unknown();
                 }
-                return not_granted(armed, count, votes);
+                return not_granted(guard, tally, votes);
             }
-            Heard::Granted(token) => {
+            ProposalOutcome::Granted(token) => {
                 // The time in the client's queue is not the lease's; a majority grants something.
-                let sent = count.granted_since.unwrap_or(begun);
+                let sent = tally.granted_since.unwrap_or(begun);
                 let until = sent + attempt.trusted(attempt.options.ttl);
                 if Moment::now() >= until {
-                    armed.give_back();
-                    return Asked::TooLate;
+                    guard.abandon();
+                    return AcquireOutcome::Expired;
                 }
                 if proposed == Some(token) {
                     nodes.accepted(token);
                 }
-                let unanimous = count.granted.len() == nodes.count();
+                let unanimous = tally.granted.len() == nodes.count();
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
-                return Asked::Granted(armed.granted(lease, unanimous));
+                return AcquireOutcome::Granted(guard.granted(lease, unanimous));
             }
         }
     }
 }
 
 /// What is proposed, answer after answer.
-struct Bidding {
+struct TokenProposals {
     proposal: Option<Proposal>,
     fencing: Fencing,
     tries_left: u32,
@@ -110,17 +113,17 @@ struct Bidding {
 
 /// What the nodes' answers to a proposal amount to.
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum ProposalOutcome {
     /// There is another proposal that may do.
     Again,
     Granted(u64),
     NotGranted,
 }
 
-impl Bidding {
-    fn new(token: Option<u64>, fencing: Fencing) -> Bidding {
+impl TokenProposals {
+    fn new(token: Option<u64>, fencing: Fencing) -> TokenProposals {
         let proposal = token.map(|token| Proposal { token, for_nested: false });
-        Bidding { proposal, fencing, tries_left: PROPOSALS, informed: false }
+        TokenProposals { proposal, fencing, tries_left: PROPOSALS, informed: false }
     }
 
     /// The token that the nodes are to agree on. Without fencing there is none.
@@ -128,77 +131,82 @@ impl Bidding {
         self.proposal.map(|it| it.token).filter(|_| self.fencing == Fencing::On)
     }
 
-    fn hears(&mut self, count: &Count) -> Heard {
+    fn record(&mut self, tally: &ReplyTally) -> ProposalOutcome {
         self.tries_left -= 1;
         let proposed = self.proposed();
         let for_nested = self.proposal.is_some_and(|it| it.for_nested);
-        let known = count.known_elsewhere(proposed).filter(|_| !self.informed);
+        let known = tally.known_elsewhere(proposed).filter(|_| !self.informed);
         let next = if let Some(token) = known {
             Some(Proposal { token, for_nested })
-        } else if count.is_mixed(proposed) {
-            count.outbid(proposed).map(|token| Proposal { token, for_nested: true })
-        } else if count.may_outbid() {
-            count.outbid(proposed).map(|token| Proposal { token, for_nested })
+        } else if tally.is_mixed(proposed) {
+            tally.outbid(proposed).map(|token| Proposal { token, for_nested: true })
+        } else if tally.may_outbid() {
+            tally.outbid(proposed).map(|token| Proposal { token, for_nested })
         } else {
             None
         };
         if let Some(next) = next.filter(|_| self.tries_left > 0) {
             self.proposal = Some(next);
             self.informed |= known.is_some();
-            return Heard::Again;
+            return ProposalOutcome::Again;
         }
         // A token that is smaller than one that a node knows of is nobody's, however often that was tried.
-        let granted = count.granted.len() >= count.majority && !count.is_mixed(proposed) && known.is_none();
-        if granted { Heard::Granted(count.token(proposed)) } else { Heard::NotGranted }
+        let granted = tally.granted.len() >= tally.majority && !tally.is_mixed(proposed) && known.is_none();
+        if granted { ProposalOutcome::Granted(tally.token(proposed)) } else { ProposalOutcome::NotGranted }
     }
 }
 
-fn not_granted(armed: Armed, count: Count, votes: Votes) -> Asked {
+fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireOutcome {
     let majority = votes.majority();
     // So many of those who answer may refuse, and a majority may grant it all the same.
-    let may_miss = count.answered.saturating_sub(majority);
-    let decides = |some: usize| some > may_miss && count.answered >= majority;
-    if decides(count.odd.len())
-        && let Some(failure) = count.odd.into_iter().next()
+    let may_miss = tally.answered.saturating_sub(majority);
+    let decides = |some: usize| some > may_miss && tally.answered >= majority;
+    if decides(tally.unexpected.len())
+        && let Some(failure) = tally.unexpected.into_iter().next()
     {
-        return not_understood(armed, failure);
+        return not_understood(guard, failure);
     }
-    if decides(count.refused.len())
+    if decides(tally.refused.len())
         && let Some(refusal) =
-            count.refused.iter().find_map(|answer| armed.attempt.refusal(*answer, context(&armed)))
+            tally.refused.iter().find_map(|answer| guard.attempt.refusal(*answer, context(&guard)))
     {
-        if !count.granted.is_empty() {
-            armed.give_back();
+        if !tally.granted.is_empty() {
+            guard.abandon();
         }
-        return Asked::Refused(refusal);
+        return AcquireOutcome::Refused(refusal);
     }
-    if count.answered < majority {
-        if !count.granted.is_empty() {
-            armed.attempt.in_flight.mark_unknown();
+    if tally.answered < majority {
+        if !tally.granted.is_empty() {
+            guard.attempt.in_flight.mark_unknown();
         }
         let failure = votes.failure();
-        return if failure.is_transient() { Asked::Failed(armed, failure) } else { refused(&armed, failure) };
+        return if failure.is_transient() {
+            AcquireOutcome::Failed(guard, failure)
+        } else {
+            refused(&guard, failure)
+        };
     }
     // The soonest that more than half may be free.
-    let mut busy = count.busy;
+    let mut busy = tally.busy;
     busy.sort_by_key(|busy| busy.free_in);
     let free_in = busy.get(majority - 1).or(busy.last()).map(|busy| Duration::from_millis(busy.free_in));
-    let by = NodeSet::of(count.granted.iter().map(|(node, _)| *node));
+    let by = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
     match free_in {
         Some(free_in) if by.is_empty() => {
-            let dated = armed.client.nodes.server().and(busy.first());
+            let dated = guard.client.nodes.server().and(busy.first());
             if let Some(busy) = busy.first() {
-                armed.note_queued(busy.time);
+                guard.note_queued(busy.time);
             }
-            let dated = dated.map(|busy| (Sighting { sent: busy.sent, server: busy.time }, busy.generation));
-            Asked::Busy { armed, free_in, dated }
+            let dated =
+                dated.map(|busy| (ClockSample { sent: busy.sent, server: busy.time }, busy.generation));
+            AcquireOutcome::Busy { guard, free_in, dated }
         }
-        _ => Asked::Split { armed, by, taken_for: free_in.filter(|_| busy.len() >= majority) },
+        _ => AcquireOutcome::NoMajority { guard, by, taken_for: free_in.filter(|_| busy.len() >= majority) },
     }
 }
 
 /// What the nodes said to one request, sorted.
-struct Count {
+struct ReplyTally {
     granted: Vec<(usize, u64)>,
     /// Before the first of the requests was written that were granted.
     granted_since: Option<Moment>,
@@ -207,7 +215,7 @@ struct Count {
     too_low: (u64, usize),
     refused: Vec<i64>,
     /// Outside the contract.
-    odd: Vec<Failure>,
+    unexpected: Vec<Failure>,
     answered: usize,
     majority: usize,
 }
@@ -219,42 +227,42 @@ struct Busy {
     generation: u64,
 }
 
-impl Count {
-    fn new(nodes: &Nodes, votes: &Votes) -> Count {
-        let mut count = Count {
+impl ReplyTally {
+    fn new(nodes: &Nodes, votes: &Votes) -> ReplyTally {
+        let mut tally = ReplyTally {
             granted: Vec::new(),
             granted_since: None,
             busy: Vec::new(),
             too_low: (0, 0),
             refused: Vec::new(),
-            odd: Vec::new(),
+            unexpected: Vec::new(),
             answered: 0,
             majority: nodes.majority(),
         };
         for (node, outcome) in &votes.cast {
             let Ok(reply) = outcome else { continue };
-            count.answered += 1;
+            tally.answered += 1;
             match reply.answer() {
                 Ok(Answer::Final(token @ 0..)) => {
-                    count.granted.push((*node, token.unsigned_abs()));
-                    let earlier = count.granted_since.map_or(reply.sent, |sent| sent.min(reply.sent));
-                    count.granted_since = Some(earlier);
+                    tally.granted.push((*node, token.unsigned_abs()));
+                    let earlier = tally.granted_since.map_or(reply.sent, |sent| sent.min(reply.sent));
+                    tally.granted_since = Some(earlier);
                 }
-                Ok(Answer::Final(refusal)) if is_known(refusal) => count.refused.push(refusal),
-                Ok(Answer::Final(_)) => count.odd.push(reply.unexpected()),
+                Ok(Answer::Final(refusal)) if is_known(refusal) => tally.refused.push(refusal),
+                Ok(Answer::Final(_)) => tally.unexpected.push(reply.unexpected()),
                 Ok(Answer::Busy(free_in, time)) => {
                     let (free_in, time) = (free_in.unsigned_abs(), time.unsigned_abs());
                     nodes.node(*node).observe(time);
                     let (sent, generation) = (reply.sent, reply.generation);
-                    count.busy.push(Busy { free_in, time, sent, generation });
+                    tally.busy.push(Busy { free_in, time, sent, generation });
                 }
                 Ok(Answer::TooLow(highest)) => {
-                    count.too_low = (count.too_low.0.max(highest.unsigned_abs()), count.too_low.1 + 1);
+                    tally.too_low = (tally.too_low.0.max(highest.unsigned_abs()), tally.too_low.1 + 1);
                 }
-                Err(failure) => count.odd.push(failure),
+                Err(failure) => tally.unexpected.push(failure),
             }
         }
-        count
+        tally
     }
 
     /// A token that a node knows of and that is larger than the one proposed, where others may hold the lock as well and
@@ -312,20 +320,20 @@ fn is_known(refusal: i64) -> bool {
 }
 
 /// An answer outside the contract may mean anything, a grant as well.
-fn not_understood(armed: Armed, failure: Failure) -> Asked {
-    let refused = refused(&armed, failure);
-    armed.give_back();
+fn not_understood(guard: AttemptGuard, failure: Failure) -> AcquireOutcome {
+    let refused = refused(&guard, failure);
+    guard.abandon();
     refused
 }
 
 /// An earlier request of this attempt may have had an effect, even if the last one had none.
-fn refused(armed: &Armed, failure: Failure) -> Asked {
-    let failure = failure.with_effect_if(armed.attempt.in_flight.is_indeterminate());
-    Asked::Refused(armed.client.error(failure, context(armed)))
+fn refused(guard: &AttemptGuard, failure: Failure) -> AcquireOutcome {
+    let failure = failure.with_effect_if(guard.attempt.in_flight.is_indeterminate());
+    AcquireOutcome::Refused(guard.client.error(failure, context(guard)))
 }
 
-fn context(armed: &Armed) -> Context {
-    armed.client.context(Operation::Acquire, &armed.attempt.name)
+fn context(guard: &AttemptGuard) -> Context {
+    guard.client.context(Operation::Acquire, &guard.attempt.name)
 }
 
 #[cfg(test)]
@@ -333,60 +341,62 @@ mod tests {
     use super::*;
 
     /// What so many of three nodes grant, and for how large a token others refuse.
-    fn count(granted: &[u64], too_low: &[u64]) -> Count {
-        Count {
+    fn tally(granted: &[u64], too_low: &[u64]) -> ReplyTally {
+        ReplyTally {
             granted: granted.iter().copied().enumerate().collect(),
             granted_since: None,
             busy: Vec::new(),
             too_low: (too_low.iter().copied().max().unwrap_or(0), too_low.len()),
             refused: Vec::new(),
-            odd: Vec::new(),
+            unexpected: Vec::new(),
             answered: granted.len() + too_low.len(),
             majority: 2,
         }
     }
 
-    fn proposing(token: u64) -> Bidding {
-        Bidding::new(Some(token), Fencing::On)
+    fn proposing(token: u64) -> TokenProposals {
+        TokenProposals::new(Some(token), Fencing::On)
     }
 
     #[test]
     fn a_token_that_one_node_knows_is_told_to_a_majority() {
-        let mut bidding = proposing(10);
-        assert_eq!(bidding.hears(&count(&[10, 70, 40], &[])), Heard::Again);
-        assert_eq!(bidding.proposed(), Some(70));
+        let mut proposals = proposing(10);
+        assert_eq!(proposals.record(&tally(&[10, 70, 40], &[])), ProposalOutcome::Again);
+        assert_eq!(proposals.proposed(), Some(70));
         // Others have read with larger ones meanwhile; what was written before is not larger than this one.
-        assert_eq!(bidding.hears(&count(&[70, 90], &[])), Heard::Granted(70));
+        assert_eq!(proposals.record(&tally(&[70, 90], &[])), ProposalOutcome::Granted(70));
     }
 
     #[test]
     fn a_token_that_one_node_knows_is_not_gone_below_when_no_try_is_left() {
-        let mut bidding = proposing(10);
+        let mut proposals = proposing(10);
         for highest in [20, 3_000, 50_000] {
-            assert_eq!(bidding.hears(&count(&[10], &[highest])), Heard::Again);
-            assert!(bidding.proposed() > Some(highest));
+            assert_eq!(proposals.record(&tally(&[10], &[highest])), ProposalOutcome::Again);
+            assert!(proposals.proposed() > Some(highest));
         }
-        let proposed = bidding.proposed().unwrap();
-        assert_eq!(bidding.hears(&count(&[proposed, proposed + 1], &[])), Heard::NotGranted);
+        let proposed = proposals.proposed().unwrap();
+        assert_eq!(proposals.record(&tally(&[proposed, proposed + 1], &[])), ProposalOutcome::NotGranted);
         // The same, with nothing larger known.
-        let mut bidding = Bidding { tries_left: 1, ..proposing(proposed) };
-        assert_eq!(bidding.hears(&count(&[proposed, proposed], &[])), Heard::Granted(proposed));
+        let mut proposals = TokenProposals { tries_left: 1, ..proposing(proposed) };
+        assert_eq!(proposals.record(&tally(&[proposed, proposed], &[])), ProposalOutcome::Granted(proposed));
     }
 
     #[test]
     fn proposals_end_although_others_always_propose_more() {
-        let mut bidding = proposing(10);
-        let again = |bidding: &mut Bidding| bidding.hears(&count(&[], &[bidding.proposed().unwrap(); 3]));
+        let mut proposals = proposing(10);
+        let again = |proposals: &mut TokenProposals| {
+            proposals.record(&tally(&[], &[proposals.proposed().unwrap(); 3]))
+        };
         for _ in 1..PROPOSALS {
-            assert_eq!(again(&mut bidding), Heard::Again);
+            assert_eq!(again(&mut proposals), ProposalOutcome::Again);
         }
-        assert_eq!(again(&mut bidding), Heard::NotGranted);
+        assert_eq!(again(&mut proposals), ProposalOutcome::NotGranted);
     }
 
     #[test]
     fn without_fencing_there_is_nothing_to_agree_on() {
-        let mut bidding = Bidding::new(Some(10), Fencing::Off);
-        assert_eq!(bidding.hears(&count(&[0, 70], &[])), Heard::Granted(70));
-        assert_eq!(bidding.hears(&count(&[0], &[])), Heard::NotGranted);
+        let mut proposals = TokenProposals::new(Some(10), Fencing::Off);
+        assert_eq!(proposals.record(&tally(&[0, 70], &[])), ProposalOutcome::Granted(70));
+        assert_eq!(proposals.record(&tally(&[0], &[])), ProposalOutcome::NotGranted);
     }
 }

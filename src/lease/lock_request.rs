@@ -1,9 +1,9 @@
-//! [`Target`]: what is wanted, and by whom.
+//! [`LockRequest`]: what is wanted, and by whom.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::held::Armed;
+use super::owned_lease::AttemptGuard;
 use super::{Attempt, Client, Kind, Queue};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
@@ -12,10 +12,10 @@ use crate::options::Options;
 use crate::wire::{Call, Failure, Vote, WaitFor};
 
 /// How often a client looks that nobody can tell anything.
-const UNTOLD_POLL: Duration = Duration::from_millis(100);
+const UNNOTIFIED_POLL: Duration = Duration::from_millis(100);
 
 /// What is wanted, and by whom. Without an owner, each attempt is its own.
-pub(crate) struct Target {
+pub(crate) struct LockRequest {
     pub(crate) client: Arc<Client>,
     pub(crate) kind: &'static Kind,
     pub(crate) name: Name,
@@ -23,7 +23,7 @@ pub(crate) struct Target {
     pub(crate) owner: Option<String>,
 }
 
-impl Target {
+impl LockRequest {
     pub(crate) fn attempt(&self) -> Attempt {
         Attempt::new(
             &self.client,
@@ -34,8 +34,8 @@ impl Target {
         )
     }
 
-    pub(super) fn arm(&self) -> Armed {
-        Armed::new(&self.client, self.attempt())
+    pub(super) fn begin_attempt(&self) -> AttemptGuard {
+        AttemptGuard::new(&self.client, self.attempt())
     }
 
     /// Since when its nodes have failed, and how, as far as that matters to it.
@@ -45,10 +45,10 @@ impl Target {
 
     /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march
     /// in step.
-    pub(super) fn poll(&self, attempt: &Attempt, told: bool) -> Duration {
+    pub(super) fn poll(&self, attempt: &Attempt, is_notified: bool) -> Duration {
         // A waiter that is not seen for as long as its claim is taken to be dead.
         let half = attempt.claim() / 2;
-        let cap = if told { half } else { UNTOLD_POLL.min(half) }.min(self.options.poll_cap);
+        let cap = if is_notified { half } else { UNNOTIFIED_POLL.min(half) }.min(self.options.poll_cap);
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
     }
 

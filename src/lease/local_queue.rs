@@ -1,0 +1,141 @@
+//! The queue inside a client: of the tasks that wait for one lock, one waits in Redis.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::name::Name;
+
+/// One place per lock, first come first served. A lock that nobody waits for has no entry.
+#[derive(Debug, Default)]
+pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
+
+#[derive(Debug)]
+struct LocalQueue {
+    turn: Arc<Semaphore>,
+    news: watch::Sender<LockNews>,
+    waiters: usize,
+    /// How many of them enter at once if their owner holds the lock.
+    owned: usize,
+}
+
+/// What the tasks of this client that wait for a lock learn without a request of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LockNews {
+    None,
+    /// This owner has just been granted the lock, here or, as the task at the front has seen,
+    /// elsewhere.
+    HeldBy(String),
+    /// A request of the task at the front has failed.
+    Failing,
+}
+
+/// A task that waits for the front place. Dropped, it leaves the queue.
+#[derive(Debug)]
+pub(super) struct LocalWaiter {
+    turn: Arc<Semaphore>,
+    news: watch::Receiver<LockNews>,
+    entry: LocalEntry,
+}
+
+/// The place at the front, until it is dropped.
+#[derive(Debug)]
+pub(super) struct LocalTurn {
+    // Fields are dropped in this order: first the place is free, then the visit is over.
+    _turn: Option<OwnedSemaphorePermit>,
+    _entry: LocalEntry,
+}
+
+#[derive(Debug)]
+struct LocalEntry {
+    name: Name,
+    owned: bool,
+    local_queues: Arc<Mutex<HashMap<Name, LocalQueue>>>,
+}
+
+impl LocalQueues {
+    /// Joins those that wait for a lock; an `owned` one enters at once if its owner holds the lock.
+    pub(super) fn join(&self, name: &Name, owned: bool) -> LocalWaiter {
+        let mut local_queues = lock(&self.0);
+        let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
+            turn: Arc::new(Semaphore::new(1)),
+            news: watch::Sender::new(LockNews::None),
+            waiters: 0,
+            owned: 0,
+        });
+        local_queue.waiters += 1;
+        local_queue.owned += usize::from(owned);
+        LocalWaiter {
+            turn: Arc::clone(&local_queue.turn),
+            news: local_queue.news.subscribe(),
+            entry: LocalEntry { name: name.clone(), owned, local_queues: Arc::clone(&self.0) },
+        }
+    }
+
+    /// Whether there are others than the task at the front that enter once their owner holds the
+    /// lock.
+    pub(super) fn await_owners(&self, name: &Name, front: &LocalTurn) -> bool {
+        let own = usize::from(front._entry.owned);
+        lock(&self.0).get(name).is_some_and(|local_queue| local_queue.owned > own)
+    }
+
+    /// Wakes the tasks that wait for a lock.
+    pub(super) fn announce(&self, name: &Name, news: LockNews) {
+        if let Some(local_queue) = lock(&self.0).get(name) {
+            local_queue.news.send_replace(news);
+        }
+    }
+
+    /// Wakes the tasks that wait for a lock if some of them may enter it now.
+    pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
+        if let Some(local_queue) = lock(&self.0).get(name).filter(|local_queue| local_queue.owned > 0) {
+            local_queue.news.send_replace(LockNews::HeldBy(owner.to_owned()));
+        }
+    }
+
+    /// How many locks are waited for in this process.
+    pub(super) fn entries(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+impl LocalWaiter {
+    /// The front place, if it is free.
+    pub(super) fn try_turn(self) -> Result<LocalTurn, LocalWaiter> {
+        match Arc::clone(&self.turn).try_acquire_owned() {
+            Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: self.entry }),
+            Err(_) => Err(self),
+        }
+    }
+
+    /// Splits the place in the queue, which waits for the front, from what is said to those who
+    /// wait.
+    pub(super) fn waits(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockNews>) {
+        let LocalWaiter { turn, news, entry } = self;
+        let front = async move {
+            // It fails only if the semaphore is closed, which nobody does; then there is no queue
+            // to keep.
+            LocalTurn { _turn: turn.acquire_owned().await.ok(), _entry: entry }
+        };
+        (front, news)
+    }
+}
+
+impl Drop for LocalEntry {
+    fn drop(&mut self) {
+        let mut local_queues = lock(&self.local_queues);
+        if let Some(local_queue) = local_queues.get_mut(&self.name) {
+            local_queue.waiters -= 1;
+            local_queue.owned -= usize::from(self.owned);
+            if local_queue.waiters == 0 {
+                local_queues.remove(&self.name);
+            }
+        }
+    }
+}
+
+/// Poisoning does not matter: nothing under this lock panics.
+fn lock(local_queues: &Mutex<HashMap<Name, LocalQueue>>) -> MutexGuard<'_, HashMap<Name, LocalQueue>> {
+    local_queues.lock().unwrap_or_else(PoisonError::into_inner)
+}
