@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::LockRequest;
 use super::acquire_round::{AcquireOutcome, acquire_round};
+use super::attempt_guard::AttemptGuard;
 use super::local_queue::{LocalTurn, LockNews};
-use super::owned_lease::{AttemptGuard, OwnedLease};
+use super::lock_request::LockRequest;
+use super::owned_lease::OwnedLease;
 use super::trace::{WakeReason, acquiring};
 use super::waiter::{GrantClock, PollBudget, Waiter, WakeEvent};
 use crate::clock::Moment;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Lease;
 use super::attempt::{Proposal, QueueEntry};
+use super::attempt_guard::AttemptGuard;
 use super::deadline::ClockSample;
-use super::owned_lease::{AttemptGuard, OwnedLease};
+use super::lease::Lease;
+use super::owned_lease::OwnedLease;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::options::{Fencing, RestartGuard};

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Client, Kind, ScriptSet, deadline};
+use super::client::Client;
+use super::deadline;
+use super::kind::{Kind, ScriptSet};
 use crate::error::{Context, Error};
 use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]

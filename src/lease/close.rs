@@ -10,8 +10,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::client::Client;
 use super::keeper::Keeper;
-use super::{Client, LeaseEnd, LockRequest, OwnedLease};
+use super::lease::LeaseEnd;
+use super::lock_request::LockRequest;
+use super::owned_lease::OwnedLease;
 use crate::error::{Error, MOST_NAMES, Operation};
 use crate::name::Name;
 
@@ -174,7 +177,7 @@ impl Keeper {
         for (lease, entry) in held.into_values() {
             // Its trust has ended: only now may the request leave that releases it.
             reports.extend(lease.announce());
-            let attempt = &lease.0.attempt;
+            let attempt = lease.attempt();
             let for_good = attempt.in_flight.is_indeterminate() || self.nodes.resend();
             self.abandon(Arc::clone(attempt), for_good, entry, self.nodes.everyone());
         }

@@ -8,11 +8,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::attempt::{QueueEntry, SentRequest};
+use super::attempt::{Attempt, QueueEntry, SentRequest};
 use super::close::Closing;
+use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
 use super::renewal_tally::{LeaseState, RenewalTally};
 use super::schedule::{Batch, BatchLimits, PendingRelease, Schedule};
-use super::{Attempt, LONGEST_SLEEP, Lease, LeaseEnd};
 use crate::clock::Moment;
 use crate::event::{Report, event};
 use crate::options::Renewal;
@@ -20,7 +20,7 @@ use crate::wire::{Call, NodeSet, Nodes, Reply, Vote};
 
 /// How many pipelines are under way at a time.
 const MAX_BATCHES: usize = 16;
-/// How long after it was granted a lease is renewed first that not all nodes have granted.
+/// How soon a lease is renewed that not all nodes have granted: some may have lost it.
 const FIRST_REPAIR: Duration = Duration::from_millis(100);
 /// The pause before a request without an answer is sent again: the least, and the most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -66,14 +66,15 @@ impl Keeper {
     /// Notes a lease that a guard has, and renews it from now on, if its options say so; soon, if
     /// not all nodes have granted it: they may by now.
     pub(super) fn keep(&self, lease: &Lease, unanimous: bool, entry: Option<QueueEntry>) {
-        let third = lease.until().since(lease.0.at) / 3;
+        let third = lease.until().since(lease.granted_at()) / 3;
+        let soon = if unanimous { third } else { third.min(FIRST_REPAIR) };
         let due = match lease.options().renewal {
-            Renewal::Automatic => Some(lease.0.at + if unanimous { third } else { third.min(FIRST_REPAIR) }),
+            Renewal::Automatic => Some(lease.granted_at() + soon),
             // Not renewed, but asked about if another hold of its owner turns out to be lost.
-            Renewal::Never => lease.0.attempt.kind.reenters.then(|| lease.until()),
+            Renewal::Never => lease.attempt().kind.reenters.then(|| lease.until()),
         };
         let mut schedule = self.schedule();
-        schedule.held.insert(lease.0.attempt.id, (lease.clone(), entry));
+        schedule.held.insert(lease.attempt().id, (lease.clone(), entry));
         if let Some(due) = due {
             schedule.insert(lease, due, &self.bell);
         }
@@ -97,7 +98,7 @@ impl Keeper {
     ) {
         let given_up = self.abandon_in(&mut self.schedule(), attempt, for_good, entry, nodes);
         self.bell.notify_one();
-        report_given_up(given_up);
+        super::trace::given_up(given_up);
     }
 
     fn abandon_in(
@@ -187,7 +188,7 @@ impl Keeper {
 
     async fn execute(self: Arc<Keeper>, batch: Batch) {
         let everyone = self.nodes.everyone();
-        let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.0.attempt.renew(*ttl), everyone));
+        let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), everyone));
         let releases =
             batch.releases.iter().map(|it| (it.attempt.release(it.for_good, it.entry.as_ref()), it.nodes));
         let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
@@ -229,12 +230,12 @@ impl Keeper {
     async fn repair(&self, degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
         let degraded: Vec<_> = {
             let _schedule = self.schedule();
-            let held = |lease: &Lease| !lease.0.entry.over.load(Ordering::Relaxed) && !lease.is_lost();
+            let held = |lease: &Lease| !lease.entry().over.load(Ordering::Relaxed) && !lease.is_lost();
             degraded
                 .into_iter()
                 .filter(|(lease, ..)| held(lease))
                 // From here on, a release waits for it, or has it refused.
-                .map(|(lease, ttl, nodes)| (SentRequest::new(&lease.0.attempt), lease, ttl, nodes))
+                .map(|(lease, ttl, nodes)| (SentRequest::new(lease.attempt()), lease, ttl, nodes))
                 .collect()
         };
         if degraded.is_empty() {
@@ -242,7 +243,7 @@ impl Keeper {
         }
         let calls = degraded
             .iter()
-            .map(|(_, lease, ttl, nodes)| (lease.0.attempt.repair(*ttl, lease.0.token), *nodes));
+            .map(|(_, lease, ttl, nodes)| (lease.attempt().repair(*ttl, lease.fencing_token()), *nodes));
         let votes = self.nodes.call_all(calls.collect(), limit).await;
         for ((sent_request, ..), votes) in degraded.into_iter().zip(votes) {
             if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
@@ -262,7 +263,7 @@ impl Keeper {
         reports: &mut Vec<Report>,
     ) -> bool {
         let mut schedule = self.schedule();
-        if lease.0.entry.over.load(Ordering::Relaxed) {
+        if lease.entry().over.load(Ordering::Relaxed) {
             return false; // given back meanwhile: whatever the answer, it is nobody's business any more
         }
         match tally.state(&self.nodes) {
@@ -328,9 +329,9 @@ impl Keeper {
 
     /// Under the lock under which the lease was taken out: a close must find one or the other.
     fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
-        let (attempt, everyone) = (Arc::clone(&lease.0.attempt), self.nodes.everyone());
+        let (attempt, everyone) = (Arc::clone(lease.attempt()), self.nodes.everyone());
         let given_up = self.abandon_in(schedule, attempt, true, None, everyone);
-        reports.push(Box::new(move || report_given_up(given_up)));
+        reports.push(Box::new(move || super::trace::given_up(given_up)));
     }
 
     fn conclude_release(&self, mut it: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
@@ -371,7 +372,7 @@ impl Keeper {
         }
         drop(schedule);
         reports.push(Box::new(move || {
-            report_given_up(given_up);
+            super::trace::given_up(given_up);
             if is_released {
                 super::trace::released_in_background(&_attempt);
             }
@@ -409,13 +410,5 @@ impl Drop for EndGuard {
         };
         drop(left);
         self.0.settled.notify_waiters();
-    }
-}
-
-/// An attempt that was crowded out of the book.
-fn report_given_up(given_up: Option<Arc<Attempt>>) {
-    if let Some(_attempt) = given_up {
-        event!(error, lock = %_attempt.name, holder = _attempt.holder(),
-            "too many locks to give back: its ttl ends this one");
     }
 }

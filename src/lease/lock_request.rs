@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::owned_lease::AttemptGuard;
-use super::{Attempt, Client, Kind, Queue};
+use super::attempt::Attempt;
+use super::attempt_guard::AttemptGuard;
+use super::client::Client;
+use super::kind::{Kind, Queue};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::name::Name;

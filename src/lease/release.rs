@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::attempt::QueueEntry;
-use super::{Attempt, Client};
+use super::attempt::{Attempt, QueueEntry};
+use super::client::Client;
 use crate::fencing::FencingToken;
 use crate::wire::{Answer, Failure, NodeSet, Reply, Stragglers, Votes, WaitFor};
 

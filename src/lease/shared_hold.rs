@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::lock_request::LockRequest;
+use super::owned_lease::OwnedLease;
 use super::owned_lease::released_after;
-use super::{LockRequest, OwnedLease};
 use crate::error::{Context, Error, Operation};
 use crate::name::Name;
 

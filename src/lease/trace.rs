@@ -7,12 +7,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Attempt, Lease, LockRequest};
+use super::attempt::Attempt;
+use super::lease::Lease;
+use super::lock_request::LockRequest;
 #[cfg(feature = "tracing")]
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::event::Report;
-#[cfg(feature = "tracing")]
 use crate::event::event;
 #[cfg(feature = "tracing")]
 use crate::shorten::shortened;
@@ -127,7 +128,7 @@ pub(super) fn renewed(lease: &Lease) -> Option<Report> {
     }
     let lease = lease.clone();
     Some(Box::new(move || {
-        let owner = shortened(&lease.0.attempt.owner);
+        let owner = shortened(&lease.attempt().owner);
         let left = lease.until().since(Moment::now());
         event!(debug, lock = %lease.name(), owner = owner.as_str(), valid_for = ?left, "renewed");
     }))
@@ -146,6 +147,14 @@ pub(super) fn released_in_background(attempt: &Arc<Attempt>) {
         event!(debug, lock = %attempt.name, owner = owner.as_str(), "released in the background");
     }
     let _ = attempt;
+}
+
+/// Logs an attempt that had to leave the full schedule of releases.
+pub(super) fn given_up(given_up: Option<Arc<Attempt>>) {
+    if let Some(_attempt) = given_up {
+        event!(error, lock = %_attempt.name, holder = _attempt.holder(),
+            "too many locks to give back: its ttl ends this one");
+    }
 }
 
 /// Why a node did not answer.

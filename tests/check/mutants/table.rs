@@ -197,13 +197,13 @@ if ends < now + ttl then
         name: "what-a-minority-granted-stays",
         edits: &[
             Edit {
-                file: "src/lease/owned_lease.rs",
+                file: "src/lease/attempt_guard.rs",
                 from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
                 times: 1,
                 to: "    pub(super) fn abandon(self) {\n        self.disarm();",
             },
             Edit {
-                file: "src/lease/owned_lease.rs",
+                file: "src/lease/attempt_guard.rs",
                 from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
                 times: 1,
                 to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
@@ -215,7 +215,7 @@ if ends < now + ttl then
     Mutant {
         name: "what-was-dropped-stays",
         edits: &[Edit {
-            file: "src/lease/owned_lease.rs",
+            file: "src/lease/attempt_guard.rs",
             from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
             times: 1,
             to: "        if !self.is_disarmed() && self.lease.is_some() {",
@@ -237,7 +237,7 @@ if ends < now + ttl then
     Mutant {
         name: "deadline-not-looked-at",
         edits: &[Edit {
-            file: "src/lease/mod.rs",
+            file: "src/lease/lease.rs",
             from: "self.0.deadline.has_passed().then(",
             times: 1,
             to: "self.0.deadline.get().is_none().then(",
@@ -260,7 +260,7 @@ if ends < now + ttl then
         name: "never-renewed",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "            Renewal::Automatic => Some(lease.0.at +",
+            from: "            Renewal::Automatic => Some(lease.granted_at() +",
             times: 1,
             to: "            Renewal::Automatic => Some(lease.until() +",
         }],
@@ -270,7 +270,7 @@ if ends < now + ttl then
     Mutant {
         name: "nobody-is-told",
         edits: &[Edit {
-            file: "src/lease/mod.rs",
+            file: "src/lease/lease.rs",
             from: "    pub async fn lost(&self) -> LeaseEnd {\n",
             times: 1,
             to: "    pub async fn lost(&self) -> LeaseEnd {\n        std::future::pending::<()>().await;\n",

@@ -27,7 +27,7 @@ pub const TESTED: &[Tested] = &[
         name: "handed-over-renewed-by-ttl",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "let third = lease.until().since(lease.0.at) / 3;",
+            from: "let third = lease.until().since(lease.granted_at()) / 3;",
             times: 1,
             to: "let third = lease.options().ttl / 3;",
         }],
@@ -46,7 +46,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "renewed-beyond-the-longest-hold",
         edits: &[Edit {
-            file: "src/lease/mod.rs",
+            file: "src/lease/lease.rs",
             from: "        let ttl = options.ttl.min(left);\n",
             times: 1,
             to: "        let ttl = if left.is_zero() { left } else { options.ttl };\n",

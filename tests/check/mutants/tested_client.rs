@@ -48,7 +48,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
-            "src/lease/due_queue.rs",
+            "src/lease/schedule.rs",
             "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
             "        let own = owned(lease);\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one) == own).map(|(key, _)| *key).collect();\n        let keys = keys.into_iter().filter(|_| own.is_some());\n",
         )],

@@ -1,0 +1,153 @@
+//! [`AttemptGuard`]: releases what an attempt was granted, whatever becomes of its caller.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::attempt::{Attempt, QueueEntry};
+use super::client::Client;
+use super::close::OpenCall;
+use super::lease::{Lease, LeaseEnd};
+use crate::wire::{HoldCount, NodeSet, Votes, WaitFor};
+
+/// Answers for an attempt from before its first request: whatever it gets is given back, by
+/// [`OwnedLease::release`] or, when this is dropped, by the keeper.
+pub(super) struct AttemptGuard {
+    pub(super) client: Arc<Client>,
+    pub(super) attempt: Arc<Attempt>,
+    pub(super) lease: Option<(Lease, HoldCount)>,
+    /// How the attempt may be queued, if it may.
+    pub(super) entry: Option<QueueEntry>,
+    /// The latest request is the first that may queue it.
+    queues_first: bool,
+    /// It was queued, once.
+    queued: bool,
+    /// A request has left, and what came of it was not looked at.
+    pub(super) awaits_reply: bool,
+    /// A request has left, ever.
+    pub(super) asked: bool,
+    /// There is nothing to give back, or it is meant to stay.
+    disarmed: AtomicBool,
+    /// While it is released or exchanged. Dropped last, when the keeper has what is left to do.
+    pub(super) call: Option<OpenCall>,
+}
+
+impl AttemptGuard {
+    pub(super) fn new(client: &Arc<Client>, attempt: Attempt) -> AttemptGuard {
+        AttemptGuard {
+            client: Arc::clone(client),
+            attempt: Arc::new(attempt),
+            lease: None,
+            entry: None,
+            queues_first: false,
+            queued: false,
+            awaits_reply: false,
+            asked: false,
+            disarmed: AtomicBool::new(false),
+            call: None,
+        }
+    }
+
+    /// To be called before a request leaves: from then on it must be undone.
+    pub(super) fn before_send(&mut self, entry: Option<&QueueEntry>) {
+        (self.awaits_reply, self.asked) = (true, true);
+        self.queued |= entry.is_some();
+        self.queues_first = self.entry.is_none();
+        if self.queues_first {
+            self.entry = entry.cloned();
+        }
+    }
+
+    /// To be called with what came of the request. What is `decided` is a lease, which all nodes are to give back.
+    pub(super) fn record(&mut self, votes: &Votes, decided: bool) {
+        self.awaits_reply = false;
+        // Else, whoever has not answered may yet grant it, and nobody would know.
+        if !decided && votes.rest.is_some() {
+            self.attempt.in_flight.mark_unknown();
+        }
+    }
+
+    /// Notes when the attempt was queued first, on the only server's clock.
+    pub(super) fn note_queued(&self, time: u64) {
+        if self.entry.is_some() && self.client.nodes.single().is_some() {
+            self.attempt.note_queued(time);
+        }
+    }
+
+    /// Gives back what was granted in vain.
+    pub(super) fn abandon(self) {
+        self.attempt.in_flight.mark_unknown();
+    }
+
+    /// Gives back what some nodes have granted, and goes on waiting on the others. False if that may happen later: then
+    /// it might take away what this attempt is granted until then, and the attempt must not go on.
+    ///
+    /// # Cancel safety
+    /// Dropped, they are still answered for.
+    pub(super) async fn release_partial_grant(&mut self, by: NodeSet) -> bool {
+        self.awaits_reply = true;
+        let (call, in_flight) = (self.attempt.release(false, None), Arc::default());
+        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;
+        self.awaits_reply = false;
+        !in_flight.is_indeterminate()
+    }
+
+    /// Forgets a request that was given up before it was written: there is nothing to undo.
+    pub(super) fn withdraw(&mut self) {
+        if self.awaits_reply && self.attempt.in_flight.is_withdrawn() {
+            self.awaits_reply = false;
+            if self.queues_first {
+                (self.entry, self.queued) = (None, false);
+            }
+        }
+    }
+
+    /// Nothing is wanted any more: a server that hands the lock over to it all the same, as one does that was set back, gets
+    /// it back at once.
+    pub(super) fn expect_late_notifications(&self) {
+        if self.queued {
+            let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
+            let for_good = self.client.nodes.resend();
+            self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
+                keeper.abandon(Arc::clone(&attempt), for_good, None, NodeSet::of([node]));
+            });
+        }
+    }
+
+    pub(super) fn disarm(&self) {
+        self.disarmed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_disarmed(&self) -> bool {
+        self.disarmed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server must forget the attempt and refuse what may yet arrive of it.
+    pub(super) fn ends_for_good(&self) -> bool {
+        self.awaits_reply || self.attempt.in_flight.is_indeterminate() || self.client.nodes.resend()
+    }
+}
+
+impl Drop for AttemptGuard {
+    fn drop(&mut self) {
+        self.withdraw();
+        if self.lease.is_some() && self.call.is_none() {
+            // Between the keeper's two steps below, a close must not find that all is released.
+            self.call = Some(OpenCall::new(&self.client.keeper, &self.attempt.name));
+        }
+        let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
+        // Sent again unseen, it may yet be granted after "busy" was answered.
+        let resent = self.asked && self.client.nodes.resend();
+        let may_have =
+            self.lease.is_some() || self.awaits_reply || resent || self.attempt.in_flight.is_indeterminate();
+        // Where the client was closed, the keeper has it already.
+        let nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
+        if !self.is_disarmed() {
+            self.expect_late_notifications();
+        }
+        if !self.is_disarmed() && !nothing_to_undo {
+            let for_good = self.ends_for_good();
+            let everyone = self.client.nodes.everyone();
+            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, self.entry.take(), everyone);
+        }
+    }
+}

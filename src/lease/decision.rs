@@ -1,0 +1,70 @@
+//! [`decide`]: a request that takes effect if a majority of the nodes says so.
+
+use super::attempt::Attempt;
+use super::client::Client;
+use crate::wire::{Answer, Call, Failure, Reply, Votes, WaitFor};
+
+/// How often an exchange is sent before it fails.
+const TRIES: u32 = 3;
+
+/// What a request came to that needs a majority.
+pub(crate) struct Decision {
+    pub(crate) answer: Answer,
+    /// One of those who answered like this.
+    pub(crate) reply: Reply,
+    pub(super) votes: Votes,
+}
+
+/// Sends a request to all nodes, and finds out what more than half of them say, "yes" being a
+/// positive number. If it `trusts_silence`, as for a lease that is valid, nodes that do not answer
+/// while more than half do may have held it.
+pub(crate) async fn decide(
+    client: &Client,
+    attempt: &Attempt,
+    call: &Call<'_>,
+    trusts_silence: bool,
+) -> Result<Decision, Failure> {
+    let nodes = &client.nodes;
+    let mut votes = nodes.ask(call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(1)).await;
+    votes.doubt_negatives();
+    let (mut yes, mut no) = (Vec::new(), Vec::new());
+    for (index, (_, outcome)) in votes.cast.iter().enumerate() {
+        match outcome.as_ref().map(Reply::answer) {
+            Ok(Ok(answer @ Answer::Final(1..))) => yes.push((index, answer)),
+            Ok(Ok(answer)) => no.push((index, answer)),
+            Ok(Err(failure)) if votes.of() == 1 => return Err(failure),
+            _ => {}
+        }
+    }
+    let some_did = !yes.is_empty();
+    let (silent, answered) = (votes.missing().len(), votes.of() - votes.missing().len());
+    let may_stand = trusts_silence && some_did && answered >= votes.majority();
+    let decided = if yes.len() >= votes.majority() || may_stand && yes.len() + silent >= votes.majority() {
+        yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
+    } else if no.len() > votes.of() - votes.majority() {
+        no.into_iter().next() // whatever the others would say
+    } else {
+        None
+    };
+    match decided {
+        Some((index, answer)) => match votes.cast[index].1.clone() {
+            Ok(reply) => Ok(Decision { answer, reply, votes }),
+            Err(failure) => Err(failure),
+        },
+        // Where it was done, a second delivery may find nothing to do.
+        None if some_did => Err(votes.failure().with_effect()),
+        None => Err(votes.failure()),
+    }
+}
+
+/// Sends a request again where that may help.
+pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Decision, Failure> {
+    let (mut tries_left, mut unknown) = (TRIES, false);
+    loop {
+        tries_left -= 1;
+        match decide(client, attempt, call, true).await {
+            Err(failure) if failure.is_transient() && tries_left > 0 => unknown |= failure.is_indeterminate(),
+            outcome => return outcome.map_err(|failure| failure.with_effect_if(unknown)),
+        }
+    }
+}

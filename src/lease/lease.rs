@@ -1,0 +1,288 @@
+//! [`Lease`]: a lock that was granted, until a deadline that renewals move.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use super::attempt::Attempt;
+use super::deadline::Deadline;
+use super::kind::Kind;
+use super::schedule::ScheduleEntry;
+use crate::clock::Moment;
+use crate::error::{Context, Error, Operation};
+use crate::event::{Report, event};
+use crate::fencing::FencingToken;
+use crate::name::Name;
+use crate::options::{Options, Renewal};
+
+/// The longest that a loss goes unnoticed by those who sleep, should the machine have slept as well:
+/// timers stand still then, deadlines do not.
+pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// A lock that was granted, until a deadline that renewals move.
+///
+/// From [`lease()`](crate::MutexGuard::lease) of a guard; a clone may be given to the work that the lock
+/// protects. It holds nothing itself: dropping it releases nothing. Once it is over it says
+/// [how it ended](Lease::ended), to every task that has a clone.
+///
+/// **What it promises**: while [`is_lost`](Lease::is_lost) is false, nobody else has a lease on the lock
+/// that excludes this one. The deadline counts from before the request left, less the
+/// [drift](Options::drift), on a clock that keeps counting while the machine sleeps.
+///
+/// **What it does not**: checking and then acting is never one step. A process may be paused between
+/// the two for longer than the lease lasts. It also rests on the server keeping what it granted; the
+/// README says what can make it forget. The [fencing token](Lease::fencing_token) covers both.
+#[derive(Clone)]
+pub struct Lease(Arc<LeaseInner>);
+
+struct LeaseInner {
+    attempt: Arc<Attempt>,
+    entry: ScheduleEntry,
+    token: Option<FencingToken>,
+    at: Moment,
+    deadline: Deadline,
+    /// Written once: of several ends the first one decides.
+    end: OnceLock<LeaseEnd>,
+    bell: Notify,
+    /// Its loss was logged.
+    is_reported: AtomicBool,
+}
+
+impl Lease {
+    pub(super) fn new(
+        attempt: Arc<Attempt>,
+        token: Option<FencingToken>,
+        at: Moment,
+        until: Moment,
+    ) -> Lease {
+        let deadline = Deadline::new(until);
+        let entry = ScheduleEntry::default();
+        let (end, bell, is_reported) = (OnceLock::new(), Notify::new(), AtomicBool::new(false));
+        Lease(Arc::new(LeaseInner { attempt, entry, token, at, deadline, end, bell, is_reported }))
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.0.attempt.name
+    }
+
+    /// The number of this lease, larger than those of all earlier leases on this lock, or, of one that others may
+    /// hold beside it, at least that of the last lease which nobody held beside it; `None` if
+    /// [fencing](Options::fencing) is off, or, on one server, was for the hold that this one is nested in.
+    pub fn fencing_token(&self) -> Option<FencingToken> {
+        self.0.token
+    }
+
+    /// Until when the lease may be trusted, as far as it has been renewed. In the past once it is lost.
+    pub fn valid_until(&self) -> Instant {
+        self.0.deadline.get().map_or_else(Instant::now, Moment::to_instant)
+    }
+
+    /// Whether the lease may not be trusted any more, however it [ended](Lease::ended): its
+    /// deadline has passed, the server said that it ended, or it was given up. Once true, always
+    /// true. It sends nothing.
+    pub fn is_lost(&self) -> bool {
+        self.ended().is_some()
+    }
+
+    /// How the lease ended; `None` for as long as it may be trusted. It sends nothing.
+    ///
+    /// ```no_run
+    /// # fn run(lease: &redlatch::Lease) {
+    /// use redlatch::LeaseEnd;
+    /// match lease.ended() {
+    ///     None => println!("valid"),
+    ///     Some(LeaseEnd::Released | LeaseEnd::Closed) => println!("the work was finished"),
+    ///     Some(end) => println!("another client may have the lock: {end:?}"),
+    /// }
+    /// # }
+    /// ```
+    pub fn ended(&self) -> Option<LeaseEnd> {
+        let passed = || self.0.deadline.has_passed().then(|| *self.0.end.get_or_init(|| LeaseEnd::Lost));
+        self.0.end.get().copied().or_else(passed)
+    }
+
+    /// Waits until the lease may not be trusted any more, and returns how it ended: a task that has
+    /// a clone can distinguish a lease that was [released](LeaseEnd::Released) from one that was
+    /// [lost](LeaseEnd::Lost).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: it can be dropped and called again.
+    pub async fn lost(&self) -> LeaseEnd {
+        loop {
+            let notified = self.0.bell.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if let Some(end) = self.ended() {
+                return end;
+            }
+            let Some(until) = self.0.deadline.get() else { continue };
+            // A tick more than is left: a timer may fire early by its resolution.
+            let left = until.since(Moment::now()) + Duration::from_millis(1);
+            tokio::select! {
+                () = notified => {}
+                () = sleep(left.min(LONGEST_SLEEP)) => {}
+            }
+        }
+    }
+
+    /// Runs `work` for as long as the lease may be trusted.
+    ///
+    /// ```no_run
+    /// # async fn run(guard: redlatch::MutexGuard) -> Result<(), redlatch::Error> {
+    /// let rows = guard.lease().while_held(async { 42 }).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the lease ended first. `work` is then dropped at its current await; what it has begun
+    /// elsewhere continues, which the fencing token is for.
+    /// - [`Error::Lost`]: the lease was [lost](LeaseEnd::Lost) or [revoked](LeaseEnd::Revoked).
+    /// - [`Error::Released`]: its guard was [released](LeaseEnd::Released) or
+    ///   [leaked](LeaseEnd::Leaked).
+    /// - [`Error::Closed`]: the client was [closed](crate::Locks::close).
+    ///
+    /// # Cancel safety
+    /// Dropping it drops `work`.
+    pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        tokio::select! {
+            biased;
+            end = self.lost() => Err(self.error(end)),
+            output = work => self.ended().map_or(Ok(output), |end| Err(self.error(end))),
+        }
+    }
+
+    /// What keeps work from being done under this lease.
+    fn error(&self, end: LeaseEnd) -> Error {
+        let context = Context::of(Operation::Hold, self.name());
+        match end {
+            LeaseEnd::Lost | LeaseEnd::Revoked => Error::Lost { context },
+            LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { context },
+            LeaseEnd::Closed => Error::Closed { context },
+        }
+    }
+
+    /// Moves the deadline to what a renewal that left at `sent` promises. False if it is too late.
+    pub(super) fn extend(&self, sent: Moment, ttl: Duration) -> bool {
+        let extended = self.0.deadline.extend(sent + self.0.attempt.trusted(ttl));
+        self.0.bell.notify_waiters();
+        extended
+    }
+
+    /// Ends the trust, and returns how the lease ended: it may have ended before. Nothing waits for
+    /// it, so it may be called under a lock; [`announce`](Lease::announce) follows.
+    pub(super) fn end(&self, how: LeaseEnd) -> LeaseEnd {
+        let end = self.ended().unwrap_or_else(|| *self.0.end.get_or_init(|| how));
+        self.0.deadline.end();
+        end
+    }
+
+    /// Wakes the tasks that wait for its end. What is returned logs a loss, once for each lease.
+    pub(super) fn announce(&self) -> Option<Report> {
+        self.0.bell.notify_waiters();
+        let end = self.ended().filter(|end| end.is_loss())?;
+        let _reason = match end {
+            LeaseEnd::Revoked => "the server has ended it",
+            _ => "it was not renewed in time",
+        };
+        let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
+        let _lease = self.clone();
+        is_first.then(|| -> Report {
+            Box::new(move || {
+                event!(
+                    error,
+                    lock = %_lease.name(),
+                    holder = _lease.0.attempt.holder(),
+                    reason = _reason,
+                    "lost a lease"
+                );
+            })
+        })
+    }
+
+    /// Its deadline; now, if it is over.
+    pub(super) fn until(&self) -> Moment {
+        self.0.deadline.get().unwrap_or_else(Moment::now)
+    }
+
+    /// For how long to renew next; `None` if it is not renewed (any more).
+    pub(super) fn next_ttl(&self, now: Moment) -> Option<Duration> {
+        let options = &self.0.attempt.options;
+        if options.renewal == Renewal::Never {
+            return None;
+        }
+        let left =
+            options.max_hold.map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.at)));
+        let ttl = options.ttl.min(left);
+        (ttl >= Duration::from_millis(1)).then_some(ttl)
+    }
+
+    /// As the server knows it.
+    pub(crate) fn owner(&self) -> &str {
+        &self.0.attempt.owner
+    }
+
+    pub(crate) fn kind(&self) -> &'static Kind {
+        self.0.attempt.kind
+    }
+
+    pub(super) fn attempt(&self) -> &Arc<Attempt> {
+        &self.0.attempt
+    }
+
+    /// Where it is in the keeper's schedule.
+    pub(super) fn entry(&self) -> &ScheduleEntry {
+        &self.0.entry
+    }
+
+    /// From when its deadline counts.
+    pub(super) fn granted_at(&self) -> Moment {
+        self.0.at
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.0.attempt.options
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("name", self.name())
+            .field("kind", &self.0.attempt.kind.name)
+            .field("fencing_token", &self.0.token)
+            .field("ended", &self.ended())
+            .finish()
+    }
+}
+
+/// How a [`Lease`](crate::Lease) ended. It is decided once: what happens later does not change it.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LeaseEnd {
+    /// Its guard was released, dropped or downgraded. What the server answered to the release is
+    /// what `release()` returns; the lease ends before that request is sent.
+    Released,
+    /// It was not renewed before its deadline, or reached its [longest
+    /// hold](crate::Options::max_hold): another client may have the lock by now.
+    Lost,
+    /// Before the deadline, the server answered that it has no such hold: it was force-released,
+    /// its key was deleted, or the server has lost data. Another client may have the lock by now.
+    Revoked,
+    /// Its guard was leaked: the server has the lock until the TTL expires, and it is not renewed.
+    Leaked,
+    /// [`Locks::close`](crate::Locks::close) released it while its guard was alive.
+    Closed,
+}
+
+impl LeaseEnd {
+    /// Another client may have the lock, although its guard was alive and not given up.
+    pub(super) fn is_loss(self) -> bool {
+        matches!(self, LeaseEnd::Lost | LeaseEnd::Revoked)
+    }
+}
