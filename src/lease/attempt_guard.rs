@@ -10,7 +10,7 @@ use super::lease::{Lease, LeaseEnd};
 use crate::wire::{HoldCount, NodeSet, Votes, WaitFor};
 
 /// Answers for an attempt from before its first request: whatever it gets is given back, by
-/// [`OwnedLease::release`] or, when this is dropped, by the keeper.
+/// its owner or, when this is dropped, by the keeper.
 pub(super) struct AttemptGuard {
     pub(super) client: Arc<Client>,
     pub(super) attempt: Arc<Attempt>,

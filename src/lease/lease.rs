@@ -261,7 +261,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// How a [`Lease`](crate::Lease) ended. It is decided once: what happens later does not change it.
+/// How a [`Lease`] ended. It is decided once: what happens later does not change it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeaseEnd {

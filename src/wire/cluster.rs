@@ -12,7 +12,7 @@ use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRou
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::task::JoinSet;
 
-use super::settings::{Certificates, tcp};
+use super::endpoint::{Certificates, tcp};
 
 /// How often the library sends a request at most: to follow slots that move, and servers that fail over. The limit
 /// of a request covers all of them.

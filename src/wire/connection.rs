@@ -1,12 +1,20 @@
-//! A connection, to one server or to a cluster, that sends requests alone or together.
+//! [`Connection`]: to one server or to a cluster, sends requests alone or together.
+//! [`SharedConnection`]: one that all requests of a node share, replaced when it breaks.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
-#[cfg(feature = "cluster")]
-use tokio::time::timeout;
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
+
+use super::batcher::Batcher;
+use super::endpoint::Endpoint;
+use super::handshake::Handshake;
+use super::refusal::{is_demoted, lacks_replicas};
 
 /// For a request whose caller sets a timer of its own: a second one would be paid for in vain.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
@@ -146,4 +154,257 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.may_batch() { "Server" } else { "Cluster" })
     }
+}
+
+/// How often it is looked whether a connection still leads to the master.
+#[cfg(feature = "sentinel")]
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How often the connections to the servers of a cluster are named again.
+const RENAME: Duration = Duration::from_secs(30);
+
+/// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
+///
+/// To wait for replicas, there is a second one: whoever comes behind on the same connection would wait as well. Both are
+/// made together and dropped together, so that a grant is never on another server than its renewals.
+#[derive(Clone, Debug)]
+pub(super) struct SharedConnection {
+    endpoint: Endpoint,
+    limit: Duration,
+    /// What its connections are called in `CLIENT LIST`.
+    name: Option<Arc<str>>,
+    runtime: Handle,
+    current: Arc<Current>,
+    /// Held by the one that connects, while the others wait for what comes of it.
+    connecting: Arc<tokio::sync::Mutex<()>>,
+    /// Somebody waits for replicas.
+    confirms: Arc<AtomicBool>,
+    tries: Arc<AtomicU64>,
+    last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
+    /// A connection to a cluster is being replaced.
+    replacing: Arc<AtomicBool>,
+}
+
+/// A connection and which one it is.
+#[derive(Clone, Debug)]
+pub(super) struct LiveConnection {
+    pub(super) batcher: Batcher,
+    pub(super) generation: u64,
+    /// Which run of which server it leads to, where that was asked for.
+    pub(super) run: Option<Arc<str>>,
+}
+
+/// What was connected together, under one generation.
+#[derive(Debug)]
+struct ConnectionPair {
+    shared: LiveConnection,
+    /// For requests that wait for replicas, if there are any.
+    second: Option<LiveConnection>,
+}
+
+impl SharedConnection {
+    /// To be called on the runtime that the client lives on. If it `confirms`, replicas are waited for from the start.
+    pub(super) fn new(
+        endpoint: Endpoint,
+        limit: Duration,
+        confirms: bool,
+        name: Option<Arc<str>>,
+    ) -> SharedConnection {
+        SharedConnection {
+            endpoint,
+            limit,
+            name,
+            runtime: Handle::current(),
+            current: Arc::default(),
+            connecting: Arc::default(),
+            confirms: Arc::new(AtomicBool::new(confirms)),
+            tries: Arc::default(),
+            last_failure: Arc::default(),
+            replacing: Arc::default(),
+        }
+    }
+
+    /// The connection that is there, for requests that wait for replicas or for others. Poisoning does not matter:
+    /// nothing in here panics half-way.
+    pub(super) fn current(&self, confirming: bool) -> Option<LiveConnection> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let pair = current.as_ref()?;
+        if confirming { pair.second.clone() } else { Some(pair.shared.clone()) }
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        generation(&self.current)
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.endpoint.is_cluster()
+    }
+
+    pub(super) fn is_one_server(&self) -> bool {
+        self.endpoint.is_one_server()
+    }
+
+    /// The connection, made if there is none; a new one is greeted before anybody gets it.
+    ///
+    /// Takes at most twice the limit: for a try that is under way, and for one of its own. A crowd that
+    /// waits for one try shares its failure, so a dead server costs the last of them no more.
+    pub(super) async fn get(
+        &self,
+        confirming: bool,
+        handshake: Handshake,
+    ) -> Result<LiveConnection, RedisError> {
+        if let Some(live) = self.current(confirming) {
+            return Ok(live);
+        }
+        let seen = self.tries.load(Ordering::SeqCst);
+        // On the client's runtime, where what drives the connection outlives the caller. Nor must a caller have the turn
+        // who may not be polled for long: all others would wait for him, and the renewals.
+        let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, confirming, handshake));
+        connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
+    }
+
+    async fn connect_in_turn(
+        self,
+        seen: u64,
+        confirming: bool,
+        handshake: Handshake,
+    ) -> Result<LiveConnection, RedisError> {
+        let _turn = self.connecting.lock().await;
+        if let Some(live) = self.current(confirming) {
+            return Ok(live);
+        }
+        let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((number, error)) = failed
+            && number > seen
+        {
+            return Err(error);
+        }
+        let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
+        let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
+        let connected = async {
+            let name = self.name.as_deref();
+            let (connection, second) = self.endpoint.clone().connect_pair(self.limit, twice, name).await?;
+            // Of both: no connection outlives the run of the server that it was made to.
+            let run = handshake.run(&connection).await?;
+            Ok((connection, second, run))
+        };
+        match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
+            Ok((connection, second, run)) => {
+                let made = |connection| {
+                    let batcher = Batcher::new(connection, self.limit, &self.runtime);
+                    LiveConnection { batcher, generation, run: run.clone() }
+                };
+                let pair = ConnectionPair { shared: made(connection), second: second.map(made) };
+                let live = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
+                self.follow_master(generation);
+                self.follow_servers();
+                Ok(live)
+            }
+            Err(error) => {
+                let failure = Some((generation, error.clone()));
+                *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+                Err(error)
+            }
+        }
+    }
+
+    /// Looks now and then whether a connection still leads to the master, and forgets it if not: one that has been
+    /// replaced may answer on for a while, or for ever if it is cut off from the sentinels.
+    fn follow_master(&self, generation: u64) {
+        #[cfg(feature = "sentinel")]
+        if let Endpoint::Sentinel(sentinel) = &self.endpoint {
+            let (sentinel, current) = (Arc::clone(sentinel), Arc::downgrade(&self.current));
+            self.runtime.spawn(async move {
+                loop {
+                    sleep(LOOK).await;
+                    let stands = || current.upgrade().filter(|it| self::generation(it) == generation);
+                    if stands().is_none() {
+                        return;
+                    }
+                    if sentinel.has_moved().await {
+                        return stands().iter().for_each(|it| forget(it, generation));
+                    }
+                }
+            });
+        }
+        #[cfg(not(feature = "sentinel"))]
+        let _ = generation;
+    }
+
+    /// Names the connections to a cluster again now and then: the library makes new ones unseen, as
+    /// slots move and servers come back. To be called once: a connection to a cluster is replaced,
+    /// but never forgotten.
+    fn follow_servers(&self) {
+        let Some(name) = self.name.clone().filter(|_| self.is_cluster()) else { return };
+        let (limit, current) = (self.limit, Arc::downgrade(&self.current));
+        self.runtime.spawn(async move {
+            loop {
+                sleep(RENAME).await;
+                let Some(connected) = current.upgrade().and_then(|it| shared(&it)) else { return };
+                let _again_next_time = connected.batcher.set_name(&name, limit).await;
+            }
+        });
+    }
+
+    /// Forgets the connection that an error came through, if it is of no more use.
+    pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
+        // Its replicas may have gone to another master.
+        if is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error)) {
+            self.drop_generation(generation);
+        }
+    }
+
+    /// Forgets the connection, unless it is a newer one already.
+    ///
+    /// One to a cluster stays until a better one is there: most of its servers may be well. It is one at a time, so
+    /// that a server that stays silent does not have all connections made again and again.
+    fn drop_generation(&self, generation: u64) {
+        if !self.is_cluster() {
+            forget(&self.current, generation);
+        } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
+            let (endpoint, limit, runtime) = (self.endpoint.clone(), self.limit, self.runtime.clone());
+            let name = self.name.clone();
+            let (current, tries) = (Arc::clone(&self.current), Arc::clone(&self.tries));
+            let replacing = Arc::clone(&self.replacing);
+            self.runtime.spawn(async move {
+                // It outlives its client by no more than two limits and a pause.
+                if let Ok(connection) = endpoint.connect(limit, name.as_deref()).await
+                    && connection.is_whole(limit).await
+                {
+                    let generation = tries.fetch_add(1, Ordering::SeqCst) + 1;
+                    let batcher = Batcher::new(connection, limit, &runtime);
+                    let shared = LiveConnection { batcher, generation, run: None };
+                    *current.write().unwrap_or_else(PoisonError::into_inner) =
+                        Some(ConnectionPair { shared, second: None });
+                }
+                sleep(limit).await;
+                replacing.store(false, Ordering::SeqCst);
+            });
+        }
+    }
+}
+
+type Current = RwLock<Option<ConnectionPair>>;
+
+fn generation(current: &Current) -> u64 {
+    shared(current).map_or(0, |shared| shared.generation)
+}
+
+fn shared(current: &Current) -> Option<LiveConnection> {
+    let current = current.read().unwrap_or_else(PoisonError::into_inner);
+    current.as_ref().map(|pair| pair.shared.clone())
+}
+
+fn forget(current: &Current, generation: u64) {
+    let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
+    if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
+        *current = None;
+    }
+}
+
+/// Whether a connection that failed like this is of no more use: broken, silent, or to a server that has
+/// been demoted. The client library replaces a connection only in the first case.
+fn is_spent(error: &RedisError) -> bool {
+    error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
 }

@@ -1,18 +1,24 @@
-//! Where connections come from: one server, a pool's settings, the master that sentinels name, a cluster.
+//! [`Endpoint`]: how to connect to a server, a pool's server, the master that sentinels name, or a
+//! cluster. [`WakeupEndpoint`]: where to subscribe to its wake-ups.
 
 use std::fmt;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisError};
+use redis::io::tcp::TcpSettings;
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisError};
 use tokio::time::timeout;
 
+use super::connection::{Connection, too_slow};
+
+#[cfg(feature = "cluster")]
+use super::cluster::Seeds;
 #[cfg(feature = "pool")]
 use super::connection::UNLIMITED;
-use super::connection::{Connection, too_slow};
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
-use super::settings::config;
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
 
 /// A way to connect.
 #[derive(Clone)]
@@ -157,4 +163,118 @@ pub(super) async fn connect(
         return connection;
     }
     client.get_multiplexed_async_connection_with_config(config).await
+}
+
+/// One place to subscribe at.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
+pub(crate) enum WakeupEndpoint {
+    Server(Client),
+    #[cfg(feature = "sentinel")]
+    Sentinel(std::sync::Arc<SentinelMaster>),
+    /// Any server hears what is published on any.
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Seeds>),
+}
+
+impl WakeupEndpoint {
+    pub(super) async fn client(&self) -> Result<Client, RedisError> {
+        match self {
+            WakeupEndpoint::Server(client) => Ok(client.clone()),
+            #[cfg(feature = "sentinel")]
+            WakeupEndpoint::Sentinel(sentinel) => sentinel.master().await,
+            #[cfg(feature = "cluster")]
+            WakeupEndpoint::Cluster(seeds) => seeds.next(),
+        }
+    }
+
+    /// For people, as [`Endpoint::label`](super::Endpoint::label) has it.
+    pub(super) fn label(&self) -> String {
+        match self {
+            WakeupEndpoint::Server(client) => client.get_connection_info().addr().to_string(),
+            #[cfg(feature = "sentinel")]
+            WakeupEndpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
+            #[cfg(feature = "cluster")]
+            WakeupEndpoint::Cluster(_) => "cluster".to_owned(),
+        }
+    }
+
+    /// To be called on a new connection.
+    pub(super) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
+        match self {
+            #[cfg(feature = "cluster")]
+            WakeupEndpoint::Cluster(seeds) => seeds.learn(connection, client).await,
+            _ => {
+                let _ = (client, connection);
+            }
+        }
+    }
+
+    /// Returns once a request has found that another server is the one to listen to.
+    pub(super) async fn moves_from(&self, client: &Client) {
+        match self {
+            #[cfg(feature = "sentinel")]
+            WakeupEndpoint::Sentinel(sentinel) => sentinel.moves_from(client).await,
+            _ => {
+                let _ = client;
+                std::future::pending().await
+            }
+        }
+    }
+}
+
+/// A private CA and a client certificate.
+#[cfg(feature = "tls")]
+pub(crate) type Certificates = redis::TlsCertificates;
+
+/// Without the feature there are none.
+#[cfg(not(feature = "tls"))]
+#[derive(Clone, Debug)]
+pub(crate) enum Certificates {}
+
+pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
+}
+
+/// The socket settings that a lock needs and the library leaves off.
+pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
+    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(10));
+    let tcp = settings.clone().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
+    tcp
+}
+
+/// The same server, reached with those socket settings.
+pub(crate) fn with_tcp(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
+    let tcp = tcp(info.tcp_settings(), limit);
+    info.set_tcp_settings(tcp)
+}
+
+/// The same server, reached with these certificates. An error unless it is one of TLS.
+#[cfg(feature = "tls")]
+pub(crate) fn with_certificates(
+    info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    let client = redis::Client::build_with_tls(info, certificates.clone())?;
+    Ok(client.get_connection_info().clone())
+}
+
+#[cfg(not(feature = "tls"))]
+pub(crate) fn with_certificates(
+    _info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    match *certificates {}
+}
+
+/// TLS takes a provider of cryptography. The client library has none of its own and panics where
+/// the application's other dependencies bring none, or two: then it is `ring`.
+pub(crate) fn provide_cryptography() {
+    #[cfg(feature = "tls")]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Refused if another thread was first: then there is one.
+        let _there_is_one = rustls::crypto::ring::default_provider().install_default();
+    }
 }

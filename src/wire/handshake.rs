@@ -1,16 +1,16 @@
-//! [`Handshake`]: what is asked on a new connection.
+//! [`Handshake`]: what is asked on a new connection. [`Membership`]: which servers the nodes of a
+//! quorum are. [`Facts`]: what servers say about their settings.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-use super::Facts;
-use super::connection::Connection;
-use super::membership::Membership;
+use super::connection::{Connection, too_slow};
 use super::token_floor::TokenFloor;
-use crate::diagnosis::{Check, Finding};
+use crate::diagnosis::{self, Check, Finding, Verdict};
+use crate::error::NodeProblem;
 use crate::event::event;
 
 /// What is asked on a new connection.
@@ -67,5 +67,207 @@ impl Handshake {
                 }
             }
         });
+    }
+}
+
+/// Which run of which server each node of a quorum is, as far as that is known.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    runs: Mutex<Vec<Option<Arc<str>>>>,
+    labels: Vec<String>,
+    problems: Mutex<Vec<Option<NodeProblem>>>,
+    /// Which have answered that they have no vote.
+    refuse: Vec<AtomicBool>,
+    /// A node that does not say who it is has no vote.
+    strict: bool,
+}
+
+impl Membership {
+    pub(crate) fn new(labels: Vec<String>, strict: bool) -> Membership {
+        let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
+        let refuse = labels.iter().map(|_| AtomicBool::new(false)).collect();
+        Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, strict }
+    }
+
+    /// Says that a node has no vote: once, until it has one again.
+    pub(super) fn note(&self, node: usize, refuses: bool) {
+        if self.refuse[node].swap(refuses, Ordering::Relaxed) != refuses && refuses {
+            let _node = &self.labels[node];
+            event!(warn, node = %_node, "a node has no vote since it started or lost its data: call Locks::rejoin");
+        }
+    }
+
+    /// Whether it is that of a guarded quorum, in which a node that starts again has no vote.
+    pub(super) fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// Why a node may not be part of the quorum, as it was found when it was connected to last.
+    pub(crate) fn problem(&self, node: usize) -> Option<NodeProblem> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone()
+    }
+
+    /// Asks a server who it is, on a new connection. An error for one that must not vote.
+    pub(super) async fn admit(
+        &self,
+        node: usize,
+        connection: &Connection,
+        limit: std::time::Duration,
+    ) -> Result<Option<Arc<str>>, RedisError> {
+        let info = match tokio::time::timeout(limit, connection.send(&redis::cmd("INFO"), limit)).await {
+            Ok(info) => info,
+            Err(_) => return Err(too_slow()),
+        };
+        let info = match info {
+            Err(error) if !self.strict && is_denied(&error) => String::new(),
+            info => text(info?).unwrap_or_default(),
+        };
+        let field = |name: &str| {
+            let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            value.map(str::trim).filter(|value| !value.is_empty())
+        };
+        let run: Option<Arc<str>> = field("run_id").map(Arc::from);
+        if run.is_none() {
+            event!(warn, node = %self.labels[node], "a node does not say who it is");
+        }
+        let problem = self.check_member(node, run.as_ref(), field("role"));
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);
+        match problem {
+            None => Ok(run),
+            Some(problem) => {
+                let text = "the node may not be part of the quorum";
+                Err(RedisError::from((ErrorKind::InvalidClientConfig, text, problem.to_string())))
+            }
+        }
+    }
+
+    /// Who does not say who it is cannot be told from others, and is taken for another one.
+    fn check_member(&self, node: usize, run: Option<&Arc<str>>, role: Option<&str>) -> Option<NodeProblem> {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = runs.iter().enumerate().filter(|(other, _)| *other != node);
+        let same = others.find(|(_, known)| run.is_some() && known.as_ref() == run);
+        let problem = match same {
+            Some((other, _)) => Some(NodeProblem::SameServer { other: self.labels[other].clone() }),
+            None if role == Some("slave") => Some(NodeProblem::Replica),
+            None if self.strict && run.is_none() => Some(NodeProblem::Unidentified),
+            None => None,
+        };
+        runs[node] = if problem.is_none() { run.cloned() } else { None };
+        problem
+    }
+}
+
+/// Whether a server does not answer that to anybody, or not to us.
+fn is_denied(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoPerm | ServerErrorKind::ResponseError))
+}
+
+/// What one server says of itself.
+pub(crate) struct Facts {
+    server: String,
+    info: String,
+    appendfsync: Option<String>,
+    min_replicas: Option<String>,
+}
+
+impl Facts {
+    /// Asks every server behind a connection that grants locks: one, or all masters of a cluster. A
+    /// server that refuses all of it is there all the same, under the name of the `node`. An error
+    /// if there is no answer.
+    pub(super) async fn ask(
+        connection: &Connection,
+        node: &str,
+        limit: Duration,
+    ) -> Result<Vec<Facts>, RedisError> {
+        let config = |name: &str| redis::cmd("CONFIG").arg("GET").arg(name).clone();
+        let infos = texts(connection, &redis::cmd("INFO"), limit).await?;
+        let fsyncs = texts(connection, &config("appendfsync"), limit).await?;
+        let replicas = texts(connection, &config("min-replicas-to-write"), limit).await?;
+        let of = |texts: &[(Option<String>, String)], server: &Option<String>| {
+            texts.iter().find(|(other, _)| other == server).map(|(_, text)| text.clone())
+        };
+        let mut servers: Vec<_> = infos.iter().chain(&fsyncs).chain(&replicas).map(|(it, _)| it).collect();
+        servers.sort();
+        servers.dedup();
+        if servers.is_empty() {
+            servers.push(&None);
+        }
+        let facts = servers.into_iter().map(|server| Facts {
+            server: server.clone().unwrap_or_else(|| node.to_owned()),
+            info: of(&infos, server).unwrap_or_default(),
+            appendfsync: of(&fsyncs, server),
+            min_replicas: of(&replicas, server),
+        });
+        Ok(facts.collect())
+    }
+
+    fn field(&self, name: &str) -> Option<&str> {
+        let value = self.info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.map(str::trim).filter(|value| !value.is_empty())
+    }
+
+    /// What they mean for locks. If the client `waits` for replicas, a failover loses less; if a
+    /// quorum is `guarded`, a node that restarts has no vote, whatever it has forgotten.
+    pub(crate) fn findings(&self, waits: bool, guarded: bool) -> Vec<Finding> {
+        let persistence = match diagnosis::persistence(self.field("aof_enabled"), self.appendfsync.as_deref())
+        {
+            Verdict::Danger { .. } if guarded => Verdict::Fine,
+            verdict => verdict,
+        };
+        let (role, count) = (self.field("role"), self.field("connected_slaves"));
+        [
+            (Check::Version, diagnosis::version(self.field("redis_version"))),
+            (Check::Eviction, diagnosis::eviction(self.field("maxmemory"), self.field("maxmemory_policy"))),
+            (Check::Persistence, persistence),
+            (Check::Replicas, diagnosis::replicas(role, count, self.min_replicas.as_deref(), waits)),
+        ]
+        .into_iter()
+        .map(|(check, verdict)| Finding { server: self.server.clone(), check, verdict })
+        .collect()
+    }
+}
+
+/// The texts that servers answer with, by server; none of those that refuse.
+async fn texts(
+    connection: &Connection,
+    request: &Cmd,
+    limit: Duration,
+) -> Result<Vec<(Option<String>, String)>, RedisError> {
+    let answers = match connection.send_to_masters(request, limit).await {
+        Err(error) if matches!(error.kind(), ErrorKind::Server(_)) => Vec::new(),
+        answers => answers?,
+    };
+    let text = |(server, answer)| Some((server, text(answer)?));
+    Ok(answers.into_iter().filter_map(text).collect())
+}
+
+/// The text of an answer to `INFO`, or the value in one to `CONFIG GET`.
+fn text(answer: Value) -> Option<String> {
+    match answer {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::VerbatimString { text, .. } => Some(text),
+        Value::SimpleString(text) => Some(text),
+        Value::Array(mut words) => text(words.pop()?),
+        Value::Map(mut pairs) => text(pairs.pop()?.1),
+        _ => None,
+    }
+}
+
+impl Connection {
+    /// Sends a request to every server that grants locks: to the one, or to each master of a
+    /// cluster, by its address.
+    async fn send_to_masters(
+        &self,
+        request: &Cmd,
+        limit: Duration,
+    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+        match self {
+            Connection::Server(_) => Ok(vec![(None, self.send(request, limit).await?)]),
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(connection) => {
+                let answers = super::cluster::ask_masters(connection.clone(), request.clone());
+                tokio::time::timeout(limit, answers).await.map_err(|_| super::connection::too_slow())?
+            }
+        }
     }
 }

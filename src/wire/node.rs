@@ -8,15 +8,16 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::timeout;
 
 use super::batcher::{SentFlag, TimedReply};
+use super::connection::{LiveConnection, SharedConnection};
 use super::connection::{is_broken, too_slow};
 use super::handshake::Handshake;
-use super::membership::Membership;
-use super::reply::{LATE, NOT_ADMITTED};
+use super::handshake::Membership;
+use super::refusal::find_corrupt_companion;
+use super::replies::{LATE, NOT_ADMITTED};
 use super::script::PreparedCall;
-use super::script_loader::ScriptLoader;
-use super::shared_connection::{LiveConnection, SharedConnection};
+use super::script::ScriptLoader;
 use super::token_floor::TokenFloor;
-use super::{Call, Endpoint, Facts, Failure, Reply, companions};
+use super::{Call, Endpoint, Facts, Failure, Reply};
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
@@ -254,7 +255,7 @@ impl Node {
                 Failure::unsent(error) // it was queued
             };
             if tried_again || !broken {
-                let failure = companions::examine(&connected.batcher, call, failure).await;
+                let failure = find_corrupt_companion(&connected.batcher, call, failure).await;
                 return Err(resent.unwrap_or(failure));
             }
             (resent, tried_again) = (sent.is_set().then_some(failure), true);

@@ -1,8 +1,6 @@
 //! The nodes that decide together: one, or several of which more than half must agree
 //! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 
-mod node_replies;
-
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,11 +11,9 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::connection::too_slow;
-use super::votes::Vote;
+use super::replies::Vote;
 use super::{Call, Facts, Failure, InFlight, Node, NodeSet, Reply, Votes};
 use crate::event::Report;
-
-pub(crate) use node_replies::{NodeReplies, NodeReply};
 
 /// How long a "no" waits for those who have not answered: what they say of it need not be undone
 /// then.
@@ -116,6 +112,10 @@ impl Nodes {
 
     pub(crate) fn node(&self, place: usize) -> &Node {
         &self.all[place]
+    }
+
+    pub(super) fn each_node(&self) -> impl Iterator<Item = (usize, &Arc<Node>)> {
+        self.all.iter().enumerate()
     }
 
     pub(crate) fn labels(&self) -> &[String] {
@@ -222,7 +222,7 @@ impl Nodes {
         let call = Arc::new(call.to_owned());
         // Each sends once, so that nobody ever waits.
         let (sender, mut answers) = mpsc::channel(among.len().max(1));
-        for (place, node) in self.all.iter().enumerate().filter(|(place, _)| among.contains(*place)) {
+        for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
             in_flight.sent();
             let (node, call, in_flight, sender) =
                 (Arc::clone(node), Arc::clone(&call), Arc::clone(in_flight), sender.clone());
@@ -277,7 +277,7 @@ impl Nodes {
             }
         }
         if votes.cast.len() < among.len() {
-            votes.rest = Some(super::votes::Stragglers { answers });
+            votes.rest = Some(super::replies::Stragglers { answers });
         }
         votes
     }
@@ -297,7 +297,7 @@ impl Nodes {
         let calls: Arc<Vec<_>> =
             Arc::new(calls.iter().map(|(call, among)| (call.to_owned(), *among)).collect());
         let mut tasks = Vec::new();
-        for (place, node) in self.all.iter().enumerate() {
+        for (place, node) in self.each_node() {
             let (node, calls) = (Arc::clone(node), Arc::clone(&calls));
             tasks.push(self.runtime.spawn(async move {
                 let (numbers, its): (Vec<usize>, Vec<&Call<'_>>) = calls

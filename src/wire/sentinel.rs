@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::connection::too_slow;
-use super::settings::config;
+use super::endpoint::config;
 
 /// How long the other sentinels are waited for, once one has answered.
 const GATHERING: Duration = Duration::from_millis(100);

@@ -4,24 +4,22 @@
 //! The connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
 //! keep the protocol of their URL. It carries nothing else: see the README on connections.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
+use redis::{Client, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::late_notifications::LateNotifications;
-use super::subscriber::Subscriber;
-use super::{NodeSet, Nodes, WakeupEndpoint};
-use crate::labels::attempt_id;
-
-/// How long the first node's message waits for those of others, until more than half have sent one.
-const GATHERING: Duration = Duration::from_millis(20);
+use super::connection::{Connection, too_slow};
+use super::endpoint::{config, connect};
+use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
+use super::{Nodes, WakeupEndpoint};
 
 /// One subscription to one channel on every node, made when it is first needed, kept until this is dropped.
 ///
@@ -42,35 +40,6 @@ pub(crate) struct Wakeups {
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The mailboxes, and how the subscriptions stand.
-#[derive(Debug)]
-pub(super) struct Mailboxes {
-    slots: Mutex<HashMap<Uuid, Arc<MailboxSlot>>>,
-    late_notifications: LateNotifications,
-    /// How each node's subscription stands.
-    states: watch::Sender<Vec<SubscriptionState>>,
-    /// How many it takes.
-    majority: usize,
-    /// Counts subscriptions made; 0 while there are too few.
-    subscription: AtomicU64,
-    made: AtomicU64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SubscriptionState {
-    Connecting,
-    Subscribed,
-    Failed,
-    /// What is published where requests go is not heard there.
-    Elsewhere,
-}
-
-#[derive(Debug, Default)]
-struct MailboxSlot {
-    message: Mutex<Option<(String, NodeSet)>>,
-    bell: Notify,
-}
-
 impl Wakeups {
     /// To be called on the runtime that the client lives on.
     pub(crate) fn new(
@@ -79,14 +48,6 @@ impl Wakeups {
         nodes: usize,
         limit: Duration,
     ) -> Wakeups {
-        let mailboxes = Mailboxes {
-            slots: Mutex::default(),
-            late_notifications: LateNotifications::default(),
-            states: watch::Sender::new(vec![SubscriptionState::Connecting; nodes]),
-            majority: nodes / 2 + 1,
-            subscription: AtomicU64::new(0),
-            made: AtomicU64::new(0),
-        };
         Wakeups {
             channel: channel.into(),
             wakeup_endpoints,
@@ -94,7 +55,7 @@ impl Wakeups {
             name: None,
             verified_with: None,
             runtime: Handle::current(),
-            mailboxes: Arc::new(mailboxes),
+            mailboxes: Arc::new(Mailboxes::new(nodes)),
             tasks: Mutex::default(),
         }
     }
@@ -181,13 +142,13 @@ impl Wakeups {
     }
 
     /// What to do about a message from a node that still comes for this id, for as long as one may.
-    pub(crate) fn expect_late_notifications(&self, id: Uuid, answer: impl Fn(usize) + Send + 'static) {
-        self.mailboxes.late_notifications.expect(id, Box::new(answer));
+    pub(crate) fn expect_late_notifications(&self, id: Uuid, answer: impl Fn(usize) + Send + Sync + 'static) {
+        self.mailboxes.late_notifications.expect(id, Arc::new(answer));
     }
 
     /// How many mailboxes there are: none once nobody waits.
     pub(crate) fn mailbox_count(&self) -> usize {
-        self.mailboxes.slots().len()
+        self.mailboxes.len()
     }
 }
 
@@ -199,113 +160,150 @@ impl Drop for Wakeups {
     }
 }
 
-/// Gets the messages for one id, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Mailbox {
-    id: Uuid,
-    slot: Arc<MailboxSlot>,
-    mailboxes: Arc<Mailboxes>,
+/// How often a silent subscription is asked whether it still stands.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// The pauses between tries to subscribe again: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+
+/// What a subscription takes.
+pub(super) struct Subscriber {
+    pub(super) endpoint: WakeupEndpoint,
+    pub(super) place: usize,
+    pub(super) channel: Arc<str>,
+    pub(super) limit: Duration,
+    /// What its connections are called in `CLIENT LIST`.
+    pub(super) name: Option<Arc<str>>,
+    pub(super) mailboxes: Arc<Mailboxes>,
 }
 
-impl Mailbox {
-    pub(super) fn new(mailboxes: &Arc<Mailboxes>, id: Uuid) -> Mailbox {
-        let slot = Arc::new(MailboxSlot::default());
-        mailboxes.slots().insert(id, Arc::clone(&slot));
-        Mailbox { id, slot, mailboxes: Arc::clone(mailboxes) }
-    }
-
-    /// Waits for a message, of several nodes from more than half of them or what comes soon after the first. `None`:
-    /// messages may have been missed, so go and look.
-    ///
-    /// # Cancel safety
-    /// A message stays until it is taken.
-    pub(crate) async fn wait(&self) -> Option<String> {
-        // What rang may have been waited for before, by one who gave up.
-        if self.slot.senders() == 0 {
-            self.slot.bell.notified().await;
-        }
-        if self.slot.senders() > 0 {
-            let _few = timeout(GATHERING, async {
-                while self.slot.senders() < self.mailboxes.majority {
-                    self.slot.bell.notified().await;
+impl Subscriber {
+    /// Subscribes, and again whenever the subscription ends.
+    pub(super) async fn run(self, mut verified_with: Option<Arc<Nodes>>) {
+        let mut pause = PAUSES.0;
+        let mut failed = false;
+        loop {
+            match self.subscribe(verified_with.as_deref()).await {
+                Ok((client, connection, gone)) => {
+                    if std::mem::take(&mut failed) {
+                        crate::event::event!(
+                            info, node = %self.endpoint.label(), "subscribed to wake-ups again"
+                        );
+                    }
+                    // Once is enough: what was named is the same server. A subscription that is
+                    // made again must not depend on the connection for requests.
+                    verified_with = None;
+                    pause = PAUSES.0;
+                    self.mailboxes.count_made();
+                    self.mailboxes.set_state(self.place, SubscriptionState::Subscribed);
+                    self.mailboxes.notify_all();
+                    until_lost(&self.endpoint, &client, connection, &gone).await;
+                    self.mailboxes.set_state(self.place, SubscriptionState::Connecting);
                 }
-            })
-            .await;
+                Err((state, _error)) => {
+                    // Once for an outage, however often it is tried.
+                    if !std::mem::replace(&mut failed, true) {
+                        crate::event::event!(
+                            warn,
+                            node = %self.endpoint.label(),
+                            error = %_error,
+                            "cannot subscribe to wake-ups of this node: who waits for it looks now and then"
+                        );
+                    }
+                    self.mailboxes.set_state(self.place, state);
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
         }
-        self.slot.take()
-    }
-}
-
-impl Drop for Mailbox {
-    fn drop(&mut self) {
-        self.mailboxes.slots().remove(&self.id);
-    }
-}
-
-impl Mailboxes {
-    /// Poisoning does not matter: nothing under this lock panics.
-    fn slots(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<MailboxSlot>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
-        let Some((attempts, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
-        else {
-            return; // not one of ours: anybody may publish
+    /// Subscribes, and finds out whether it hears what is published through those nodes.
+    async fn subscribe(
+        &self,
+        verified_with: Option<&Nodes>,
+    ) -> Result<(Client, MultiplexedConnection, Arc<Notify>), (SubscriptionState, RedisError)> {
+        let gone = Arc::new(Notify::new());
+        let opened = timeout(self.limit, self.open(&gone)).await.unwrap_or_else(|_| Err(too_slow()));
+        let (client, connection) = opened.map_err(|error| (SubscriptionState::Failed, error))?;
+        let Some(node) = verified_with.and_then(Nodes::single) else {
+            return Ok((client, connection, gone));
         };
-        let slots = self.slots();
-        for id in attempts.split(',').filter_map(attempt_id) {
-            match slots.get(&id) {
-                Some(slot) => {
-                    slot.put(place, rest);
-                    slot.bell.notify_one();
+        let id = Uuid::new_v4();
+        let mailbox = Mailbox::new(&self.mailboxes, id);
+        let another = || {
+            let text = "what is published where requests go is not heard there: it is another server";
+            (SubscriptionState::Elsewhere, RedisError::from((ErrorKind::InvalidClientConfig, text)))
+        };
+        match node.publish(&self.channel, &format!("{} verify", id.simple())).await {
+            // Without the right to publish nothing is, and no waiter waits for what does not come.
+            Ok(None) => return Ok((client, connection, gone)),
+            // A replica hears what a client publishes at its master, but not what scripts publish:
+            // it is the count that tells. In a cluster any server hears it, and the count is of one
+            // of them.
+            Ok(Some(0)) if !node.is_cluster() => {
+                let mut connection = connection;
+                // Or the subscription has broken meanwhile.
+                let is_there = redis::cmd("PING").query_async::<Value>(&mut connection).await.is_ok();
+                return Err(if is_there { another() } else { (SubscriptionState::Failed, too_slow()) });
+            }
+            Ok(Some(_)) => {}
+            Err(error) => return Err((SubscriptionState::Failed, error)),
+        }
+        tokio::select! {
+            heard = timeout(self.limit, mailbox.wait()) => match heard {
+                Ok(_) => Ok((client, connection, gone)),
+                Err(_) => Err(another()),
+            },
+            () = gone.notified() => Err((SubscriptionState::Failed, too_slow())),
+        }
+    }
+
+    /// Connects and subscribes. Messages go to `mailboxes`; `gone` is told when the connection breaks.
+    async fn open(&self, gone: &Arc<Notify>) -> Result<(Client, MultiplexedConnection), RedisError> {
+        let found = self.endpoint.client().await?;
+        let info = found.get_connection_info().clone();
+        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let client = Client::open(info.set_redis_settings(settings))?;
+        let (mailboxes, gone, place) = (Arc::clone(&self.mailboxes), Arc::clone(gone), self.place);
+        let on_push = move |push: PushInfo| -> Result<(), std::convert::Infallible> {
+            match (push.kind, push.data.as_slice()) {
+                (PushKind::Message, [_, Value::BulkString(payload)]) => mailboxes.deliver(place, payload),
+                (PushKind::Disconnection | PushKind::Unsubscribe, _) => gone.notify_one(),
+                _ => {}
+            }
+            Ok(())
+        };
+        let config = config(self.limit).set_push_sender(on_push);
+        let mut connection = connect(&client, &config).await?;
+        if let Some(name) = &self.name {
+            Connection::Server(connection.clone()).set_name(name, self.limit).await?;
+        }
+        self.endpoint.connected(&found, &mut connection).await;
+        connection.subscribe(&*self.channel).await?;
+        Ok((found, connection))
+    }
+}
+
+/// Returns once the subscription does not stand any more, is silent when asked, or would better be
+/// elsewhere.
+async fn until_lost(
+    endpoint: &WakeupEndpoint,
+    client: &Client,
+    mut connection: MultiplexedConnection,
+    gone: &Notify,
+) {
+    let moves = endpoint.moves_from(client);
+    tokio::pin!(moves);
+    loop {
+        tokio::select! {
+            () = gone.notified() => return,
+            () = &mut moves => return,
+            () = sleep(HEARTBEAT) => {
+                if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err() {
+                    return;
                 }
-                None => self.late_notifications.receive(id, place),
             }
         }
-    }
-
-    /// Takes note of another subscription.
-    pub(super) fn count_made(&self) {
-        self.made.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Takes note of how a node's subscription stands.
-    pub(super) fn set_state(&self, place: usize, state: SubscriptionState) {
-        self.states.send_modify(|states| {
-            states[place] = state;
-            let standing = states.iter().filter(|state| **state == SubscriptionState::Subscribed).count();
-            let number = if standing >= self.majority { self.made.load(Ordering::SeqCst) } else { 0 };
-            self.subscription.store(number, Ordering::SeqCst);
-        });
-    }
-
-    /// Has all waiters look: messages may have been missed.
-    pub(super) fn notify_all(&self) {
-        for slot in self.slots().values() {
-            slot.bell.notify_one();
-        }
-    }
-}
-
-impl MailboxSlot {
-    fn put(&self, place: usize, message: &str) {
-        let mut slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
-        let senders = slot.take().map_or(NodeSet::of([]), |(_, senders)| senders);
-        *slot = Some((message.to_owned(), senders.with(place)));
-    }
-
-    /// The message, and the ring that came with it.
-    fn take(&self) -> Option<String> {
-        let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let notified = self.bell.notified();
-        tokio::pin!(notified);
-        notified.enable();
-        message.map(|(message, _)| message)
-    }
-
-    fn senders(&self) -> usize {
-        let slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
-        slot.as_ref().map_or(0, |(_, senders)| senders.len())
     }
 }

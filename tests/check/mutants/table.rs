@@ -95,7 +95,7 @@ pub const MUTANTS: &[Mutant] = &[
                 times: 1,
                 to: "self.count() / 2",
             },
-            Edit { file: "src/wire/votes.rs", from: "self.of / 2 + 1", times: 1, to: "self.of / 2" },
+            Edit { file: "src/wire/replies.rs", from: "self.of / 2 + 1", times: 1, to: "self.of / 2" },
         ],
         setting: MINORITY,
         rules: &["exclusion"],

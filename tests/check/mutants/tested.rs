@@ -136,7 +136,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "waiters-not-rung-after-resubscribing",
         edits: &[Edit {
-            file: "src/wire/subscriber.rs",
+            file: "src/wire/wakeups.rs",
             from: "self.mailboxes.notify_all();\n",
             times: 1,
             to: "let _: fn(&Mailboxes) = Mailboxes::notify_all;\n",
@@ -146,7 +146,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "broken-subscription-noticed-by-heartbeat",
         edits: &[Edit {
-            file: "src/wire/subscriber.rs",
+            file: "src/wire/wakeups.rs",
             from: "            () = gone.notified() => return,\n",
             times: 1,
             to: "            () = gone.notified() => {}\n",

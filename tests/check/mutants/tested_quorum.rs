@@ -211,7 +211,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
     Tested {
         name: "broken-subscriptions-noticed-by-heartbeat",
         edits: &[Edit {
-            file: "src/wire/subscriber.rs",
+            file: "src/wire/wakeups.rs",
             from: "            () = gone.notified() => return,\n",
             times: 1,
             to: "            () = gone.notified() => {}\n",
