@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use super::Edit;
 
 /// What cargo needs of the crate.
-const PARTS: [&str; 8] = ["Cargo.toml", "Cargo.lock", "README.md", "docs", "src", "lua", "tests", "benches"];
+const PARTS: [&str; 9] =
+    ["Cargo.toml", "Cargo.lock", "README.md", "docs", "src", "lua", "tests", "benches", "examples"];
 
 /// A copy of the crate, beside what is built of it.
 pub struct Tree(PathBuf);
