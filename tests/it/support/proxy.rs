@@ -262,9 +262,7 @@ impl Faults {
             }
         }
     }
-}
 
-impl Faults {
     async fn write(&self, to: &mut WriteHalf<'_>, bytes: &[u8]) -> std::io::Result<()> {
         let slow = *self.slow.lock().unwrap();
         let Some(by) = slow else { return to.write_all(bytes).await };
