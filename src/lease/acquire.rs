@@ -16,18 +16,19 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::wire::{Failure, NodeSet};
 
-/// The longest pause after nodes have granted a lock to several at a time; it doubles a few times.
+/// The longest pause after nodes granted a lock to several attempts at a time; it doubles a few
+/// times.
 const BACKOFF: Duration = Duration::from_millis(5);
 
-/// How often to try again for a lock without waiters, after nodes have granted it to several
-/// attempts at a time.
+/// How many more times to try without queueing, after nodes granted the lock to several attempts at
+/// a time.
 const MORE_TRIES: u32 = 2;
 
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// One try, and a few more while several attempts have so many nodes each that none has a majority.
-/// `None`: another client holds it.
+/// One try, and a few more if several attempts split the nodes so that none has a majority. `None`:
+/// another client holds the lock.
 pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     let trying = async {
         let outcome = try_once(request).await;
@@ -58,8 +59,8 @@ async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     }
 }
 
-/// Waits for at most `limit`, whatever it is that takes the time. Without any time, it tries once:
-/// the first request would never be answered in time.
+/// Waits for at most `limit`, which covers connecting, waiting and retrying. A limit of zero means
+/// one try: the first request would never be answered in time.
 pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Result<OwnedLease, Error> {
     let timed_out = || Error::TimedOut { context: request.context(), limit };
     if limit.is_zero() {
@@ -68,9 +69,9 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
     let waiting = async {
         let (mut unconfirmed, mut woken) = (None, WakeReason::AtOnce);
         let outcome = timeout(limit, wait(request, &mut unconfirmed, &mut woken)).await;
-        // The lock was free, as far as is known: it was the server that failed, or its replicas.
+        // As far as is known the lock was free: the server failed, or its replicas did.
         let failure = || unconfirmed.or_else(|| request.outage().map(|(_, failure)| failure));
-        // The request that was dropped may run yet; then it is released.
+        // The dropped request may still run; what it is granted is released.
         let failed = |failure: Failure| request.error(failure.with_effect());
         let outcome = outcome.unwrap_or_else(|_| Err(failure().map_or_else(timed_out, failed)));
         (outcome, Some(woken))
@@ -78,12 +79,12 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
     acquiring(request, pin!(waiting)).await
 }
 
-/// The error of a request that failed: an earlier one of the same attempt may have had an effect.
+/// The error of a failed request. An earlier request of the same attempt may have had an effect.
 fn failed(request: &LockRequest, guard: &AttemptGuard, failure: Failure) -> Error {
     request.error(failure.with_effect_if(guard.attempt.in_flight.is_indeterminate()))
 }
 
-/// Waits for as long as it takes.
+/// Waits without a limit.
 pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
     let waiting = async {
         let mut woken = WakeReason::AtOnce;
@@ -93,8 +94,8 @@ pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> 
     acquiring(request, pin!(waiting)).await
 }
 
-/// The loop. While too few replicas confirm what it is granted, that is why it waits:
-/// `unconfirmed`. What made it send the latest request is `woken`.
+/// The wait loop. `unconfirmed` is set while the grant waits for replicas. `woken` says what caused
+/// the latest request.
 async fn wait(
     request: &LockRequest,
     unconfirmed: &mut Option<Failure>,
@@ -129,8 +130,9 @@ async fn wait(
                 request.client.local_queues.announce(&request.name, LockNews::Failing);
                 waiter.guard = guard;
                 if failure.replicas().is_some() {
-                    // It was granted, and others may have it until enough replicas are there. They
-                    // may never be: the server answers, so nothing is gained by outwaiting a lease.
+                    // The lock was granted, but other clients may hold it until enough replicas
+                    // have the grant. They may never have it: the server responds, so waiting for a
+                    // lease to expire gains nothing.
                     *unconfirmed = Some(failure.clone());
                     outage_deadline.has_queued = false;
                     if !waiter.guard.release_partial_grant(client.nodes.everyone()).await {
@@ -155,7 +157,7 @@ async fn wait(
                     is_queued = false;
                 }
                 match taken_for {
-                    // Nobody tells who does not queue.
+                    // An attempt that is not queued is not notified.
                     Some(free_in) if is_queued => free_in.min(waiter.poll),
                     _ => backoff.pause(),
                 }
@@ -171,7 +173,7 @@ async fn wait(
                 };
                 outage_deadline.restore(waiter.entry.is_some());
                 if waiter.entry.is_none() {
-                    // First listen, then look again, then sleep.
+                    // Subscribe, ask again, then sleep: a release in between would be missed.
                     waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);
                     continue;
                 }
@@ -188,7 +190,7 @@ async fn wait(
         *woken = match waiter.sleep(pause, &mut budget).await {
             WakeEvent::Granted(lease) => {
                 *woken = WakeReason::Notified;
-                return Ok(waiter.guard.granted(lease, true)); // by the one server that there is
+                return Ok(waiter.guard.granted(lease, true)); // there is one server
             }
             WakeEvent::Notified => WakeReason::Notified,
             WakeEvent::PollDue => WakeReason::Polled,
@@ -202,8 +204,8 @@ enum LocalQueueOutcome {
 }
 
 /// Queues behind the other tasks of this client. A task whose owner holds the lock must not wait
-/// behind those that wait for that owner: it tries once before it waits, and whenever it learns
-/// that its owner has been granted the lock.
+/// behind tasks that wait for that owner. It tries once before it waits, and again each time that
+/// its owner is granted the lock.
 async fn wait_in_local_queue(
     request: &LockRequest,
     woken: &mut WakeReason,
@@ -229,18 +231,18 @@ async fn wait_in_local_queue(
         }
         let heard = tokio::select! {
             turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),
-            // It never fails: this task's visit keeps the sender.
+            // It never fails: this task's queue entry keeps the sender.
             _ = news.changed() => news.borrow_and_update().clone(),
         };
         is_held = matches!(heard, LockNews::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
-        // A crowd must not run out of patience one after the other.
+        // Tasks in a queue must not wait for the full outage deadline one after the other.
         outage_deadline.check()?;
     }
 }
 
-/// Wakes the tasks behind the front whose owner holds the lock, for instance through another
-/// client: without a request of its own, none of them would find out before all those ahead of it
-/// have had their turn.
+/// Notifies the local waiters whose owner holds the lock, for instance through another client.
+/// Without a request of their own they would not notice before all tasks ahead of them had their
+/// turn.
 async fn announce_holder(request: &LockRequest, front: &LocalTurn) {
     let local_queues = &request.client.local_queues;
     if local_queues.await_owners(&request.name, front)
@@ -250,8 +252,8 @@ async fn announce_holder(request: &LockRequest, front: &LocalTurn) {
     }
 }
 
-/// How an attempt behaves that some nodes have granted the lock, but no majority, since other
-/// attempts have the rest.
+/// Back-off of an attempt that some nodes granted the lock but not a majority, since other attempts
+/// have the rest.
 #[derive(Default)]
 struct ContentionBackoff {
     looks: usize,
@@ -259,9 +261,10 @@ struct ContentionBackoff {
 }
 
 impl ContentionBackoff {
-    /// Whether to leave those nodes to the next in their queues. Who has many of them holds on for
-    /// longer, until those who have few have let go: if all did the same, they might take turns for
-    /// ever, each node at another point.
+    /// Whether to release the partial grant, so that those nodes grant the lock to their next
+    /// waiter. The more nodes an attempt has, the longer it keeps them. A has two of four nodes, B
+    /// and C have one each: if all three released at the same moment, they could take turns for
+    /// ever, each node at another point of its queue.
     fn releases_partial_grant(&mut self, by: NodeSet) -> bool {
         self.looks += 1;
         let enough = !by.is_empty() && self.looks >= by.len().pow(2) * 2 - 1;
@@ -271,7 +274,7 @@ impl ContentionBackoff {
         enough
     }
 
-    /// A random one, so that those who are in each other's way do not meet again.
+    /// A random pause, so that the same attempts do not collide again.
     fn pause(&mut self) -> Duration {
         self.pauses += 1;
         let longest = BACKOFF * (1 << self.pauses.min(3));
@@ -279,8 +282,9 @@ impl ContentionBackoff {
     }
 }
 
-/// How long a server may fail before a waiter gives up on it: a newcomer soon, one who has queued
-/// after a ttl, since nothing of what he waited for can have outlasted that.
+/// How long a server may fail before a call returns its error: two node timeouts for an attempt
+/// that is not queued, one TTL for a queued one. Every lease that it waited for has expired by
+/// then.
 struct OutageDeadline<'a> {
     request: &'a LockRequest,
     newcomers: Duration,
@@ -288,8 +292,8 @@ struct OutageDeadline<'a> {
     has_queued: bool,
     failing_since: Option<Moment>,
     pause: Duration,
-    /// When the caller began, if the option says how long it outlasts an outage: one that has
-    /// lasted for an hour already must not fail a call that is to wait for ten minutes.
+    /// When the call began, if the option limits how long it outlasts an outage. A call that may
+    /// wait ten minutes must not fail at once because the outage is an hour old.
     begun: Option<Moment>,
 }
 
@@ -315,11 +319,11 @@ impl OutageDeadline<'_> {
         self.pause = PAUSES.0;
     }
 
-    /// How long to pause, or the error once patience is over.
+    /// How long to pause before the next try, or the error once the deadline has passed.
     fn fails(&mut self, error: impl FnOnce() -> Error) -> Result<Duration, Error> {
         let now = Moment::now();
         let since = *self.failing_since.get_or_insert(now);
-        // Others may have found out before.
+        // Other tasks may have noticed the outage earlier.
         let since = self.request.outage().map_or(since, |(earlier, _)| self.counts_from(earlier).min(since));
         let limit = if self.has_queued { self.queued } else { self.newcomers };
         if now.since(since) >= limit {
@@ -330,12 +334,12 @@ impl OutageDeadline<'_> {
         Ok(pause)
     }
 
-    /// From when an outage counts that began then.
+    /// From when an outage counts that began at `outage`.
     fn counts_from(&self, outage: Moment) -> Moment {
         self.begun.map_or(outage, |begun| outage.max(begun))
     }
 
-    /// The failure that others have met with for as long as a newcomer is patient.
+    /// The failure of other tasks, once it has lasted for as long as an unqueued attempt waits.
     fn check(&self) -> Result<(), Error> {
         match self.request.outage() {
             Some((since, failure)) if Moment::now().since(self.counts_from(since)) >= self.newcomers => {

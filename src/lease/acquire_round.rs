@@ -1,4 +1,4 @@
-//! One request for a lock, sent to each node, and what their answers amount to.
+//! One round of an acquire: a request to each node, and the outcome of their replies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,39 +13,42 @@ use crate::error::{Context, Error, Operation};
 use crate::options::{Fencing, RestartGuard};
 use crate::wire::{Answer, Failure, NodeSet, Nodes, Votes, WaitFor};
 
-/// How often an attempt proposes a token in a row: others may propose larger ones meanwhile.
+/// How often an attempt proposes a token in a row. Other attempts may propose larger ones
+/// meanwhile.
 const PROPOSALS: u32 = 4;
 
-/// By how much to outbid a token that was accepted, in microseconds.
+/// By how much a proposal exceeds a token that was accepted, in microseconds.
 const AHEAD: u64 = 1_000;
 
-/// What one request for the lock brought. The attempt comes back if there is more to be done with it.
+/// The outcome of one round. It returns the attempt if more is to be done with it.
 pub(super) enum AcquireOutcome {
     Granted(OwnedLease),
     Busy {
         guard: AttemptGuard,
         free_in: Duration,
-        /// The clock of the server, and through which connection it was seen, if there is one clock.
+        /// A sample of the server's clock and the connection that it came through, if there is one
+        /// clock.
         dated: Option<(ClockSample, u64)>,
     },
-    /// Some nodes have granted it, but not more than half, and the others have not, or to others.
+    /// Some nodes granted the lock, but no majority; the others refused, or granted it to other
+    /// attempts.
     NoMajority {
         guard: AttemptGuard,
         by: NodeSet,
-        /// Others have more than half of them: when that may end.
+        /// If other attempts hold a majority: when that may end.
         taken_for: Option<Duration>,
     },
-    /// Granted, but the answer took longer than the lease lasts. It is given back.
+    /// Granted, but the reply took longer than the lease lasts. The grant is released.
     Expired,
-    /// It may work later.
+    /// A later round may succeed.
     Failed(AttemptGuard, Failure),
     Refused(Error),
 }
 
-/// Sends one request to each node; once more, if the nodes do not agree on a token.
+/// Sends one request to each node, and another one if the nodes do not agree on a token.
 ///
 /// # Cancel safety
-/// Dropped, the attempt is abandoned: what it is granted is given back at once.
+/// Dropped, the attempt is abandoned: what it was granted is released at once.
 pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueEntry>) -> AcquireOutcome {
     let (client, attempt) = (Arc::clone(&guard.client), Arc::clone(&guard.attempt));
     if client.keeper.has_ended() {
@@ -85,7 +88,8 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
                 return not_granted(guard, tally, votes);
             }
             ProposalOutcome::Granted(token) => {
-                // The time in the client's queue is not the lease's; a majority grants something.
+                // The lease counts from when the first granted request was written: the time in the
+                // client's queue does not use it up.
                 let sent = tally.granted_since.unwrap_or(begun);
                 let until = sent + attempt.trusted(attempt.options.ttl);
                 if Moment::now() >= until {
@@ -103,19 +107,19 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
     }
 }
 
-/// What is proposed, answer after answer.
+/// The token that is proposed, round after round.
 struct TokenProposals {
     proposal: Option<Proposal>,
     fencing: Fencing,
     tries_left: u32,
-    /// A majority has told the largest token that it knows.
+    /// A majority was sent the largest token that any node knows.
     informed: bool,
 }
 
-/// What the nodes' answers to a proposal amount to.
+/// What the replies to a proposal mean.
 #[derive(Debug, PartialEq, Eq)]
 enum ProposalOutcome {
-    /// There is another proposal that may do.
+    /// Another proposal may succeed.
     Again,
     Granted(u64),
     NotGranted,
@@ -127,7 +131,7 @@ impl TokenProposals {
         TokenProposals { proposal, fencing, tries_left: PROPOSALS, informed: false }
     }
 
-    /// The token that the nodes are to agree on. Without fencing there is none.
+    /// The token that the nodes are to agree on. `None` without fencing.
     fn proposed(&self) -> Option<u64> {
         self.proposal.map(|it| it.token).filter(|_| self.fencing == Fencing::On)
     }
@@ -151,7 +155,7 @@ impl TokenProposals {
             self.informed |= known.is_some();
             return ProposalOutcome::Again;
         }
-        // A token that is smaller than one that a node knows of is nobody's, however often that was tried.
+        // A token below one that a node knows is never used, however many proposals were made.
         let granted = tally.granted.len() >= tally.majority && !tally.is_mixed(proposed) && known.is_none();
         if granted { ProposalOutcome::Granted(tally.token(proposed)) } else { ProposalOutcome::NotGranted }
     }
@@ -159,7 +163,7 @@ impl TokenProposals {
 
 fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireOutcome {
     let majority = votes.majority();
-    // So many of those who answer may refuse, and a majority may grant it all the same.
+    // This many nodes may refuse although a majority grants the lock.
     let may_miss = tally.answered.saturating_sub(majority);
     let decides = |some: usize| some > may_miss && tally.answered >= majority;
     if decides(tally.unexpected.len())
@@ -187,7 +191,7 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
             refused(&guard, failure)
         };
     }
-    // The soonest that more than half may be free.
+    // When a majority of the nodes may be free.
     let mut busy = tally.busy;
     busy.sort_by_key(|busy| busy.free_in);
     let free_in = busy.get(majority - 1).or(busy.last()).map(|busy| Duration::from_millis(busy.free_in));
@@ -206,16 +210,16 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
     }
 }
 
-/// What the nodes said to one request, sorted.
+/// The replies to one request, by their meaning.
 struct ReplyTally {
     granted: Vec<(usize, u64)>,
-    /// Before the first of the requests was written that were granted.
+    /// When the first of the granted requests was written.
     granted_since: Option<Moment>,
     busy: Vec<Busy>,
-    /// The largest token for which a proposal was refused, and how often that was.
+    /// The largest token that a refusal named, and the number of such refusals.
     too_low: (u64, usize),
     refused: Vec<i64>,
-    /// Outside the contract.
+    /// Replies outside the contract of the scripts.
     unexpected: Vec<Failure>,
     answered: usize,
     majority: usize,
@@ -266,26 +270,27 @@ impl ReplyTally {
         tally
     }
 
-    /// A token that a node knows of and that is larger than the one proposed, where others may hold the lock as well and
-    /// all is granted: once more than half know it, it is this one's.
+    /// The largest token above the proposed one that a granting node knows. Several clients may
+    /// hold the lock then: this client may use that token once a majority knows it.
     fn known_elsewhere(&self, proposal: Option<u64>) -> Option<u64> {
         let proposed = proposal.filter(|_| self.granted.len() >= self.majority)?;
         self.granted.iter().map(|(_, token)| *token).filter(|token| *token > proposed).max()
     }
 
-    /// Whether more may bring the lock than what was proposed.
+    /// Whether a larger proposal may be granted.
     fn may_outbid(&self) -> bool {
         let too_low = self.too_low.1;
         too_low > 0 && self.granted.len() < self.majority && self.granted.len() + too_low >= self.majority
     }
 
-    /// What to propose instead: more than what has kept nodes from accepting.
+    /// The next proposal: larger than every token that made a node refuse.
     fn outbid(&self, proposal: Option<u64>) -> Option<u64> {
         Some((self.too_low.0 + AHEAD).max(proposal? + 1))
     }
 
-    /// Neither has a majority accepted the token that was proposed, nor is the lock nested for a majority in a hold with one
-    /// earlier one: some node remembers a hold that is over elsewhere, or has chosen a number for a hold that it handed over.
+    /// Whether a majority granted the lock but did not agree on a token:
+    /// - a node still has a hold that has ended elsewhere, or
+    /// - a node chose a token itself when it granted the lock to its next waiter.
     fn is_mixed(&self, proposal: Option<u64>) -> bool {
         let Some(proposed) = proposal.filter(|_| self.granted.len() >= self.majority) else { return false };
         !self.has_accepted(proposed) && self.nested(proposed).is_none()
@@ -295,8 +300,8 @@ impl ReplyTally {
         self.granted.iter().filter(|(_, token)| *token >= proposed).count() >= self.majority
     }
 
-    /// The token of the hold that this one is nested in: the same for a majority, so that whoever comes later has a larger
-    /// one.
+    /// The token of the outer hold that this hold is nested in. A majority must name the same one,
+    /// so that every later grant has a larger token.
     fn nested(&self, proposed: u64) -> Option<u64> {
         let earlier =
             self.granted.iter().map(|(_, token)| *token).filter(|token| (1..proposed).contains(token));
@@ -304,23 +309,23 @@ impl ReplyTally {
         earlier.filter(|token| told(token) >= self.majority).max()
     }
 
-    /// The token of what a majority has granted: the one proposed, unless it is nested in a hold with an earlier one.
+    /// The token of a grant by a majority: the proposed one, or that of the outer hold.
     fn token(&self, proposal: Option<u64>) -> u64 {
         match proposal {
             Some(proposed) if self.has_accepted(proposed) => proposed,
             Some(proposed) => self.nested(proposed).unwrap_or(0),
-            // The only node has chosen it.
+            // The only node chose it.
             None => self.granted.iter().map(|(_, token)| *token).max().unwrap_or(0),
         }
     }
 }
 
-/// Refusals that mean something to an attempt.
+/// Refusals that an attempt can act on.
 fn is_known(refusal: i64) -> bool {
-    matches!(refusal, -7 | -6 | -4..=-2) // not -5, which says that this client is wrong
+    matches!(refusal, -7 | -6 | -4..=-2) // -5 means that this client sent a malformed request
 }
 
-/// An answer outside the contract may mean anything, a grant as well.
+/// A reply outside the contract may mean anything, including a grant.
 fn not_understood(guard: AttemptGuard, failure: Failure) -> AcquireOutcome {
     let refused = refused(&guard, failure);
     guard.abandon();
@@ -341,7 +346,8 @@ fn context(guard: &AttemptGuard) -> Context {
 mod tests {
     use super::*;
 
-    /// What so many of three nodes grant, and for how large a token others refuse.
+    /// The replies of up to three nodes: the tokens that some grant, and those for which others
+    /// refuse.
     fn tally(granted: &[u64], too_low: &[u64]) -> ReplyTally {
         ReplyTally {
             granted: granted.iter().copied().enumerate().collect(),
@@ -364,7 +370,8 @@ mod tests {
         let mut proposals = proposing(10);
         assert_eq!(proposals.record(&tally(&[10, 70, 40], &[])), ProposalOutcome::Again);
         assert_eq!(proposals.proposed(), Some(70));
-        // Others have read with larger ones meanwhile; what was written before is not larger than this one.
+        // Other clients have read with larger tokens meanwhile; no earlier writer has a token above
+        // 70.
         assert_eq!(proposals.record(&tally(&[70, 90], &[])), ProposalOutcome::Granted(70));
     }
 
@@ -377,7 +384,7 @@ mod tests {
         }
         let proposed = proposals.proposed().unwrap();
         assert_eq!(proposals.record(&tally(&[proposed, proposed + 1], &[])), ProposalOutcome::NotGranted);
-        // The same, with nothing larger known.
+        // The same, with no larger token known.
         let mut proposals = TokenProposals { tries_left: 1, ..proposing(proposed) };
         assert_eq!(proposals.record(&tally(&[proposed, proposed], &[])), ProposalOutcome::Granted(proposed));
     }

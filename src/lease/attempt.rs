@@ -16,37 +16,38 @@ use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
 use crate::wire::{Call, InFlight};
 
-/// The longest that a lock is kept for a waiter that it was handed to and that has not answered.
+/// The longest time for which a lock is kept for a waiter that it was granted to and that has not
+/// sent a request since.
 const CLAIM: Duration = Duration::from_secs(3);
 
 /// A token that several nodes are asked to accept.
 #[derive(Clone, Copy)]
 pub(super) struct Proposal {
     pub(super) token: u64,
-    /// Also where the owner has a hold with an earlier one.
+    /// It counts also where the owner has a hold with an earlier token.
     pub(super) for_nested: bool,
 }
 
-/// How an attempt is queued: for how long the lock is kept for it once it is granted, and on which
-/// channel it is notified, if on any. The same in each of its requests.
+/// How an attempt is queued: how long a grant is kept for it, and on which channel it is notified.
+/// The same in each of its requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct QueueEntry {
     pub(super) claim: Duration,
     pub(super) channel: Option<Arc<str>>,
 }
 
-/// One try to get a lock. Its id is in every request of it, which makes each of them idempotent.
+/// One try to get a lock. Each of its requests carries its id, which makes the requests idempotent.
 pub(crate) struct Attempt {
     pub(super) kind: &'static Kind,
     pub(super) name: Name,
     pub(super) options: Arc<Options>,
     pub(super) owner: String,
     pub(super) id: Uuid,
-    /// The id and the labels of the client, as the server knows it.
+    /// The id and the labels of the client, as the server stores them.
     text: String,
-    /// What is not known of its requests.
+    /// Its requests whose effect is unknown.
     pub(super) in_flight: Arc<InFlight>,
-    /// Its place in the queues, which it gets again where it has lost it.
+    /// Its position in the queues, sent again to a node that has lost it.
     queued_at: OnceLock<u64>,
 }
 
@@ -66,14 +67,14 @@ impl Attempt {
         Attempt { kind, name, options, owner, id, text, in_flight, queued_at }
     }
 
-    /// The same hold, from now on of another kind and with other options.
+    /// The same hold as another kind, with other options.
     pub(super) fn converted(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
         let (name, owner, id, text) = (self.name.clone(), self.owner.clone(), self.id, self.text.clone());
         let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
         Attempt { kind, name, options, owner, id, text, in_flight, queued_at }
     }
 
-    /// Makes a hold of this attempt one of this attempt's kind.
+    /// Converts a hold of this attempt into one of this attempt's kind.
     pub(super) fn convert(&self, scripts: &'static ScriptSet) -> Call<'_> {
         let guarded = self.options.restart_guard == RestartGuard::On;
         let call = Call::new(scripts.pick(guarded), &self.keys());
@@ -82,7 +83,7 @@ impl Attempt {
         call.floor().optional(self.token_ttl())
     }
 
-    /// The client that it belongs to, as logs name it.
+    /// The client that the attempt belongs to, for logs.
     #[cfg(feature = "tracing")]
     pub(super) fn holder(&self) -> Option<String> {
         Labels::of_attempt(&self.text).joined()
@@ -93,17 +94,17 @@ impl Attempt {
         QueueEntry { claim: self.claim(), channel: channel.cloned() }
     }
 
-    /// For how long the lock is kept for this attempt once it is handed over.
+    /// How long the lock is kept for this attempt once it is granted while it waits.
     pub(super) fn claim(&self) -> Duration {
         self.options.ttl.min(CLAIM)
     }
 
-    /// Notes when it was queued first, on the server's clock.
+    /// Records when it was queued first, on the server's clock.
     pub(super) fn note_queued(&self, time: u64) {
         self.queued_at.get_or_init(|| time);
     }
 
-    /// What a script of any kind may refuse with.
+    /// The error for a refusal that a script of any kind may answer with.
     pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {
             -2 => Some(Error::WrongType { context, found: self.kind.found }),
@@ -115,7 +116,7 @@ impl Attempt {
         }
     }
 
-    /// The token of a grant. A script may know one that was not asked for.
+    /// The token of a grant. A script may answer with a token although fencing is off.
     pub(super) fn token(&self, token: u64) -> Option<FencingToken> {
         match self.options.fencing {
             Fencing::On => FencingToken::from_reply(token),
@@ -127,11 +128,11 @@ impl Attempt {
         deadline::trusted(ttl, self.options.drift)
     }
 
-    /// A number may be proposed as the token: several nodes must agree on one.
+    /// Acquires. With a `proposal`, several nodes are asked to accept one token.
     pub(super) fn acquire(&self, entry: Option<&QueueEntry>, proposal: Option<Proposal>) -> Call<'_> {
         let call = match proposal {
             Some(Proposal { token, for_nested }) => {
-                // Its first one is its place in the queues of all nodes.
+                // The first proposal is its position in the queues of all nodes.
                 self.note_queued(token);
                 self.propose(self.options.ttl, Some(token), if for_nested { "nested" } else { "" }, entry)
             }
@@ -145,7 +146,8 @@ impl Attempt {
         call.replicated(self.options.wants_replicas())
     }
 
-    /// Takes the lock once more on a node that has lost it, under the token that it has elsewhere.
+    /// Acquires the lock again on a node that has lost it, under the token that the other nodes
+    /// have.
     pub(super) fn repair(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
         self.propose(ttl, token.map(FencingToken::get), "repair", None)
     }
@@ -198,20 +200,20 @@ impl Attempt {
         self.kind.capacity.map(|capacity| capacity(&self.options))
     }
 
-    /// For how long a new fencing counter is kept, if not as long as by default.
+    /// How long a new fencing counter is kept; `None` is the default.
     fn token_ttl(&self) -> Option<u64> {
         let span = self.options.token_ttl;
         (span != Duration::from_secs(3600)).then(|| millis(span))
     }
 
-    /// Extends the lease; with no ttl it only asks, since a further hold never shortens what is left.
+    /// Extends the lease. Without a TTL it only asks: a further hold never shortens what is left.
     pub(super) fn renew(&self, ttl: Option<Duration>) -> Call<'_> {
         let ttl = ttl.map_or(1, millis);
         self.with_owner(Call::new(&self.kind.renew, &[self.name.key()]).text(&self.text).number(ttl))
     }
 
-    /// Gives up what the attempt holds and its place in the queue. With `for_good` the server also
-    /// refuses what may still be under way of it.
+    /// Releases what the attempt holds and its place in the queue. With `for_good`, the server also
+    /// refuses requests of it that arrive later.
     pub(super) fn release(&self, for_good: bool, entry: Option<&QueueEntry>) -> Call<'_> {
         let call = Call::new(&self.kind.release, &self.keys()).text(&self.text);
         let call = self.with_owner(call).floor();
@@ -219,12 +221,12 @@ impl Attempt {
         self.with_depth(call).optional(self.token_ttl())
     }
 
-    /// Takes the lock away from whoever holds it. This attempt only names the request.
+    /// Revokes the lock from its holder. This attempt only identifies the request.
     pub(crate) fn force(&self) -> Call<'_> {
         Call::new(&self.kind.force, &self.keys()).text(&self.text).floor().optional(self.token_ttl())
     }
 
-    /// What its nodes know of the lock.
+    /// What the nodes know about the lock.
     pub(super) fn inspect(&self) -> Call<'_> {
         Call::new(&self.kind.inspect, &self.keys())
     }
@@ -252,7 +254,7 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
-/// A request for an attempt is under way, until it is known that it was answered.
+/// A request for an attempt whose reply is not known yet.
 pub(super) struct SentRequest(Arc<Attempt>);
 
 impl SentRequest {

@@ -9,25 +9,26 @@ use super::close::OpenCall;
 use super::lease::{Lease, LeaseEnd};
 use crate::wire::{HoldCount, NodeSet, Votes, WaitFor};
 
-/// Answers for an attempt from before its first request: whatever it gets is given back, by
+/// Makes sure, from before the first request, that everything an attempt is granted is released: by
 /// its owner or, when this is dropped, by the keeper.
 pub(super) struct AttemptGuard {
     pub(super) client: Arc<Client>,
     pub(super) attempt: Arc<Attempt>,
     pub(super) lease: Option<(Lease, HoldCount)>,
-    /// How the attempt may be queued, if it may.
+    /// How the attempt may be queued, if it may be.
     pub(super) entry: Option<QueueEntry>,
-    /// The latest request is the first that may queue it.
+    /// The latest request is the first one that may queue it.
     queues_first: bool,
-    /// It was queued, once.
+    /// It was queued at some time.
     queued: bool,
-    /// A request has left, and what came of it was not looked at.
+    /// A request was sent, and its replies are not recorded yet.
     pub(super) awaits_reply: bool,
-    /// A request has left, ever.
+    /// A request was sent at some time.
     pub(super) asked: bool,
-    /// There is nothing to give back, or it is meant to stay.
+    /// Nothing is left to release, or the hold is meant to stay.
     disarmed: AtomicBool,
-    /// While it is released or exchanged. Dropped last, when the keeper has what is left to do.
+    /// Set while the hold is released or converted. Dropped last, when the keeper has what is left
+    /// to do.
     pub(super) call: Option<OpenCall>,
 }
 
@@ -47,7 +48,7 @@ impl AttemptGuard {
         }
     }
 
-    /// To be called before a request leaves: from then on it must be undone.
+    /// To be called before a request is sent: from then on it must be undone.
     pub(super) fn before_send(&mut self, entry: Option<&QueueEntry>) {
         (self.awaits_reply, self.asked) = (true, true);
         self.queued |= entry.is_some();
@@ -57,32 +58,33 @@ impl AttemptGuard {
         }
     }
 
-    /// To be called with what came of the request. What is `decided` is a lease, which all nodes are to give back.
+    /// Records the replies to a request. If they `decided`, the attempt has a lease, which is
+    /// released on all nodes.
     pub(super) fn record(&mut self, votes: &Votes, decided: bool) {
         self.awaits_reply = false;
-        // Else, whoever has not answered may yet grant it, and nobody would know.
+        // A node that has not answered may still grant the lock, unnoticed.
         if !decided && votes.rest.is_some() {
             self.attempt.in_flight.mark_unknown();
         }
     }
 
-    /// Notes when the attempt was queued first, on the only server's clock.
+    /// Records when the attempt was queued first, on the clock of the only server.
     pub(super) fn note_queued(&self, time: u64) {
         if self.entry.is_some() && self.client.nodes.single().is_some() {
             self.attempt.note_queued(time);
         }
     }
 
-    /// Gives back what was granted in vain.
+    /// Releases a grant that is of no use.
     pub(super) fn abandon(self) {
         self.attempt.in_flight.mark_unknown();
     }
 
-    /// Gives back what some nodes have granted, and goes on waiting on the others. False if that may happen later: then
-    /// it might take away what this attempt is granted until then, and the attempt must not go on.
+    /// Releases what some nodes granted and waits on. Returns false if the release may run later:
+    /// it could revoke what the attempt is granted until then, so the attempt must not continue.
     ///
     /// # Cancel safety
-    /// Dropped, they are still answered for.
+    /// Dropped, the grants are still released.
     pub(super) async fn release_partial_grant(&mut self, by: NodeSet) -> bool {
         self.awaits_reply = true;
         let (call, in_flight) = (self.attempt.release(false, None), Arc::default());
@@ -91,7 +93,7 @@ impl AttemptGuard {
         !in_flight.is_indeterminate()
     }
 
-    /// Forgets a request that was given up before it was written: there is nothing to undo.
+    /// Forgets a request that was dropped before it was written: there is nothing to undo.
     pub(super) fn withdraw(&mut self) {
         if self.awaits_reply && self.attempt.in_flight.is_withdrawn() {
             self.awaits_reply = false;
@@ -101,8 +103,8 @@ impl AttemptGuard {
         }
     }
 
-    /// Nothing is wanted any more: a server that hands the lock over to it all the same, as one does that was set back, gets
-    /// it back at once.
+    /// Releases the lock at once if a server grants it to this attempt later. A server that was set
+    /// back to an earlier state does that.
     pub(super) fn expect_late_notifications(&self) {
         if self.queued {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
@@ -121,7 +123,7 @@ impl AttemptGuard {
         self.disarmed.load(Ordering::Relaxed)
     }
 
-    /// Whether the server must forget the attempt and refuse what may yet arrive of it.
+    /// Whether the server must forget the attempt and refuse requests of it that arrive later.
     pub(super) fn ends_for_good(&self) -> bool {
         self.awaits_reply || self.attempt.in_flight.is_indeterminate() || self.client.nodes.resend()
     }
@@ -131,15 +133,17 @@ impl Drop for AttemptGuard {
     fn drop(&mut self) {
         self.withdraw();
         if self.lease.is_some() && self.call.is_none() {
-            // Between the keeper's two steps below, a close must not find that all is released.
+            // Between the two calls of the keeper below, a close must not find that everything is
+            // released.
             self.call = Some(OpenCall::new(&self.client.keeper, &self.attempt.name));
         }
         let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
-        // Sent again unseen, it may yet be granted after "busy" was answered.
+        // A cluster's client may send a request again unseen; it may be granted after "busy" was
+        // answered.
         let resent = self.asked && self.client.nodes.resend();
         let may_have =
             self.lease.is_some() || self.awaits_reply || resent || self.attempt.in_flight.is_indeterminate();
-        // Where the client was closed, the keeper has it already.
+        // If the client was closed, the keeper already has it.
         let nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
         if !self.is_disarmed() {
             self.expect_late_notifications();

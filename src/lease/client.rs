@@ -28,11 +28,11 @@ pub(crate) struct Client {
 
 /// Where a client connects.
 pub(crate) struct Servers {
-    /// How to connect to each node, and where to listen for its wake-ups, if anywhere.
+    /// How to connect to each node, and where to subscribe to its wake-ups, if anywhere.
     pub(crate) nodes: Vec<(Endpoint, Option<WakeupEndpoint>)>,
-    /// Whether a majority of them decides; else there is one.
+    /// Whether a majority of them decides; otherwise there is one.
     pub(crate) is_quorum: bool,
-    /// Where to listen was named apart from where requests go: it may be another server by mistake.
+    /// The wake-up endpoint was configured separately: it may be another server by mistake.
     pub(crate) verify: bool,
     /// What the connections are called in `CLIENT LIST`.
     pub(crate) name: Option<String>,
@@ -57,9 +57,10 @@ impl Client {
             wakeup_endpoints.extend(wakeup_endpoint);
         }
         let nodes = Arc::new(Nodes::new(made));
-        // Of a cluster, PUBLISH counts only those who listen to the same server: scripts know by the name.
+        // On a cluster, PUBLISH counts only subscribers of the same server. Scripts recognize such
+        // a channel by this mark.
         let elsewhere = if nodes.resend() { "~" } else { "" };
-        // A waiter is written as words with blanks between.
+        // A waiter is stored as words with blanks between them.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{elsewhere}", Uuid::new_v4().simple());
         let has_wakeups =
@@ -82,8 +83,7 @@ impl Client {
         })
     }
 
-    /// Connects: of several nodes to more than half of them, and to none that must not be among
-    /// them.
+    /// Connects to a majority of the nodes. Fails if a node must not be part of the quorum.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
         let nodes = &self.nodes;
         let mut answers = NodeReplies::of(nodes.labels());
@@ -107,7 +107,8 @@ impl Client {
         self.verify().await
     }
 
-    /// Subscribes at once where that must be verified, and fails if it is another server.
+    /// Subscribes at once if the wake-up endpoint must be verified, and fails if it is another
+    /// server.
     async fn verify(&self) -> Result<(), Error> {
         if !self.wakeups.is_to_be_verified() {
             return Ok(());
@@ -124,17 +125,17 @@ impl Client {
 }
 
 impl Client {
-    /// What an operation on a lock was doing, and where, for its errors.
+    /// What an operation on a lock was doing, and on which server, for its errors.
     pub(crate) fn context(&self, operation: Operation, lock: &Name) -> Context {
         self.located(Context::of(operation, lock))
     }
 
-    /// The same for one that concerns no lock.
+    /// The same for an operation without a lock.
     pub(crate) fn context_of_nodes(&self, operation: Operation) -> Context {
         self.located(Context::new(operation))
     }
 
-    /// Of several nodes each has its own failure.
+    /// On a quorum each node has its own failure.
     fn located(&self, context: Context) -> Context {
         match self.nodes.single() {
             Some(_) => context.on(self.nodes.label(0)),
@@ -142,8 +143,8 @@ impl Client {
         }
     }
 
-    /// The error for the caller of an operation. Once the client's runtime has ended, that is why
-    /// it failed: its connections have ended with it.
+    /// The error for the caller of an operation. Once the client's runtime has ended, that is the
+    /// reason: its connections ended with it.
     pub(crate) fn error(&self, failure: Failure, context: Context) -> Error {
         if self.keeper.has_ended() {
             return Error::RuntimeEnded { context: context.judged(false, failure.is_indeterminate()) };
@@ -151,7 +152,7 @@ impl Client {
         failure.error(context)
     }
 
-    /// Whether the runtime that it was made on has ended, and its connections with it.
+    /// Whether the runtime that the client was made on has ended.
     pub(crate) async fn has_ended(&self) -> bool {
         let (lives, alive) = tokio::sync::oneshot::channel();
         // A runtime that has ended drops the task.
@@ -161,7 +162,7 @@ impl Client {
         alive.await.is_err()
     }
 
-    /// Whether it is busy with nothing: nothing is held, waited for or given back.
+    /// Whether nothing is held, waited for or being released.
     #[cfg(feature = "simulation")]
     pub(crate) fn is_idle(&self) -> bool {
         let busy = [
@@ -173,13 +174,13 @@ impl Client {
         busy == [0; 4]
     }
 
-    /// Waits until everything that was dropped has been given back.
+    /// Waits until everything that was dropped has been released.
     pub(crate) async fn settled(&self) {
         self.keeper.settled().await;
     }
 }
 
-/// What it is busy with: all zero once nothing is held, waited for or given back.
+/// Its counts are all zero once nothing is held, waited for or being released.
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")

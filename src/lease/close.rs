@@ -1,4 +1,4 @@
-//! Closing a client: no new locks, and everything that it has is released.
+//! Closing a client: it admits no new calls and releases everything that it has.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -53,7 +53,7 @@ impl Closing {
 }
 
 /// A call that may acquire or release something until this is dropped. What it leaves to the keeper
-/// must be there by then: closing waits for both, and must not find neither in between.
+/// must be there by then: closing waits for both, and a gap between them would hide a hold.
 pub(super) struct OpenCall {
     keeper: Arc<Keeper>,
     number: u64,
@@ -96,7 +96,7 @@ impl Unreleased {
     }
 }
 
-/// Waits for a lock for as long as it takes, or until the client is closed.
+/// Waits for a lock without a limit, or until the client is closed.
 pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
     let _open = OpenCall::new(&request.client.keeper, &request.name);
     unless_closed(request, pin!(super::acquire::acquire(request))).await
@@ -108,19 +108,19 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
     unless_closed(request, pin!(super::acquire::acquire_within(request, limit))).await
 }
 
-/// Takes a lock if it is free and the client is not closed.
+/// Acquires a lock if it is free and the client is not closed.
 pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     let _open = OpenCall::new(&request.client.keeper, &request.name);
     unless_closed(request, pin!(super::acquire::try_acquire(request))).await
 }
 
-/// Runs a call that acquires. Once the client is being closed, the call is dropped, as its caller
-/// may drop it at any time, which releases what it has been granted and leaves the queue.
+/// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may
+/// drop it at any time: that releases what it was granted and leaves the queue.
 ///
-/// The caller has counted the call as open, before the client is asked here whether it is closed;
-/// `close` does the same in the reverse order, so one of the two sees the other. An argument of an
-/// async function is stored twice, so the call, which is large, is borrowed: it is dropped before
-/// the caller counts it as ended.
+/// The call is counted as open before this checks whether the client is closed. `close` works in
+/// the reverse order, so one of the two notices the other. An async function stores an argument
+/// twice, so the call, which is large, is borrowed; it is dropped before the caller counts it as
+/// ended.
 async fn unless_closed<T>(
     request: &LockRequest,
     mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
@@ -132,18 +132,19 @@ async fn unless_closed<T>(
         outcome = &mut call => Some(outcome),
     };
     match outcome {
-        // What was granted after `close` has taken all leases is dropped here.
+        // A lease that was granted after `close` took all leases is dropped here.
         Some(outcome) if !keeper.closing.has_begun() => outcome,
         _ => Err(Error::Closed { context: request.context() }),
     }
 }
 
 impl Client {
-    /// Ends all leases and all calls that wait for a lock, and waits until the servers have
-    /// released them, for at most `limit`.
+    /// Ends all leases and all calls that wait for a lock, and waits for at most `limit` until the
+    /// servers have released them.
     ///
     /// # Cancel safety
-    /// All have ended once this was polled; dropped, the releases go on in the background.
+    /// All leases have ended once this was polled; dropped, the releases continue in the
+    /// background.
     pub(crate) async fn close(&self, limit: Duration) -> Result<(), Error> {
         let keeper = &self.keeper;
         keeper.end_all();
@@ -175,7 +176,7 @@ impl Keeper {
         self.closing.bell.notify_waiters();
         let mut reports = Vec::new();
         for (lease, entry) in held.into_values() {
-            // Its trust has ended: only now may the request leave that releases it.
+            // The lease is not trusted any more: only now may its release be sent.
             reports.extend(lease.announce());
             let attempt = lease.attempt();
             let for_good = attempt.in_flight.is_indeterminate() || self.nodes.resend();
@@ -184,7 +185,7 @@ impl Keeper {
         reports.into_iter().for_each(|report| report());
     }
 
-    /// Waits until no call is open and everything that was dropped has been released, or given up.
+    /// Waits until no call is open and every pending release has succeeded or was abandoned.
     async fn all_released(&self) {
         loop {
             let bell = self.settled.notified();
@@ -199,8 +200,8 @@ impl Keeper {
         }
     }
 
-    /// What failed to be released; and what is still to be released, unless all was. A call that
-    /// begins after that has nothing: a guard of this client is dropped, and its lease has ended.
+    /// The releases that failed, and those that are pending unless all are done. A call that begins
+    /// later has nothing to release: it drops a guard whose lease has ended.
     fn unreleased(&self, all_released: bool) -> Unreleased {
         let mut left = Unreleased::default();
         if !all_released {

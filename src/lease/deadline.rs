@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 
-/// What is always taken off a lease: the server counts in whole milliseconds, and expires late by one.
+/// Always subtracted from a lease: the server counts in whole milliseconds, and expires keys up to
+/// one late.
 const EXPIRY_GRANULARITY: Duration = Duration::from_millis(2);
 
-/// For how long a lease of `ttl` may be trusted, counted from before its request left
-/// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): ttl less drift).
+/// How long a lease of `ttl` may be trusted, counted from before its request was sent
+/// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): TTL less
+/// drift).
 pub(super) fn trusted(ttl: Duration, drift: f64) -> Duration {
     ttl.mul_f64(1.0 - drift).saturating_sub(EXPIRY_GRANULARITY)
 }
 
-/// What an answer of the server said about its clock: at some instant after `sent`, it was `server` µs.
+/// A sample of the server's clock: at some time after `sent` it showed `server` µs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClockSample {
     pub(super) sent: Moment,
@@ -22,9 +24,10 @@ pub(super) struct ClockSample {
 }
 
 impl ClockSample {
-    /// The earliest local moment at which the server's clock can have shown `time`: the answer was made
-    /// after `sent`, so at least `time - server` later, less drift. `None` for a time before the
-    /// sighting (the clock stepped back) or in the local future (another clock): such a time proves nothing.
+    /// The earliest local time at which the server's clock can have shown `time`. The reply was
+    /// made after `sent`, so that is at least `time - server` later, less drift. `None` for a time
+    /// before the sample (the clock stepped back) or in the local future (another clock): such a
+    /// time proves nothing.
     pub(super) fn earliest(&self, time: u64, drift: f64, now: Moment) -> Option<Moment> {
         let elapsed = Duration::from_micros(time.checked_sub(self.server)?);
         let earliest = self.sent + elapsed.mul_f64(1.0 - drift);
@@ -32,11 +35,11 @@ impl ClockSample {
     }
 }
 
-/// A deadline that may move ahead until it is over, and then never again.
+/// A deadline that may move ahead until it has passed, and never again afterwards.
 #[derive(Debug)]
 pub(super) struct Deadline(AtomicU64);
 
-/// Over: no [`Moment`] is zero.
+/// Passed or ended: no [`Moment`] is zero.
 const OVER: u64 = 0;
 
 impl Deadline {
@@ -44,7 +47,7 @@ impl Deadline {
         Deadline(AtomicU64::new(until.as_nanos()))
     }
 
-    /// The deadline; `None` if it was ended or was seen to have passed.
+    /// The deadline; `None` if it was ended or was observed to have passed.
     pub(super) fn get(&self) -> Option<Moment> {
         match self.0.load(Ordering::SeqCst) {
             OVER => None,
@@ -52,12 +55,13 @@ impl Deadline {
         }
     }
 
-    /// Whether it is over. Who sees it pass makes it so: a renewal that comes later does not undo it.
+    /// Whether it has passed. The first call that observes this ends it, so that a later renewal
+    /// does not revive it.
     pub(super) fn has_passed(&self) -> bool {
         !self.update(|_| None)
     }
 
-    /// Moves it ahead, never back. False if it is over.
+    /// Moves the deadline ahead, never back. False if it has passed.
     pub(super) fn extend(&self, until: Moment) -> bool {
         self.update(|current| Some(current.max(until)))
     }
@@ -117,7 +121,7 @@ mod tests {
     fn a_grant_is_dated_by_the_servers_clock_not_by_its_arrival() {
         let now = Moment::now();
         let sample = ClockSample { sent: now - 10 * SECOND, server: 1_000_000 };
-        // The server granted 4 s after the sighting: 6 s ago, though the message arrives only now.
+        // The server granted 4 s after the sample: 6 s ago, although the message arrives only now.
         let granted = sample.earliest(5_000_000, 0.0, now).unwrap();
         assert_eq!(now.since(granted), 6 * SECOND);
         // Drift makes it earlier, which is the safe side.

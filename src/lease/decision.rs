@@ -4,20 +4,20 @@ use super::attempt::Attempt;
 use super::client::Client;
 use crate::wire::{Answer, Call, Failure, Reply, Votes, WaitFor};
 
-/// How often an exchange is sent before it fails.
+/// How often a conversion is sent before it fails.
 const TRIES: u32 = 3;
 
-/// What a request came to that needs a majority.
+/// The outcome of a request that needs a majority.
 pub(crate) struct Decision {
     pub(crate) answer: Answer,
-    /// One of those who answered like this.
+    /// One of the replies with this answer.
     pub(crate) reply: Reply,
     pub(super) votes: Votes,
 }
 
-/// Sends a request to all nodes, and finds out what more than half of them say, "yes" being a
-/// positive number. If it `trusts_silence`, as for a lease that is valid, nodes that do not answer
-/// while more than half do may have held it.
+/// Sends a request to all nodes and finds the answer of a majority; a positive number means "yes".
+/// With `trusts_silence`, as for a valid lease, nodes that do not respond may have held the lock,
+/// provided that a majority responds.
 pub(crate) async fn decide(
     client: &Client,
     attempt: &Attempt,
@@ -42,7 +42,7 @@ pub(crate) async fn decide(
     let decided = if yes.len() >= votes.majority() || may_stand && yes.len() + silent >= votes.majority() {
         yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
     } else if no.len() > votes.of() - votes.majority() {
-        no.into_iter().next() // whatever the others would say
+        no.into_iter().next() // the other nodes cannot change that
     } else {
         None
     };
@@ -51,13 +51,13 @@ pub(crate) async fn decide(
             Ok(reply) => Ok(Decision { answer, reply, votes }),
             Err(failure) => Err(failure),
         },
-        // Where it was done, a second delivery may find nothing to do.
+        // A second delivery may find nothing to do on the nodes that did it.
         None if some_did => Err(votes.failure().with_effect()),
         None => Err(votes.failure()),
     }
 }
 
-/// Sends a request again where that may help.
+/// Sends a request again while that may help.
 pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Decision, Failure> {
     let (mut tries_left, mut unknown) = (TRIES, false);
     loop {

@@ -1,4 +1,4 @@
-//! The keeper: the one task of a client that renews its leases and gives back what was dropped.
+//! The keeper: the one task of a client that renews its leases and releases what was dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,26 +18,26 @@ use crate::event::{Report, event};
 use crate::options::Renewal;
 use crate::wire::{Call, NodeSet, Nodes, Reply, Vote};
 
-/// How many pipelines are under way at a time.
+/// How many batches are in flight at a time.
 const MAX_BATCHES: usize = 16;
-/// How soon a lease is renewed that not all nodes have granted: some may have lost it.
+/// How soon a lease is renewed that not all nodes granted.
 const FIRST_REPAIR: Duration = Duration::from_millis(100);
-/// The pause before a request without an answer is sent again: the least, and the most.
+/// The pause before a request without a reply is sent again: the shortest and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Renews what is held, soonest first, and releases what was dropped.
+/// Renews leases, the soonest first, and releases what was dropped.
 ///
-/// A lease is in the book, or in one round, or over; all three change under the book's lock, so a
-/// lease that was given back is never renewed afterwards.
+/// A lease is in the schedule, or in one batch, or has ended. All three change under the schedule's
+/// lock, so a lease that was released is never renewed afterwards.
 pub(super) struct Keeper {
     pub(super) nodes: Arc<Nodes>,
     schedule: Mutex<Schedule>,
     bell: Notify,
-    /// Rung when everything that was dropped has been given back.
+    /// Notified when everything that was dropped has been released.
     pub(super) settled: Notify,
     pub(super) closing: Closing,
-    /// Its task has ended, with its runtime: nothing is renewed any more, nor given back. Written
-    /// under the book's lock.
+    /// Its task has ended with its runtime: nothing is renewed or released any more. Written under
+    /// the schedule's lock.
     ended: AtomicBool,
 }
 
@@ -57,20 +57,20 @@ impl Keeper {
         keeper
     }
 
-    /// No more leases will come; what was dropped is still given back.
+    /// No more leases will come; what was dropped is still released.
     pub(super) fn close(&self) {
         self.schedule().closed = true;
         self.bell.notify_one();
     }
 
-    /// Notes a lease that a guard has, and renews it from now on, if its options say so; soon, if
-    /// not all nodes have granted it: they may by now.
+    /// Adds the lease of a guard, and renews it from now on if its options say so: soon if not all
+    /// nodes granted it, since they may by now.
     pub(super) fn keep(&self, lease: &Lease, unanimous: bool, entry: Option<QueueEntry>) {
         let third = lease.until().since(lease.granted_at()) / 3;
         let soon = if unanimous { third } else { third.min(FIRST_REPAIR) };
         let due = match lease.options().renewal {
             Renewal::Automatic => Some(lease.granted_at() + soon),
-            // Not renewed, but asked about if another hold of its owner turns out to be lost.
+            // Not renewed, but polled if another hold of its owner turns out to be lost.
             Renewal::Never => lease.attempt().kind.reenters.then(|| lease.until()),
         };
         let mut schedule = self.schedule();
@@ -80,15 +80,14 @@ impl Keeper {
         }
     }
 
-    /// Never renews the lease again, and ends the trust in it. Returns how it ended: it may have
-    /// ended before.
+    /// Never renews the lease again, and ends it. Returns how it ended: it may have ended before.
     pub(super) fn forget(&self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         let end = self.schedule().remove(lease, how);
         lease.announce().into_iter().for_each(|report| report());
         end
     }
 
-    /// Gives back what a dropped attempt has or gets on some nodes.
+    /// Releases what a dropped attempt has, or is granted later, on some nodes.
     pub(super) fn abandon(
         &self,
         attempt: Arc<Attempt>,
@@ -110,14 +109,14 @@ impl Keeper {
         nodes: NodeSet,
     ) -> Option<Arc<Attempt>> {
         if self.has_ended() {
-            return None; // its ttl ends it
+            return None; // its TTL ends it
         }
-        // What so few nodes keep blocks no other attempt.
+        // A hold on a minority of the nodes blocks no other attempt.
         let counts = nodes.len() > self.nodes.max_failures();
         schedule.abandon(attempt, for_good, entry, nodes, counts)
     }
 
-    /// Waits until everything that was dropped has been given back, or given up.
+    /// Waits until everything that was dropped has been released or abandoned.
     pub(super) async fn settled(&self) {
         loop {
             let notified = self.settled.notified();
@@ -137,8 +136,8 @@ impl Keeper {
     async fn run(self: Arc<Keeper>) {
         let _end_guard = EndGuard(Arc::clone(&self));
         let mut batches = JoinSet::new();
-        // Rounds that give back may wait for a node that hangs: never so many that renewals wait
-        // for them, nor one more of those that only see to what a minority has left.
+        // Batches of releases may wait for a node that hangs: never so many that renewals wait for
+        // them, and at most one with what only a minority may still have.
         let (mut returning, mut tidying) = (0, 0);
         loop {
             let next = loop {
@@ -192,7 +191,7 @@ impl Keeper {
         let releases =
             batch.releases.iter().map(|it| (it.attempt.release(it.for_good, it.entry.as_ref()), it.nodes));
         let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
-        // A silent connection must leave time for another one before the shortest lease is over.
+        // A silent connection must leave time for another one before the shortest lease expires.
         let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
         let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
         let sent = Moment::now();
@@ -225,8 +224,8 @@ impl Keeper {
         }
     }
 
-    /// Takes a lock that a lease still has once more where a node has lost it: a node that was away
-    /// is back, and the next one may go, or has gone, so that a majority does not answer for it.
+    /// Acquires the lock of a valid lease again on nodes that have lost it. A node was away and is
+    /// back with its data lost; if the next one fails, no majority would hold the lease.
     async fn repair(&self, degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
         let degraded: Vec<_> = {
             let _schedule = self.schedule();
@@ -234,7 +233,7 @@ impl Keeper {
             degraded
                 .into_iter()
                 .filter(|(lease, ..)| held(lease))
-                // From here on, a release waits for it, or has it refused.
+                // From here on, a release waits for this request, or has it refused.
                 .map(|(lease, ttl, nodes)| (SentRequest::new(lease.attempt()), lease, ttl, nodes))
                 .collect()
         };
@@ -252,7 +251,7 @@ impl Keeper {
         }
     }
 
-    /// True if the nodes say that the lease is over.
+    /// True if the nodes say that the lease has ended.
     fn conclude_renewal(
         &self,
         lease: &Lease,
@@ -264,7 +263,7 @@ impl Keeper {
     ) -> bool {
         let mut schedule = self.schedule();
         if lease.entry().over.load(Ordering::Relaxed) {
-            return false; // given back meanwhile: whatever the answer, it is nobody's business any more
+            return false; // it was released meanwhile
         }
         match tally.state(&self.nodes) {
             LeaseState::Held => {
@@ -281,20 +280,20 @@ impl Keeper {
             LeaseState::Lost => {
                 schedule.remove(lease, LeaseEnd::Revoked);
                 if self.nodes.single().is_none() {
-                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may keep it
+                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may still hold it
                 }
                 drop(schedule);
                 self.bell.notify_one();
                 reports.extend(lease.announce());
                 true
             }
-            // The deadline stays where it is, and is what ends the trying.
+            // The deadline stays, and ends the retries.
             LeaseState::Unknown if lease.is_lost() => {
                 self.lose_late(schedule, lease, reports);
                 false
             }
             LeaseState::Unknown => {
-                // Of a short lease, several tries must fit in before its deadline.
+                // Several tries must fit in before the deadline of a short lease.
                 let pause = (lease.options().ttl / 30).min(PAUSES.1);
                 schedule.insert(lease, Moment::now() + pause, &self.bell);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.count());
@@ -309,7 +308,7 @@ impl Keeper {
                         unknown = _nodes - _held - _lost,
                         nodes = _nodes,
                         error = super::trace::first_failure(&_votes).map(::tracing::field::display),
-                        "cannot renew a lease on enough nodes: trying again"
+                        "no majority renewed a lease: retrying"
                     );
                 }));
                 false
@@ -317,8 +316,8 @@ impl Keeper {
         }
     }
 
-    /// Its deadline has passed here, but the server may still keep it: the answers may have been
-    /// lost.
+    /// The deadline has passed here, but the server may still hold the lock: the replies may have
+    /// been lost.
     fn lose_late(&self, mut schedule: MutexGuard<'_, Schedule>, lease: &Lease, reports: &mut Vec<Report>) {
         schedule.remove(lease, LeaseEnd::Lost);
         self.abandon_everywhere(&mut schedule, lease, reports);
@@ -327,7 +326,7 @@ impl Keeper {
         reports.extend(lease.announce());
     }
 
-    /// Under the lock under which the lease was taken out: a close must find one or the other.
+    /// Under the lock under which the lease was removed: a close must find one or the other.
     fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
         let (attempt, everyone) = (Arc::clone(lease.attempt()), self.nodes.everyone());
         let given_up = self.abandon_in(schedule, attempt, true, None, everyone);
@@ -342,9 +341,9 @@ impl Keeper {
             let Err(failure) = outcome.as_ref().map_err(Clone::clone).and_then(Reply::answer) else {
                 continue;
             };
-            // For as long as the server cannot be reached, it may still have the attempt in its
-            // queue. Once the client is gone, nobody waits for that long, nor for a minority that
-            // does not come back.
+            // While the server cannot be reached, it may still have the attempt in its queue. After
+            // the client is dropped, no release is retried for that long, nor one of a minority
+            // that does not come back.
             let for_long = !schedule.closed && it.nodes.len() > self.nodes.max_failures();
             let may_pass = failure.is_transient() || failure.is_unlisted() && it.spend_retry();
             if may_pass && (for_long || now < it.give_up) {
@@ -380,7 +379,7 @@ impl Keeper {
                 event!(
                     error, lock = %_attempt.name, holder = _attempt.holder(),
                     server = %_server, error = %_failure,
-                    "cannot give a lock back: its ttl ends it"
+                    "release failed: the lock stays held until its TTL expires"
                 );
             }
         }));
@@ -391,14 +390,14 @@ impl Keeper {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many leases and dropped attempts are in the book.
+    /// How many leases and pending releases are in the schedule.
     pub(super) fn entries(&self) -> usize {
         let schedule = self.schedule();
         schedule.due.len() + schedule.pending_releases.len() + schedule.leftovers.len()
     }
 }
 
-/// Nobody waits for what is not done any more.
+/// Wakes the callers that wait for the keeper when its task ends.
 struct EndGuard(Arc<Keeper>);
 
 impl Drop for EndGuard {

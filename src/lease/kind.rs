@@ -6,14 +6,14 @@ use crate::wire::Script;
 /// A kind of lock: its name, its scripts, and what the wait loop must know.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// What its key holds, for people.
+    /// What its key holds, human-readable.
     pub(crate) found: &'static str,
-    /// An owner that holds it may enter again, past everybody who waits.
+    /// An owner that holds the lock may enter again, ahead of every waiter.
     pub(crate) reenters: bool,
     /// Its requests name an owner.
     pub(crate) has_owner: bool,
     pub(crate) queue: Queue,
-    /// How many may hold it or wait for it at a time, where several may.
+    /// How many attempts may hold the lock or wait for it at a time, where several may.
     pub(crate) capacity: Option<fn(&Options) -> u32>,
     pub(crate) acquire: ScriptSet,
     pub(crate) renew: Script,
@@ -39,10 +39,11 @@ impl ScriptSet {
 /// Where the tasks of one client wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
-    /// Inside the client, where one of them waits in Redis for all.
+    /// Inside the client: one of them waits in Redis for all.
     Inside,
-    /// Inside, unless there is an owner: he may hold what those before him wait for.
+    /// Inside the client, unless the request has an owner: the owner may hold what the tasks ahead
+    /// of it wait for, and would deadlock with them.
     InsideUnlessOwned,
-    /// Each in Redis, since one release may let in all of them.
+    /// Each task in Redis, since one release may admit all of them.
     InRedis,
 }

@@ -20,23 +20,24 @@ use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
 
-/// The longest that a loss goes unnoticed by those who sleep, should the machine have slept as well:
-/// timers stand still then, deadlines do not.
+/// The longest time for which a sleeping task may miss a loss, if the machine slept as well: timers
+/// stand still then, deadlines do not.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// A lock that was granted, until a deadline that renewals move.
 ///
-/// From [`lease()`](crate::MutexGuard::lease) of a guard; a clone may be given to the work that the lock
-/// protects. It holds nothing itself: dropping it releases nothing. Once it is over it says
-/// [how it ended](Lease::ended), to every task that has a clone.
+/// A guard's [`lease()`](crate::MutexGuard::lease) returns it; a clone may be given to the work
+/// that the lock protects. It holds nothing itself: dropping it releases nothing. Every clone
+/// reports [how the lease ended](Lease::ended).
 ///
-/// **What it promises**: while [`is_lost`](Lease::is_lost) is false, nobody else has a lease on the lock
-/// that excludes this one. The deadline counts from before the request left, less the
+/// **What it promises**: while [`is_lost`](Lease::is_lost) is false, no other client has a lease on
+/// the lock that excludes this one. The deadline counts from before the request was sent, less the
 /// [drift](Options::drift), on a clock that keeps counting while the machine sleeps.
 ///
-/// **What it does not**: checking and then acting is never one step. A process may be paused between
-/// the two for longer than the lease lasts. It also rests on the server keeping what it granted; the
-/// README says what can make it forget. The [fencing token](Lease::fencing_token) covers both.
+/// **What it does not**: checking and then acting is never one step. A process may be paused
+/// between the two for longer than the lease lasts. The lease also depends on the server keeping
+/// its data; the README lists what makes a server forget a lock. The [fencing
+/// token](Lease::fencing_token) covers both.
 #[derive(Clone)]
 pub struct Lease(Arc<LeaseInner>);
 
@@ -46,10 +47,10 @@ struct LeaseInner {
     token: Option<FencingToken>,
     at: Moment,
     deadline: Deadline,
-    /// Written once: of several ends the first one decides.
+    /// Written once: the first of several ends decides.
     end: OnceLock<LeaseEnd>,
     bell: Notify,
-    /// Its loss was logged.
+    /// Its loss has been logged.
     is_reported: AtomicBool,
 }
 
@@ -71,26 +72,28 @@ impl Lease {
         &self.0.attempt.name
     }
 
-    /// The number of this lease, larger than those of all earlier leases on this lock, or, of one that others may
-    /// hold beside it, at least that of the last lease which nobody held beside it; `None` if
-    /// [fencing](Options::fencing) is off, or, on one server, was for the hold that this one is nested in.
+    /// The fencing token of this lease.
+    ///
+    /// On a lock with one holder it is larger than the tokens of all earlier leases. A lease that
+    /// others may hold beside it, such as that of a reader, has at least the token of the last
+    /// exclusive one. It is `None` if [fencing](Options::fencing) is off or, on one server, was off
+    /// for the outer hold of a nested one.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.0.token
     }
 
-    /// Until when the lease may be trusted, as far as it has been renewed. In the past once it is lost.
+    /// Until when the lease is valid, as far as it has been renewed; in the past once it has ended.
     pub fn valid_until(&self) -> Instant {
         self.0.deadline.get().map_or_else(Instant::now, Moment::to_instant)
     }
 
-    /// Whether the lease may not be trusted any more, however it [ended](Lease::ended): its
-    /// deadline has passed, the server said that it ended, or it was given up. Once true, always
-    /// true. It sends nothing.
+    /// Whether the lease has [ended](Lease::ended): its deadline has passed, the server said that
+    /// it ended, or it was released. Once true, always true. It sends no request.
     pub fn is_lost(&self) -> bool {
         self.ended().is_some()
     }
 
-    /// How the lease ended; `None` for as long as it may be trusted. It sends nothing.
+    /// How the lease ended; `None` while it is valid. It sends no request.
     ///
     /// ```no_run
     /// # fn run(lease: &redlatch::Lease) {
@@ -107,9 +110,8 @@ impl Lease {
         self.0.end.get().copied().or_else(passed)
     }
 
-    /// Waits until the lease may not be trusted any more, and returns how it ended: a task that has
-    /// a clone can distinguish a lease that was [released](LeaseEnd::Released) from one that was
-    /// [lost](LeaseEnd::Lost).
+    /// Waits until the lease has ended, and returns how: a task that has a clone can distinguish a
+    /// lease that was [released](LeaseEnd::Released) from one that was [lost](LeaseEnd::Lost).
     ///
     /// # Cancel safety
     /// Cancel safe: it can be dropped and called again.
@@ -122,7 +124,7 @@ impl Lease {
                 return end;
             }
             let Some(until) = self.0.deadline.get() else { continue };
-            // A tick more than is left: a timer may fire early by its resolution.
+            // One tick more than is left: a timer may fire early by its resolution.
             let left = until.since(Moment::now()) + Duration::from_millis(1);
             tokio::select! {
                 () = notified => {}
@@ -131,7 +133,7 @@ impl Lease {
         }
     }
 
-    /// Runs `work` for as long as the lease may be trusted.
+    /// Runs `work` while the lease is valid.
     ///
     /// ```no_run
     /// # async fn run(guard: redlatch::MutexGuard) -> Result<(), redlatch::Error> {
@@ -140,15 +142,15 @@ impl Lease {
     /// ```
     ///
     /// # Errors
-    /// If the lease ended first. `work` is then dropped at its current await; what it has begun
-    /// elsewhere continues, which the fencing token is for.
+    /// Returned if the lease ended first. `work` is then dropped at its current await; what it has
+    /// begun elsewhere continues, which the fencing token is for.
     /// - [`Error::Lost`]: the lease was [lost](LeaseEnd::Lost) or [revoked](LeaseEnd::Revoked).
     /// - [`Error::Released`]: its guard was [released](LeaseEnd::Released) or
     ///   [leaked](LeaseEnd::Leaked).
     /// - [`Error::Closed`]: the client was [closed](crate::Locks::close).
     ///
     /// # Cancel safety
-    /// Dropping it drops `work`.
+    /// Cancel safe: dropping it drops `work`.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         tokio::select! {
             biased;
@@ -157,7 +159,7 @@ impl Lease {
         }
     }
 
-    /// What keeps work from being done under this lease.
+    /// The error of work under a lease that ended.
     fn error(&self, end: LeaseEnd) -> Error {
         let context = Context::of(Operation::Hold, self.name());
         match end {
@@ -167,22 +169,23 @@ impl Lease {
         }
     }
 
-    /// Moves the deadline to what a renewal that left at `sent` promises. False if it is too late.
+    /// Moves the deadline to what a renewal promises that was sent at `sent`. False if it is too
+    /// late.
     pub(super) fn extend(&self, sent: Moment, ttl: Duration) -> bool {
         let extended = self.0.deadline.extend(sent + self.0.attempt.trusted(ttl));
         self.0.bell.notify_waiters();
         extended
     }
 
-    /// Ends the trust, and returns how the lease ended: it may have ended before. Nothing waits for
-    /// it, so it may be called under a lock; [`announce`](Lease::announce) follows.
+    /// Ends the lease, and returns how it ended: it may have ended before. It wakes no task, so it
+    /// may be called under a lock; [`announce`](Lease::announce) follows.
     pub(super) fn end(&self, how: LeaseEnd) -> LeaseEnd {
         let end = self.ended().unwrap_or_else(|| *self.0.end.get_or_init(|| how));
         self.0.deadline.end();
         end
     }
 
-    /// Wakes the tasks that wait for its end. What is returned logs a loss, once for each lease.
+    /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease.
     pub(super) fn announce(&self) -> Option<Report> {
         self.0.bell.notify_waiters();
         let end = self.ended().filter(|end| end.is_loss())?;
@@ -205,12 +208,12 @@ impl Lease {
         })
     }
 
-    /// Its deadline; now, if it is over.
+    /// Its deadline; now, if it has ended.
     pub(super) fn until(&self) -> Moment {
         self.0.deadline.get().unwrap_or_else(Moment::now)
     }
 
-    /// For how long to renew next; `None` if it is not renewed (any more).
+    /// For how long to renew it next; `None` if it is not renewed (any more).
     pub(super) fn next_ttl(&self, now: Moment) -> Option<Duration> {
         let options = &self.0.attempt.options;
         if options.renewal == Renewal::Never {
@@ -222,7 +225,7 @@ impl Lease {
         (ttl >= Duration::from_millis(1)).then_some(ttl)
     }
 
-    /// As the server knows it.
+    /// The owner as the server knows it.
     pub(crate) fn owner(&self) -> &str {
         &self.0.attempt.owner
     }
@@ -240,7 +243,7 @@ impl Lease {
         &self.0.entry
     }
 
-    /// From when its deadline counts.
+    /// The time from which its deadline counts.
     pub(super) fn granted_at(&self) -> Moment {
         self.0.at
     }
@@ -261,12 +264,12 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// How a [`Lease`] ended. It is decided once: what happens later does not change it.
+/// How a [`Lease`] ended. It is decided once: later events do not change it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeaseEnd {
-    /// Its guard was released, dropped or downgraded. What the server answered to the release is
-    /// what `release()` returns; the lease ends before that request is sent.
+    /// Its guard was released, dropped or downgraded. The lease ends before the request is sent;
+    /// `release()` returns what the server answered.
     Released,
     /// It was not renewed before its deadline, or reached its [longest
     /// hold](crate::Options::max_hold): another client may have the lock by now.
@@ -281,7 +284,7 @@ pub enum LeaseEnd {
 }
 
 impl LeaseEnd {
-    /// Another client may have the lock, although its guard was alive and not given up.
+    /// Another client may have the lock although the guard was alive.
     pub(super) fn is_loss(self) -> bool {
         matches!(self, LeaseEnd::Lost | LeaseEnd::Revoked)
     }

@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::name::Name;
 
-/// One place per lock, first come first served. A lock that nobody waits for has no entry.
+/// One queue per lock, first come first served. A lock without local waiters has no entry.
 #[derive(Debug, Default)]
 pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
 
@@ -16,22 +16,22 @@ struct LocalQueue {
     turn: Arc<Semaphore>,
     news: watch::Sender<LockNews>,
     waiters: usize,
-    /// How many of them enter at once if their owner holds the lock.
+    /// How many of the tasks may enter at once if their owner holds the lock.
     owned: usize,
 }
 
-/// What the tasks of this client that wait for a lock learn without a request of their own.
+/// What the local waiters of a lock learn without a request of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LockNews {
     None,
-    /// This owner has just been granted the lock, here or, as the task at the front has seen,
+    /// This owner was granted the lock, by this client or, as the task at the front noticed,
     /// elsewhere.
     HeldBy(String),
     /// A request of the task at the front has failed.
     Failing,
 }
 
-/// A task that waits for the front place. Dropped, it leaves the queue.
+/// A task that waits for its turn. Dropped, it leaves the queue.
 #[derive(Debug)]
 pub(super) struct LocalWaiter {
     turn: Arc<Semaphore>,
@@ -39,10 +39,10 @@ pub(super) struct LocalWaiter {
     entry: LocalEntry,
 }
 
-/// The place at the front, until it is dropped.
+/// The turn, until it is dropped.
 #[derive(Debug)]
 pub(super) struct LocalTurn {
-    // Fields are dropped in this order: first the place is free, then the visit is over.
+    // Fields are dropped in this order: first the turn passes on, then the entry is removed.
     _turn: Option<OwnedSemaphorePermit>,
     _entry: LocalEntry,
 }
@@ -55,7 +55,7 @@ struct LocalEntry {
 }
 
 impl LocalQueues {
-    /// Joins those that wait for a lock; an `owned` one enters at once if its owner holds the lock.
+    /// Joins the queue of a lock; an `owned` task enters at once if its owner holds the lock.
     pub(super) fn join(&self, name: &Name, owned: bool) -> LocalWaiter {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
@@ -73,35 +73,34 @@ impl LocalQueues {
         }
     }
 
-    /// Whether there are others than the task at the front that enter once their owner holds the
-    /// lock.
+    /// Whether tasks behind the front may enter once their owner holds the lock.
     pub(super) fn await_owners(&self, name: &Name, front: &LocalTurn) -> bool {
         let own = usize::from(front._entry.owned);
         lock(&self.0).get(name).is_some_and(|local_queue| local_queue.owned > own)
     }
 
-    /// Wakes the tasks that wait for a lock.
+    /// Notifies the local waiters of a lock.
     pub(super) fn announce(&self, name: &Name, news: LockNews) {
         if let Some(local_queue) = lock(&self.0).get(name) {
             local_queue.news.send_replace(news);
         }
     }
 
-    /// Wakes the tasks that wait for a lock if some of them may enter it now.
+    /// Notifies the local waiters of a lock if some of them may enter it now.
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
         if let Some(local_queue) = lock(&self.0).get(name).filter(|local_queue| local_queue.owned > 0) {
             local_queue.news.send_replace(LockNews::HeldBy(owner.to_owned()));
         }
     }
 
-    /// How many locks are waited for in this process.
+    /// How many locks have local waiters.
     pub(super) fn entries(&self) -> usize {
         lock(&self.0).len()
     }
 }
 
 impl LocalWaiter {
-    /// The front place, if it is free.
+    /// The turn, if no task has it.
     pub(super) fn try_turn(self) -> Result<LocalTurn, LocalWaiter> {
         match Arc::clone(&self.turn).try_acquire_owned() {
             Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: self.entry }),
@@ -109,13 +108,11 @@ impl LocalWaiter {
         }
     }
 
-    /// Splits the place in the queue, which waits for the front, from what is said to those who
-    /// wait.
+    /// Splits the entry into a future of the turn and a receiver of news.
     pub(super) fn waits(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockNews>) {
         let LocalWaiter { turn, news, entry } = self;
         let front = async move {
-            // It fails only if the semaphore is closed, which nobody does; then there is no queue
-            // to keep.
+            // It fails only if the semaphore is closed, which no code does.
             LocalTurn { _turn: turn.acquire_owned().await.ok(), _entry: entry }
         };
         (front, news)

@@ -1,4 +1,4 @@
-//! [`LockRequest`]: what is wanted, and by whom.
+//! [`LockRequest`]: what one call asks for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,11 @@ use crate::name::Name;
 use crate::options::Options;
 use crate::wire::{Call, Failure, Vote, WaitFor};
 
-/// How often a client looks that nobody can tell anything.
+/// How often a waiter polls that cannot be notified.
 const UNNOTIFIED_POLL: Duration = Duration::from_millis(100);
 
-/// What is wanted, and by whom. Without an owner, each attempt is its own.
+/// The lock, its kind, the owner and the options of one call. Without an owner, each attempt is its
+/// own owner.
 pub(crate) struct LockRequest {
     pub(crate) client: Arc<Client>,
     pub(crate) kind: &'static Kind,
@@ -40,15 +41,15 @@ impl LockRequest {
         AttemptGuard::new(&self.client, self.attempt())
     }
 
-    /// Since when its nodes have failed, and how, as far as that matters to it.
+    /// Since when its nodes have failed and how, as far as that matters to this request.
     pub(super) fn outage(&self) -> Option<(Moment, Failure)> {
         self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
     }
 
-    /// The longest sleep between two looks. Clients differ by up to a quarter, so as not to march
-    /// in step.
+    /// The longest pause between two polls. Clients differ by up to a quarter, so that they do not
+    /// poll at the same moment.
     pub(super) fn poll(&self, attempt: &Attempt, is_notified: bool) -> Duration {
-        // A waiter that is not seen for as long as its claim is taken to be dead.
+        // A waiter that sends no request for as long as its claim counts as dead.
         let half = attempt.claim() / 2;
         let cap = if is_notified { half } else { UNNOTIFIED_POLL.min(half) }.min(self.options.poll_cap);
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
@@ -67,8 +68,8 @@ impl LockRequest {
         self.kind.reenters && self.owner.is_some()
     }
 
-    /// The owner that holds a lock of which at most one owner does, if a majority of the nodes name
-    /// it.
+    /// The owner that holds the lock, if a majority of the nodes name it. For kinds with one owner
+    /// at a time.
     pub(super) async fn holder(&self) -> Option<String> {
         let nodes = &self.client.nodes;
         let call = Call::new(&self.kind.inspect, &[self.name.key(), self.name.fence(), self.name.waiters()]);
@@ -83,7 +84,7 @@ impl LockRequest {
         owners.iter().find(|owner| naming(owner) >= nodes.majority()).cloned()
     }
 
-    /// What its calls do, for their errors.
+    /// The operation, lock and server, for errors.
     pub(super) fn context(&self) -> Context {
         self.client.context(Operation::Acquire, &self.name)
     }

@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Operation};
 use crate::options::Options;
 use crate::wire::{Answer, Failure, NodeSet, Votes, WaitFor};
 
-/// A lease and the duty to give it back. Dropped, it is given back in the background.
+/// A lease and the duty to release it. Dropped, it is released in the background.
 pub(crate) struct OwnedLease {
     guard: AttemptGuard,
     lease: Lease,
@@ -27,7 +27,7 @@ pub(crate) struct OwnedLease {
 impl AttemptGuard {
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
     pub(super) fn granted(mut self, lease: Lease, unanimous: bool) -> OwnedLease {
-        // What was granted has left the queue; only a late delivery could put it back.
+        // A granted attempt has left the queue; only a late delivery could queue it again.
         if unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
@@ -49,10 +49,10 @@ impl OwnedLease {
         &self.guard.attempt.options
     }
 
-    /// Gives the lease back and waits for the answer.
+    /// Releases the lease and waits for the reply.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// Dropped, the release continues in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
         let attempt = Arc::clone(&self.guard.attempt);
         trace::releasing(&attempt, pin!(self.release_untraced())).await
@@ -62,13 +62,13 @@ impl OwnedLease {
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
         let context = client.context(Operation::Release, &attempt.name);
         if let Some(end) = self.lease.ended() {
-            // The server may keep it for a while yet: dropped here, it is given back in the background.
+            // The server may still hold it: dropped here, it is released in the background.
             return released_after(end, context);
         }
         self.guard.call = Some(OpenCall::new(&client.keeper, &attempt.name));
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
         if end != LeaseEnd::Released {
-            return released_after(end, context); // it has ended in between
+            return released_after(end, context); // it ended meanwhile
         }
         let for_good = self.guard.ends_for_good();
         let token = self.lease.fencing_token();
@@ -89,11 +89,11 @@ impl OwnedLease {
         }
     }
 
-    /// Makes the hold one of another kind, by a script that answers as a renewal does. The old lease is over
-    /// before the request leaves; the token stays.
+    /// Converts the hold into one of another kind, by a script that answers as a renewal does. The
+    /// old lease ends before the request is sent; the token stays.
     ///
     /// # Cancel safety
-    /// Dropped, the hold is given back in the background, of whichever kind it is by then.
+    /// Dropped, the hold is released in the background, of whichever kind it is by then.
     pub(crate) async fn convert(
         mut self,
         scripts: &'static ScriptSet,
@@ -125,8 +125,8 @@ impl OwnedLease {
             Answer::Final(1..) => {
                 let mut until = sent + attempt.trusted(attempt.options.ttl);
                 if votes.positives().len() < votes.majority() {
-                    // Silent nodes keep it as it was, for no longer than they did: until renewals
-                    // have made it more.
+                    // Silent nodes have the old hold, until it expires there; later renewals extend
+                    // the new one.
                     until = until.min(trusted_until);
                 }
                 if Moment::now() >= until {
@@ -136,7 +136,7 @@ impl OwnedLease {
                 convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, late);
                 let mut held = self.guard.granted(lease, client.nodes.single().is_some());
                 if client.keeper.closing.has_begun() {
-                    return Err(closed()); // dropped here, it is given back
+                    return Err(closed()); // dropped here, it is released
                 }
                 held.guard.call = None;
                 Ok(held)
@@ -149,15 +149,15 @@ impl OwnedLease {
         }
     }
 
-    /// From now on this is never released: once it is dropped, it ends with its ttl.
+    /// The lock is never released from now on: it ends with its TTL.
     pub(crate) fn leak(&self) {
         self.guard.disarm();
         self.guard.client.keeper.forget(&self.lease, LeaseEnd::Leaked);
     }
 }
 
-/// What a guard's release comes to whose lease has ended before: if the client was closed, there is
-/// nothing to be done, and closing reports what could not be released.
+/// The result of releasing a guard whose lease had ended. If the client was closed, nothing is left
+/// to do: closing reports what could not be released.
 pub(super) fn released_after(end: LeaseEnd, context: Context) -> Result<(), Error> {
     match end {
         LeaseEnd::Closed => Ok(()),
@@ -165,8 +165,9 @@ pub(super) fn released_after(end: LeaseEnd, context: Context) -> Result<(), Erro
     }
 }
 
-/// Repeats an exchange on a minority of the nodes that have not answered, until they do: they would keep the hold as
-/// what it was, and renewals would prolong it. If what it was may arrive there `late`, until they have it.
+/// Repeats a conversion on a minority of the nodes until they answer: they would keep the old hold,
+/// and renewals would prolong it. If requests of the old kind may arrive `late`, it is repeated
+/// until the nodes have the new one.
 fn convert_stragglers(
     client: &Arc<Client>,
     scripts: &'static ScriptSet,

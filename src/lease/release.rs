@@ -1,4 +1,4 @@
-//! A release, sent until it is known what the first request came to on each node.
+//! A release, repeated until the outcome of the first request is known on each node.
 
 use std::sync::Arc;
 
@@ -7,28 +7,29 @@ use super::client::Client;
 use crate::fencing::FencingToken;
 use crate::wire::{Answer, Failure, NodeSet, Reply, Stragglers, Votes, WaitFor};
 
-/// How often a release is sent before the rest is left to the keeper.
+/// How often a release is sent before the keeper takes over.
 const TRIES: u32 = 3;
 
-/// What a release came to.
+/// The outcome of a release.
 pub(super) enum Released {
     Yes,
     /// The lock was not held any more.
     NotHeld,
-    /// The answer to an earlier request was lost like this, and the lock has had another holder
-    /// since.
+    /// The reply to an earlier request was lost with this failure, and the lock has had another
+    /// holder since.
     Unknown(Failure),
     Refused(i64, Reply),
 }
 
-/// Each node by the first answer that it gave, or would have given.
+/// Each node by its first answer, received or inferred.
 struct ReleaseTally {
     released: NodeSet,
     not_held: NodeSet,
-    /// It had nothing to release after a request whose answer was lost, which may have released it.
+    /// It had nothing to release after a request whose reply was lost: that one may have released
+    /// the lock.
     doubtful: NodeSet,
     refused: Vec<(usize, i64, Reply)>,
-    /// A request to it had no answer, and may have run.
+    /// A request to it had no reply, and may have run.
     unanswered: NodeSet,
     why: Option<Failure>,
 }
@@ -51,7 +52,7 @@ impl ReleaseTally {
         self.released.union(self.not_held).union(self.doubtful).union(refused)
     }
 
-    /// Takes what the nodes answered. If they `remember` the first answer, they repeat it.
+    /// Adds the replies. Nodes that `remember` their first answer repeat it.
     fn add(&mut self, votes: &Votes, remember: bool) -> Result<(), Failure> {
         for (node, outcome) in &votes.cast {
             let reply = match outcome {
@@ -83,8 +84,8 @@ impl ReleaseTally {
         Ok(())
     }
 
-    /// What the answers amount to, if they decide. A node that is silent may have held the lock:
-    /// the lease was valid, so a majority did, unless so many say otherwise that none is left.
+    /// The outcome, if the answers decide. A silent node may have held the lock: the lease was
+    /// valid, so a majority held it, unless too many nodes deny it.
     fn decided(&self, of: usize) -> Option<Released> {
         let majority = of / 2 + 1;
         let silent = of - self.answered().len();
@@ -101,14 +102,14 @@ impl ReleaseTally {
     }
 }
 
-/// Releases a hold whose lease was valid when the first request left, and has the keeper release
-/// what a minority of the nodes may still keep.
+/// Releases a hold whose lease was valid when the first request was sent. The keeper releases what
+/// a minority of the nodes may still hold.
 ///
-/// If an answer is lost, the next request finds nothing to release. No larger token means that the
-/// lock has had no other holder since: whatever the first request found, nothing came in between.
+/// If a reply is lost, the next request finds nothing to release. If no larger token was granted,
+/// the lock has had no other holder since: the first request released it.
 ///
 /// # Cancel safety
-/// Requests that have left go on, and the attempt's doubt knows of them.
+/// Requests that were sent continue, and the attempt's in-flight record includes them.
 pub(super) async fn release(
     client: &Arc<Client>,
     attempt: &Arc<Attempt>,
@@ -142,7 +143,7 @@ pub(super) async fn release(
     }
 }
 
-/// Where the last token is still that of this lease, the lock has had no other holder since.
+/// A node whose last token is still that of this lease has had no other holder since.
 async fn check_for_later_holders(
     client: &Client,
     attempt: &Attempt,
@@ -161,7 +162,7 @@ async fn check_for_later_holders(
     }
 }
 
-/// Has the keeper release what nodes may keep that have not answered, or not yet.
+/// Has the keeper release the hold on nodes that have not answered, or not yet.
 fn release_stragglers(
     client: &Arc<Client>,
     attempt: &Arc<Attempt>,

@@ -1,19 +1,19 @@
-//! What the nodes answer to a renewal.
+//! The replies to a renewal.
 
 use crate::wire::{Answer, NodeSet, Nodes, Reply, Vote};
 
-/// Which nodes have a lease: so many have it, and these have it not.
+/// How many nodes have the lease, and which have it not.
 pub(super) struct RenewalTally {
     pub(super) held: usize,
     pub(super) without: NodeSet,
 }
 
-/// What the nodes say of a lease.
+/// What the nodes say about the lease.
 #[derive(PartialEq)]
 pub(super) enum LeaseState {
-    /// More than half have it.
+    /// A majority has it.
     Held,
-    /// So many have it not that more than half cannot.
+    /// More than `max_failures` nodes do not have it.
     Lost,
     Unknown,
 }

@@ -1,4 +1,4 @@
-//! The keeper's book: which lease is due when, and what must be given back.
+//! The keeper's schedule: which lease is due when, and what must be released.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,42 +15,40 @@ use crate::clock::Moment;
 use crate::name::Name;
 use crate::wire::NodeSet;
 
-/// How many requests travel in one pipeline.
+/// How many requests one batch has at most.
 const BATCH_SIZE: usize = 128;
-/// How many dropped attempts are remembered. Beyond it one is left to its ttl: with a server that
-/// is down for long, memory must not grow with every caller that gives up.
+/// How many dropped attempts are remembered. Beyond that, one is left to its TTL: while a server is
+/// down for long, memory must not grow with every caller that gives up.
 const MAX_PENDING_RELEASES: usize = 65_536;
 
-/// How long a dropped attempt is pursued beyond its ttl once its client is gone.
+/// How long beyond its TTL the release of a dropped attempt is retried once its client was dropped.
 const RELEASE_GRACE: Duration = Duration::from_secs(10);
 
-/// How often a release is sent again after error replies that do not say whether they will last,
-/// such as a proxy gives while its server restarts: every half second. A script may fail like this
-/// for good.
+/// How often a release is sent again after error replies that may or may not last, such as those of
+/// a proxy while its server restarts: every half second. A script may fail like this for good.
 const RETRIES: u32 = 6;
 
 #[derive(Default)]
 pub(super) struct Schedule {
     pub(super) due: DueQueue,
     pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
-    /// What only a minority of the nodes may still have: in nobody's way, and never in the way of
-    /// the rest.
+    /// Releases that concern only a minority of the nodes: they block no other attempt, and must
+    /// not delay other releases.
     pub(super) leftovers: BTreeMap<(Moment, u64), PendingRelease>,
-    /// Dropped attempts that have not been given back yet, in the book or in a round, by their
-    /// locks.
+    /// Dropped attempts that are not released yet, by number, with the names of their locks.
     pub(super) returning: BTreeMap<u64, Name>,
-    /// The leases of all guards by their attempts, renewed or not, and how each was queued.
+    /// The leases of all guards by attempt, renewed or not, and how each attempt was queued.
     pub(super) held: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
-    /// Once the client is being closed: what could not be given back.
+    /// Once the client is being closed: what could not be released.
     pub(super) unreleased: Option<Unreleased>,
     entries: u64,
-    /// Until when the task sleeps, unless it is woken. What is due later need not wake it, which is
-    /// what keeps a lock that is soon released from costing a switch of tasks.
+    /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
+    /// a lock that is soon released costs no task switch.
     pub(super) sleeps_until: Option<Moment>,
     pub(super) closed: bool,
 }
 
-/// Where a lease stands in the book. Read and written only under the book's lock.
+/// A lease's position in the schedule. Read and written only under the schedule's lock.
 #[derive(Default)]
 pub(super) struct ScheduleEntry {
     pub(super) place: DuePlace,
@@ -62,12 +60,11 @@ pub(super) struct PendingRelease {
     pub(super) for_good: bool,
     pub(super) entry: Option<QueueEntry>,
     pub(super) give_up: Moment,
-    /// Who may still have it.
+    /// The nodes that may still hold it.
     pub(super) nodes: NodeSet,
-    /// Its number among those that are returning, while so many nodes may have it that it is in the
-    /// way.
+    /// Its number in `returning`, while more than a minority of the nodes may hold it.
     pub(super) returning: Option<u64>,
-    /// How often it is sent again after an error reply that does not say whether it will last.
+    /// How often it is sent again after an error reply that may or may not last.
     retries_left: u32,
     /// On how many nodes its release has failed for good.
     pub(super) failed: usize,
@@ -82,17 +79,17 @@ impl PendingRelease {
     }
 }
 
-/// What one pipeline does.
+/// The requests of one batch.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// With what to extend them; those that are not extended are only asked about.
+    /// The leases, and for how long to extend them; `None` only asks about the lease.
     pub(super) renewals: Vec<(Lease, Option<Duration>)>,
     pub(super) releases: Vec<PendingRelease>,
-    /// These are leftovers.
+    /// Its releases are leftovers.
     pub(super) tidies: bool,
 }
 
-/// What a further round may do beside renewals: it may have to wait for a node that hangs.
+/// What the next batch may do beside renewals: releases may have to wait for a node that hangs.
 #[derive(Clone, Copy)]
 pub(super) struct BatchLimits {
     pub(super) give_back: bool,
@@ -111,8 +108,8 @@ impl Schedule {
         }
     }
 
-    /// Takes a lease out for good, and returns how it ended: of two tasks that end it, the first
-    /// one that has the book decides. [`Lease::announce`] follows once the book is free.
+    /// Removes a lease for good, and returns how it ended: the first of two tasks that end it
+    /// decides. [`Lease::announce`] follows once the lock is released.
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         lease.entry().over.store(true, Ordering::Relaxed);
         self.due.remove(lease);
@@ -120,8 +117,9 @@ impl Schedule {
         lease.end(how)
     }
 
-    /// Has given back what an attempt has or gets on some nodes, so many of them that it `counts`,
-    /// or not. Returns the attempt that is left to its ttl instead, if there are too many.
+    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `counts` if
+    /// it concerns more than a minority. If the schedule is full, it returns the attempt that is
+    /// left to its TTL instead.
     pub(super) fn abandon(
         &mut self,
         attempt: Arc<Attempt>,
@@ -139,14 +137,14 @@ impl Schedule {
         self.schedule_release(pending_releases, now)
     }
 
-    /// The number of one more attempt that is returning.
+    /// The number of one more attempt that is to be released.
     fn number_returning(&mut self, attempt: &Attempt) -> u64 {
         self.entries += 1;
         self.returning.insert(self.entries, attempt.name.clone());
         self.entries
     }
 
-    /// An attempt is not in the way any more, or its release has failed.
+    /// The release of an attempt has succeeded or has failed for good.
     pub(super) fn end_returning(&mut self, number: u64, failed: bool) {
         if let Some(name) = self.returning.remove(&number)
             && let Some(unreleased) = self.unreleased.as_mut().filter(|_| failed)
@@ -155,8 +153,8 @@ impl Schedule {
         }
     }
 
-    /// Returns the attempt that is left to its ttl instead, if there are too many. While the client
-    /// is being closed there is no limit: no more come than it had.
+    /// If the schedule is full, it returns the attempt that is left to its TTL instead. While the
+    /// client is being closed there is no limit: no more come than it had.
     pub(super) fn schedule_release(
         &mut self,
         pending_releases: PendingRelease,
@@ -178,14 +176,14 @@ impl Schedule {
         Some(given_up.attempt)
     }
 
-    /// What is due, or when something will be.
+    /// The next batch, or when something will be due.
     pub(super) fn take(&mut self, now: Moment, limits: BatchLimits) -> Result<Batch, Option<Moment>> {
         let mut batch = Batch::default();
         while batch.renewals.len() < BATCH_SIZE
             && let Some(lease) = self.due.pop(now)
         {
             let ttl = lease.next_ttl(now);
-            // Held for as long as it may be: it is left to its deadline.
+            // A lease that has reached its longest hold is left to its deadline.
             if ttl.is_some() || (lease.attempt().kind.reenters && !lease.is_lost()) {
                 batch.renewals.push((lease, ttl));
             }
@@ -217,7 +215,7 @@ impl Schedule {
         Ok(batch)
     }
 
-    /// Where one hold of an owner was lost, its other holds are asked about at once.
+    /// After one hold of an owner was lost, its other holds are polled at once.
     pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
         let now = Moment::now();
         lost.iter().for_each(|lease| self.due.expedite_siblings(lease, now));
@@ -227,8 +225,8 @@ impl Schedule {
 /// The time at which a lease is due, and a number that no other entry has.
 type Key = (Moment, u64);
 
-/// The leases, soonest first, and those of each owner, so that the other holds of one are found
-/// without a look at all.
+/// The leases, soonest first, and those of each owner, so that the other holds of an owner are
+/// found without searching all.
 #[derive(Default)]
 pub(super) struct DueQueue {
     soonest: BTreeMap<Key, Lease>,
@@ -236,7 +234,7 @@ pub(super) struct DueQueue {
     entries: u64,
 }
 
-/// Where a lease stands. Read and written only under the book's lock.
+/// A lease's key in the queue. Read and written only under the schedule's lock.
 #[derive(Default)]
 pub(super) struct DuePlace {
     due: AtomicU64,
@@ -271,7 +269,7 @@ impl DueQueue {
         self.forget(lease, key);
     }
 
-    /// The next one that is due.
+    /// The next lease that is due.
     pub(super) fn pop(&mut self, now: Moment) -> Option<Lease> {
         let first = self.soonest.first_entry().filter(|first| first.key().0 <= now)?;
         let (key, lease) = first.remove_entry();
@@ -308,7 +306,7 @@ impl DueQueue {
     }
 }
 
-/// Whose hold on what it is, of a kind that an owner may hold several times.
+/// The lock and the owner, for kinds that an owner may hold several times.
 fn owned(lease: &Lease) -> Option<(Name, String)> {
     let attempt = lease.attempt();
     attempt.kind.reenters.then(|| (attempt.name.clone(), attempt.owner.clone()))

@@ -11,7 +11,7 @@ use crate::name::Name;
 
 type HoldsByOwner = Mutex<HashMap<(Name, String), Weak<SharedHold>>>;
 
-/// What a client holds that may be shared, by lock and owner. What is not held has no entry.
+/// The holds of a client that may be shared, by lock and owner.
 #[derive(Default)]
 pub(super) struct SharedHolds(Arc<HoldsByOwner>);
 
@@ -21,11 +21,11 @@ impl SharedHolds {
     }
 }
 
-/// A hold with one or more guards. The last one to go gives it back.
+/// A hold with one or more guards. The last guard releases it.
 #[derive(Debug)]
 pub(crate) struct SharedHold {
     held: OwnedLease,
-    // Dropped after the hold: until then it may be found, and found to be lost.
+    // Dropped after the hold: until then a task may find it, and find that it is lost.
     _entry: Option<Entry>,
 }
 
@@ -36,12 +36,12 @@ struct Entry {
 }
 
 impl SharedHold {
-    /// A hold that nobody else will find.
+    /// A hold that no other task finds.
     pub(crate) fn alone(held: OwnedLease) -> Arc<SharedHold> {
         Arc::new(SharedHold { held, _entry: None })
     }
 
-    /// A hold that others of the same owner may find.
+    /// A hold that other tasks of the same owner find.
     pub(crate) fn open(request: &LockRequest, held: OwnedLease) -> Arc<SharedHold> {
         let holds = Arc::clone(&request.client.holds.0);
         let key = key(request);
@@ -51,7 +51,7 @@ impl SharedHold {
         shared
     }
 
-    /// The hold that this client has for the same owner, if it has one that may be trusted.
+    /// The valid hold that this client has for the same owner, if there is one.
     pub(crate) fn find(request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
         let found = lock(&request.client.holds.0).get(&key(request)).and_then(Weak::upgrade);
         let Some(shared) = found.filter(|shared| !shared.held.lease().is_lost()) else { return Ok(None) };
@@ -67,7 +67,7 @@ impl SharedHold {
         &self.held
     }
 
-    /// Gives back the hold, if this was the last guard on it.
+    /// Releases the hold if this was its last guard.
     pub(crate) async fn release(self: Arc<SharedHold>) -> Result<(), Error> {
         let lease = self.held.lease().clone();
         let end = lease.ended();
@@ -82,7 +82,7 @@ impl SharedHold {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut holds = lock(&self.holds);
-        // A newer hold may have taken the place.
+        // A newer hold may have taken its place.
         if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {
             holds.remove(&self.key);
         }

@@ -1,7 +1,7 @@
 //! Spans and DEBUG events of acquiring, renewing and releasing, with the feature `tracing`.
 //!
-//! A caller's future carries a span. The keeper has none: a subscriber that panics as a span is
-//! entered would end it. All owners are shortened, since their names give rights to their bearers.
+//! The caller's future carries a span. The keeper has none: a subscriber that panics when a span is
+//! entered would end it. Owners are shortened, since a complete one is enough to release a lock.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,11 +25,11 @@ use crate::wire::Vote;
 pub(super) enum WakeReason {
     /// It did not wait.
     AtOnce,
-    /// A message, or a subscription that was made again.
+    /// A notification, or a new subscription.
     Notified,
-    /// The time until its next poll was over, or that of the holder.
+    /// Its next poll was due, or the holder's lease expired.
     Polled,
-    /// Its turn among the tasks of this client.
+    /// It was its turn among the tasks of this client.
     Local,
 }
 
@@ -45,8 +45,8 @@ impl WakeReason {
     }
 }
 
-/// Runs a call that acquires, in a span. It returns what woke it, unless another client holds the
-/// lock.
+/// Runs a call that acquires, in a span. The call returns what woke it, or `None` if another client
+/// holds the lock.
 #[cfg(feature = "tracing")]
 pub(super) async fn acquiring<T>(
     request: &LockRequest,
@@ -89,7 +89,7 @@ pub(super) async fn acquiring<T>(
     call.await.0
 }
 
-/// Runs a release for which its caller waits, in a span.
+/// Runs a release that its caller waits for, in a span.
 #[cfg(feature = "tracing")]
 pub(super) async fn releasing(
     attempt: &Attempt,
@@ -118,8 +118,8 @@ pub(super) async fn releasing(
     call.await
 }
 
-/// Says that a lease was renewed, once it is called: under no lock. `None`: no subscriber wants to
-/// hear of it. To find that out takes no code of a subscriber.
+/// A report that a lease was renewed, to be called under no lock. `None` if no subscriber records
+/// DEBUG events; checking that runs no code of a subscriber.
 #[cfg(feature = "tracing")]
 pub(super) fn renewed(lease: &Lease) -> Option<Report> {
     use tracing::level_filters::LevelFilter;
@@ -139,7 +139,7 @@ pub(super) fn renewed(_lease: &Lease) -> Option<Report> {
     None
 }
 
-/// Says that what a dropped guard or a call that was given up had was released. Under no lock.
+/// Reports the release of a dropped guard or of a dropped call. To be called under no lock.
 pub(super) fn released_in_background(attempt: &Arc<Attempt>) {
     #[cfg(feature = "tracing")]
     {
@@ -153,11 +153,11 @@ pub(super) fn released_in_background(attempt: &Arc<Attempt>) {
 pub(super) fn given_up(given_up: Option<Arc<Attempt>>) {
     if let Some(_attempt) = given_up {
         event!(error, lock = %_attempt.name, holder = _attempt.holder(),
-            "too many locks to give back: its ttl ends this one");
+            "too many pending releases: the lock stays held until its TTL expires");
     }
 }
 
-/// Why a node did not answer.
+/// The failure of a node that did not answer.
 #[cfg(feature = "tracing")]
 pub(super) fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
     votes.iter().find_map(|(_, outcome)| outcome.as_ref().err())

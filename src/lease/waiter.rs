@@ -1,4 +1,4 @@
-//! How an attempt waits, and what it makes of a message.
+//! How an attempt waits, and what a notification means to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::clock::Moment;
 use crate::options::{Renewal, Wakeups};
 use crate::wire::Mailbox;
 
-/// How many notifications that are not trusted have a waiter poll at once, and how soon another
-/// one may: fewer than ten polls a second, whoever publishes whatever.
+/// How many unverified notifications make a waiter poll at once, and how soon another one may:
+/// fewer than ten polls a second, however many messages are published.
 const POLLS: u32 = 4;
 const NEXT_POLL: Duration = Duration::from_millis(200);
 
-/// How an attempt waits: in the queue or not, told or looking.
+/// How an attempt waits: queued or not, notified or polling.
 pub(super) struct Waiter {
     pub(super) guard: AttemptGuard,
     /// How it is queued, if it is.
@@ -29,19 +29,20 @@ pub(super) struct Waiter {
     pub(super) grant_clock: Option<GrantClock>,
 }
 
-/// Why a waiter does not sleep any more.
+/// Why a waiter wakes up.
 pub(super) enum WakeEvent {
     Granted(Lease),
-    /// By a message that is not trusted, or that may have been missed.
+    /// By an unverified notification, or because one may have been missed.
     Notified,
-    /// It is time to.
+    /// Its next poll is due.
     PollDue,
 }
 
-/// How often notifications may have a waiter poll: anybody who may publish can send very many.
+/// How often notifications may make a waiter poll: every user with the right to publish can send
+/// very many.
 pub(super) struct PollBudget {
     left: u32,
-    /// Since when the next one accrues.
+    /// From when the next poll accrues.
     since: Instant,
 }
 
@@ -50,7 +51,7 @@ impl PollBudget {
         PollBudget { left: POLLS, since: Instant::now() }
     }
 
-    /// Takes one poll, or returns when there is one again.
+    /// Spends one poll, or returns when the next one accrues.
     fn take(&mut self) -> Result<(), Instant> {
         let now = Instant::now();
         if self.left == POLLS {
@@ -68,7 +69,8 @@ impl PollBudget {
     }
 }
 
-/// The server's clock, and through which connections it was seen: behind others there may be another server.
+/// A sample of the server's clock and the connections that it came through: another connection may
+/// lead to another server.
 pub(super) struct GrantClock {
     pub(super) sample: ClockSample,
     pub(super) generation: u64,
@@ -101,8 +103,8 @@ impl Waiter {
         waiter
     }
 
-    /// Sleeps until a message hands over a lease, or until it is time to look. A message that is
-    /// not trusted makes it look at once, as often as the budget allows.
+    /// Sleeps until a notification grants a lease, or until the next poll is due. An unverified
+    /// notification makes it poll at once, as often as the budget allows.
     pub(super) async fn sleep(&self, pause: Duration, budget: &mut PollBudget) -> WakeEvent {
         let Some(mailbox) = &self.mailbox else {
             sleep(pause).await;
@@ -122,8 +124,9 @@ impl Waiter {
         if is_notified && budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue }
     }
 
-    /// The lease that a message hands over: `token time key`. `None` if it is not certain that most of the
-    /// claim is left; then a look finds the lock in this attempt's name, and takes the whole ttl.
+    /// The lease that a notification grants: `token time key`. `None` unless most of the claim is
+    /// certainly left; the next poll then finds the lock granted to this attempt, and gets the
+    /// whole TTL.
     pub(super) fn granted_lease(&self, message: &str) -> Option<Lease> {
         let attempt = &self.guard.attempt;
         if attempt.options.wakeups == Wakeups::Verify {
@@ -136,7 +139,8 @@ impl Waiter {
         {
             return None;
         }
-        // A lease that is never renewed is worth its whole ttl from the start, and replicas must have what is granted.
+        // A lease that is never renewed needs its whole TTL from the start, and replicas must have
+        // the grant.
         if attempt.options.renewal == Renewal::Never || attempt.options.wants_replicas().is_some() {
             return None;
         }

@@ -237,7 +237,7 @@ pub const TESTED: &[Tested] = &[
         name: "waiter-sleeps-before-it-looks-again",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
-            from: "                    // First listen, then look again, then sleep.\n                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n                    continue;\n",
+            from: "                    // Subscribe, ask again, then sleep: a release in between would be missed.\n                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n                    continue;\n",
             times: 1,
             to: "                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n",
         }],

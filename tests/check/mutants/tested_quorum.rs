@@ -34,7 +34,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "lost-lease-stays-on-a-minority",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may keep it\n",
+            from: "                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may still hold it\n",
             times: 1,
             to: "",
         }],
