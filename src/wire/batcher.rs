@@ -1,13 +1,13 @@
-//! A connection for a crowd: requests that would wait for each other travel together.
+//! Requests of many callers, sent together in pipelines over one connection.
 //!
-//! One pipeline of many requests costs a client half of what the same requests cost one by one. A
-//! request that meets few others leaves at once, since to gather costs it time.
+//! A pipeline of many requests costs a client half as much as the same requests sent one by one.
+//! While few requests are in flight, each one is sent at once, because gathering takes time.
 //!
-//! Requests that do not leave at once queue here, in the order in which they came. A queued request
-//! is a future of its caller: the queue takes no memory of its own, and a caller that gives up
-//! leaves it. The time in the queue is not the server's: a server counts as silent once a request
-//! was written and the connection has delivered nothing for a node timeout. Then all that are
-//! queued fail together.
+//! Other requests queue here in the order of their arrival. A queued request is a future of its
+//! caller: the queue needs no memory of its own, and a caller that gives up leaves the queue. Time
+//! spent in the queue is not silence of the server: a server counts as silent once a request was
+//! written and the connection has delivered no reply for a node timeout. Then all queued requests
+//! fail together.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -23,51 +23,52 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::connection::{Connection, UNLIMITED, is_broken, too_slow};
 use crate::clock::Moment;
 
-/// How many requests may be under way one by one: with fewer than that, waiting for a pipeline costs more than it saves.
+/// With fewer requests than this in flight, waiting for a pipeline costs more than it saves.
 const MAX_UNBATCHED: usize = 64;
-/// How many requests travel together at most.
+/// The maximum number of requests in one pipeline.
 const MAX_BATCH_SIZE: usize = 64;
-/// How many pipelines are under way at a time: while some are answered, the next one gathers.
+/// The maximum number of pipelines in flight: while some are answered, the next one gathers.
 const MAX_BATCHES: usize = 4;
 
-/// How often the other tasks of a busy runtime are run before a timer that went off is believed:
-/// one of them reads from the connection.
+/// How often a busy runtime's other tasks run before an expired timer is believed: one of those
+/// tasks reads from the connection.
 const YIELDS: u32 = 3;
 
-/// One connection, used by many.
+/// One connection, shared by many callers.
 #[derive(Clone, Debug)]
 pub(super) struct Batcher {
     connection: Connection,
     limit: Duration,
     callers: Arc<AtomicUsize>,
     last_reply: Arc<LastReply>,
-    /// Each caller waits for its own request, so there are never more of them than callers.
+    /// Each caller waits for its own request, so the queue is never longer than the number of
+    /// callers.
     queue: mpsc::Sender<QueuedRequest>,
 }
 
 #[derive(Debug)]
 struct QueuedRequest {
     request: Cmd,
-    /// One of the constants below: it leaves [`QUEUED`] once.
+    /// One of the constants below. It changes once, from [`QUEUED`].
     state: Arc<AtomicU8>,
     answer: oneshot::Sender<Result<TimedReply, RedisError>>,
 }
 
-/// Its request waits for its turn.
+/// The request waits for its turn.
 const QUEUED: u8 = 0;
-/// Its request is written, or is about to be.
+/// The request is written, or is about to be.
 const WRITTEN: u8 = 1;
-/// Its caller has gone before: it is never written.
+/// The caller gave up before the request was written, so it is never written.
 const WITHDRAWN: u8 = 2;
 
-/// An answer, and a time before the request for it was written.
+/// A reply, and a time before its request was written.
 #[derive(Debug)]
 pub(super) struct TimedReply {
     pub(super) value: Value,
     pub(super) sent: Moment,
 }
 
-/// Whether a request of a call was written to a connection, where it may have an effect.
+/// Whether a request of a call was written to a connection, and may have an effect.
 #[derive(Debug, Default)]
 pub(super) struct SentFlag(AtomicBool);
 
@@ -82,7 +83,7 @@ impl SentFlag {
 }
 
 impl Batcher {
-    /// What sends the pipelines lives on `runtime`, until the connection is not used any more.
+    /// The task that sends pipelines runs on `runtime` until the connection is no longer used.
     pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Batcher {
         let (queue, queued) = mpsc::channel(MAX_BATCH_SIZE);
         let last_reply = Arc::new(LastReply::new());
@@ -90,22 +91,22 @@ impl Batcher {
         Batcher { connection, limit, callers: Arc::default(), last_reply, queue }
     }
 
-    /// The connection itself, for what is not sent often.
+    /// The connection itself, for requests that are sent rarely.
     pub(super) fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// Whether requests wait for a turn, or the server has answered one within the limit: what a
-    /// caller waits for is then no silence of the server.
+    /// Whether requests wait for a turn, or the server has replied to one within the limit: then a
+    /// caller's wait is not silence of the server.
     pub(super) fn is_answering(&self) -> bool {
         self.connection.may_batch() && self.last_reply.is_within(self.limit)
     }
 
-    /// Sends a request once it is its turn, and waits for its answer for as long as the server
-    /// answers anything.
+    /// Sends a request when its turn comes, and waits for the reply for as long as the server
+    /// replies to any request.
     ///
     /// # Cancel safety
-    /// Dropped, the request may run all the same if it was written by then: `sent` says whether.
+    /// Not cancel safe: the request may still run if it was written; `sent` says whether it was.
     pub(super) async fn send(&self, request: Cmd, sent: &SentFlag) -> Result<TimedReply, RedisError> {
         let caller = CallerCount::new(&self.callers);
         if caller.others < MAX_UNBATCHED || !self.connection.may_batch() {
@@ -120,18 +121,18 @@ impl Batcher {
         };
         match outcome {
             Some(answer) => answer,
-            // The server is silent, or the connection is broken: so those that were sent have
-            // found.
+            // The requests before this one found that the server is silent or the connection
+            // broken.
             None if self.last_reply.has_failed() => Err(self.last_reply.failure()),
-            // Its runtime has shut down.
+            // The batcher's runtime has shut down.
             None => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
         }
     }
 
-    /// Sends a request ahead of those that are queued.
+    /// Sends a request ahead of the queued ones.
     ///
     /// # Cancel safety
-    /// Dropped, the request may run all the same.
+    /// Not cancel safe: the request may still run.
     pub(super) async fn send_at_once(&self, request: Cmd, flag: &SentFlag) -> Result<TimedReply, RedisError> {
         flag.set();
         let sent = Moment::now();
@@ -144,17 +145,18 @@ impl Batcher {
         answer.map(|value| TimedReply { value, sent })
     }
 
-    /// The same alone, and no longer than `limit`: for a request that is meant to take its time.
+    /// Sends a request alone and waits for at most `limit`: for a request that is meant to take
+    /// long.
     pub(super) async fn send_within(&self, request: Cmd, limit: Duration) -> Result<Value, RedisError> {
         self.connection.send(&request, limit).await
     }
 
-    /// Names its connection again.
+    /// Sets the connection's name again.
     pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
         self.connection.set_name(name, limit).await
     }
 
-    /// Sends requests together, with an answer for each, whatever happens to the whole.
+    /// Sends requests together and returns a reply for each, even if the pipeline fails as a whole.
     pub(super) async fn send_all(
         &self,
         requests: Vec<Cmd>,
@@ -164,7 +166,7 @@ impl Batcher {
     }
 }
 
-/// A request in the queue. Dropped, it is withdrawn, unless it was written before.
+/// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
 struct QueueTicket<'a> {
     answered: oneshot::Receiver<Result<TimedReply, RedisError>>,
     state: Arc<AtomicU8>,
@@ -179,7 +181,7 @@ impl Drop for QueueTicket<'_> {
     }
 }
 
-/// Whether a request was still queued, and is `next` from now on.
+/// Moves a request from [`QUEUED`] to `next`. False if it had left the queue before.
 fn leaves_queue(state: &AtomicU8, next: u8) -> bool {
     state.compare_exchange(QUEUED, next, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
@@ -202,29 +204,29 @@ impl Drop for CallerCount<'_> {
     }
 }
 
-/// When a connection has delivered an answer last: those that are sent on one connection are
-/// answered in order, so each answer says that the server works on what is before the others.
+/// When a connection last delivered a reply. Requests on one connection are answered in order, so
+/// each reply says that the server works on the requests before the others.
 #[derive(Debug)]
 struct LastReply {
-    begun: Instant,
-    /// In nanoseconds since it began; 0 if there was none.
+    start: Instant,
+    /// In nanoseconds since `start`; 0 before the first reply.
     after: AtomicU64,
-    /// Why no request is written to it any more.
+    /// Why no further request is written to the connection.
     failure: OnceLock<RedisError>,
 }
 
 impl LastReply {
     fn new() -> LastReply {
-        LastReply { begun: Instant::now(), after: AtomicU64::new(0), failure: OnceLock::new() }
+        LastReply { start: Instant::now(), after: AtomicU64::new(0), failure: OnceLock::new() }
     }
 
     fn note(&self) {
-        let after = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let after = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.after.fetch_max(after, Ordering::Relaxed);
     }
 
     fn at(&self) -> Instant {
-        self.begun + Duration::from_nanos(self.after.load(Ordering::Relaxed))
+        self.start + Duration::from_nanos(self.after.load(Ordering::Relaxed))
     }
 
     fn is_within(&self, limit: Duration) -> bool {
@@ -239,8 +241,8 @@ impl LastReply {
         self.failure.get().cloned().unwrap_or_else(too_slow)
     }
 
-    /// Waits for the answer to a request that is written now, until there was none to any request
-    /// for `limit`. `None`: the server is silent.
+    /// Writes a request and waits for its reply. `None`: no request was answered for `limit`, so
+    /// the server is silent.
     async fn unless_silent<T>(&self, limit: Duration, request: impl Future<Output = T>) -> Option<T> {
         tokio::pin!(request);
         let mut since = Instant::now();
@@ -249,7 +251,7 @@ impl LastReply {
                 self.note();
                 return Some(answer);
             }
-            // With very many tasks, what reads from the connection may be late itself.
+            // With very many tasks, the task that reads from the connection may itself be late.
             for _ in 0..YIELDS {
                 yield_now().await;
             }
@@ -265,7 +267,7 @@ impl LastReply {
     }
 }
 
-/// Sends off what has gathered, again and again, until the connection is found to be of no use.
+/// Sends the gathered requests, batch after batch, until the connection fails.
 async fn run_batches(
     connection: Connection,
     limit: Duration,
@@ -298,25 +300,25 @@ async fn run_batches(
         }
     };
     if let Some(error) = failure {
-        // None of them was written: they fail together, as those before them did.
+        // None of these requests was written: they fail with the error of those before them.
         let _first = last_reply.failure.set(error.clone());
         queued.close();
         while let Some(waiting) = queued.recv().await {
             let _gone = waiting.answer.send(Err(error.clone()));
         }
     }
-    // The last callers still wait for their answers.
+    // The last callers still wait for their replies.
     while batches.join_next().await.is_some() {}
 }
 
-/// Sends requests together. Returns why the connection is of no use any more, if it is found to be.
+/// Sends requests together. Returns the connection's error, if it failed.
 async fn send_batch(
     connection: Connection,
     limit: Duration,
     last_reply: Arc<LastReply>,
     mut waiting: Vec<QueuedRequest>,
 ) -> Option<RedisError> {
-    // Whoever has given up needs no request: it would have to be undone.
+    // A caller that gave up needs no request: its effect would have to be undone.
     waiting.retain(|waiting| leaves_queue(&waiting.state, WRITTEN));
     if waiting.is_empty() {
         return None;
@@ -332,7 +334,7 @@ async fn send_batch(
     let failure =
         answers.iter().find_map(|answer| answer.as_ref().err()).filter(|error| is_broken(error)).cloned();
     for (caller, answer) in callers.into_iter().zip(answers) {
-        // A caller that is gone has the answer undone.
+        // If the caller disconnected, its attempt is undone elsewhere.
         let _gone = caller.send(answer.map(|value| TimedReply { value, sent }));
     }
     failure

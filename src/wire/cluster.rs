@@ -1,4 +1,5 @@
-//! A cluster: its client, with limits on what the library leaves open, and the nodes to listen to.
+//! A cluster: the library's client, with limits where the library has none, and the nodes to
+//! subscribe at.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,13 +15,13 @@ use tokio::task::JoinSet;
 
 use super::endpoint::{Certificates, tcp};
 
-/// How often the library sends a request at most: to follow slots that move, and servers that fail over. The limit
-/// of a request covers all of them.
+/// How often the library sends one request at most, following slots that move and servers that fail
+/// over. The request's limit covers all of these.
 const RETRIES: u32 = 16;
-/// The library connects to all seeds, then to all servers that one of them names, and waits for each: a server that
-/// hangs is waited for twice, and that must leave time for the others.
+/// The library connects to all seeds, then to all servers that one of them names, and waits for
+/// each. It waits twice for a server that hangs, and that must leave time for the others.
 const CONNECTS: u32 = 3;
-/// The pauses between them, in milliseconds. The library's own are 1.3 seconds and 11 minutes.
+/// The pauses between retries, in milliseconds. The library's own are 1.3 seconds and 11 minutes.
 const PAUSES: (u64, u64) = (10, 200);
 
 pub(crate) fn cluster(
@@ -32,7 +33,7 @@ pub(crate) fn cluster(
         return Err(RedisError::from((ErrorKind::InvalidClientConfig, "no node of the cluster was named")));
     };
     let builder = ClusterClient::builder(seeds.clone());
-    // It does not take them from the seeds.
+    // The library does not take the certificates from the seeds.
     #[cfg(feature = "tls")]
     let builder = match certificates {
         Some(certificates) => builder.certs(certificates.clone()),
@@ -52,7 +53,7 @@ pub(crate) fn cluster(
     Ok((client, Seeds::new(seeds)))
 }
 
-/// Whether all masters answer, of which one of them knows.
+/// Whether all masters reply that one of them lists.
 pub(super) async fn masters_answer(mut connection: ClusterConnection) -> bool {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
@@ -76,7 +77,7 @@ pub(super) async fn masters_answer(mut connection: ClusterConnection) -> bool {
     true
 }
 
-/// Asks every master, and says what each has answered, by its address.
+/// Sends a request to every master and returns each one's reply, by address.
 pub(super) async fn ask_masters(
     mut connection: ClusterConnection,
     request: redis::Cmd,
@@ -89,22 +90,22 @@ pub(super) async fn ask_masters(
     Ok(answers.into_iter().filter_map(named).collect())
 }
 
-/// Servers of a cluster, any of which hears what is published on any.
+/// Servers of a cluster. A subscriber of any of them receives messages published on any other.
 #[derive(Debug)]
 pub(crate) struct Seeds {
     named: Vec<ConnectionInfo>,
-    /// The others that the cluster had when it was asked last.
+    /// Further servers that the cluster had when it was last queried.
     others: Mutex<Vec<ConnectionInfo>>,
     turn: AtomicUsize,
 }
 
 impl Seeds {
-    /// There must be one.
+    /// `named` holds at least one server.
     pub(crate) fn new(named: Vec<ConnectionInfo>) -> Seeds {
         Seeds { named, others: Mutex::default(), turn: AtomicUsize::new(0) }
     }
 
-    /// Each call names another one.
+    /// The next server. Each call returns another one.
     pub(super) fn next(&self) -> Result<Client, RedisError> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let others = self.others();
@@ -112,7 +113,7 @@ impl Seeds {
         Client::open(self.named.iter().chain(&*others).nth(place).unwrap_or(&self.named[0]).clone())
     }
 
-    /// Asks a server for the others: those that were named at first may be gone some day.
+    /// Queries a server for the others: the seeds may be removed from the cluster one day.
     pub(super) async fn learn(&self, connection: &mut MultiplexedConnection, from: &Client) {
         let slots = redis::cmd("CLUSTER").arg("SLOTS").query_async::<Vec<Vec<Value>>>(connection).await;
         if let Ok(slots) = slots {
@@ -129,19 +130,20 @@ impl Seeds {
                 others.push(info);
             }
         }
-        // A server that was put out of its cluster knows of no slots: what it said is no news of the others.
+        // A server that was removed from its cluster knows of no slots: its reply says nothing
+        // about the others.
         if !slots.is_empty() {
             *self.others() = others;
         }
     }
 
-    /// Poisoning does not matter: nothing under this lock panics.
+    /// Poisoning does not matter: no code under this lock panics.
     fn others(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Where a node of an answer to `CLUSTER SLOTS` is, if the server knows.
+/// The address of a node in a reply to `CLUSTER SLOTS`, if the server knows it.
 fn address(node: &Value) -> Option<(String, u16)> {
     let Value::Array(words) = node else { return None };
     let [Value::BulkString(host), Value::Int(port), ..] = words.as_slice() else { return None };
@@ -149,7 +151,7 @@ fn address(node: &Value) -> Option<(String, u16)> {
     Some((host.to_owned(), u16::try_from(*port).ok()?))
 }
 
-/// The same, reached as the one that answered is.
+/// The same, with the connection settings of the server that replied.
 fn beside(from: &ConnectionInfo, node: &Value) -> Option<ConnectionInfo> {
     let (host, port) = address(node)?;
     let addr = match from.addr() {
@@ -171,7 +173,7 @@ mod tests {
         ConnectionAddr::Tcp("10.0.0.1".to_owned(), port).into_connection_info().unwrap()
     }
 
-    /// An answer to `CLUSTER SLOTS`: one range, served by all of these.
+    /// A reply to `CLUSTER SLOTS`: one range, served by all of these.
     fn topology(ports: &[u16]) -> Vec<Vec<Value>> {
         let node = |port: &u16| {
             let host = Value::BulkString(b"10.0.0.1".to_vec());
@@ -180,7 +182,7 @@ mod tests {
         vec![[Value::Int(0), Value::Int(16_383)].into_iter().chain(ports.iter().map(node)).collect()]
     }
 
-    /// Whom it names in one round, and the one after it.
+    /// The servers that it names in one round, and the first of the next round.
     fn named(seeds: &Seeds, count: usize) -> Vec<u16> {
         let port = |_| match seeds.next().unwrap().get_connection_info().addr() {
             ConnectionAddr::Tcp(_, port) => *port,

@@ -1,5 +1,5 @@
-//! [`Connection`]: to one server or to a cluster, sends requests alone or together.
-//! [`SharedConnection`]: one that all requests of a node share, replaced when it breaks.
+//! [`Connection`]: sends requests to one server or to a cluster, alone or together.
+//! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,10 +16,10 @@ use super::endpoint::Endpoint;
 use super::handshake::Handshake;
 use super::refusal::{is_demoted, lacks_replicas};
 
-/// For a request whose caller sets a timer of its own: a second one would be paid for in vain.
+/// For a request whose caller sets a timer: a second timer would be paid for in vain.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
 
-/// Cheap to clone; clones share everything. One to a server has no limit of its own for answers.
+/// Cheap to clone; clones share everything. A connection to one server sets no limit for replies.
 #[derive(Clone)]
 pub(super) enum Connection {
     Server(MultiplexedConnection),
@@ -28,10 +28,10 @@ pub(super) enum Connection {
 }
 
 impl Connection {
-    /// Sends a request and waits for its answer, no longer than `limit`.
+    /// Sends a request and waits for its reply, for at most `limit`.
     ///
     /// # Cancel safety
-    /// Dropped, the request may run all the same.
+    /// Not cancel safe: the request may still run.
     pub(super) async fn send(&self, request: &Cmd, limit: Duration) -> Result<Value, RedisError> {
         match self {
             Connection::Server(connection) => {
@@ -49,8 +49,8 @@ impl Connection {
         }
     }
 
-    /// Sends requests together, with an answer for each, whatever happens to the whole. Through a cluster each
-    /// goes its own way, so that no server is waited for by those that are sent to another.
+    /// Sends requests together and returns a reply for each, even if the pipeline fails as a whole.
+    /// Through a cluster each request takes its own way, so that no reply waits for another server.
     pub(super) async fn send_all(
         &self,
         requests: Vec<Cmd>,
@@ -74,7 +74,7 @@ impl Connection {
                 }
                 let mut answers: Vec<_> = std::iter::repeat_with(|| Err(too_slow())).take(count).collect();
                 while let Some(answered) = sent.join_next().await {
-                    // It fails only with a runtime that shuts down.
+                    // A join fails only if the runtime shuts down.
                     if let Ok((index, answer)) = answered {
                         answers[index] = answer;
                     }
@@ -84,8 +84,8 @@ impl Connection {
         }
     }
 
-    /// Gives it a name in `CLIENT LIST`; in a cluster, each of the connections that it consists of.
-    /// A server that refuses, for want of the right to `CLIENT`, is used without one.
+    /// Sets the name in `CLIENT LIST`; in a cluster, on each of its connections. A server that
+    /// refuses `CLIENT` for lack of rights is used without a name.
     pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
         let mut naming = redis::cmd("CLIENT");
         naming.arg("SETNAME").arg(name);
@@ -95,8 +95,8 @@ impl Connection {
         }
     }
 
-    /// Whether every master of a cluster answers through it. A connection without one of them has the library look for
-    /// that one with every request to it, while all others wait.
+    /// Whether every master of a cluster replies through this connection. If one is missing, the
+    /// library looks for it with every request to it, while all other requests wait.
     pub(super) async fn is_whole(&self, limit: Duration) -> bool {
         match self {
             Connection::Server(_) => {
@@ -111,7 +111,7 @@ impl Connection {
         }
     }
 
-    /// Whether it pays to gather requests for it.
+    /// Whether gathering requests pays off on this connection.
     pub(super) fn may_batch(&self) -> bool {
         matches!(self, Connection::Server(_))
     }
@@ -141,7 +141,7 @@ async fn pipeline(
     }
 }
 
-/// Whether there was no answer.
+/// Whether no reply came.
 pub(super) fn is_broken(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error()
 }
@@ -156,45 +156,47 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// How often it is looked whether a connection still leads to the master.
+/// How often a connection is checked for still leading to the master.
 #[cfg(feature = "sentinel")]
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How often the connections to the servers of a cluster are named again.
+/// How often the connections to the servers of a cluster get their name again.
 const RENAME: Duration = Duration::from_secs(30);
 
-/// One connection that all requests share. Whoever finds it broken drops it; the next request makes another.
+/// One connection shared by all requests. A request that finds it broken drops it; the next one
+/// connects again.
 ///
-/// To wait for replicas, there is a second one: whoever comes behind on the same connection would wait as well. Both are
-/// made together and dropped together, so that a grant is never on another server than its renewals.
+/// Requests that wait for replicas use a second connection, because requests behind them on the
+/// same connection would wait as well. Both are made together and dropped together, so that a grant
+/// is never on another server than its renewals.
 #[derive(Clone, Debug)]
 pub(super) struct SharedConnection {
     endpoint: Endpoint,
     limit: Duration,
-    /// What its connections are called in `CLIENT LIST`.
+    /// The connections' name in `CLIENT LIST`.
     name: Option<Arc<str>>,
     runtime: Handle,
     current: Arc<Current>,
-    /// Held by the one that connects, while the others wait for what comes of it.
+    /// Held by the task that connects, while the others wait for its result.
     connecting: Arc<tokio::sync::Mutex<()>>,
-    /// Somebody waits for replicas.
+    /// Whether requests wait for replicas.
     confirms: Arc<AtomicBool>,
     tries: Arc<AtomicU64>,
     last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
-    /// A connection to a cluster is being replaced.
+    /// Whether a connection to a cluster is being replaced.
     replacing: Arc<AtomicBool>,
 }
 
-/// A connection and which one it is.
+/// A connection and its generation.
 #[derive(Clone, Debug)]
 pub(super) struct LiveConnection {
     pub(super) batcher: Batcher,
     pub(super) generation: u64,
-    /// Which run of which server it leads to, where that was asked for.
+    /// The run id of its server, where that was queried.
     pub(super) run: Option<Arc<str>>,
 }
 
-/// What was connected together, under one generation.
+/// Connections that were made together, under one generation.
 #[derive(Debug)]
 struct ConnectionPair {
     shared: LiveConnection,
@@ -203,7 +205,8 @@ struct ConnectionPair {
 }
 
 impl SharedConnection {
-    /// To be called on the runtime that the client lives on. If it `confirms`, replicas are waited for from the start.
+    /// Must be called on the client's runtime. If `confirms` is true, both connections are made
+    /// from the start.
     pub(super) fn new(
         endpoint: Endpoint,
         limit: Duration,
@@ -224,8 +227,8 @@ impl SharedConnection {
         }
     }
 
-    /// The connection that is there, for requests that wait for replicas or for others. Poisoning does not matter:
-    /// nothing in here panics half-way.
+    /// The present connection, for requests that wait for replicas or for others. Poisoning does
+    /// not matter: no code under this lock panics half-way.
     pub(super) fn current(&self, confirming: bool) -> Option<LiveConnection> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         let pair = current.as_ref()?;
@@ -244,10 +247,12 @@ impl SharedConnection {
         self.endpoint.is_one_server()
     }
 
-    /// The connection, made if there is none; a new one is greeted before anybody gets it.
+    /// Returns the connection, connecting if there is none. A new connection passes the handshake
+    /// before any request uses it.
     ///
-    /// Takes at most twice the limit: for a try that is under way, and for one of its own. A crowd that
-    /// waits for one try shares its failure, so a dead server costs the last of them no more.
+    /// Takes at most twice the limit: for an attempt that is under way, and for one of its own.
+    /// Callers that wait for one attempt share its failure, so a dead server costs the last of them
+    /// no more.
     pub(super) async fn get(
         &self,
         confirming: bool,
@@ -257,8 +262,9 @@ impl SharedConnection {
             return Ok(live);
         }
         let seen = self.tries.load(Ordering::SeqCst);
-        // On the client's runtime, where what drives the connection outlives the caller. Nor must a caller have the turn
-        // who may not be polled for long: all others would wait for him, and the renewals.
+        // Connects on the client's runtime, where the task that drives the connection outlives the
+        // caller. A caller that is not polled for long must not hold the turn: all other requests,
+        // and the renewals, would wait for it.
         let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, confirming, handshake));
         connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
     }
@@ -284,7 +290,7 @@ impl SharedConnection {
         let connected = async {
             let name = self.name.as_deref();
             let (connection, second) = self.endpoint.clone().connect_pair(self.limit, twice, name).await?;
-            // Of both: no connection outlives the run of the server that it was made to.
+            // For both connections: neither outlives the run of the server that it was made to.
             let run = handshake.run(&connection).await?;
             Ok((connection, second, run))
         };
@@ -309,8 +315,8 @@ impl SharedConnection {
         }
     }
 
-    /// Looks now and then whether a connection still leads to the master, and forgets it if not: one that has been
-    /// replaced may answer on for a while, or for ever if it is cut off from the sentinels.
+    /// Checks periodically whether the connection still leads to the master, and drops it if not. A
+    /// replaced master may reply for some time, or for ever if it is cut off from the sentinels.
     fn follow_master(&self, generation: u64) {
         #[cfg(feature = "sentinel")]
         if let Endpoint::Sentinel(sentinel) = &self.endpoint {
@@ -332,9 +338,9 @@ impl SharedConnection {
         let _ = generation;
     }
 
-    /// Names the connections to a cluster again now and then: the library makes new ones unseen, as
-    /// slots move and servers come back. To be called once: a connection to a cluster is replaced,
-    /// but never forgotten.
+    /// Names the connections to a cluster again periodically: the library replaces them unseen as
+    /// slots move and servers return. Must be called once: a connection to a cluster is replaced,
+    /// but never dropped.
     fn follow_servers(&self) {
         let Some(name) = self.name.clone().filter(|_| self.is_cluster()) else { return };
         let (limit, current) = (self.limit, Arc::downgrade(&self.current));
@@ -347,18 +353,19 @@ impl SharedConnection {
         });
     }
 
-    /// Forgets the connection that an error came through, if it is of no more use.
+    /// Drops the connection that an error came through, if it is of no further use.
     pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
-        // Its replicas may have gone to another master.
+        // The server's replicas may have moved to another master.
         if is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error)) {
             self.drop_generation(generation);
         }
     }
 
-    /// Forgets the connection, unless it is a newer one already.
+    /// Drops the connection, unless a newer one is in place.
     ///
-    /// One to a cluster stays until a better one is there: most of its servers may be well. It is one at a time, so
-    /// that a server that stays silent does not have all connections made again and again.
+    /// A connection to a cluster stays until a better one is made: most of its servers may be well.
+    /// Only one is made at a time, so that a silent server does not cause all connections to be
+    /// made again and again.
     fn drop_generation(&self, generation: u64) {
         if !self.is_cluster() {
             forget(&self.current, generation);
@@ -368,7 +375,7 @@ impl SharedConnection {
             let (current, tries) = (Arc::clone(&self.current), Arc::clone(&self.tries));
             let replacing = Arc::clone(&self.replacing);
             self.runtime.spawn(async move {
-                // It outlives its client by no more than two limits and a pause.
+                // Outlives the client by at most two limits and a pause.
                 if let Ok(connection) = endpoint.connect(limit, name.as_deref()).await
                     && connection.is_whole(limit).await
                 {
@@ -403,8 +410,8 @@ fn forget(current: &Current, generation: u64) {
     }
 }
 
-/// Whether a connection that failed like this is of no more use: broken, silent, or to a server that has
-/// been demoted. The client library replaces a connection only in the first case.
+/// Whether a connection that failed with this error is of no further use: broken, silent, or to a
+/// server that was demoted. The client library replaces a connection only in the first case.
 fn is_spent(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
 }

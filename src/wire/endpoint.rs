@@ -1,5 +1,5 @@
-//! [`Endpoint`]: how to connect to a server, a pool's server, the master that sentinels name, or a
-//! cluster. [`WakeupEndpoint`]: where to subscribe to its wake-ups.
+//! [`Endpoint`]: how to connect to a server, to a pool's server, to the master that sentinels name,
+//! or to a cluster. [`WakeupEndpoint`]: where to subscribe to its wake-ups.
 
 use std::fmt;
 use std::time::Duration;
@@ -25,8 +25,8 @@ use std::sync::Arc;
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum Endpoint {
     Server(Client),
-    /// The settings of an application's pool, not its places: a connection is made beside them, so that
-    /// nobody who empties the pool keeps a lease from being renewed.
+    /// A pool's settings, not its slots: the connection is made beside the pool, so that an
+    /// exhausted pool does not keep a lease from being renewed.
     #[cfg(feature = "pool")]
     Pool(deadpool_redis::Pool),
     #[cfg(feature = "sentinel")]
@@ -38,7 +38,7 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    /// A connection, called `name` in `CLIENT LIST` if there is one.
+    /// Connects, and sets `name` in `CLIENT LIST` if there is one.
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
         let connection = timeout(limit, self.dial(limit)).await.map_err(|_| too_slow())??;
         if let Some(name) = name {
@@ -53,7 +53,7 @@ impl Endpoint {
             #[cfg(feature = "pool")]
             Endpoint::Pool(pool) => {
                 let mut connection = deadpool::managed::Manager::create(pool.manager()).await?;
-                connection.set_response_timeout(UNLIMITED); // it has one, which cannot be removed
+                connection.set_response_timeout(UNLIMITED); // its default cannot be removed
                 connection
             }
             #[cfg(feature = "sentinel")]
@@ -75,7 +75,8 @@ impl Endpoint {
         Ok(Connection::Server(connection))
     }
 
-    /// One connection, or a second one as well: to the same server, whoever must be asked where that is.
+    /// Connects once, or twice to the same server, so that a failover between the two does not
+    /// separate them.
     pub(super) async fn connect_pair(
         self,
         limit: Duration,
@@ -101,7 +102,7 @@ impl Endpoint {
         Ok((one, Some(second)))
     }
 
-    /// For people: the address, as far as one is known that stays.
+    /// A human-readable label: the address, as far as a permanent one is known.
     pub(crate) fn label(&self) -> String {
         match self {
             Endpoint::Server(client) => client.get_connection_info().addr().to_string(),
@@ -116,7 +117,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether it is found out for each connection which server is the master.
+    /// Whether each new connection looks up which server is the master.
     pub(super) fn finds_master(&self) -> bool {
         match self {
             #[cfg(feature = "sentinel")]
@@ -125,12 +126,13 @@ impl Endpoint {
         }
     }
 
-    /// Whether all connections lead to one server. Behind sentinels, one may lead to a master, and another to the one before.
+    /// Whether all connections lead to one server. Behind sentinels, one may lead to a master and
+    /// another to its predecessor.
     pub(super) fn is_one_server(&self) -> bool {
         !self.finds_master() && !self.is_cluster()
     }
 
-    /// Whether one connection goes to many servers, and sends a request again on its own account.
+    /// Whether one connection reaches many servers, and may send a request again by itself.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
@@ -148,12 +150,12 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Each request has its own limit.
+/// No limit for replies: each request has its own.
 fn unlimited(limit: Duration) -> AsyncConnectionConfig {
     config(limit).set_response_timeout(None)
 }
 
-/// A connection to the server that a client is for.
+/// Connects to the server of a client.
 pub(super) async fn connect(
     client: &Client,
     config: &AsyncConnectionConfig,
@@ -165,14 +167,14 @@ pub(super) async fn connect(
     client.get_multiplexed_async_connection_with_config(config).await
 }
 
-/// One place to subscribe at.
+/// A place to subscribe at.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum WakeupEndpoint {
     Server(Client),
     #[cfg(feature = "sentinel")]
     Sentinel(std::sync::Arc<SentinelMaster>),
-    /// Any server hears what is published on any.
+    /// Any server: each one receives messages that are published on any other.
     #[cfg(feature = "cluster")]
     Cluster(Arc<Seeds>),
 }
@@ -188,7 +190,7 @@ impl WakeupEndpoint {
         }
     }
 
-    /// For people, as [`Endpoint::label`](super::Endpoint::label) has it.
+    /// A human-readable label, like [`Endpoint::label`](super::Endpoint::label).
     pub(super) fn label(&self) -> String {
         match self {
             WakeupEndpoint::Server(client) => client.get_connection_info().addr().to_string(),
@@ -199,7 +201,7 @@ impl WakeupEndpoint {
         }
     }
 
-    /// To be called on a new connection.
+    /// Must be called on a new connection.
     pub(super) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
         match self {
             #[cfg(feature = "cluster")]
@@ -210,7 +212,7 @@ impl WakeupEndpoint {
         }
     }
 
-    /// Returns once a request has found that another server is the one to listen to.
+    /// Returns once a request has found that another server is the one to subscribe at.
     pub(super) async fn moves_from(&self, client: &Client) {
         match self {
             #[cfg(feature = "sentinel")]
@@ -227,7 +229,7 @@ impl WakeupEndpoint {
 #[cfg(feature = "tls")]
 pub(crate) type Certificates = redis::TlsCertificates;
 
-/// Without the feature there are none.
+/// Without the feature there are no certificates.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone, Debug)]
 pub(crate) enum Certificates {}
@@ -245,13 +247,13 @@ pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
     tcp
 }
 
-/// The same server, reached with those socket settings.
+/// The same server, with those socket settings.
 pub(crate) fn with_tcp(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
     let tcp = tcp(info.tcp_settings(), limit);
     info.set_tcp_settings(tcp)
 }
 
-/// The same server, reached with these certificates. An error unless it is one of TLS.
+/// The same server, with these certificates. Fails unless the connection uses TLS.
 #[cfg(feature = "tls")]
 pub(crate) fn with_certificates(
     info: ConnectionInfo,
@@ -269,12 +271,12 @@ pub(crate) fn with_certificates(
     match *certificates {}
 }
 
-/// TLS takes a provider of cryptography. The client library has none of its own and panics where
-/// the application's other dependencies bring none, or two: then it is `ring`.
+/// Installs `ring` as the process's provider of cryptography, unless there is one. The client
+/// library brings none and panics if the application's other dependencies bring none, or two.
 pub(crate) fn provide_cryptography() {
     #[cfg(feature = "tls")]
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Refused if another thread was first: then there is one.
+        // Refused if another thread was first; then a provider is installed.
         let _there_is_one = rustls::crypto::ring::default_provider().install_default();
     }
 }

@@ -1,5 +1,5 @@
-//! [`Failure`]: why there is no answer, whether the request may have run, and whether it may work
-//! later. [`NodeReplies`]: what each node of a quorum answered.
+//! [`Failure`]: why a request has no reply, whether it may have run, and whether it may work later.
+//! [`NodeReplies`]: what each node of a quorum replied.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -15,27 +15,27 @@ use super::{Node, Reply, Script};
 use crate::clock::Moment;
 use crate::error::{Context, Error, NodeAnswer, NodeOutcome, Operation, ReasonChain};
 
-/// Why there is no answer.
+/// Why a request has no usable reply.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     cause: Cause,
-    /// The request may have had, or may yet have, an effect.
+    /// Whether the request may have had an effect, or may have one later.
     may_have_run: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Cause {
-    /// No connection: the request was not sent.
+    /// There was no connection, so the request was not sent.
     Unsent(RedisError),
     /// The connection broke or stayed silent, or the server refused the request.
     Sent(RedisError),
-    /// A key that the script uses beside that of the lock holds something else.
+    /// A companion key of the lock has unexpected contents.
     Corrupt {
         key: String,
         problem: &'static str,
         source: RedisError,
     },
-    /// An answer outside the contract of the script.
+    /// A reply outside the script's contract.
     Reply {
         script: &'static str,
         reply: String,
@@ -45,9 +45,9 @@ enum Cause {
         want: u32,
     },
     NotAdmitted,
-    /// The tasks that would have made a connection, or waited for an answer, are gone.
+    /// The runtime that made connections and waited for replies has shut down.
     RuntimeEnded,
-    /// Too few of several nodes have answered alike.
+    /// Too few nodes of a quorum gave the same reply.
     NoQuorum(NodeReplies),
 }
 
@@ -62,8 +62,8 @@ impl Failure {
         Failure::new(cause, false)
     }
 
-    /// The same after an earlier delivery, which may have run, or run later: that is what is
-    /// reported.
+    /// Adds an earlier delivery of the same request, which may have run or may run later: then that
+    /// failure is reported.
     pub(super) fn after(self, earlier: Option<Failure>) -> Failure {
         match (earlier, &self.cause) {
             (Some(_), Cause::RuntimeEnded) => self.with_effect(),
@@ -72,8 +72,8 @@ impl Failure {
         }
     }
 
-    /// A request that was refused has not run. Unless it was `resent` perhaps: then it is the last
-    /// delivery that was refused.
+    /// A refused request has not run. If it was `resent`, only the last delivery was refused, and
+    /// an earlier one may have run.
     pub(super) fn sent(source: RedisError, resent: bool) -> Failure {
         let may_have_run = resent || !was_refused(&source);
         Failure::new(Cause::Sent(source), may_have_run)
@@ -95,18 +95,18 @@ impl Failure {
         Failure::new(Cause::NotAdmitted, false)
     }
 
-    /// The tasks that waited for an answer are gone.
+    /// The tasks that waited for a reply have ended with their runtime.
     pub(super) fn runtime_ended() -> Failure {
         Failure::new(Cause::RuntimeEnded, true)
     }
 
-    /// What several nodes came to.
+    /// The replies of several nodes allow no decision.
     pub(crate) fn no_quorum(answers: NodeReplies) -> Failure {
         let may_have_run = answers.failures().any(|failure| failure.may_have_run);
         Failure::new(Cause::NoQuorum(answers), may_have_run)
     }
 
-    /// Why, where the server's answer was an error: this key is not what the script takes it for.
+    /// Adds the cause of an error reply: this key has unexpected contents.
     pub(super) fn because_of(self, key: &str, problem: &'static str) -> Failure {
         match self.cause {
             Cause::Sent(source) => {
@@ -116,7 +116,7 @@ impl Failure {
         }
     }
 
-    /// The answer of a server that is an error.
+    /// The server's error reply, if there is one.
     pub(super) fn error_reply(&self) -> Option<&RedisError> {
         match &self.cause {
             Cause::Sent(source) if is_error_reply(source) => Some(source),
@@ -124,8 +124,8 @@ impl Failure {
         }
     }
 
-    /// The same, of a request that had an effect on some of the nodes, or of one that was sent
-    /// before and may have had one.
+    /// The same failure, of a request that had an effect on some nodes, or may have had one when it
+    /// was sent before.
     pub(crate) fn with_effect(self) -> Failure {
         self.with_effect_if(true)
     }
@@ -135,18 +135,18 @@ impl Failure {
         self
     }
 
-    /// The same trouble, of a request that was not sent because of it.
+    /// The same failure, for a request that was not sent because of it.
     pub(crate) fn of_another(mut self) -> Failure {
         self.may_have_run = false;
         self
     }
 
-    /// Whether the request may have had, or may yet have, an effect.
+    /// Whether the request may have had an effect, or may have one later.
     pub(crate) fn is_indeterminate(&self) -> bool {
         self.may_have_run
     }
 
-    /// Whether the server has said nothing at all.
+    /// Whether the server sent no reply at all.
     pub(crate) fn is_no_reply(&self) -> bool {
         match &self.cause {
             Cause::Unsent(_) => true,
@@ -155,13 +155,13 @@ impl Failure {
         }
     }
 
-    /// Whether it is an error reply that no server is known to refuse a request with, as of a
-    /// proxy: it does not say whether the next request fares better.
+    /// Whether this is an error reply with which no known server refuses a request, such as a
+    /// proxy's: it does not say whether the next request will fare better.
     pub(crate) fn is_unlisted(&self) -> bool {
         self.error_reply().is_some_and(|error| !was_refused(error))
     }
 
-    /// How many replicas were wanted, if that is what failed.
+    /// The number of required replicas, if too few confirmed.
     pub(crate) fn replicas(&self) -> Option<u32> {
         match &self.cause {
             Cause::Unreplicated { want, .. } => Some(*want),
@@ -170,7 +170,7 @@ impl Failure {
         }
     }
 
-    /// Whether the same request may succeed later without anybody doing anything about it.
+    /// Whether the same request may succeed later without any intervention.
     pub(crate) fn is_transient(&self) -> bool {
         match &self.cause {
             Cause::Unsent(source) => {
@@ -224,18 +224,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Whether it comes from a task that was cancelled: a runtime does that as it ends.
+/// Whether the error comes from a cancelled task: a runtime cancels its tasks as it shuts down.
 fn is_cancelled(error: &RedisError) -> bool {
     let Some(source) = error.source() else { return false };
-    // The client library shares the error that it was made of.
+    // The client library shares the error that caused it.
     let source = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
     let source = source.and_then(|shared| shared.downcast_ref::<std::io::Error>());
     let task = source.and_then(|source| source.get_ref()?.downcast_ref::<JoinError>());
     task.is_some_and(JoinError::is_cancelled)
 }
 
-/// Errors of a server that starts, fails over, moves slots, cannot write for now, or is busy with
-/// another script.
+/// Errors of a server that starts, fails over, moves slots, cannot write for now, or runs another
+/// script.
 fn is_transient_reply(source: &RedisError) -> bool {
     use ServerErrorKind as Kind;
     matches!(
@@ -254,7 +254,7 @@ fn is_transient_reply(source: &RedisError) -> bool {
         || refuses_writes(source)
 }
 
-/// What each node of a quorum came to, by its address.
+/// What each node of a quorum replied, by its address.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeReplies(Vec<(String, NodeReply)>);
 
@@ -262,13 +262,13 @@ pub(crate) struct NodeReplies(Vec<(String, NodeReply)>);
 pub(crate) enum NodeReply {
     Granted,
     Refused,
-    /// It was not asked, or its answer was not waited for.
+    /// The node was not asked, or its reply was not awaited.
     Pending,
     Failed(Failure),
 }
 
 impl NodeReplies {
-    /// Of these nodes, nobody has been asked yet.
+    /// No node has been asked yet.
     pub(crate) fn of(labels: &[String]) -> NodeReplies {
         NodeReplies(labels.iter().map(|label| (label.clone(), NodeReply::Pending)).collect())
     }
@@ -280,8 +280,8 @@ impl NodeReplies {
         self
     }
 
-    /// Takes what nodes said to one request, where a "yes" is a number of at least `least`, or a
-    /// longer answer.
+    /// Records the nodes' replies to one request, where a positive reply is a number of at least
+    /// `least`, or a longer reply.
     pub(crate) fn with_votes(self, least: i64, votes: Vec<Vote>) -> NodeReplies {
         votes.into_iter().fold(self, |answers, (node, outcome)| {
             let answer = match outcome {
@@ -299,12 +299,12 @@ impl NodeReplies {
         })
     }
 
-    /// So many may fail, and the others decide.
+    /// The maximum number of failed nodes with which the others still decide.
     pub(crate) fn max_failures(&self) -> usize {
         self.0.len().saturating_sub(1) / 2
     }
 
-    /// The same for the caller of an operation.
+    /// The outcome of each node, for the caller of an operation.
     pub(crate) fn outcomes(self, context: &Context) -> Vec<NodeOutcome> {
         let outcome = |(node, answer): (String, NodeReply)| {
             let answer = match answer {
@@ -320,8 +320,8 @@ impl NodeReplies {
 }
 
 impl Nodes {
-    /// Since when so many have failed that the others cannot decide, and how, if they have, to who
-    /// wants so many replicas.
+    /// Since when more nodes have failed than a decision allows, and with which failure. Missing
+    /// replicas count only if the request requires them.
     pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
         if let Some(node) = self.single() {
             return node.outage(replicas);
@@ -330,7 +330,7 @@ impl Nodes {
         let outages: Vec<_> = self.each_node().filter_map(outage).collect();
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();
-        // One more than may fail.
+        // One node more than may fail.
         let since = *begins.get(self.max_failures())?;
         let answers =
             outages.into_iter().fold(NodeReplies::of(self.labels()), |answers, ((_, failure), place)| {
@@ -343,7 +343,7 @@ impl Nodes {
 fn answered(reply: &Reply, least: i64) -> NodeReply {
     match &reply.value {
         Value::Int(number) if *number >= least => NodeReply::Granted,
-        // What a script sees of a lock; a busy lock is answered with two integers.
+        // What a script reports of a lock. A busy lock has a reply of two integers.
         Value::Array(items) if items.len() > 2 && items.first() == Some(&Value::Int(1)) => NodeReply::Granted,
         Value::Int(_) | Value::Array(_) => NodeReply::Refused,
         _ => NodeReply::Failed(reply.unexpected()),

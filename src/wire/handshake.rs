@@ -1,5 +1,5 @@
-//! [`Handshake`]: what is asked on a new connection. [`Membership`]: which servers the nodes of a
-//! quorum are. [`Facts`]: what servers say about their settings.
+//! [`Handshake`]: what is queried on a new connection. [`Membership`]: which servers the nodes of a
+//! quorum are. [`Facts`]: what servers report about their settings.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,18 +13,18 @@ use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
 use crate::event::event;
 
-/// What is asked on a new connection.
+/// What is queried on a new connection.
 pub(super) struct Handshake {
     pub(super) limit: Duration,
     pub(super) floor: Arc<TokenFloor>,
     pub(super) place: Option<(usize, Arc<Membership>)>,
     pub(super) label: Arc<str>,
-    /// Whether this client has looked for what endangers locks on the servers behind the node.
+    /// Whether this client has checked the node's servers for settings that endanger locks.
     pub(super) examined: Arc<AtomicBool>,
 }
 
 impl Handshake {
-    /// Finds out what time it is there, and in a quorum which run of which server it is.
+    /// Reads the server's clock and, in a quorum, its run id.
     pub(super) async fn run(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
         let run = match &self.place {
             Some((place, membership)) => membership.admit(*place, connection, self.limit).await?,
@@ -37,15 +37,15 @@ impl Handshake {
                 self.examine(connection);
                 Ok(run)
             }
-            // Without this right the floor rises with the first answer that carries a time.
+            // Without this right, the minimum token rises with the first reply that carries a time.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(run),
             Err(error) => Err(error),
         }
     }
 
-    /// Warns of servers that evict keys, and of those of a quorum that forget locks when they start
-    /// again: once, in a task of its own, and only if the user may ask for it. No lock waits for
-    /// that.
+    /// Warns of servers that evict keys and, in a quorum, of servers that lose locks in a restart:
+    /// once, in a task of its own, and only if the user has the right to query it. No lock waits
+    /// for that.
     fn examine(&self, connection: &Connection) {
         if cfg!(not(feature = "tracing")) || self.examined.swap(true, Ordering::Relaxed) {
             return;
@@ -70,15 +70,15 @@ impl Handshake {
     }
 }
 
-/// Which run of which server each node of a quorum is, as far as that is known.
+/// The run id of each node of a quorum, as far as it is known.
 #[derive(Debug)]
 pub(crate) struct Membership {
     runs: Mutex<Vec<Option<Arc<str>>>>,
     labels: Vec<String>,
     problems: Mutex<Vec<Option<NodeProblem>>>,
-    /// Which have answered that they have no vote.
+    /// Which nodes have replied that they have no vote.
     refuse: Vec<AtomicBool>,
-    /// A node that does not say who it is has no vote.
+    /// Whether a node without a run id has no vote.
     strict: bool,
 }
 
@@ -89,7 +89,7 @@ impl Membership {
         Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, strict }
     }
 
-    /// Says that a node has no vote: once, until it has one again.
+    /// Logs that a node has no vote: once, until it votes again.
     pub(super) fn note(&self, node: usize, refuses: bool) {
         if self.refuse[node].swap(refuses, Ordering::Relaxed) != refuses && refuses {
             let _node = &self.labels[node];
@@ -97,17 +97,17 @@ impl Membership {
         }
     }
 
-    /// Whether it is that of a guarded quorum, in which a node that starts again has no vote.
+    /// Whether the quorum is guarded: a node that restarts has no vote for a while.
     pub(super) fn is_strict(&self) -> bool {
         self.strict
     }
 
-    /// Why a node may not be part of the quorum, as it was found when it was connected to last.
+    /// Why a node may not be part of the quorum, as its last connection found.
     pub(crate) fn problem(&self, node: usize) -> Option<NodeProblem> {
         self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone()
     }
 
-    /// Asks a server who it is, on a new connection. An error for one that must not vote.
+    /// Queries a server for its identity, on a new connection. An error: the server must not vote.
     pub(super) async fn admit(
         &self,
         node: usize,
@@ -141,7 +141,8 @@ impl Membership {
         }
     }
 
-    /// Who does not say who it is cannot be told from others, and is taken for another one.
+    /// A server that does not identify itself is indistinguishable from others, and is treated as a
+    /// different one.
     fn check_member(&self, node: usize, run: Option<&Arc<str>>, role: Option<&str>) -> Option<NodeProblem> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut others = runs.iter().enumerate().filter(|(other, _)| *other != node);
@@ -157,12 +158,12 @@ impl Membership {
     }
 }
 
-/// Whether a server does not answer that to anybody, or not to us.
+/// Whether a server refuses a query to all users, or to ours.
 fn is_denied(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoPerm | ServerErrorKind::ResponseError))
 }
 
-/// What one server says of itself.
+/// What one server reports about itself.
 pub(crate) struct Facts {
     server: String,
     info: String,
@@ -171,9 +172,9 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Asks every server behind a connection that grants locks: one, or all masters of a cluster. A
-    /// server that refuses all of it is there all the same, under the name of the `node`. An error
-    /// if there is no answer.
+    /// Queries every server behind a connection that grants locks: one, or all masters of a
+    /// cluster. A server that refuses all queries is listed under the `node`'s label. Fails if
+    /// there is no reply.
     pub(super) async fn ask(
         connection: &Connection,
         node: &str,
@@ -206,8 +207,8 @@ impl Facts {
         value.map(str::trim).filter(|value| !value.is_empty())
     }
 
-    /// What they mean for locks. If the client `waits` for replicas, a failover loses less; if a
-    /// quorum is `guarded`, a node that restarts has no vote, whatever it has forgotten.
+    /// What the facts mean for locks. `waits`: the client waits for replicas, so a failover loses
+    /// less. `guarded`: a node of the quorum that restarts has no vote, whatever it lost.
     pub(crate) fn findings(&self, waits: bool, guarded: bool) -> Vec<Finding> {
         let persistence = match diagnosis::persistence(self.field("aof_enabled"), self.appendfsync.as_deref())
         {
@@ -227,7 +228,7 @@ impl Facts {
     }
 }
 
-/// The texts that servers answer with, by server; none of those that refuse.
+/// The servers' replies as text, by server, without those that refuse.
 async fn texts(
     connection: &Connection,
     request: &Cmd,
@@ -241,7 +242,7 @@ async fn texts(
     Ok(answers.into_iter().filter_map(text).collect())
 }
 
-/// The text of an answer to `INFO`, or the value in one to `CONFIG GET`.
+/// The text of a reply to `INFO`, or the value in a reply to `CONFIG GET`.
 fn text(answer: Value) -> Option<String> {
     match answer {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
@@ -255,7 +256,7 @@ fn text(answer: Value) -> Option<String> {
 
 impl Connection {
     /// Sends a request to every server that grants locks: to the one, or to each master of a
-    /// cluster, by its address.
+    /// cluster, by address.
     async fn send_to_masters(
         &self,
         request: &Cmd,

@@ -1,5 +1,5 @@
-//! [`Mailboxes`]: the messages for the attempts that wait. [`LateNotifications`]: those for attempts
-//! that wait no more.
+//! [`Mailboxes`]: messages for waiting attempts. [`LateNotifications`]: messages for attempts that
+//! no longer wait.
 
 use super::NodeSet;
 use crate::clock::Moment;
@@ -13,19 +13,19 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 use uuid::Uuid;
 
-/// How long the first node's message waits for those of others, until more than half have sent one.
+/// How long the first node's message waits for those of other nodes, until a majority has sent one.
 const GATHERING: Duration = Duration::from_millis(20);
 
-/// The mailboxes, and how the subscriptions stand.
+/// The mailboxes, and the state of the subscriptions.
 #[derive(Debug)]
 pub(super) struct Mailboxes {
     slots: Mutex<HashMap<Uuid, Arc<MailboxSlot>>>,
     pub(super) late_notifications: LateNotifications,
-    /// How each node's subscription stands.
+    /// The state of each node's subscription.
     pub(super) states: watch::Sender<Vec<SubscriptionState>>,
-    /// How many it takes.
+    /// The number of nodes that form a majority.
     pub(super) majority: usize,
-    /// Counts subscriptions made; 0 while there are too few.
+    /// Counts subscriptions made; 0 while fewer than a majority are made.
     pub(super) subscription: AtomicU64,
     made: AtomicU64,
 }
@@ -35,7 +35,7 @@ pub(super) enum SubscriptionState {
     Connecting,
     Subscribed,
     Failed,
-    /// What is published where requests go is not heard there.
+    /// The subscription does not receive messages that are published where requests go.
     Elsewhere,
 }
 
@@ -45,7 +45,7 @@ struct MailboxSlot {
     bell: Notify,
 }
 
-/// Gets the messages for one id, until it is dropped.
+/// Receives the messages for one id until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: Uuid,
@@ -60,13 +60,13 @@ impl Mailbox {
         Mailbox { id, slot, mailboxes: Arc::clone(mailboxes) }
     }
 
-    /// Waits for a message, of several nodes from more than half of them or what comes soon after the first. `None`:
-    /// messages may have been missed, so go and look.
+    /// Waits for a message: in a quorum, of a majority, or of the nodes whose messages come soon
+    /// after the first. `None`: messages may have been missed, so the waiter must poll.
     ///
     /// # Cancel safety
-    /// A message stays until it is taken.
+    /// Cancel safe: a message stays until it is taken.
     pub(crate) async fn wait(&self) -> Option<String> {
-        // What rang may have been waited for before, by one who gave up.
+        // The notification may be left over from an earlier wait that was given up.
         if self.slot.senders() == 0 {
             self.slot.bell.notified().await;
         }
@@ -89,7 +89,7 @@ impl Drop for Mailbox {
 }
 
 impl Mailboxes {
-    /// For subscriptions on so many nodes.
+    /// For subscriptions on this number of nodes.
     pub(super) fn new(nodes: usize) -> Mailboxes {
         Mailboxes {
             slots: Mutex::default(),
@@ -105,7 +105,7 @@ impl Mailboxes {
         self.slots().len()
     }
 
-    /// Poisoning does not matter: nothing under this lock panics.
+    /// Poisoning does not matter: no code under this lock panics.
     fn slots(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<MailboxSlot>>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,7 +113,7 @@ impl Mailboxes {
     pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
         let Some((attempts, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
         else {
-            return; // not one of ours: anybody may publish
+            return; // not ours: other users may publish here
         };
         for id in attempts.split(',').filter_map(attempt_id) {
             let slot = self.slots().get(&id).cloned();
@@ -127,12 +127,12 @@ impl Mailboxes {
         }
     }
 
-    /// Takes note of another subscription.
+    /// Counts another subscription.
     pub(super) fn count_made(&self) {
         self.made.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes note of how a node's subscription stands.
+    /// Records the state of a node's subscription.
     pub(super) fn set_state(&self, place: usize, state: SubscriptionState) {
         self.states.send_modify(|states| {
             states[place] = state;
@@ -142,7 +142,7 @@ impl Mailboxes {
         });
     }
 
-    /// Has all waiters look: messages may have been missed.
+    /// Makes all waiters poll: messages may have been missed.
     pub(super) fn notify_all(&self) {
         for slot in self.slots().values() {
             slot.bell.notify_one();
@@ -157,7 +157,7 @@ impl MailboxSlot {
         *slot = Some((message.to_owned(), senders.with(place)));
     }
 
-    /// The message, and the ring that came with it.
+    /// Takes the message, and the notification that came with it.
     fn take(&self) -> Option<String> {
         let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
         let notified = self.bell.notified();
@@ -172,20 +172,22 @@ impl MailboxSlot {
     }
 }
 
-/// A queue lasts for so long, and so does one that a server has from before.
+/// How long a queue lasts, including one that a server has restored from an earlier state.
 const QUEUES_LAST: Duration = Duration::from_secs(60);
 
-/// At most so many are remembered: the latest.
+/// The maximum number of remembered attempts: the latest.
 const MOST: usize = 1_024;
 
-/// How soon a further message of one node counts: anybody who may publish can send very many.
+/// The minimum interval between messages of one node that count: any user with the right to publish
+/// can send very many.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What is to be done about a message that a node sends to one who is gone.
+/// The action for a message that a node sends to an attempt that has ended.
 type Answer = Arc<dyn Fn(usize) + Send + Sync>;
 
-/// Who has been queued and is gone. A server that was set back to an earlier state, and a replica that has not heard of it,
-/// still have them in a queue, and would keep a lock for each of them, one after the other.
+/// Attempts that were queued and have ended. A server that was restored from an earlier state, or a
+/// replica that did not receive their removal, still has them in a queue, and would hold a lock for
+/// each of them, one after the other.
 #[derive(Default)]
 pub(super) struct LateNotifications(Mutex<VecDeque<FormerWaiter>>);
 
@@ -193,12 +195,12 @@ struct FormerWaiter {
     id: Uuid,
     since: Moment,
     answer: Answer,
-    /// When it was answered last, by the places of the nodes that sent something.
+    /// When a message was last answered, by the places of the nodes that sent one.
     answered: Vec<(usize, Moment)>,
 }
 
 impl FormerWaiter {
-    /// Takes note of a message, unless one of the same node was answered just before.
+    /// Records a message. False if one of the same node was answered just before.
     fn note(&mut self, place: usize) -> bool {
         let now = Moment::now();
         self.answered.retain(|(_, at)| now.since(*at) < PAUSE);
@@ -221,9 +223,10 @@ impl LateNotifications {
         former_waiters.push_back(FormerWaiter { id, since: now, answer, answered: Vec::new() });
     }
 
-    /// A message has come for one who does not wait.
+    /// Handles a message for an attempt that does not wait.
     pub(super) fn receive(&self, id: Uuid, place: usize) {
-        // Called without the lock: it may log, and a subscriber may drop another attempt.
+        // Called without the lock: the answer may log, and a log subscriber may drop another
+        // attempt.
         let answer = self.answer(id, place);
         answer.inspect(|answer| answer(place));
     }
@@ -234,7 +237,7 @@ impl LateNotifications {
         waiter.note(place).then(|| Arc::clone(&waiter.answer))
     }
 
-    /// Poisoning does not matter: what is in here is whole at any time.
+    /// Poisoning does not matter: the queue is consistent at any time.
     fn former_waiters(&self) -> MutexGuard<'_, VecDeque<FormerWaiter>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -275,7 +278,7 @@ mod tests {
         let (late_notifications, id) = (Arc::new(LateNotifications::default()), Uuid::new_v4());
         let within = Arc::clone(&late_notifications);
         late_notifications.expect(id, Arc::new(move |_| within.expect(Uuid::new_v4(), Arc::new(|_| {}))));
-        late_notifications.receive(id, 1); // under its lock, it would wait for itself for ever
+        late_notifications.receive(id, 1); // called under the lock, this would deadlock
         assert_eq!(late_notifications.former_waiters().len(), 2);
     }
 
@@ -287,7 +290,7 @@ mod tests {
         late_notifications.expect(id, Arc::new(move |place| _ = count.fetch_add(place, Ordering::Relaxed)));
         (0..100).for_each(|_| late_notifications.receive(id, 1));
         late_notifications.receive(id, 10);
-        // 100 of them take far less than a pause.
+        // 100 messages take far less than a pause.
         assert_eq!(received.load(Ordering::Relaxed), 11);
     }
 }

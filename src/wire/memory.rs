@@ -1,5 +1,5 @@
-//! For the crate's own tests: connections that stay in the process. A test that drops a future at
-//! each of its steps decides when each of them is made, and when each request and reply passes.
+//! In-memory connections for the crate's own tests. A test that drops a future at each of its steps
+//! decides when each connection is made, and when each request and reply passes.
 
 use std::cell::RefCell;
 
@@ -12,21 +12,21 @@ thread_local! {
     static DIALLED: RefCell<Option<Vec<Dialled>>> = const { RefCell::new(None) };
 }
 
-/// A connection that a client wants to make. Dropped, it is refused.
+/// A connection that a client wants to make. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct Dialled {
-    /// Where it would lead to.
+    /// The address of the server.
     pub address: String,
     /// Takes the client's end of the connection.
     pub pick_up: oneshot::Sender<DuplexStream>,
 }
 
-/// Makes the connections of this thread's clients wait for [`dialled`], from now on.
+/// From now on, connections of this thread's clients wait for [`dialled`].
 pub fn stay_in_memory() {
     DIALLED.with_borrow_mut(|dialled| *dialled = Some(Vec::new()));
 }
 
-/// Returns the connections that clients of this thread have wanted since the last call.
+/// Returns the connections that this thread's clients have asked for since the last call.
 pub fn dialled() -> Vec<Dialled> {
     DIALLED.with_borrow_mut(|dialled| dialled.as_mut().map(std::mem::take).unwrap_or_default())
 }

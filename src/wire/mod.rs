@@ -1,6 +1,6 @@
 //! What crosses the network: scripts sent to nodes, and wake-ups that come back.
 //!
-//! Nothing here knows what a lease, a kind or an owner is, and nothing outside names the client library,
+//! This module knows no lease, kind or owner. Outside of it, no code names the client library,
 //! except the constructors of [`Locks`](crate::Locks) and the sources of errors.
 
 mod batcher;

@@ -1,4 +1,4 @@
-//! One Redis deployment that scripts are run on.
+//! [`Node`]: one Redis deployment that runs scripts.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,36 +22,37 @@ use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
 
-/// How late a server may find that the time of who waits is over, as it is set up unless told otherwise.
+/// How late a server with default settings may notice that a claim has expired.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How far a floor may be ahead of the server's clock, in microseconds: a day, less what clocks may
-/// drift meanwhile.
+/// How far a minimum token may be ahead of the server's clock, in microseconds: a day, less what
+/// clocks may drift meanwhile.
 const MOST_AHEAD: u64 = 86_000_000_000;
 
-/// One deployment, reached through one shared connection, and one beside it to wait for replicas.
+/// One deployment, reached through one shared connection, and a second one to wait for replicas.
 pub(crate) struct Node {
     connection: SharedConnection,
     limit: Duration,
     floor: Arc<TokenFloor>,
     outage: Mutex<Option<(Moment, Failure)>>,
-    /// Whether there is an outage, so that nobody locks to find that there is none.
+    /// Whether there is an outage: read without taking the lock.
     fails: AtomicBool,
     label: Arc<str>,
-    /// What happened and was not said yet.
+    /// Reports that were not logged yet.
     reports: Mutex<Vec<Report>>,
-    /// How many locks the client holds.
+    /// The number of locks that the client holds.
     holds: Arc<AtomicUsize>,
-    /// One request at a time sends the source of a script to a server that does not know it.
+    /// Lets one request at a time send a script's source to a server that does not know it.
     script_loader: ScriptLoader,
-    /// Of a quorum: its place in it, and the others.
+    /// In a quorum: the node's place, and the membership.
     place: Option<(usize, Arc<Membership>)>,
-    /// Whether its first connection has looked for what endangers locks there.
+    /// Whether its first connection has checked for settings that endanger locks.
     examined: Arc<AtomicBool>,
 }
 
 impl Node {
-    /// If it `confirms`, replicas are waited for from the start. Its connections are called `name`.
+    /// If `confirms` is true, requests wait for replicas from the start. `name` is set in `CLIENT
+    /// LIST`.
     pub(crate) fn new(
         endpoint: Endpoint,
         limit: Duration,
@@ -74,32 +75,35 @@ impl Node {
         }
     }
 
-    /// The longest that one request takes.
+    /// The longest time that one request takes.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Which connection this is. Server times from different ones must not be compared: there may be
-    /// another server behind the address.
+    /// The generation of the connection. Server times of different generations must not be
+    /// compared: another server may be behind the address.
     pub(crate) fn generation(&self) -> u64 {
         self.connection.generation()
     }
 
-    /// Whether it is many servers, of which one may answer for another, and a request may be sent again unseen.
+    /// Whether the node consists of many servers, of which one may reply for another, and a request
+    /// may be sent again unseen.
     pub(crate) fn is_cluster(&self) -> bool {
         self.connection.is_cluster()
     }
 
-    /// Whether all connections lead to one server: else another one may grant beside it, or take over unseen.
+    /// Whether all connections lead to one server. Otherwise another server may grant beside it, or
+    /// take over unseen.
     pub(crate) fn is_one_server(&self) -> bool {
         self.connection.is_one_server()
     }
 
-    /// New fencing tokens must be larger than this, whatever the server has forgotten.
+    /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
     fn floor(&self) -> u64 {
         let floor = if self.is_one_server() { self.floor.seen() } else { self.floor.advanced() };
-        // A server refuses a floor that is more than a day ahead of its clock. If the clock was set
-        // back by more than that, tokens are in no order across that step; but the locks work.
+        // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
+        // was set back by more than that, tokens are in no order across that step, but the locks
+        // work.
         floor.min(self.clock().saturating_add(MOST_AHEAD))
     }
 
@@ -108,17 +112,18 @@ impl Node {
         self.floor.now()
     }
 
-    /// Takes note of the server's time from one of its answers.
+    /// Records the server's time from one of its replies.
     pub(crate) fn observe(&self, server_time: u64) {
         self.floor.observe(server_time);
     }
 
-    /// Connects, if there is no connection: an error within the limit says that the server is down.
+    /// Connects, if there is no connection. An error within the limit means that the server is
+    /// down.
     pub(crate) async fn connect(&self) -> Result<(), RedisError> {
         self.connected_to(false).await.map(drop)
     }
 
-    /// What the servers behind it say of themselves.
+    /// What the node's servers report about themselves.
     pub(super) async fn facts(&self) -> Result<Vec<Facts>, RedisError> {
         let connected = self.connected_to(false).await?;
         Facts::ask(connected.batcher.connection(), &self.label, self.limit).await
@@ -128,13 +133,13 @@ impl Node {
         self.place.is_some()
     }
 
-    /// Why it may not be part of its quorum, as it was found when it was connected to last.
+    /// Why the node may not be part of its quorum, as its last connection found.
     pub(crate) fn problem(&self) -> Option<NodeProblem> {
         self.place.as_ref().and_then(|(place, membership)| membership.problem(*place))
     }
 
-    /// Publishes, outside of any script, and returns how many subscribers of the same server have
-    /// got it. `None`: it has not the right to publish.
+    /// Publishes outside of any script, and returns how many subscribers of the same server
+    /// received the message. `None`: the user has no right to publish.
     pub(super) async fn publish(&self, channel: &str, message: &str) -> Result<Option<u64>, RedisError> {
         let connected = self.connected_to(false).await?;
         let mut publish = redis::cmd("PUBLISH");
@@ -149,7 +154,7 @@ impl Node {
         }
     }
 
-    /// Which run of which server it is.
+    /// The run id of the server.
     pub(super) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
         Ok(self.connected_to(false).await?.run)
     }
@@ -163,7 +168,8 @@ impl Node {
         self.connection.get(confirming, Handshake { limit, floor, place, label, examined }).await
     }
 
-    /// Since when the node has failed, and how, if it does: too few replicas are a failure only to who wants as many.
+    /// Since when the node has failed, and with which failure, if it does. Missing replicas count
+    /// only for a request that requires them.
     pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
         if !self.fails.load(Ordering::Relaxed) {
             return None;
@@ -172,12 +178,12 @@ impl Node {
         outage.filter(|(_, failure)| failure.replicas().is_none_or(|wanted| replicas >= wanted))
     }
 
-    /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if the
-    /// connection turns out to be broken, which every script must tolerate.
+    /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if
+    /// the connection turns out to be broken, which every script must tolerate.
     ///
     /// # Cancel safety
-    /// A request that was written may run, now or later, after this future is dropped: `sent` says
-    /// whether one was.
+    /// Not cancel safe: a request that was written may run, now or later; `sent` says whether one
+    /// was.
     pub(super) async fn call(&self, call: &Call<'_>, sent: &SentFlag) -> Result<Reply, Failure> {
         let outcome = self.try_call(call, sent).await;
         if let Some(report) = self.note(outcome.as_ref().err()) {
@@ -186,9 +192,9 @@ impl Node {
         outcome
     }
 
-    /// [`call`](Node::call) for a quorum, which waits for connecting and sending together no longer
-    /// than it takes to find out that a connection is silent, and for replicas after that. It waits
-    /// for its turn for as long as the node answers others.
+    /// [`call`](Node::call) for a quorum. Connecting and sending together take no longer than
+    /// finding out that a connection is silent; waiting for replicas comes after that. The request
+    /// waits for its turn for as long as the node replies to others.
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let patience = call.replicas().map_or(Duration::ZERO, |(_, patience)| patience);
         let sent = SentFlag::default();
@@ -210,12 +216,12 @@ impl Node {
         outcome
     }
 
-    /// Whether the connection delivers answers, so that a call which takes long waits for its turn.
+    /// Whether the connection delivers replies, so that a slow call is one that waits for its turn.
     fn is_answering(&self) -> bool {
         self.connection.current(false).is_some_and(|connected| connected.batcher.is_answering())
     }
 
-    /// Whether it has no vote.
+    /// Whether the node has replied that it has no vote.
     fn refuses(&self, call: &Call<'_>, reply: &Reply) -> bool {
         let Some((place, membership)) = self.place.as_ref().filter(|_| call.is_guarded()) else {
             return false;
@@ -229,7 +235,8 @@ impl Node {
         let (script, begun) = (call.script(), Moment::now());
         let (mut resent, mut tried_again) = (None, false);
         loop {
-            // Whatever comes of the second delivery, the first one is unknown: that is what is reported.
+            // The effect of the first delivery is unknown, whatever the second one returns: that is
+            // reported.
             let connected = match self.connected_to(call.replicas().is_some()).await {
                 Ok(connected) => connected,
                 Err(source) => return Err(Failure::unsent(source).after(resent)),
@@ -237,11 +244,11 @@ impl Node {
             let generation = connected.generation;
             let error = match self.run(call, &connected, sent).await {
                 Ok(answered) => {
-                    // What an earlier delivery was granted may count from before.
+                    // A grant of an earlier delivery may count from before.
                     let sent = if resent.is_some() { begun } else { answered.sent };
                     let reply = Reply { script, value: answered.value, sent, generation, resent };
                     if call.may_be_late() && reply.is_number(LATE) {
-                        return Err(Failure::unsent(too_slow())); // it was refused, and may be sent again
+                        return Err(Failure::unsent(too_slow())); // refused, so it may be sent again
                     }
                     return self.confirm(call, &connected, reply).await;
                 }
@@ -252,7 +259,7 @@ impl Node {
             let failure = if sent.is_set() {
                 Failure::sent(error, self.is_cluster())
             } else {
-                Failure::unsent(error) // it was queued
+                Failure::unsent(error) // still queued
             };
             if tried_again || !broken {
                 let failure = find_corrupt_companion(&connected.batcher, call, failure).await;
@@ -262,8 +269,8 @@ impl Node {
         }
     }
 
-    /// Sends a call by its SHA1, or by its source; one that only reads once more as such, if the
-    /// user may not write.
+    /// Sends a call by its SHA1, or by its source. A call that only reads is sent once more as such
+    /// if the user may not write.
     async fn run(
         &self,
         call: &Call<'_>,
@@ -277,14 +284,15 @@ impl Node {
         };
         prepared.reads = true;
         match self.script_loader.run(&on.batcher, &prepared, sent).await {
-            // Whatever this says, it is the right to the other form that is documented.
+            // Report the first refusal, since the documentation names the right for that form.
             Err(error) if !is_broken(&error) => Err(refused),
             answer => answer,
         }
     }
 
-    /// Waits until enough replicas have what a request wrote, on the connection that it went through, and so all that
-    /// was written before. A server only knows what to wait for if the request did write: every grant does.
+    /// Waits until the required replicas have what a request wrote, on the connection that it was
+    /// sent through, and so everything written before. A server knows what to wait for only if the
+    /// request did write; every grant does.
     async fn confirm(&self, call: &Call<'_>, on: &LiveConnection, reply: Reply) -> Result<Reply, Failure> {
         let Some((replicas, patience)) = call.replicas().filter(|_| reply.is_number_from(0)) else {
             return Ok(reply);
@@ -302,7 +310,7 @@ impl Node {
         }
     }
 
-    /// Runs many scripts in one pipeline, with an answer for each, waiting no longer than `limit` for them.
+    /// Runs many scripts in one pipeline, with a reply for each, waiting at most `limit` for them.
     pub(crate) async fn call_all(&self, calls: &[&Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
         let connected = match self.connected_to(false).await {
             Ok(connected) => connected,
@@ -331,7 +339,7 @@ impl Node {
             }
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
-        // One answer is enough to know that the server is there.
+        // One reply is enough to know that the server is up.
         let is_there = replies.iter().any(Result::is_ok);
         let failure = replies.iter().find_map(|reply| reply.as_ref().err()).filter(|_| !is_there);
         self.report_later(self.note(failure));
@@ -348,13 +356,13 @@ impl Node {
         }
     }
 
-    /// Takes note of an outage that begins or ends. What is returned says so.
+    /// Records an outage that begins or ends. Returns the report of it.
     fn note(&self, failure: Option<&Failure>) -> Option<Report> {
         let described = || (Arc::clone(&self.label), self.holds.load(Ordering::Relaxed));
         match failure.filter(|failure| failure.is_transient()) {
             Some(failure) => {
                 let mut outage = self.outage_lock();
-                // Of another sort, it is the end of the one before.
+                // A failure of another sort ends the outage before it.
                 let begins =
                     outage.as_ref().is_none_or(|(_, before)| before.replicas() != failure.replicas());
                 if begins {
@@ -381,7 +389,7 @@ impl Node {
         }
     }
 
-    /// What happened while requests were sent together, and was not said yet.
+    /// Reports of requests that were sent together and were not logged yet.
     pub(super) fn take_reports(&self) -> Vec<Report> {
         std::mem::take(&mut *self.reports.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -390,13 +398,13 @@ impl Node {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).extend(report);
     }
 
-    /// Takes the name for people, and the number of locks that the client holds, for logs.
+    /// Sets the human-readable name, and the counter of the client's locks, for logs.
     pub(super) fn named(mut self, label: &str, holds: &Arc<AtomicUsize>) -> Node {
         (self.label, self.holds) = (label.into(), Arc::clone(holds));
         self
     }
 
-    /// Poisoning does not matter: nothing under this lock panics.
+    /// Poisoning does not matter: no code under this lock panics.
     fn outage_lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }

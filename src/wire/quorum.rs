@@ -1,4 +1,4 @@
-//! The nodes that decide together: one, or several of which more than half must agree
+//! [`Nodes`]: the nodes that decide together, one alone or several by majority
 //! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 
 use std::future::Future;
@@ -15,16 +15,16 @@ use super::replies::Vote;
 use super::{Call, Facts, Failure, InFlight, Node, NodeSet, Reply, Votes};
 use crate::event::Report;
 
-/// How long a "no" waits for those who have not answered: what they say of it need not be undone
-/// then.
+/// How long a negative reply waits for the other nodes: a reply that is known by then needs no
+/// undoing.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Whom to wait for.
+/// Which replies to wait for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitFor {
-    /// Until more than half say yes, which is a number of at least this, or cannot any more.
+    /// Until a majority has replied with a number of at least this, or cannot any more.
     Majority(i64),
-    /// Until all have answered or failed.
+    /// Until all have replied or failed.
     All,
 }
 
@@ -33,16 +33,16 @@ pub(crate) struct Nodes {
     all: Vec<Arc<Node>>,
     labels: Arc<[String]>,
     runtime: Handle,
-    /// The largest number that nodes have accepted from here.
+    /// The largest proposal of this client that nodes have accepted.
     accepted: AtomicU64,
-    /// Whether a majority was connected to once, so that their clocks are known.
+    /// Whether a majority has been connected to once, so that their clocks are known.
     opened: AtomicBool,
-    /// How many locks the client holds, for logs.
+    /// The number of locks that the client holds, for logs.
     holds: Arc<AtomicUsize>,
 }
 
 impl Nodes {
-    /// To be called on the runtime that the client lives on.
+    /// Must be called on the client's runtime.
     pub(crate) fn new(all: Vec<(Node, String)>) -> Nodes {
         let holds = Arc::default();
         let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds)), label);
@@ -57,22 +57,22 @@ impl Nodes {
         }
     }
 
-    /// Runs a task where the connections live.
+    /// Runs a task on the runtime of the connections.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }
 
-    /// The only one, if there is one.
+    /// The only node, if there is just one.
     pub(crate) fn single(&self) -> Option<&Node> {
         if let [node] = self.all.as_slice() { Some(node) } else { None }
     }
 
-    /// Whether they decide by majority, be it of one.
+    /// Whether the nodes decide by majority, be it of one.
     pub(crate) fn is_quorum(&self) -> bool {
         self.all.iter().any(|node| node.is_in_quorum())
     }
 
-    /// The only server, if there is one: then its clock dates what it grants.
+    /// The only server, if there is just one: then its clock dates its grants.
     pub(crate) fn server(&self) -> Option<&Node> {
         self.single().filter(|node| node.is_one_server())
     }
@@ -82,12 +82,12 @@ impl Nodes {
         self.all.iter().any(|node| node.is_cluster())
     }
 
-    /// What happened to the nodes while requests were sent together, and was not said yet.
+    /// Reports about nodes from requests that were sent together and were not logged yet.
     pub(crate) fn take_reports(&self) -> Vec<Report> {
         self.all.iter().flat_map(|node| node.take_reports()).collect()
     }
 
-    /// Counts a hold for as long as what this returns lives.
+    /// Counts a hold until the returned value is dropped.
     pub(crate) fn count_hold(&self) -> HoldCount {
         self.holds.fetch_add(1, Ordering::Relaxed);
         HoldCount(Arc::clone(&self.holds))
@@ -101,7 +101,7 @@ impl Nodes {
         self.count() / 2 + 1
     }
 
-    /// So many may be away, and the others decide.
+    /// The maximum number of failed nodes with which the others still decide.
     pub(crate) fn max_failures(&self) -> usize {
         self.count() - self.majority()
     }
@@ -126,14 +126,14 @@ impl Nodes {
         &self.labels[place]
     }
 
-    /// The longest that one request to one node takes.
+    /// The longest time that one request to one node takes.
     pub(crate) fn limit(&self) -> Duration {
         self.all.first().map_or(Duration::ZERO, |node| node.limit())
     }
 
-    /// A number that no node has seen yet, as far as is known; nodes of a quorum must be told one,
-    /// since each would choose another. The only node of a `guarded` quorum is told one as well: it
-    /// remembers what it has accepted.
+    /// A token that is larger than any the nodes have seen, as far as is known. The nodes of a
+    /// quorum need a common proposal, since each would choose its own token. The only node of a
+    /// `guarded` quorum gets one as well: the client remembers which proposals were accepted.
     pub(crate) fn proposal(&self, guarded: bool) -> Option<u64> {
         if self.single().is_some() && !guarded {
             return None;
@@ -143,23 +143,23 @@ impl Nodes {
         Some(now.max(self.accepted.load(Ordering::Relaxed) + 1))
     }
 
-    /// Takes note of a number that was accepted.
+    /// Records an accepted proposal.
     pub(crate) fn accepted(&self, number: u64) {
         self.accepted.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Connects to all: what came of it, node by node.
+    /// Connects to all nodes, and returns each one's result.
     pub(crate) async fn connect(&self) -> Vec<Result<(), redis::RedisError>> {
         self.each(|node| async move { node.connect().await }).await
     }
 
-    /// What the servers behind each node say of themselves, or why they do not answer.
+    /// What each node's servers report about themselves, or why they do not reply.
     pub(crate) async fn facts(&self) -> Vec<Result<Vec<Facts>, redis::RedisError>> {
         self.each(|node| async move { node.facts().await }).await
     }
 
-    /// Publishes a message that no client takes for anything, through each node. `None`: it has not
-    /// the right.
+    /// Publishes a message that clients ignore, through each node. `None`: the user has no right to
+    /// publish.
     pub(crate) async fn publish_everywhere(
         &self,
         channel: &Arc<str>,
@@ -171,7 +171,7 @@ impl Nodes {
         self.each(publish).await
     }
 
-    /// Does something with each node, with all at a time, where the connections live.
+    /// Runs `work` for all nodes concurrently, on the runtime of the connections.
     async fn each<T, F>(&self, work: impl Fn(Arc<Node>) -> F) -> Vec<Result<T, redis::RedisError>>
     where
         T: Send + 'static,
@@ -189,25 +189,25 @@ impl Nodes {
         outcomes
     }
 
-    /// Connects to several nodes before the first proposal: it is made from their clocks, and
-    /// without one it would be smaller than tokens that they have forgotten. What fails to connect
-    /// fails again when it is asked.
+    /// Connects to several nodes before the first proposal. The proposal is made from their clocks;
+    /// without a clock it would be smaller than tokens that the nodes have lost. A node that fails
+    /// to connect here fails again when the request is sent.
     pub(crate) async fn open(&self) {
         if self.count() > 1 && !self.opened.load(Ordering::Relaxed) {
             let _asked_next = self.connect().await;
         }
     }
 
-    /// Which run of which server a node is.
+    /// The run id of a node.
     pub(crate) async fn run_id(&self, place: usize) -> Result<Option<Arc<str>>, redis::RedisError> {
         self.node(place).run_id().await
     }
 
-    /// Sends a request to some nodes at a time, each of which has its own time limit.
+    /// Sends a request to some nodes concurrently, each with its own time limit.
     ///
     /// # Cancel safety
-    /// Requests that have left go on, and `in_flight` knows of them: of the only node, also whether one
-    /// has.
+    /// Not cancel safe: requests that were written continue, and `in_flight` records them; for a
+    /// single node also whether one was written.
     pub(crate) async fn ask(
         &self,
         call: &Call<'_>,
@@ -220,7 +220,7 @@ impl Nodes {
             return self.votes(vec![(0, outcome)], wait_for);
         }
         let call = Arc::new(call.to_owned());
-        // Each sends once, so that nobody ever waits.
+        // Each node sends once, so no sender ever waits.
         let (sender, mut answers) = mpsc::channel(among.len().max(1));
         for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
             in_flight.sent();
@@ -245,12 +245,12 @@ impl Nodes {
                 if yes >= self.majority() {
                     break;
                 }
-                // Of too few answers each failure is told; none takes longer than its node's time
-                // limit.
+                // If too few reply, each node's failure is reported; none takes longer than its
+                // node's time limit.
                 let answered = votes.cast.iter().filter(|(_, vote)| vote.is_ok()).count();
                 if yes + pending < self.majority() && answered >= self.majority() && !refused {
                     refused = true;
-                    // Whoever has failed before will not answer soon.
+                    // A node that has failed before will not reply soon.
                     let heard = NodeSet::of(votes.cast.iter().map(|(place, _)| *place));
                     let pending = |place: &usize| among.contains(*place) && !heard.contains(*place);
                     if (0..self.count())
@@ -266,7 +266,7 @@ impl Nodes {
                 answer = answers.recv() => match answer {
                     Some(vote) => votes.cast.push(vote),
                     None => {
-                        // Tasks are gone that had not answered: their runtime has ended.
+                        // Tasks that ended without a reply: their runtime has shut down.
                         let gone = among.without(NodeSet::of(votes.cast.iter().map(|(place, _)| *place)));
                         let gone = (0..self.count()).filter(|place| gone.contains(*place));
                         votes.cast.extend(gone.map(|place| (place, Err(Failure::runtime_ended()))));
@@ -282,8 +282,8 @@ impl Nodes {
         votes
     }
 
-    /// Sends many requests, each to some of the nodes, all of one node in one pipeline, and waits
-    /// for all of them, no longer than `limit` for each node.
+    /// Sends many requests, each to some of the nodes, one pipeline per node, and waits for all of
+    /// them, at most `limit` for each node.
     pub(crate) async fn call_all(&self, calls: Vec<(Call<'_>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
         if let Some(node) = self.single() {
             let calls: Vec<&Call<'_>> = calls.iter().map(|(call, _)| call).collect();
@@ -321,7 +321,7 @@ impl Nodes {
         }
         let mut votes: Vec<Vec<Vote>> = calls.iter().map(|_| Vec::new()).collect();
         for (place, task) in tasks.into_iter().enumerate() {
-            // It fails only with a runtime that shuts down.
+            // A join fails only if the runtime shuts down.
             for (number, outcome) in task.await.unwrap_or_default() {
                 votes[number].push((place, outcome));
             }
@@ -335,7 +335,7 @@ impl Nodes {
     }
 }
 
-/// A hold, counted.
+/// A counted hold.
 pub(crate) struct HoldCount(Arc<AtomicUsize>);
 
 impl Drop for HoldCount {
@@ -344,7 +344,7 @@ impl Drop for HoldCount {
     }
 }
 
-/// Of the nodes' clocks, not the latest: one that is far ahead must not be believed.
+/// The median of the clocks, not the latest: a clock that is far ahead must not be believed.
 pub(crate) fn median_clock(mut clocks: Vec<u64>, majority: usize) -> Option<u64> {
     clocks.sort_unstable();
     clocks.get(majority - 1).copied()
@@ -362,8 +362,7 @@ mod tests {
     const DAY: u64 = 86_400_000_000;
     const NOW: u64 = 20_000 * DAY;
 
-    /// Nodes of which nobody is asked anything: as if their clocks had been seen to be at these
-    /// times.
+    /// Nodes to which nothing is sent, as if their clocks had been read at these times.
     fn with_clocks(clocks: &[Option<u64>]) -> Nodes {
         let node = |clock: &Option<u64>| {
             let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
@@ -393,7 +392,7 @@ mod tests {
             &[ahead, unknown, now, now, unknown],
         ] {
             let proposal = with_clocks(clocks).proposal(false).unwrap();
-            let near = NOW..NOW + DAY / 24; // the clocks go on meanwhile
+            let near = NOW..NOW + DAY / 24; // the clocks advance meanwhile
             assert!(near.contains(&proposal), "{proposal} of {clocks:?}");
         }
     }

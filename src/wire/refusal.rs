@@ -6,16 +6,16 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use super::batcher::{Batcher, SentFlag, TimedReply};
 use super::{Call, Failure};
 
-/// The codes by which a server refuses a request before it has written anything.
+/// Error codes with which a server refuses a request before it has written anything.
 ///
-/// A server checks all but the last four before it runs a script. Those stop a script, at its first
-/// write: whether memory is short is decided as the script starts, and none of the other conditions
-/// changes while it runs (`scriptVerifyWriteCommandAllow` and `scriptVerifyOOM` in Redis 7,
-/// `luaRedisGenericCommand` in Redis 6.2).
+/// A server checks all but the last four before it runs a script. Those four stop a script at its
+/// first write: whether memory is short is decided as the script starts, and the other three
+/// conditions do not change while it runs (`scriptVerifyWriteCommandAllow` and `scriptVerifyOOM` in
+/// Redis 7, `luaRedisGenericCommand` in Redis 6.2).
 const REFUSED: &[&str] = &[
-    "NOSCRIPT",    // the SHA1 is not known
-    "NOAUTH",      // the connection has not authenticated
-    "WRONGPASS",   // it could not
+    "NOSCRIPT",    // unknown SHA1
+    "NOAUTH",      // not authenticated
+    "WRONGPASS",   // authentication failed
     "NOPERM",      // the user may not run EVALSHA, or not with these keys
     "DENIED",      // protected mode
     "LOADING",     // the data set is being loaded
@@ -28,18 +28,18 @@ const REFUSED: &[&str] = &[
     "CROSSSLOT",   // keys of one request are in several slots
     "READONLY",    // a replica
     "OOM",         // maxmemory is reached
-    "MISCONF",     // it cannot save
+    "MISCONF",     // the server cannot save
     "NOREPLICAS",  // min-replicas-to-write
 ];
 
-/// The codes that Redis 6.2 wraps into the error of the script that they have stopped.
+/// Codes that Redis 6.2 wraps into the error of the script that they stopped.
 const STOP_AT_FIRST_WRITE: &[&str] = &["READONLY", "OOM", "MISCONF", "NOREPLICAS"];
 
-/// Errors without a code of their own by which a server refuses a request that it cannot run.
+/// Errors without a code with which a server refuses a request that it cannot run.
 const UNKNOWN_COMMAND: &[&str] =
     &["unknown command", "wrong number of arguments for 'eval", "max number of clients reached"];
 
-/// Whether the server answered, with an error.
+/// Whether the server sent an error reply.
 pub(super) fn is_error_reply(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
 }
@@ -54,21 +54,21 @@ pub(super) fn was_refused(error: &RedisError) -> bool {
     if STOP_AT_FIRST_WRITE.iter().any(|code| is_wrapped(detail, code)) {
         return true;
     }
-    // A command within a script is refused as ERR by Redis, and with this code by other servers: by
-    // then the script may have written.
+    // Redis reports a refused command within a script as ERR, other servers with this code. By then
+    // the script may have written.
     if code == "NOPERM" && detail.contains("script") {
         return false;
     }
     REFUSED.contains(&code) || code == "ERR" && UNKNOWN_COMMAND.iter().any(|text| detail.starts_with(text))
 }
 
-/// Whether Redis 6 has wrapped an error with this code into that of the script.
+/// Whether Redis 6 wrapped an error with this code into that of the script.
 fn is_wrapped(detail: &str, code: &str) -> bool {
     detail.starts_with("Error running script") && detail.contains(&format!(": -{code} "))
 }
 
-/// The answer of a server that is a replica: to a script, which Redis 6 wraps into the error of
-/// that, and to `WAIT`, before and while it waits.
+/// Whether the server is a replica: its reply to a script, which Redis 6 wraps into the script's
+/// error, and to `WAIT`, before and while it waits.
 pub(super) fn is_demoted(error: &RedisError) -> bool {
     let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
@@ -77,8 +77,8 @@ pub(super) fn is_demoted(error: &RedisError) -> bool {
         || says("WAIT cannot be used with replica")
 }
 
-/// The answer of a master that refuses to write, with too few replicas or since it cannot save: it
-/// has not written.
+/// Whether a master refuses writes, for lack of replicas or because it cannot save: the request has
+/// written nothing.
 pub(super) fn refuses_writes(error: &RedisError) -> bool {
     lacks_replicas(error) || says(error, "MISCONF")
 }
@@ -87,8 +87,7 @@ pub(super) fn lacks_replicas(error: &RedisError) -> bool {
     says(error, "NOREPLICAS")
 }
 
-/// Whether this is the code of an error, or of one that Redis 6 has wrapped into that of the
-/// script.
+/// Whether an error has this code, by itself or wrapped by Redis 6 into the script's error.
 fn says(error: &RedisError, code: &str) -> bool {
     error.code() == Some(code) || error.detail().is_some_and(|detail| detail.contains(&format!("-{code} ")))
 }
@@ -96,7 +95,7 @@ fn says(error: &RedisError, code: &str) -> bool {
 /// The largest token, and one more.
 const LARGEST: i64 = 1 << 53;
 
-/// The failure of a call, which names the key that is to blame if one of them is.
+/// The failure of a call, with the companion key that caused it, if one did.
 pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, failure: Failure) -> Failure {
     let Some([fence, waiters]) =
         call.companions().filter(|_| failure.error_reply().is_some_and(may_be_corrupt))
@@ -132,8 +131,8 @@ fn spoilt_number(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether an error may come from a key with the wrong contents. Redis 6.2 wraps it into that of
-/// the script.
+/// Whether an error may come from a key with unexpected contents. Redis 6.2 wraps it into the
+/// script's error.
 fn may_be_corrupt(error: &RedisError) -> bool {
     let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
     is_wrong_type(error)
@@ -152,7 +151,7 @@ fn is_wrong_type(error: &RedisError) -> bool {
 mod tests {
     use super::*;
 
-    /// As a connection reads it.
+    /// An error reply as a connection parses it.
     fn reply(line: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
         value.extract_error().unwrap_err()

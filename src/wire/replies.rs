@@ -1,5 +1,5 @@
-//! [`Reply`]: the answer of one node. [`Votes`]: those of several. [`InFlight`]: requests whose effect
-//! is unknown.
+//! [`Reply`]: the reply of one node. [`Votes`]: the replies of several. [`InFlight`]: requests
+//! whose effect is unknown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use super::{Call, Failure, Node, NodeReplies, Script};
 use crate::clock::Moment;
 use crate::shorten::shortened;
 
-/// Some of the nodes of a quorum, each by its place.
+/// A set of nodes of a quorum, by their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeSet(u32);
 
@@ -52,12 +52,13 @@ impl NodeSet {
     }
 }
 
-/// What is not known of the requests of one attempt: whether all were answered, and none may run again.
+/// What is unknown of the requests of one attempt: whether all were answered, and none may run
+/// again.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     unanswered: AtomicUsize,
     unknown: AtomicBool,
-    /// The latest request was given up before it was written.
+    /// The latest request was withdrawn before it was written.
     withdrawn: AtomicBool,
 }
 
@@ -65,7 +66,7 @@ impl InFlight {
     /// Sends a request to the only node.
     ///
     /// # Cancel safety
-    /// Dropped, it is known whether the request was written.
+    /// Cancel safe: afterwards it is known whether the request was written.
     pub(super) async fn ask(&self, node: &Node, call: &Call<'_>) -> Result<Reply, Failure> {
         self.withdrawn.store(false, Ordering::SeqCst);
         self.sent();
@@ -76,18 +77,18 @@ impl InFlight {
         outcome
     }
 
-    /// Whether the latest request to the only node was given up before it was written: it has, and
-    /// will have, no effect.
+    /// Whether the latest request to the only node was withdrawn before it was written: it has no
+    /// effect, now or later.
     pub(crate) fn is_withdrawn(&self) -> bool {
         self.withdrawn.load(Ordering::SeqCst)
     }
 
-    /// A request leaves: until its answer is there, nobody knows.
+    /// Records that a request leaves: until its reply arrives, its effect is unknown.
     pub(crate) fn sent(&self) {
         self.unanswered.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// What came of it. One that was never answered, or was sent twice, may yet run.
+    /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
     pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
         let doubtful = match outcome {
             Ok(reply) => reply.resent.is_some(),
@@ -99,12 +100,12 @@ impl InFlight {
         self.answered();
     }
 
-    /// It was answered.
+    /// Records that the request was answered.
     pub(crate) fn answered(&self) {
         self.unanswered.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whatever came of them: they must be undone.
+    /// Records that the effects are unknown, whatever the replies were: they must be undone.
     pub(crate) fn mark_unknown(&self) {
         self.unknown.store(true, Ordering::SeqCst);
     }
@@ -114,7 +115,7 @@ impl InFlight {
     }
 }
 
-/// A request to the only node. Dropped before it is written, it leaves no doubt.
+/// A request to the only node. Dropped before it is written, it has no effect.
 struct PendingRequest<'a> {
     in_flight: &'a InFlight,
     sent: SentFlag,
@@ -130,23 +131,23 @@ impl Drop for PendingRequest<'_> {
     }
 }
 
-/// What one node said.
+/// The place of a node, and its reply.
 pub(crate) type Vote = (usize, Result<Reply, Failure>);
 
-/// What the nodes said that were waited for.
+/// The replies of the nodes that were waited for.
 #[derive(Debug)]
 pub(crate) struct Votes {
     pub(super) labels: Arc<[String]>,
     pub(super) of: usize,
-    /// The least number that is a "yes".
+    /// The least number that is a positive reply.
     pub(super) least: i64,
     pub(crate) cast: Vec<Vote>,
-    /// Those who have not answered yet.
+    /// The nodes that have not replied yet.
     pub(crate) rest: Option<Stragglers>,
 }
 
 impl Votes {
-    /// How many nodes it takes.
+    /// How many nodes form a majority.
     pub(crate) fn majority(&self) -> usize {
         self.of / 2 + 1
     }
@@ -156,7 +157,7 @@ impl Votes {
         self.of
     }
 
-    /// The one answer, or failure, of so many that none of them decides.
+    /// The only node's failure, or that of a quorum without a decision.
     pub(crate) fn failure(self) -> Failure {
         if self.of == 1
             && let Some((_, Err(failure))) = self.cast.first()
@@ -166,8 +167,8 @@ impl Votes {
         Failure::no_quorum(NodeReplies::of(&self.labels).with_votes(self.least, self.cast))
     }
 
-    /// Among several nodes, "nothing to do" is no answer of one that the request was sent to twice: the first delivery may
-    /// have done it.
+    /// In a quorum, discards the negative reply of a node that received the request twice: the
+    /// first delivery may have done it.
     pub(crate) fn doubt_negatives(&mut self) {
         if self.of == 1 {
             return;
@@ -182,7 +183,7 @@ impl Votes {
         }
     }
 
-    /// Waits for those who have not answered, each of which has its own time limit.
+    /// Waits for the remaining nodes, each with its own time limit.
     pub(crate) async fn wait(&mut self) {
         if let Some(mut rest) = self.rest.take() {
             while let Some(vote) = rest.next().await {
@@ -191,72 +192,73 @@ impl Votes {
         }
     }
 
-    /// Those of whom there is no answer, or not yet.
+    /// The nodes without a reply, so far.
     pub(crate) fn missing(&self) -> NodeSet {
         let answered = self.cast.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
         NodeSet::first(self.of).without(NodeSet::of(answered))
     }
 
-    /// Those that answered with a positive number.
+    /// The nodes with a positive reply.
     pub(crate) fn positives(&self) -> NodeSet {
         let is_yes =
             |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number_from(1));
         NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_yes(outcome)).map(|(node, _)| *node))
     }
 
-    /// Those who say that there was nothing to do.
+    /// The nodes that had nothing to do.
     pub(crate) fn negatives(&self) -> NodeSet {
         let is_no = |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number(0));
         NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_no(outcome)).map(|(node, _)| *node))
     }
 
-    /// Those who failed to answer.
+    /// The nodes that failed to reply.
     pub(crate) fn failed(&self) -> NodeSet {
         NodeSet::of(self.cast.iter().filter(|(_, outcome)| outcome.is_err()).map(|(node, _)| *node))
     }
 }
 
-/// Nodes that answer later than it took to decide.
+/// Nodes that reply after the decision.
 #[derive(Debug)]
 pub(crate) struct Stragglers {
     pub(super) answers: mpsc::Receiver<Vote>,
 }
 
 impl Stragglers {
-    /// The next answer; `None` once there are no more.
+    /// Returns the next reply; `None` after the last one.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// Cancel safe: no reply is lost.
     pub(crate) async fn next(&mut self) -> Option<Vote> {
         self.answers.recv().await
     }
 }
 
-/// The first of two numbers, if the second is a token that is as large as the one proposed, or larger.
+/// The first of two numbers in a refusal; the second is an accepted token that is at least as large
+/// as the proposed one.
 const TOO_LOW: i64 = -8;
 
-/// A request that came after the time until which it may be granted; or its attempt was ended.
+/// Refuses a request that arrived after its deadline, or whose attempt was ended.
 pub(super) const LATE: i64 = -1;
 
-/// A node that has not been admitted to its quorum.
+/// Refuses a request at a node that was not admitted to its quorum.
 pub(super) const NOT_ADMITTED: i64 = -9;
 
-/// What a script answered.
+/// The reply of a script.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
     pub(super) script: &'static Script,
     pub(super) value: Value,
-    /// Before the request was written: whatever it was granted counts from then.
+    /// A time before the request was written: what it was granted counts from then.
     pub(crate) sent: Moment,
-    /// Through which connection it came.
+    /// The generation of the connection that it came through.
     pub(crate) generation: u64,
-    /// The request was sent again after its connection broke like this: it may have run twice, or run
-    /// again later.
+    /// The request was sent again after its connection broke with this failure: it may have run
+    /// twice, or may run again later.
     pub(crate) resent: Option<Failure>,
 }
 
 impl Reply {
-    /// The answer of a verb: one integer, or the two of a lock that is busy.
+    /// The answer of a verb: one integer, or the two of a busy lock.
     pub(crate) fn answer(&self) -> Result<Answer, Failure> {
         match &self.value {
             Value::Int(number) => Ok(Answer::Final(*number)),
@@ -269,7 +271,7 @@ impl Reply {
         }
     }
 
-    /// The items of a longer answer, as text.
+    /// The items of a longer reply, as text.
     pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
         let Value::Array(items) = &self.value else { return Err(self.unexpected()) };
         let text = |item: &Value| match item {
@@ -289,14 +291,14 @@ impl Reply {
         self.value == Value::Int(number)
     }
 
-    /// Whether it is one integer, `least` or more.
+    /// Whether the reply is one integer of at least `least`.
     pub(super) fn is_number_from(&self, least: i64) -> bool {
         matches!(self.value, Value::Int(number) if number >= least)
     }
 }
 
-/// An answer that no script gives, for the text of an error. Items of an array may name a holder,
-/// which a log must not show in full.
+/// Describes a reply that no script gives, for the text of an error. Items of an array may name a
+/// holder, which a log must not show in full.
 fn described(value: &Value) -> String {
     match value {
         Value::Array(items) => {
@@ -315,14 +317,15 @@ fn described_item(item: &Value) -> String {
     }
 }
 
-/// What a verb answers with, as `lua/README.md` says.
+/// The answer of a verb, as specified in `lua/README.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Positive: done; 0: not; negative: refused.
+    /// Positive: done. 0: not done. Negative: refused.
     Final(i64),
-    /// Free in so many milliseconds at most, and the server's clock in microseconds.
+    /// Busy: the milliseconds until the lock is free at the latest, and the server's clock in
+    /// microseconds.
     Busy(i64, i64),
-    /// Refused: a number as large as this was accepted before.
+    /// Refused: this accepted number is at least as large as the proposal.
     TooLow(i64),
 }
 

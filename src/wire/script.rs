@@ -1,5 +1,5 @@
-//! [`Script`]: a file of `lua/`, called by the SHA1 of its bytes. [`ScriptLoader`]: sends the source
-//! once to a server that does not know it.
+//! [`Script`]: a file of `lua/`, called by the SHA1 of its bytes. [`ScriptLoader`]: sends the
+//! source once to a server that does not know it.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::batcher::{Batcher, SentFlag, TimedReply};
 
-/// One file of `lua/`, the bytes that Redis gets.
+/// One file of `lua/`, the bytes that Redis receives.
 #[derive(Debug)]
 pub(crate) struct Script {
     name: &'static str,
@@ -49,13 +49,13 @@ pub(crate) struct Call<'a> {
 enum Arg<'a> {
     Text(Cow<'a, str>),
     Number(u64),
-    /// Its default. What is left out at the end is not sent.
+    /// The default. Trailing defaults are not sent.
     Default,
-    /// The latest server time known when the request leaves: a new connection may have raised it.
+    /// The minimum token, read when the request leaves: a new connection may have raised it.
     Floor,
-    /// The server's clock this much after the request leaves, as far as the clock is known.
+    /// The server's clock this long after the request leaves, as far as the clock is known.
     Until(Duration),
-    /// Which run of the server it is sent to.
+    /// The run id of the server that receives the request.
     Run,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Call<'a> {
         Call { script, keys, args: Vec::with_capacity(8), replicas: None, only_reads: false }
     }
 
-    /// One key more.
+    /// Adds a key.
     pub(crate) fn key(mut self, key: String) -> Call<'a> {
         self.keys.push(Cow::Owned(key));
         self
@@ -83,22 +83,22 @@ impl<'a> Call<'a> {
         self.arg(Arg::Number(number))
     }
 
-    /// An argument that may have its default.
+    /// Adds an argument that may have its default.
     pub(crate) fn optional(self, number: Option<u64>) -> Call<'a> {
         self.arg(number.map_or(Arg::Default, Arg::Number))
     }
 
-    /// An argument that has its default.
+    /// Adds an argument with its default.
     pub(crate) fn default(self) -> Call<'a> {
         self.arg(Arg::Default)
     }
 
-    /// Until when on the server's clock the request may have an effect; no limit by default.
+    /// Sets until when, on the server's clock, the request may have an effect; no limit by default.
     pub(crate) fn until(self, span: Option<Duration>) -> Call<'a> {
         self.arg(span.map_or(Arg::Default, Arg::Until))
     }
 
-    /// Whether the server refuses the request if it comes late.
+    /// Whether the server refuses the request if it arrives late.
     pub(super) fn may_be_late(&self) -> bool {
         self.args.iter().any(|arg| matches!(arg, Arg::Until(_)))
     }
@@ -111,7 +111,7 @@ impl<'a> Call<'a> {
         self.arg(Arg::Run)
     }
 
-    /// Whether only a node that was admitted grants it.
+    /// Whether only an admitted node grants the request.
     pub(super) fn is_guarded(&self) -> bool {
         self.args.iter().any(|arg| matches!(arg, Arg::Run))
     }
@@ -121,20 +121,21 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// What it writes counts only once so many replicas have it.
+    /// Sets how many replicas must confirm the write before it counts, and how long to wait for
+    /// them.
     pub(crate) fn replicated(mut self, replicas: Option<(u32, Duration)>) -> Call<'a> {
         self.replicas = replicas;
         self
     }
 
-    /// Its script writes nothing: a user with the right to read is enough for it.
+    /// Marks that the script writes nothing: the right to read suffices for it.
     pub(crate) fn only_reads(mut self) -> Call<'a> {
         self.only_reads = true;
         self
     }
 
-    /// Whether to send it as one that reads, after it was refused like this. Not at first: servers
-    /// before Redis 7 do not know how.
+    /// Whether to send the call in its read-only form, after this refusal. Not at first: servers
+    /// before Redis 7 do not know that form.
     pub(super) fn may_be_read(&self, error: &RedisError) -> bool {
         self.only_reads && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
     }
@@ -147,7 +148,7 @@ impl<'a> Call<'a> {
         self.script
     }
 
-    /// The keys beside that of the lock, if it uses them: the last token, and the queue.
+    /// The keys beside the lock's own, if the call uses them: the last token, and the queue.
     pub(super) fn companions(&self) -> Option<[&str; 2]> {
         let [_, fence, waiters, ..] = self.keys.as_slice() else { return None };
         Some([fence, waiters])
@@ -174,14 +175,14 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A call with what only the node knows that it is sent to.
+/// A call with the values that only the receiving node knows.
 pub(super) struct PreparedCall<'a> {
     pub(super) call: &'a Call<'a>,
     pub(super) floor: u64,
     /// The server's clock; 0 if it is not known.
     pub(super) clock: u64,
     pub(super) run: &'a str,
-    /// Sent as a request that reads: the server refuses it if it writes.
+    /// Sent in its read-only form: the server refuses it if it writes.
     pub(super) reads: bool,
 }
 
@@ -190,8 +191,9 @@ impl PreparedCall<'_> {
         self.cmd(if self.reads { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
     }
 
-    /// The same call with the source in place of the SHA1, for a server that does not know it (any
-    /// more). Not `SCRIPT LOAD`: that is one more right and, in a cluster, a request to every node.
+    /// The same call with the source in place of the SHA1, for a server that does not know the
+    /// script. Not `SCRIPT LOAD`: that takes one more right and, in a cluster, a request to every
+    /// node.
     pub(super) fn by_source(&self) -> Cmd {
         self.cmd(if self.reads { "EVAL_RO" } else { "EVAL" }, self.call.script.source)
     }
@@ -224,12 +226,12 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// Sends the source of a script where its SHA1 is not known: after a restart or SCRIPT FLUSH,
-/// 20,000 requests that are under way would else each send some kilobytes.
+/// Sends a script's source where its SHA1 is not known. After a restart or SCRIPT FLUSH, 20,000
+/// requests in flight would otherwise each send several kilobytes.
 #[derive(Debug, Default)]
 pub(super) struct ScriptLoader {
     tickets: AtomicU64,
-    /// The ticket of the request that is sending a source; 0 if none is.
+    /// The ticket of the request that sends a source; 0 if none does.
     sender: AtomicU64,
     /// How often a source was sent.
     sent: AtomicU64,
@@ -241,9 +243,8 @@ pub(super) struct ScriptLoader {
 /// cluster has several servers that may not know them.
 const MAX_WAITS: u32 = 8;
 
-/// How long it waits for that each time, before it sends the source itself. The other request may
-/// belong to a future that is not polled any more, and would keep all requests of its client
-/// waiting.
+/// How long it waits each time before it sends the source itself. The other request may belong to a
+/// future that is not polled any more, and would keep all requests of its client waiting.
 const MAX_WAIT: Duration = Duration::from_millis(250);
 
 impl ScriptLoader {
@@ -264,7 +265,7 @@ impl ScriptLoader {
             tokio::pin!(done);
             done.as_mut().enable();
             if self.sent.load(Ordering::SeqCst) != seen {
-                continue; // another request has sent one meanwhile
+                continue; // another request has sent the source meanwhile
             }
             turn = LoadTurn::take(self, 0);
             if turn.is_none() {
@@ -282,7 +283,7 @@ impl ScriptLoader {
         answer
     }
 
-    /// At once: those that are queued need it as well.
+    /// Sent ahead of the queue: the queued requests need it as well.
     async fn send_source(
         &self,
         batcher: &Batcher,
@@ -294,9 +295,9 @@ impl ScriptLoader {
         answer
     }
 
-    /// The same for one pipeline. Each script's source is sent once, and then the rest again by
-    /// SHA1; between two commands of a pipeline another client may flush the scripts again, so what
-    /// fails then goes by its source.
+    /// Runs a pipeline of calls. Each script's source is sent once, then the others again by SHA1.
+    /// Between two commands of a pipeline another client may flush the scripts again, so calls that
+    /// fail then are sent by source.
     pub(super) async fn run_all(
         &self,
         batcher: &Batcher,
@@ -330,7 +331,7 @@ impl ScriptLoader {
     }
 }
 
-/// The right to send a source, until it is dropped or another request has taken it over.
+/// The right to send a source, until it is dropped or another request takes it over.
 struct LoadTurn<'a> {
     loader: &'a ScriptLoader,
     ticket: u64,

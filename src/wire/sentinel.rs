@@ -1,4 +1,4 @@
-//! A master that sentinels watch, and that they are asked for whenever a connection is made.
+//! [`Sentinel`]: finds the master that sentinels watch, whenever a connection is made.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,33 +11,33 @@ use tokio::time::timeout;
 use super::connection::too_slow;
 use super::endpoint::config;
 
-/// How long the other sentinels are waited for, once one has answered.
+/// How long to wait for the other sentinels once one has replied.
 const GATHERING: Duration = Duration::from_millis(100);
 
-/// The name of a master, and whom to ask where it is.
+/// The name of a master, and the sentinels that know its address.
 #[derive(Clone, Debug)]
 pub(crate) struct SentinelMaster {
     sentinels: Vec<ConnectionInfo>,
     name: String,
-    /// What the master wants to be shown. Its address is a placeholder.
+    /// The master's connection settings. The address is a placeholder.
     master: ConnectionInfo,
     limit: Duration,
-    /// Where requests go.
+    /// The address that requests are sent to.
     place: watch::Sender<Option<ConnectionAddr>>,
 }
 
-/// What a sentinel says of the master.
+/// A sentinel's report about the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct MasterReport {
-    /// Counts failovers: whoever says more knows of a later one.
+    /// Counts failovers: the report with the larger epoch knows of a later one.
     epoch: u64,
     host: String,
     port: u16,
 }
 
 impl SentinelMaster {
-    /// The name of the master is in place of its host. What it wants to be shown is not what the
-    /// sentinels want.
+    /// The URL has the master's name in place of a host. Its credentials are the master's, not the
+    /// sentinels'.
     pub(crate) fn new(
         sentinels: Vec<ConnectionInfo>,
         master: ConnectionInfo,
@@ -53,12 +53,13 @@ impl SentinelMaster {
         Ok(SentinelMaster { sentinels, name: name.clone(), master, limit, place: watch::Sender::new(None) })
     }
 
-    /// What the master is called.
+    /// The name of the master.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where the master is now: as the sentinel says who knows of the latest failover, and as the server itself confirms.
+    /// Finds the master's present address, as reported by the sentinel with the latest failover and
+    /// confirmed by the server itself.
     pub(super) async fn master(&self) -> Result<Client, RedisError> {
         let mut asked = JoinSet::new();
         for sentinel in &self.sentinels {
@@ -66,7 +67,7 @@ impl SentinelMaster {
         }
         let mut reports = Vec::new();
         let mut failure = too_slow();
-        // Half of the time is the master's.
+        // Half of the time is reserved for the master.
         let mut patience = self.limit / 2;
         while let Ok(Some(answer)) = timeout(patience, asked.join_next()).await {
             match answer {
@@ -94,7 +95,7 @@ impl SentinelMaster {
         }
     }
 
-    /// Whether the master is elsewhere than requests go, as far as anybody knows.
+    /// Whether the sentinels place the master elsewhere than requests are sent.
     pub(super) async fn has_moved(&self) -> bool {
         let master = timeout(self.limit, self.master()).await;
         master.is_ok_and(|it| {
@@ -102,7 +103,7 @@ impl SentinelMaster {
         })
     }
 
-    /// Takes note that requests go there from now on.
+    /// Records where requests are sent from now on.
     pub(super) fn leads_to(&self, master: &Client) {
         let new = Some(master.get_connection_info().addr().clone());
         self.place.send_if_modified(|place| {
@@ -112,8 +113,8 @@ impl SentinelMaster {
         });
     }
 
-    /// Returns once requests go elsewhere than before, and not to this server. Only news count: of two sentinels that
-    /// disagree, nobody is sent to and fro.
+    /// Returns once requests are sent elsewhere than before, and not to this server. Only a change
+    /// counts: if two sentinels disagree, connections are not moved back and forth.
     pub(super) async fn moves_from(&self, client: &Client) {
         let mut place = self.place.subscribe();
         let here = client.get_connection_info().addr();
@@ -124,10 +125,10 @@ impl SentinelMaster {
         }
     }
 
-    /// Asks as clients should: `SENTINEL MASTERS` lists a master that has been replaced until its replicas have been
-    /// told, and it may be alive.
+    /// Queries one sentinel in the documented way. Not `SENTINEL MASTERS`: that lists a replaced
+    /// master, which may still be alive, until its replicas were reconfigured.
     async fn ask(self, sentinel: ConnectionInfo) -> Result<MasterReport, RedisError> {
-        // Nothing is kept of it: a connection to a sentinel that hangs must not be met again.
+        // The connection is not kept: a connection to a sentinel that hangs must not be used again.
         let client = Client::open(sentinel)?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&self.config()).await?;
         let mut questions = redis::pipe();
@@ -138,7 +139,7 @@ impl SentinelMaster {
             let text = "no sentinel knows a master of this name";
             return Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text, self.name)));
         };
-        // Not everybody may ask that; then all know as much as the others.
+        // Not every user may query this; without it, all sentinels rank alike.
         let known: HashMap<String, String> = redis::from_redis_value(known).unwrap_or_default();
         let epoch = known.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
         Ok(MasterReport { epoch, host, port })
@@ -158,8 +159,8 @@ impl SentinelMaster {
     }
 }
 
-/// How much a failure tells: that somebody was refused is more than that there is no such name, and that is more than
-/// that somebody is not there.
+/// How informative a failure is: a refusal says more than an unknown name, and that more than a
+/// failed connection.
 fn rank(error: &RedisError) -> u8 {
     match error.kind() {
         ErrorKind::Io => 0,

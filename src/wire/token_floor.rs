@@ -1,30 +1,31 @@
-//! The floor: what new fencing tokens must be larger than, whatever a server has forgotten.
+//! [`TokenFloor`]: the minimum token. New fencing tokens must be larger, whatever a server has
+//! lost.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::clock::Moment;
 
-/// How far the floor may lag behind the server's clock, in microseconds. Each raise sends the next
-/// grant of every lock through the slower branch once.
+/// How far the minimum token may lag behind the server's clock, in microseconds. Each raise sends
+/// the next grant of every lock through the slower branch once.
 const STEP: u64 = 10_000_000;
 
-/// The latest server time known, in microseconds, and never one that went back.
+/// The latest server time known, in microseconds. It never decreases.
 #[derive(Debug, Default)]
 pub(super) struct TokenFloor {
     highest: AtomicU64,
-    /// By how much the server's clock is ahead of ours, as far as was seen on this connection.
+    /// How far the server's clock is ahead of ours, as far as this connection has shown.
     ahead: AtomicI64,
 }
 
 impl TokenFloor {
-    /// The latest time that was seen.
+    /// The latest server time received.
     pub(super) fn seen(&self) -> u64 {
         self.highest.load(Ordering::Relaxed)
     }
 
-    /// What has passed since the latest time was seen counts as well. So each token starts from the clock: where a replica
-    /// may take over unseen, or beside the master before, what one of them grants is then larger than what the other one
-    /// has granted before, as far as their clocks agree.
+    /// The latest server time received, plus the time that has passed since. Each token starts from
+    /// the clock: if a replica takes over unseen, or beside the old master, its grants have larger
+    /// tokens than the other's earlier ones, as far as their clocks agree.
     pub(super) fn advanced(&self) -> u64 {
         let now = self.now();
         self.highest.fetch_max(now, Ordering::Relaxed).max(now)
@@ -35,7 +36,7 @@ impl TokenFloor {
         local().saturating_add_signed(self.ahead.load(Ordering::Relaxed))
     }
 
-    /// Takes note of the server's time from one of its answers. Late ones make its clock seem to be behind.
+    /// Records the server's time from a reply. A late reply makes the clock seem to be behind.
     pub(super) fn observe(&self, server_time: u64) {
         self.ahead.fetch_max(ahead(server_time), Ordering::Relaxed);
         if server_time > self.seen().saturating_add(STEP) {
@@ -43,7 +44,7 @@ impl TokenFloor {
         }
     }
 
-    /// The same, on a new connection: what comes next must be larger.
+    /// Records the server's time on a new connection: the next tokens must be larger.
     pub(super) fn raise(&self, server_time: u64) {
         self.ahead.store(ahead(server_time), Ordering::Relaxed);
         self.highest.fetch_max(server_time, Ordering::Relaxed);
@@ -79,7 +80,7 @@ mod tests {
     fn a_floor_goes_on_with_the_clock() {
         let floor = TokenFloor::default();
         floor.raise(1_000_000_000);
-        floor.ahead.fetch_add(50, Ordering::Relaxed); // as if so much had passed
+        floor.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
         assert_eq!(floor.seen(), 1_000_000_000);
         assert!(floor.advanced() >= 1_000_000_050);
         assert!(floor.seen() >= 1_000_000_050);

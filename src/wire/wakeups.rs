@@ -1,8 +1,8 @@
-//! Wake-ups: messages from the server that something changed, on a connection of their own.
+//! Wake-ups: messages from the server that a lock's state changed, on a connection of their own.
 //!
-//! A wake-up is a hint. All of them may be lost: whoever waits must look for himself now and then.
-//! The connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
-//! keep the protocol of their URL. It carries nothing else: see the README on connections.
+//! A wake-up is a hint. Any of them may be lost, so every waiter also polls now and then. The
+//! connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
+//! keep the protocol of their URL. It carries no other traffic: see the page on connecting.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,27 +21,28 @@ use super::endpoint::{config, connect};
 use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
 use super::{Nodes, WakeupEndpoint};
 
-/// One subscription to one channel on every node, made when it is first needed, kept until this is dropped.
+/// One subscription to one channel on every node, made when it is first needed and kept until this
+/// is dropped.
 ///
-/// A message begins with the attempts that it is for, with commas between. An attempt is the id of
-/// a mailbox, followed by the labels of the client. The rest of the message is for the waiters.
+/// A message begins with the attempts that it is for, separated by commas. An attempt is the id of
+/// a mailbox, followed by the client's labels. The rest of the message is for the waiters.
 pub(crate) struct Wakeups {
     channel: Arc<str>,
     /// One for each node.
     wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
     limit: Duration,
-    /// What its connections are called in `CLIENT LIST`.
+    /// The connections' name in `CLIENT LIST`.
     name: Option<Arc<str>>,
-    /// Where requests go, if it was named apart from where to subscribe.
+    /// The nodes that requests go to, if the place to subscribe was configured separately.
     verified_with: Option<Arc<Nodes>>,
-    /// Where the subscribers live: a waiter's runtime may end before the client does.
+    /// The runtime of the subscribers: a waiter's runtime may end before the client does.
     runtime: Handle,
     mailboxes: Arc<Mailboxes>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Wakeups {
-    /// To be called on the runtime that the client lives on.
+    /// Must be called on the client's runtime.
     pub(crate) fn new(
         channel: String,
         wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
@@ -64,32 +65,32 @@ impl Wakeups {
         &self.channel
     }
 
-    /// Its connections are called so in `CLIENT LIST`.
+    /// Sets the connections' name in `CLIENT LIST`.
     pub(crate) fn named(mut self, name: Option<String>) -> Wakeups {
         self.name = name.map(Arc::from);
         self
     }
 
-    /// Where it subscribes, what is published through these nodes must be heard, before it counts
-    /// as subscribed.
+    /// A subscription counts only after it has received a message that was published through these
+    /// nodes.
     pub(crate) fn verified_with(mut self, nodes: Arc<Nodes>) -> Wakeups {
         self.verified_with = Some(nodes);
         self
     }
 
-    /// Whether it subscribes at a place that was named apart.
+    /// Whether the place to subscribe was configured separately.
     pub(crate) fn is_to_be_verified(&self) -> bool {
         self.verified_with.is_some() && self.wakeup_endpoints.is_some()
     }
 
-    /// Where it subscribes, if requests were found to go elsewhere.
+    /// Where the subscription leads, if requests turned out to go elsewhere.
     pub(crate) fn elsewhere(&self) -> Option<String> {
         let states = self.mailboxes.states.borrow();
         let place = states.iter().position(|state| *state == SubscriptionState::Elsewhere)?;
         self.wakeup_endpoints.as_ref()?.get(place).map(WakeupEndpoint::label)
     }
 
-    /// Which subscription stands, if one does: on more than half of the nodes.
+    /// The number of the present subscription, if there is one on a majority of nodes.
     pub(crate) fn subscription(&self) -> Option<u64> {
         match self.mailboxes.subscription.load(Ordering::SeqCst) {
             0 => None,
@@ -97,8 +98,8 @@ impl Wakeups {
         }
     }
 
-    /// Subscribes, if that was not begun, and waits until it is done or has failed, for `patience` at most.
-    /// False: poll.
+    /// Subscribes, unless that was begun before, and waits at most `patience` until it has
+    /// succeeded or failed. False: the waiter must poll.
     pub(crate) async fn start(&self, patience: Duration) -> bool {
         let Some(wakeup_endpoints) = &self.wakeup_endpoints else { return false };
         {
@@ -141,12 +142,12 @@ impl Wakeups {
         Mailbox::new(&self.mailboxes, id)
     }
 
-    /// What to do about a message from a node that still comes for this id, for as long as one may.
+    /// Sets the action for messages that still arrive for this id, for as long as one may.
     pub(crate) fn expect_late_notifications(&self, id: Uuid, answer: impl Fn(usize) + Send + Sync + 'static) {
         self.mailboxes.late_notifications.expect(id, Arc::new(answer));
     }
 
-    /// How many mailboxes there are: none once nobody waits.
+    /// How many mailboxes there are: none while no attempt waits.
     pub(crate) fn mailbox_count(&self) -> usize {
         self.mailboxes.len()
     }
@@ -160,19 +161,19 @@ impl Drop for Wakeups {
     }
 }
 
-/// How often a silent subscription is asked whether it still stands.
+/// How often a silent subscription is checked with a PING.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// The pauses between tries to subscribe again: the first, and the longest.
+/// The first and the longest pause between attempts to subscribe again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
-/// What a subscription takes.
+/// What a subscription needs.
 pub(super) struct Subscriber {
     pub(super) endpoint: WakeupEndpoint,
     pub(super) place: usize,
     pub(super) channel: Arc<str>,
     pub(super) limit: Duration,
-    /// What its connections are called in `CLIENT LIST`.
+    /// The connections' name in `CLIENT LIST`.
     pub(super) name: Option<Arc<str>>,
     pub(super) mailboxes: Arc<Mailboxes>,
 }
@@ -190,8 +191,9 @@ impl Subscriber {
                             info, node = %self.endpoint.label(), "subscribed to wake-ups again"
                         );
                     }
-                    // Once is enough: what was named is the same server. A subscription that is
-                    // made again must not depend on the connection for requests.
+                    // Verifying once is enough: the configured place is the same server. A
+                    // subscription that is made again must not depend on the connection for
+                    // requests.
                     verified_with = None;
                     pause = PAUSES.0;
                     self.mailboxes.count_made();
@@ -201,7 +203,7 @@ impl Subscriber {
                     self.mailboxes.set_state(self.place, SubscriptionState::Connecting);
                 }
                 Err((state, _error)) => {
-                    // Once for an outage, however often it is tried.
+                    // One WARN per outage, however many attempts fail.
                     if !std::mem::replace(&mut failed, true) {
                         crate::event::event!(
                             warn,
@@ -218,7 +220,7 @@ impl Subscriber {
         }
     }
 
-    /// Subscribes, and finds out whether it hears what is published through those nodes.
+    /// Subscribes, and verifies that the subscription receives what these nodes publish.
     async fn subscribe(
         &self,
         verified_with: Option<&Nodes>,
@@ -236,14 +238,14 @@ impl Subscriber {
             (SubscriptionState::Elsewhere, RedisError::from((ErrorKind::InvalidClientConfig, text)))
         };
         match node.publish(&self.channel, &format!("{} verify", id.simple())).await {
-            // Without the right to publish nothing is, and no waiter waits for what does not come.
+            // Without the right to publish, scripts publish nothing, and waiters poll.
             Ok(None) => return Ok((client, connection, gone)),
-            // A replica hears what a client publishes at its master, but not what scripts publish:
-            // it is the count that tells. In a cluster any server hears it, and the count is of one
-            // of them.
+            // A subscriber of a replica receives what a client publishes at its master, but not
+            // what scripts publish, so the subscriber count decides. In a cluster any server
+            // receives it, and the count is that of one server.
             Ok(Some(0)) if !node.is_cluster() => {
                 let mut connection = connection;
-                // Or the subscription has broken meanwhile.
+                // The message is missing, or the subscription has broken meanwhile.
                 let is_there = redis::cmd("PING").query_async::<Value>(&mut connection).await.is_ok();
                 return Err(if is_there { another() } else { (SubscriptionState::Failed, too_slow()) });
             }
@@ -259,7 +261,8 @@ impl Subscriber {
         }
     }
 
-    /// Connects and subscribes. Messages go to `mailboxes`; `gone` is told when the connection breaks.
+    /// Connects and subscribes. Messages go to `mailboxes`; `gone` is notified when the connection
+    /// breaks.
     async fn open(&self, gone: &Arc<Notify>) -> Result<(Client, MultiplexedConnection), RedisError> {
         let found = self.endpoint.client().await?;
         let info = found.get_connection_info().clone();
@@ -285,8 +288,7 @@ impl Subscriber {
     }
 }
 
-/// Returns once the subscription does not stand any more, is silent when asked, or would better be
-/// elsewhere.
+/// Returns once the subscription has broken, does not reply, or should move to another server.
 async fn until_lost(
     endpoint: &WakeupEndpoint,
     client: &Client,
