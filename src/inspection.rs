@@ -169,14 +169,14 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
             continue;
         }
         let mut seen: Vec<&Holder> =
-            views.iter().filter_map(|view| view.iter().find(|it| it.owner == holder.owner)).collect();
+            views.iter().filter_map(|view| view.iter().find(|seen| seen.owner == holder.owner)).collect();
         if seen.len() < majority {
             continue;
         }
-        seen.sort_by_key(|it| std::cmp::Reverse(it.remaining));
+        seen.sort_by_key(|holder| std::cmp::Reverse(holder.remaining));
         let remaining = seen[majority - 1].remaining;
         // A minority may have kept a hold that was given up.
-        seen.sort_by_key(|it| std::cmp::Reverse(it.count));
+        seen.sort_by_key(|holder| std::cmp::Reverse(holder.count));
         let count = seen[majority - 1].count;
         holders.push(Holder { owner: holder.owner.clone(), count, remaining });
     }

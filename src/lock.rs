@@ -104,12 +104,12 @@ impl Lock {
         let call = Call::new(&kind.inspect, &keys).only_reads();
         let call = owner.into_iter().fold(call, Call::text);
         let nodes = &self.client.nodes;
-        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), WaitFor::All).await;
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let context = self.client.context(Operation::Inspect, &self.name);
         // It writes nothing, so it has no effect that would not be known.
-        let error = |failure: Failure| self.client.error(failure.of_another(), context.clone());
+        let error = |failure: Failure| self.client.error(failure.of_other_request(), context.clone());
         let (mut views, mut refusal) = (Vec::new(), None);
-        for (node, outcome) in &votes.cast {
+        for (node, outcome) in &votes.received {
             let Ok(reply) = outcome else { continue };
             let texts = reply.texts().map_err(error)?;
             let numbers: Option<Vec<i64>> = texts.iter().take(4).map(|text| text.parse().ok()).collect();

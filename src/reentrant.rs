@@ -247,7 +247,7 @@ impl ReentrantLock {
             owner,
             match request.options.nesting {
                 Nesting::Local => SharedHold::open(request, held),
-                Nesting::Counted => SharedHold::alone(held),
+                Nesting::Counted => SharedHold::unlisted(held),
             },
         )
     }

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use super::acquire_round::{AcquireOutcome, acquire_round};
 use super::attempt_guard::AttemptGuard;
-use super::local_queue::{LocalTurn, LockNews};
+use super::local_queue::{LocalTurn, LockEvent};
 use super::lock_request::LockRequest;
 use super::owned_lease::OwnedLease;
 use super::trace::{WakeReason, acquiring};
@@ -22,7 +22,7 @@ const BACKOFF: Duration = Duration::from_millis(5);
 
 /// How many more times to try without queueing, after nodes granted the lock to several attempts at
 /// a time.
-const MORE_TRIES: u32 = 2;
+const MAX_RETRIES: u32 = 2;
 
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -46,7 +46,7 @@ async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
             AcquireOutcome::Busy { .. } => return Ok(None),
             AcquireOutcome::NoMajority { guard: parted, by, .. } => {
                 guard = parted;
-                if backoff.pauses == MORE_TRIES || !guard.release_partial_grant(by).await {
+                if backoff.pauses == MAX_RETRIES || !guard.release_partial_grant(by).await {
                     guard.abandon();
                     return Ok(None);
                 }
@@ -127,7 +127,7 @@ async fn wait(
                 outage_deadline.fails(|| request.lost())?
             }
             AcquireOutcome::Failed(guard, failure) => {
-                request.client.local_queues.announce(&request.name, LockNews::Failing);
+                request.client.local_queues.announce(&request.name, LockEvent::Failing);
                 waiter.guard = guard;
                 if failure.replicas().is_some() {
                     // The lock was granted, but other clients may hold it until enough replicas
@@ -135,7 +135,7 @@ async fn wait(
                     // lease to expire gains nothing.
                     *unconfirmed = Some(failure.clone());
                     outage_deadline.has_queued = false;
-                    if !waiter.guard.release_partial_grant(client.nodes.everyone()).await {
+                    if !waiter.guard.release_partial_grant(client.nodes.all_nodes()).await {
                         waiter.guard.abandon();
                         waiter = Waiter::new(request, waiter.mailbox.is_some());
                     }
@@ -229,12 +229,12 @@ async fn wait_in_local_queue(
                 AcquireOutcome::Busy { .. } | AcquireOutcome::Expired | AcquireOutcome::Failed(..) => {}
             }
         }
-        let heard = tokio::select! {
+        let event = tokio::select! {
             turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),
             // It never fails: this task's queue entry keeps the sender.
             _ = news.changed() => news.borrow_and_update().clone(),
         };
-        is_held = matches!(heard, LockNews::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
+        is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
         // Tasks in a queue must not wait for the full outage deadline one after the other.
         outage_deadline.check()?;
     }
@@ -248,7 +248,7 @@ async fn announce_holder(request: &LockRequest, front: &LocalTurn) {
     if local_queues.await_owners(&request.name, front)
         && let Some(owner) = request.holder().await
     {
-        local_queues.announce(&request.name, LockNews::HeldBy(owner));
+        local_queues.announce(&request.name, LockEvent::HeldBy(owner));
     }
 }
 
@@ -256,7 +256,7 @@ async fn announce_holder(request: &LockRequest, front: &LocalTurn) {
 /// have the rest.
 #[derive(Default)]
 struct ContentionBackoff {
-    looks: usize,
+    rounds: usize,
     pauses: u32,
 }
 
@@ -266,10 +266,10 @@ impl ContentionBackoff {
     /// and C have one each: if all three released at the same moment, they could take turns for
     /// ever, each node at another point of its queue.
     fn releases_partial_grant(&mut self, by: NodeSet) -> bool {
-        self.looks += 1;
-        let enough = !by.is_empty() && self.looks >= by.len().pow(2) * 2 - 1;
+        self.rounds += 1;
+        let enough = !by.is_empty() && self.rounds >= by.len().pow(2) * 2 - 1;
         if enough {
-            self.looks = 0;
+            self.rounds = 0;
         }
         enough
     }
@@ -287,7 +287,7 @@ impl ContentionBackoff {
 /// then.
 struct OutageDeadline<'a> {
     request: &'a LockRequest,
-    newcomers: Duration,
+    unqueued: Duration,
     queued: Duration,
     has_queued: bool,
     failing_since: Option<Moment>,
@@ -299,12 +299,12 @@ struct OutageDeadline<'a> {
 
 impl OutageDeadline<'_> {
     fn new(request: &LockRequest) -> OutageDeadline<'_> {
-        let newcomers = 2 * request.client.nodes.limit();
-        let queued = newcomers.max(request.options.ttl);
+        let unqueued = 2 * request.client.nodes.limit();
+        let queued = unqueued.max(request.options.ttl);
         let limit = request.options.outage_limit;
         OutageDeadline {
             request,
-            newcomers: limit.unwrap_or(newcomers),
+            unqueued: limit.unwrap_or(unqueued),
             queued: limit.unwrap_or(queued),
             has_queued: false,
             failing_since: None,
@@ -325,7 +325,7 @@ impl OutageDeadline<'_> {
         let since = *self.failing_since.get_or_insert(now);
         // Other tasks may have noticed the outage earlier.
         let since = self.request.outage().map_or(since, |(earlier, _)| self.counts_from(earlier).min(since));
-        let limit = if self.has_queued { self.queued } else { self.newcomers };
+        let limit = if self.has_queued { self.queued } else { self.unqueued };
         if now.since(since) >= limit {
             return Err(error());
         }
@@ -342,8 +342,8 @@ impl OutageDeadline<'_> {
     /// The failure of other tasks, once it has lasted for as long as an unqueued attempt waits.
     fn check(&self) -> Result<(), Error> {
         match self.request.outage() {
-            Some((since, failure)) if Moment::now().since(self.counts_from(since)) >= self.newcomers => {
-                Err(self.request.error(failure.of_another()))
+            Some((since, failure)) if Moment::now().since(self.counts_from(since)) >= self.unqueued => {
+                Err(self.request.error(failure.of_other_request()))
             }
             _ => Ok(()),
         }

@@ -18,7 +18,7 @@ use crate::wire::{Answer, Failure, NodeSet, Nodes, Votes, WaitFor};
 const PROPOSALS: u32 = 4;
 
 /// By how much a proposal exceeds a token that was accepted, in microseconds.
-const AHEAD: u64 = 1_000;
+const PROPOSAL_STEP: u64 = 1_000;
 
 /// The outcome of one round. It returns the attempt if more is to be done with it.
 pub(super) enum AcquireOutcome {
@@ -66,7 +66,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
         let call = attempt.acquire(entry, proposals.proposal);
         guard.before_send(entry);
         let begun = Moment::now();
-        let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(0)).await;
+        let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
         let mut tally = ReplyTally::new(nodes, &votes);
         if tally.is_mixed(proposed) {
             votes.wait().await;
@@ -133,20 +133,20 @@ impl TokenProposals {
 
     /// The token that the nodes are to agree on. `None` without fencing.
     fn proposed(&self) -> Option<u64> {
-        self.proposal.map(|it| it.token).filter(|_| self.fencing == Fencing::On)
+        self.proposal.map(|proposal| proposal.token).filter(|_| self.fencing == Fencing::On)
     }
 
     fn record(&mut self, tally: &ReplyTally) -> ProposalOutcome {
         self.tries_left -= 1;
         let proposed = self.proposed();
-        let for_nested = self.proposal.is_some_and(|it| it.for_nested);
+        let for_nested = self.proposal.is_some_and(|proposal| proposal.for_nested);
         let known = tally.known_elsewhere(proposed).filter(|_| !self.informed);
         let next = if let Some(token) = known {
             Some(Proposal { token, for_nested })
         } else if tally.is_mixed(proposed) {
-            tally.outbid(proposed).map(|token| Proposal { token, for_nested: true })
-        } else if tally.may_outbid() {
-            tally.outbid(proposed).map(|token| Proposal { token, for_nested })
+            tally.next_proposal(proposed).map(|token| Proposal { token, for_nested: true })
+        } else if tally.may_propose_again() {
+            tally.next_proposal(proposed).map(|token| Proposal { token, for_nested })
         } else {
             None
         };
@@ -244,7 +244,7 @@ impl ReplyTally {
             answered: 0,
             majority: nodes.majority(),
         };
-        for (node, outcome) in &votes.cast {
+        for (node, outcome) in &votes.received {
             let Ok(reply) = outcome else { continue };
             tally.answered += 1;
             match reply.answer() {
@@ -278,14 +278,14 @@ impl ReplyTally {
     }
 
     /// Whether a larger proposal may be granted.
-    fn may_outbid(&self) -> bool {
+    fn may_propose_again(&self) -> bool {
         let too_low = self.too_low.1;
         too_low > 0 && self.granted.len() < self.majority && self.granted.len() + too_low >= self.majority
     }
 
     /// The next proposal: larger than every token that made a node refuse.
-    fn outbid(&self, proposal: Option<u64>) -> Option<u64> {
-        Some((self.too_low.0 + AHEAD).max(proposal? + 1))
+    fn next_proposal(&self, proposal: Option<u64>) -> Option<u64> {
+        Some((self.too_low.0 + PROPOSAL_STEP).max(proposal? + 1))
     }
 
     /// Whether a majority granted the lock but did not agree on a token:
@@ -305,8 +305,8 @@ impl ReplyTally {
     fn nested(&self, proposed: u64) -> Option<u64> {
         let earlier =
             self.granted.iter().map(|(_, token)| *token).filter(|token| (1..proposed).contains(token));
-        let told = |token: &u64| self.granted.iter().filter(|(_, it)| it == token).count();
-        earlier.filter(|token| told(token) >= self.majority).max()
+        let votes_for = |token: &u64| self.granted.iter().filter(|(_, granted)| granted == token).count();
+        earlier.filter(|token| votes_for(token) >= self.majority).max()
     }
 
     /// The token of a grant by a majority: the proposed one, or that of the outer hold.

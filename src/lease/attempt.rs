@@ -80,7 +80,7 @@ impl Attempt {
         let call = Call::new(scripts.pick(guarded), &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
-        call.floor().optional(self.token_ttl())
+        call.minimum_token().optional(self.token_ttl())
     }
 
     /// The client that the attempt belongs to, for logs.
@@ -139,7 +139,8 @@ impl Attempt {
             None => {
                 let call = Call::new(&self.kind.acquire.server, &self.keys());
                 let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
-                let call = if self.options.fencing == Fencing::On { call.floor() } else { call.default() };
+                let call =
+                    if self.options.fencing == Fencing::On { call.minimum_token() } else { call.default() };
                 self.with_capacity(self.with_options(call, entry))
             }
         };
@@ -216,14 +217,14 @@ impl Attempt {
     /// refuses requests of it that arrive later.
     pub(super) fn release(&self, for_good: bool, entry: Option<&QueueEntry>) -> Call<'_> {
         let call = Call::new(&self.kind.release, &self.keys()).text(&self.text);
-        let call = self.with_owner(call).floor();
+        let call = self.with_owner(call).minimum_token();
         let call = queued_as(call.optional(for_good.then_some(1)), entry);
         self.with_depth(call).optional(self.token_ttl())
     }
 
     /// Revokes the lock from its holder. This attempt only identifies the request.
     pub(crate) fn force(&self) -> Call<'_> {
-        Call::new(&self.kind.force, &self.keys()).text(&self.text).floor().optional(self.token_ttl())
+        Call::new(&self.kind.force, &self.keys()).text(&self.text).minimum_token().optional(self.token_ttl())
     }
 
     /// What the nodes know about the lock.

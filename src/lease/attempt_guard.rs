@@ -150,8 +150,8 @@ impl Drop for AttemptGuard {
         }
         if !self.is_disarmed() && !nothing_to_undo {
             let for_good = self.ends_for_good();
-            let everyone = self.client.nodes.everyone();
-            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, self.entry.take(), everyone);
+            let all_nodes = self.client.nodes.all_nodes();
+            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, self.entry.take(), all_nodes);
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::name::Name;
 #[derive(Default)]
 pub(super) struct Closing {
     begun: AtomicBool,
-    bell: Notify,
+    notify: Notify,
     calls: Mutex<Calls>,
 }
 
@@ -42,12 +42,12 @@ impl Closing {
     }
 
     /// Waits until the client is being closed.
-    async fn begins(&self) {
-        let bell = self.bell.notified();
-        tokio::pin!(bell);
-        bell.as_mut().enable();
+    async fn wait_until_begun(&self) {
+        let notify = self.notify.notified();
+        tokio::pin!(notify);
+        notify.as_mut().enable();
         if !self.has_begun() {
-            bell.await;
+            notify.await;
         }
     }
 }
@@ -128,7 +128,7 @@ async fn unless_closed<T>(
     let keeper = &request.client.keeper;
     let outcome = tokio::select! {
         biased;
-        () = keeper.closing.begins() => None,
+        () = keeper.closing.wait_until_begun() => None,
         outcome = &mut call => Some(outcome),
     };
     match outcome {
@@ -173,14 +173,14 @@ impl Keeper {
             }
             held
         };
-        self.closing.bell.notify_waiters();
+        self.closing.notify.notify_waiters();
         let mut reports = Vec::new();
         for (lease, entry) in held.into_values() {
             // The lease is not trusted any more: only now may its release be sent.
             reports.extend(lease.announce());
             let attempt = lease.attempt();
             let for_good = attempt.in_flight.is_indeterminate() || self.nodes.resend();
-            self.abandon(Arc::clone(attempt), for_good, entry, self.nodes.everyone());
+            self.abandon(Arc::clone(attempt), for_good, entry, self.nodes.all_nodes());
         }
         reports.into_iter().for_each(|report| report());
     }
@@ -188,15 +188,15 @@ impl Keeper {
     /// Waits until no call is open and every pending release has succeeded or was abandoned.
     async fn all_released(&self) {
         loop {
-            let bell = self.settled.notified();
-            tokio::pin!(bell);
-            bell.as_mut().enable();
+            let notify = self.settled.notified();
+            tokio::pin!(notify);
+            notify.as_mut().enable();
             // In this order: a call that ends has left what it had to the keeper before.
             let is_quiet = self.closing.calls().open.is_empty() && self.schedule().returning.is_empty();
             if is_quiet || self.has_ended() {
                 return;
             }
-            bell.await;
+            notify.await;
         }
     }
 

@@ -40,7 +40,7 @@ impl ClockSample {
 pub(super) struct Deadline(AtomicU64);
 
 /// Passed or ended: no [`Moment`] is zero.
-const OVER: u64 = 0;
+const PASSED: u64 = 0;
 
 impl Deadline {
     pub(super) fn new(until: Moment) -> Deadline {
@@ -50,7 +50,7 @@ impl Deadline {
     /// The deadline; `None` if it was ended or was observed to have passed.
     pub(super) fn get(&self) -> Option<Moment> {
         match self.0.load(Ordering::SeqCst) {
-            OVER => None,
+            PASSED => None,
             until => Some(Moment::from_nanos(until)),
         }
     }
@@ -67,19 +67,19 @@ impl Deadline {
     }
 
     pub(super) fn end(&self) {
-        self.0.store(OVER, Ordering::SeqCst);
+        self.0.store(PASSED, Ordering::SeqCst);
     }
 
     fn update(&self, change: impl Fn(Moment) -> Option<Moment>) -> bool {
         let mut current = self.0.load(Ordering::SeqCst);
         loop {
-            if current == OVER {
+            if current == PASSED {
                 return false;
             }
             let until = Moment::from_nanos(current);
             let alive = Moment::now() < until;
             let next = match (alive, change(until)) {
-                (false, _) => OVER,
+                (false, _) => PASSED,
                 (true, None) => return true,
                 (true, Some(next)) => next.as_nanos(),
             };

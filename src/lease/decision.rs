@@ -25,10 +25,10 @@ pub(crate) async fn decide(
     trusts_silence: bool,
 ) -> Result<Decision, Failure> {
     let nodes = &client.nodes;
-    let mut votes = nodes.ask(call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(1)).await;
+    let mut votes = nodes.ask(call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     votes.doubt_negatives();
     let (mut yes, mut no) = (Vec::new(), Vec::new());
-    for (index, (_, outcome)) in votes.cast.iter().enumerate() {
+    for (index, (_, outcome)) in votes.received.iter().enumerate() {
         match outcome.as_ref().map(Reply::answer) {
             Ok(Ok(answer @ Answer::Final(1..))) => yes.push((index, answer)),
             Ok(Ok(answer)) => no.push((index, answer)),
@@ -38,8 +38,10 @@ pub(crate) async fn decide(
     }
     let some_did = !yes.is_empty();
     let (silent, answered) = (votes.missing().len(), votes.of() - votes.missing().len());
-    let may_stand = trusts_silence && some_did && answered >= votes.majority();
-    let decided = if yes.len() >= votes.majority() || may_stand && yes.len() + silent >= votes.majority() {
+    let may_count_silent = trusts_silence && some_did && answered >= votes.majority();
+    let decided = if yes.len() >= votes.majority()
+        || may_count_silent && yes.len() + silent >= votes.majority()
+    {
         yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
     } else if no.len() > votes.of() - votes.majority() {
         no.into_iter().next() // the other nodes cannot change that
@@ -47,7 +49,7 @@ pub(crate) async fn decide(
         None
     };
     match decided {
-        Some((index, answer)) => match votes.cast[index].1.clone() {
+        Some((index, answer)) => match votes.received[index].1.clone() {
             Ok(reply) => Ok(Decision { answer, reply, votes }),
             Err(failure) => Err(failure),
         },

@@ -32,7 +32,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 pub(super) struct Keeper {
     pub(super) nodes: Arc<Nodes>,
     schedule: Mutex<Schedule>,
-    bell: Notify,
+    notify: Notify,
     /// Notified when everything that was dropped has been released.
     pub(super) settled: Notify,
     pub(super) closing: Closing,
@@ -48,7 +48,7 @@ impl Keeper {
         let keeper = Arc::new(Keeper {
             nodes,
             schedule: Mutex::default(),
-            bell: Notify::new(),
+            notify: Notify::new(),
             settled: Notify::new(),
             closing: Closing::default(),
             ended: AtomicBool::new(false),
@@ -60,7 +60,7 @@ impl Keeper {
     /// No more leases will come; what was dropped is still released.
     pub(super) fn close(&self) {
         self.schedule().closed = true;
-        self.bell.notify_one();
+        self.notify.notify_one();
     }
 
     /// Adds the lease of a guard, and renews it from now on if its options say so: soon if not all
@@ -76,7 +76,7 @@ impl Keeper {
         let mut schedule = self.schedule();
         schedule.held.insert(lease.attempt().id, (lease.clone(), entry));
         if let Some(due) = due {
-            schedule.insert(lease, due, &self.bell);
+            schedule.insert(lease, due, &self.notify);
         }
     }
 
@@ -96,7 +96,7 @@ impl Keeper {
         nodes: NodeSet,
     ) {
         let given_up = self.abandon_in(&mut self.schedule(), attempt, for_good, entry, nodes);
-        self.bell.notify_one();
+        self.notify.notify_one();
         super::trace::given_up(given_up);
     }
 
@@ -138,24 +138,24 @@ impl Keeper {
         let mut batches = JoinSet::new();
         // Batches of releases may wait for a node that hangs: never so many that renewals wait for
         // them, and at most one with what only a minority may still have.
-        let (mut returning, mut tidying) = (0, 0);
+        let (mut returning, mut cleaning_up) = (0, 0);
         loop {
             let next = loop {
                 if batches.len() == MAX_BATCHES {
                     break LONGEST_SLEEP;
                 }
                 // Not in the match: its lock would be held in the arms.
-                let (taken, closed) =
-                    self.take(BatchLimits { give_back: returning < MAX_BATCHES / 2, tidy: tidying == 0 });
+                let (taken, closed) = self
+                    .take(BatchLimits { give_back: returning < MAX_BATCHES / 2, clean_up: cleaning_up == 0 });
                 match taken {
                     Ok(batch) => {
-                        let tidies = usize::from(batch.tidies);
-                        let returns = usize::from(!batch.tidies && !batch.releases.is_empty());
-                        (returning, tidying) = (returning + returns, tidying + tidies);
+                        let is_cleanup = usize::from(batch.is_cleanup);
+                        let returns = usize::from(!batch.is_cleanup && !batch.releases.is_empty());
+                        (returning, cleaning_up) = (returning + returns, cleaning_up + is_cleanup);
                         let executed = Arc::clone(&self).execute(batch);
                         batches.spawn(async move {
                             executed.await;
-                            (returns, tidies)
+                            (returns, is_cleanup)
                         })
                     }
                     Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
@@ -164,10 +164,10 @@ impl Keeper {
                 };
             };
             tokio::select! {
-                () = self.bell.notified() => {}
+                () = self.notify.notified() => {}
                 Some(done) = batches.join_next() => {
-                    let (returned, tidied) = done.unwrap_or_default();
-                    (returning, tidying) = (returning - returned, tidying - tidied);
+                    let (returned, cleaned_up) = done.unwrap_or_default();
+                    (returning, cleaning_up) = (returning - returned, cleaning_up - cleaned_up);
                 }
                 () = sleep(next) => {}
             }
@@ -186,10 +186,11 @@ impl Keeper {
     }
 
     async fn execute(self: Arc<Keeper>, batch: Batch) {
-        let everyone = self.nodes.everyone();
-        let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), everyone));
-        let releases =
-            batch.releases.iter().map(|it| (it.attempt.release(it.for_good, it.entry.as_ref()), it.nodes));
+        let all_nodes = self.nodes.all_nodes();
+        let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), all_nodes));
+        let releases = batch.releases.iter().map(|pending| {
+            (pending.attempt.release(pending.for_good, pending.entry.as_ref()), pending.nodes)
+        });
         let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
         // A silent connection must leave time for another one before the shortest lease expires.
         let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
@@ -209,11 +210,11 @@ impl Keeper {
                 degraded.push((lease, ttl, tally.without));
             }
         }
-        for (it, votes) in batch.releases.into_iter().zip(released) {
-            self.conclude_release(it, &votes, &mut reports);
+        for (pending, votes) in batch.releases.into_iter().zip(released) {
+            self.conclude_release(pending, &votes, &mut reports);
         }
         self.schedule().expedite_siblings(&gone);
-        self.bell.notify_one();
+        self.notify.notify_one();
         self.repair(degraded, limit).await;
         reports.extend(self.nodes.take_reports());
         if !reports.is_empty() {
@@ -269,10 +270,10 @@ impl Keeper {
             LeaseState::Held => {
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => {
-                        schedule.insert(lease, sent + ttl / 3, &self.bell);
+                        schedule.insert(lease, sent + ttl / 3, &self.notify);
                         reports.extend(super::trace::renewed(lease));
                     }
-                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.bell),
+                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.notify),
                     _ => self.lose_late(schedule, lease, reports),
                 }
                 false
@@ -283,7 +284,7 @@ impl Keeper {
                     self.abandon_everywhere(&mut schedule, lease, reports); // a minority may still hold it
                 }
                 drop(schedule);
-                self.bell.notify_one();
+                self.notify.notify_one();
                 reports.extend(lease.announce());
                 true
             }
@@ -295,7 +296,7 @@ impl Keeper {
             LeaseState::Unknown => {
                 // Several tries must fit in before the deadline of a short lease.
                 let pause = (lease.options().ttl / 30).min(PAUSES.1);
-                schedule.insert(lease, Moment::now() + pause, &self.bell);
+                schedule.insert(lease, Moment::now() + pause, &self.notify);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.count());
                 let (_held, _lost) = (tally.held, tally.without.len());
                 reports.push(Box::new(move || {
@@ -322,18 +323,18 @@ impl Keeper {
         schedule.remove(lease, LeaseEnd::Lost);
         self.abandon_everywhere(&mut schedule, lease, reports);
         drop(schedule);
-        self.bell.notify_one();
+        self.notify.notify_one();
         reports.extend(lease.announce());
     }
 
     /// Under the lock under which the lease was removed: a close must find one or the other.
     fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
-        let (attempt, everyone) = (Arc::clone(lease.attempt()), self.nodes.everyone());
-        let given_up = self.abandon_in(schedule, attempt, true, None, everyone);
+        let (attempt, all_nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
+        let given_up = self.abandon_in(schedule, attempt, true, None, all_nodes);
         reports.push(Box::new(move || super::trace::given_up(given_up)));
     }
 
-    fn conclude_release(&self, mut it: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
+    fn conclude_release(&self, mut pending: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
         let now = Moment::now();
         let mut schedule = self.schedule();
         let (mut left, mut lasting) = (NodeSet::of([]), Vec::new());
@@ -344,24 +345,24 @@ impl Keeper {
             // While the server cannot be reached, it may still have the attempt in its queue. After
             // the client is dropped, no release is retried for that long, nor one of a minority
             // that does not come back.
-            let for_long = !schedule.closed && it.nodes.len() > self.nodes.max_failures();
-            let may_pass = failure.is_transient() || failure.is_unlisted() && it.spend_retry();
-            if may_pass && (for_long || now < it.give_up) {
-                it.for_good |= failure.is_indeterminate();
+            let for_long = !schedule.closed && pending.nodes.len() > self.nodes.max_failures();
+            let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
+            if may_pass && (for_long || now < pending.give_up) {
+                pending.for_good |= failure.is_indeterminate();
                 left = left.with(*node);
             } else {
                 lasting.push((self.nodes.label(*node).to_owned(), failure));
             }
         }
-        it.failed += lasting.len();
-        let failed = it.failed > self.nodes.max_failures();
-        let returned = it.returning.take_if(|_| left.len() <= self.nodes.max_failures());
-        let _attempt = Arc::clone(&it.attempt);
+        pending.failed += lasting.len();
+        let failed = pending.failed > self.nodes.max_failures();
+        let returned = pending.returning.take_if(|_| left.len() <= self.nodes.max_failures());
+        let _attempt = Arc::clone(&pending.attempt);
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();
         if !left.is_empty() {
-            it.nodes = left;
-            given_up = schedule.schedule_release(it, now + PAUSES.1 / 2);
+            pending.nodes = left;
+            given_up = schedule.schedule_release(pending, now + PAUSES.1 / 2);
         }
         if let Some(number) = returned {
             schedule.end_returning(number, failed);

@@ -49,7 +49,7 @@ struct LeaseInner {
     deadline: Deadline,
     /// Written once: the first of several ends decides.
     end: OnceLock<LeaseEnd>,
-    bell: Notify,
+    notify: Notify,
     /// Its loss has been logged.
     is_reported: AtomicBool,
 }
@@ -63,8 +63,8 @@ impl Lease {
     ) -> Lease {
         let deadline = Deadline::new(until);
         let entry = ScheduleEntry::default();
-        let (end, bell, is_reported) = (OnceLock::new(), Notify::new(), AtomicBool::new(false));
-        Lease(Arc::new(LeaseInner { attempt, entry, token, at, deadline, end, bell, is_reported }))
+        let (end, notify, is_reported) = (OnceLock::new(), Notify::new(), AtomicBool::new(false));
+        Lease(Arc::new(LeaseInner { attempt, entry, token, at, deadline, end, notify, is_reported }))
     }
 
     /// The name of the lock.
@@ -117,7 +117,7 @@ impl Lease {
     /// Cancel safe: it can be dropped and called again.
     pub async fn lost(&self) -> LeaseEnd {
         loop {
-            let notified = self.0.bell.notified();
+            let notified = self.0.notify.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
             if let Some(end) = self.ended() {
@@ -173,7 +173,7 @@ impl Lease {
     /// late.
     pub(super) fn extend(&self, sent: Moment, ttl: Duration) -> bool {
         let extended = self.0.deadline.extend(sent + self.0.attempt.trusted(ttl));
-        self.0.bell.notify_waiters();
+        self.0.notify.notify_waiters();
         extended
     }
 
@@ -187,7 +187,7 @@ impl Lease {
 
     /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease.
     pub(super) fn announce(&self) -> Option<Report> {
-        self.0.bell.notify_waiters();
+        self.0.notify.notify_waiters();
         let end = self.ended().filter(|end| end.is_loss())?;
         let _reason = match end {
             LeaseEnd::Revoked => "the server has ended it",

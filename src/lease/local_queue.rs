@@ -14,7 +14,7 @@ pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
 #[derive(Debug)]
 struct LocalQueue {
     turn: Arc<Semaphore>,
-    news: watch::Sender<LockNews>,
+    news: watch::Sender<LockEvent>,
     waiters: usize,
     /// How many of the tasks may enter at once if their owner holds the lock.
     owned: usize,
@@ -22,7 +22,7 @@ struct LocalQueue {
 
 /// What the local waiters of a lock learn without a request of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LockNews {
+pub(super) enum LockEvent {
     None,
     /// This owner was granted the lock, by this client or, as the task at the front noticed,
     /// elsewhere.
@@ -35,7 +35,7 @@ pub(super) enum LockNews {
 #[derive(Debug)]
 pub(super) struct LocalWaiter {
     turn: Arc<Semaphore>,
-    news: watch::Receiver<LockNews>,
+    news: watch::Receiver<LockEvent>,
     entry: LocalEntry,
 }
 
@@ -60,7 +60,7 @@ impl LocalQueues {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
             turn: Arc::new(Semaphore::new(1)),
-            news: watch::Sender::new(LockNews::None),
+            news: watch::Sender::new(LockEvent::None),
             waiters: 0,
             owned: 0,
         });
@@ -80,7 +80,7 @@ impl LocalQueues {
     }
 
     /// Notifies the local waiters of a lock.
-    pub(super) fn announce(&self, name: &Name, news: LockNews) {
+    pub(super) fn announce(&self, name: &Name, news: LockEvent) {
         if let Some(local_queue) = lock(&self.0).get(name) {
             local_queue.news.send_replace(news);
         }
@@ -89,7 +89,7 @@ impl LocalQueues {
     /// Notifies the local waiters of a lock if some of them may enter it now.
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
         if let Some(local_queue) = lock(&self.0).get(name).filter(|local_queue| local_queue.owned > 0) {
-            local_queue.news.send_replace(LockNews::HeldBy(owner.to_owned()));
+            local_queue.news.send_replace(LockEvent::HeldBy(owner.to_owned()));
         }
     }
 
@@ -109,7 +109,7 @@ impl LocalWaiter {
     }
 
     /// Splits the entry into a future of the turn and a receiver of news.
-    pub(super) fn waits(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockNews>) {
+    pub(super) fn waits(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockEvent>) {
         let LocalWaiter { turn, news, entry } = self;
         let front = async move {
             // It fails only if the semaphore is closed, which no code does.

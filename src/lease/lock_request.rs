@@ -73,14 +73,14 @@ impl LockRequest {
     pub(super) async fn holder(&self) -> Option<String> {
         let nodes = &self.client.nodes;
         let call = Call::new(&self.kind.inspect, &[self.name.key(), self.name.fence(), self.name.waiters()]);
-        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), WaitFor::All).await;
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let named = |(_, outcome): &Vote| -> Option<String> {
             // Status, last token, waiters, time; then owner, count and milliseconds left.
             let texts = outcome.as_ref().ok()?.texts().ok()?;
             texts.into_iter().nth(4)
         };
-        let owners: Vec<String> = votes.cast.iter().filter_map(named).collect();
-        let naming = |owner: &&String| owners.iter().filter(|it| it == owner).count();
+        let owners: Vec<String> = votes.received.iter().filter_map(named).collect();
+        let naming = |owner: &&String| owners.iter().filter(|other| other == owner).count();
         owners.iter().find(|owner| naming(owner) >= nodes.majority()).cloned()
     }
 

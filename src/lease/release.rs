@@ -52,9 +52,9 @@ impl ReleaseTally {
         self.released.union(self.not_held).union(self.doubtful).union(refused)
     }
 
-    /// Adds the replies. Nodes that `remember` their first answer repeat it.
-    fn add(&mut self, votes: &Votes, remember: bool) -> Result<(), Failure> {
-        for (node, outcome) in &votes.cast {
+    /// Adds the replies. Nodes that `record_answer` their first answer repeat it.
+    fn add(&mut self, votes: &Votes, record_answer: bool) -> Result<(), Failure> {
+        for (node, outcome) in &votes.received {
             let reply = match outcome {
                 Ok(reply) => reply,
                 Err(failure) => {
@@ -71,7 +71,7 @@ impl ReleaseTally {
             }
             match reply.answer() {
                 Ok(Answer::Final(1..)) => self.released = self.released.with(*node),
-                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !remember => {
+                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !record_answer => {
                     self.doubtful = self.doubtful.with(*node);
                 }
                 Ok(Answer::Final(0)) => self.not_held = self.not_held.with(*node),
@@ -114,19 +114,19 @@ pub(super) async fn release(
     client: &Arc<Client>,
     attempt: &Arc<Attempt>,
     token: Option<FencingToken>,
-    remember: bool,
+    record_answer: bool,
     entry: Option<&QueueEntry>,
 ) -> Result<Released, Failure> {
     let nodes = &client.nodes;
-    let call = attempt.release(remember, entry);
+    let call = attempt.release(record_answer, entry);
     let (mut tally, mut tries_left) = (ReleaseTally::new(), TRIES);
-    let mut votes = nodes.ask(&call, nodes.everyone(), &attempt.in_flight, WaitFor::Majority(1)).await;
+    let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {
         tries_left -= 1;
-        tally.add(&votes, remember)?;
+        tally.add(&votes, record_answer)?;
         check_for_later_holders(client, attempt, token, &mut tally).await;
-        let silent = nodes.everyone().without(tally.answered());
+        let silent = nodes.all_nodes().without(tally.answered());
         if let Some(released) = tally.decided(nodes.count()) {
             release_stragglers(client, attempt, entry.cloned(), silent, rest);
             return Ok(released);
@@ -153,7 +153,7 @@ async fn check_for_later_holders(
     let Some(token) = token.filter(|_| !tally.doubtful.is_empty()) else { return };
     let call = attempt.inspect();
     let votes = client.nodes.ask(&call, tally.doubtful, &Arc::default(), WaitFor::All).await;
-    for (node, outcome) in votes.cast {
+    for (node, outcome) in votes.received {
         let texts = outcome.and_then(|reply| reply.texts()).unwrap_or_default();
         if texts.get(1).and_then(|last| last.parse().ok()) == Some(token.get()) {
             tally.doubtful = tally.doubtful.without(NodeSet::of([node]));

@@ -86,25 +86,25 @@ pub(super) struct Batch {
     pub(super) renewals: Vec<(Lease, Option<Duration>)>,
     pub(super) releases: Vec<PendingRelease>,
     /// Its releases are leftovers.
-    pub(super) tidies: bool,
+    pub(super) is_cleanup: bool,
 }
 
 /// What the next batch may do beside renewals: releases may have to wait for a node that hangs.
 #[derive(Clone, Copy)]
 pub(super) struct BatchLimits {
     pub(super) give_back: bool,
-    pub(super) tidy: bool,
+    pub(super) clean_up: bool,
 }
 
 impl Schedule {
-    pub(super) fn insert(&mut self, lease: &Lease, due: Moment, bell: &Notify) {
+    pub(super) fn insert(&mut self, lease: &Lease, due: Moment, notify: &Notify) {
         let entry = &lease.entry();
         if entry.over.load(Ordering::Relaxed) {
             return;
         }
         self.due.insert(lease, due);
         if self.sleeps_until.is_some_and(|until| due < until) {
-            bell.notify_one();
+            notify.notify_one();
         }
     }
 
@@ -117,7 +117,7 @@ impl Schedule {
         lease.end(how)
     }
 
-    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `counts` if
+    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_counted` if
     /// it concerns more than a minority. If the schedule is full, it returns the attempt that is
     /// left to its TTL instead.
     pub(super) fn abandon(
@@ -126,11 +126,11 @@ impl Schedule {
         for_good: bool,
         entry: Option<QueueEntry>,
         nodes: NodeSet,
-        counts: bool,
+        is_counted: bool,
     ) -> Option<Arc<Attempt>> {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + RELEASE_GRACE;
-        let returning = counts.then(|| self.number_returning(&attempt));
+        let returning = is_counted.then(|| self.number_returning(&attempt));
         let (retries_left, failed) = (RETRIES, 0);
         let pending_releases =
             PendingRelease { attempt, for_good, entry, give_up, nodes, returning, retries_left, failed };
@@ -195,8 +195,8 @@ impl Schedule {
         {
             batch.releases.push(first.remove());
         }
-        batch.tidies = limits.tidy && batch.renewals.is_empty() && batch.releases.is_empty();
-        while batch.tidies
+        batch.is_cleanup = limits.clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
+        while batch.is_cleanup
             && batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.leftovers.first_entry()
             && first.key().0 <= now
@@ -209,7 +209,7 @@ impl Schedule {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
             };
             let pending_releases = first(&self.pending_releases, limits.give_back);
-            let leftovers = first(&self.leftovers, limits.tidy);
+            let leftovers = first(&self.leftovers, limits.clean_up);
             return Err(due.into_iter().chain(pending_releases).chain(leftovers).min());
         }
         Ok(batch)

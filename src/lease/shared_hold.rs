@@ -37,7 +37,7 @@ struct Entry {
 
 impl SharedHold {
     /// A hold that no other task finds.
-    pub(crate) fn alone(held: OwnedLease) -> Arc<SharedHold> {
+    pub(crate) fn unlisted(held: OwnedLease) -> Arc<SharedHold> {
         Arc::new(SharedHold { held, _entry: None })
     }
 

@@ -209,8 +209,8 @@ impl LocksBuilder {
         Ok(vec![match topology {
             Topology::Server(source) => server(source)?,
             Topology::Quorum(sources) => {
-                if sources.is_empty() || sources.len() > NodeSet::MOST {
-                    let (count, most) = (sources.len(), NodeSet::MOST);
+                if sources.is_empty() || sources.len() > NodeSet::MAX_COUNT {
+                    let (count, most) = (sources.len(), NodeSet::MAX_COUNT);
                     return Err(ConfigError::Nodes { count, most });
                 }
                 return sources.iter().map(server).collect();
@@ -245,7 +245,8 @@ impl LocksBuilder {
         let given = self.certificates.as_ref();
         let theirs = given.filter(|_| speak_tls || !master_speaks_tls);
         let its = given.filter(|_| master_speaks_tls || !master.is_url() || !speak_tls);
-        let infos = sentinels.iter().map(|it| it.resolve(theirs, limit)).collect::<Result<_, _>>()?;
+        let infos =
+            sentinels.iter().map(|sentinel| sentinel.resolve(theirs, limit)).collect::<Result<_, _>>()?;
         let master = master.resolve_master(speak_tls, its, limit)?;
         let url = |cause| ConfigError::Url { cause };
         let sentinel = Arc::new(crate::wire::SentinelMaster::new(infos, master, limit).map_err(url)?);

@@ -124,9 +124,9 @@ impl Locks {
         let nodes = &self.client.nodes;
         let key = node_key(&self.options.prefix);
         let call = Call::new(&INSPECT, &[&key]);
-        let votes = nodes.ask(&call, nodes.everyone(), &Arc::default(), WaitFor::All).await;
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let mut survey = Survey::default();
-        for (place, outcome) in votes.cast {
+        for (place, outcome) in votes.received {
             let seen = self.look(place, outcome, &mut survey).await.unwrap_or_else(Seen::Failed);
             survey.nodes.insert(place, seen);
         }
@@ -142,7 +142,7 @@ impl Locks {
         let node = self.client.nodes.label(place);
         let error = |failure: Failure| {
             let context = self.client.context_of_nodes(Operation::ListNodes).on(node);
-            self.client.error(failure.of_another(), context)
+            self.client.error(failure.of_other_request(), context)
         };
         let reply = outcome.map_err(error)?;
         let texts = reply.texts().map_err(error)?;

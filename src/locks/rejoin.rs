@@ -171,7 +171,7 @@ impl Locks {
         let error =
             |failure: Failure| self.client.error(failure, self.client.context_of_nodes(Operation::Rejoin));
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), WaitFor::All).await;
-        let reply = match votes.cast.pop() {
+        let reply = match votes.received.pop() {
             Some((_, Ok(reply))) => reply,
             Some((_, Err(failure))) if founding || !failure.is_no_reply() => {
                 let answers = NodeReplies::of(nodes.labels()).with(place, NodeReply::Failed(failure));

@@ -57,8 +57,8 @@ pub(crate) fn cluster(
 pub(super) async fn masters_answer(mut connection: ClusterConnection) -> bool {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
-    let anybody = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
-    let Ok(answer) = connection.route_command(slots, anybody).await else { return false };
+    let any_node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+    let Ok(answer) = connection.route_command(slots, any_node).await else { return false };
     let Ok(slots) = redis::from_redis_value::<Vec<Vec<Value>>>(answer) else { return false };
     let masters: HashSet<_> = slots.iter().filter_map(|range| address(range.get(2)?)).collect();
     let mut asked = JoinSet::new();
@@ -114,7 +114,7 @@ impl Seeds {
     }
 
     /// Queries a server for the others: the seeds may be removed from the cluster one day.
-    pub(super) async fn learn(&self, connection: &mut MultiplexedConnection, from: &Client) {
+    pub(super) async fn refresh(&self, connection: &mut MultiplexedConnection, from: &Client) {
         let slots = redis::cmd("CLUSTER").arg("SLOTS").query_async::<Vec<Vec<Value>>>(connection).await;
         if let Ok(slots) = slots {
             self.replace_others(&slots, from.get_connection_info());
@@ -124,7 +124,7 @@ impl Seeds {
     fn replace_others(&self, slots: &[Vec<Value>], from: &ConnectionInfo) {
         let mut others: Vec<ConnectionInfo> = Vec::new();
         for node in slots.iter().flat_map(|range| range.iter().skip(2)) {
-            if let Some(info) = beside(from, node)
+            if let Some(info) = with_settings_of(from, node)
                 && !self.named.iter().chain(&others).any(|known| known.addr() == info.addr())
             {
                 others.push(info);
@@ -152,7 +152,7 @@ fn address(node: &Value) -> Option<(String, u16)> {
 }
 
 /// The same, with the connection settings of the server that replied.
-fn beside(from: &ConnectionInfo, node: &Value) -> Option<ConnectionInfo> {
+fn with_settings_of(from: &ConnectionInfo, node: &Value) -> Option<ConnectionInfo> {
     let (host, port) = address(node)?;
     let addr = match from.addr() {
         ConnectionAddr::TcpTls { insecure, tls_params, .. } => {

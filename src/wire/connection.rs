@@ -158,10 +158,10 @@ impl fmt::Debug for Connection {
 
 /// How often a connection is checked for still leading to the master.
 #[cfg(feature = "sentinel")]
-const LOOK: Duration = Duration::from_secs(5);
+const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often the connections to the servers of a cluster get their name again.
-const RENAME: Duration = Duration::from_secs(30);
+const RENAME_INTERVAL: Duration = Duration::from_secs(30);
 
 /// One connection shared by all requests. A request that finds it broken drops it; the next one
 /// connects again.
@@ -323,13 +323,13 @@ impl SharedConnection {
             let (sentinel, current) = (Arc::clone(sentinel), Arc::downgrade(&self.current));
             self.runtime.spawn(async move {
                 loop {
-                    sleep(LOOK).await;
-                    let stands = || current.upgrade().filter(|it| self::generation(it) == generation);
-                    if stands().is_none() {
+                    sleep(MASTER_CHECK_INTERVAL).await;
+                    let is_current = || current.upgrade().filter(|pair| self::generation(pair) == generation);
+                    if is_current().is_none() {
                         return;
                     }
                     if sentinel.has_moved().await {
-                        return stands().iter().for_each(|it| forget(it, generation));
+                        return is_current().iter().for_each(|pair| forget(pair, generation));
                     }
                 }
             });
@@ -346,8 +346,8 @@ impl SharedConnection {
         let (limit, current) = (self.limit, Arc::downgrade(&self.current));
         self.runtime.spawn(async move {
             loop {
-                sleep(RENAME).await;
-                let Some(connected) = current.upgrade().and_then(|it| shared(&it)) else { return };
+                sleep(RENAME_INTERVAL).await;
+                let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
                 let _again_next_time = connected.batcher.set_name(&name, limit).await;
             }
         });

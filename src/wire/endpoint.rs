@@ -60,7 +60,7 @@ impl Endpoint {
             Endpoint::Sentinel(sentinel) => {
                 let master = sentinel.master().await?;
                 let connection = connect(&master, &unlimited(limit)).await?;
-                sentinel.leads_to(&master);
+                sentinel.record_master(&master);
                 connection
             }
             #[cfg(feature = "cluster")]
@@ -97,7 +97,7 @@ impl Endpoint {
             tokio::try_join!(server.clone().connect(limit, name), server.clone().connect(limit, name))?;
         #[cfg(feature = "sentinel")]
         if let (Endpoint::Sentinel(sentinel), Endpoint::Server(master)) = (&self, &server) {
-            sentinel.leads_to(master);
+            sentinel.record_master(master);
         }
         Ok((one, Some(second)))
     }
@@ -205,7 +205,7 @@ impl WakeupEndpoint {
     pub(super) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
         match self {
             #[cfg(feature = "cluster")]
-            WakeupEndpoint::Cluster(seeds) => seeds.learn(connection, client).await,
+            WakeupEndpoint::Cluster(seeds) => seeds.refresh(connection, client).await,
             _ => {
                 let _ = (client, connection);
             }

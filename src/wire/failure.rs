@@ -41,8 +41,8 @@ enum Cause {
         reply: String,
     },
     Unreplicated {
-        have: i64,
-        want: u32,
+        confirmed: i64,
+        required: u32,
     },
     NotAdmitted,
     /// The runtime that made connections and waited for replies has shut down.
@@ -87,8 +87,8 @@ impl Failure {
         Failure::new(Cause::Reply { script: script.name(), reply }, true)
     }
 
-    pub(super) fn unreplicated(have: i64, want: u32) -> Failure {
-        Failure::new(Cause::Unreplicated { have, want }, true)
+    pub(super) fn unreplicated(confirmed: i64, required: u32) -> Failure {
+        Failure::new(Cause::Unreplicated { confirmed, required }, true)
     }
 
     pub(super) fn not_admitted() -> Failure {
@@ -136,7 +136,7 @@ impl Failure {
     }
 
     /// The same failure, for a request that was not sent because of it.
-    pub(crate) fn of_another(mut self) -> Failure {
+    pub(crate) fn of_other_request(mut self) -> Failure {
         self.may_have_run = false;
         self
     }
@@ -164,7 +164,7 @@ impl Failure {
     /// The number of required replicas, if too few confirmed.
     pub(crate) fn replicas(&self) -> Option<u32> {
         match &self.cause {
-            Cause::Unreplicated { want, .. } => Some(*want),
+            Cause::Unreplicated { required, .. } => Some(*required),
             Cause::NoQuorum(answers) => answers.failures().find_map(Failure::replicas),
             _ => None,
         }
@@ -204,8 +204,8 @@ impl Failure {
             Cause::Unsent(cause) | Cause::Sent(cause) => Error::Redis { context, cause },
             Cause::Corrupt { key, problem, source: cause } => Error::Corrupt { context, key, problem, cause },
             Cause::Reply { script, reply } => Error::Reply { context, script, reply },
-            Cause::Unreplicated { have, want } => {
-                Error::TooFewReplicas { have: u64::try_from(have).unwrap_or(0), want, context }
+            Cause::Unreplicated { confirmed, required } => {
+                Error::TooFewReplicas { have: u64::try_from(confirmed).unwrap_or(0), want: required, context }
             }
             Cause::NotAdmitted => Error::NotAdmitted { context },
             Cause::RuntimeEnded => Error::RuntimeEnded { context },
@@ -326,7 +326,7 @@ impl Nodes {
         if let Some(node) = self.single() {
             return node.outage(replicas);
         }
-        let outage = |(place, node): (usize, &Arc<Node>)| node.outage(replicas).map(|it| (it, place));
+        let outage = |(place, node): (usize, &Arc<Node>)| node.outage(replicas).map(|outage| (outage, place));
         let outages: Vec<_> = self.each_node().filter_map(outage).collect();
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();

@@ -16,7 +16,7 @@ use crate::event::event;
 /// What is queried on a new connection.
 pub(super) struct Handshake {
     pub(super) limit: Duration,
-    pub(super) floor: Arc<TokenFloor>,
+    pub(super) minimum_token: Arc<TokenFloor>,
     pub(super) place: Option<(usize, Arc<Membership>)>,
     pub(super) label: Arc<str>,
     /// Whether this client has checked the node's servers for settings that endanger locks.
@@ -33,7 +33,7 @@ impl Handshake {
         match connection.send(&redis::cmd("TIME"), self.limit).await {
             Ok(answer) => {
                 let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
-                self.floor.raise(seconds * 1_000_000 + micros);
+                self.minimum_token.raise(seconds * 1_000_000 + micros);
                 self.examine(connection);
                 Ok(run)
             }
@@ -187,7 +187,8 @@ impl Facts {
         let of = |texts: &[(Option<String>, String)], server: &Option<String>| {
             texts.iter().find(|(other, _)| other == server).map(|(_, text)| text.clone())
         };
-        let mut servers: Vec<_> = infos.iter().chain(&fsyncs).chain(&replicas).map(|(it, _)| it).collect();
+        let mut servers: Vec<_> =
+            infos.iter().chain(&fsyncs).chain(&replicas).map(|(server, _)| server).collect();
         servers.sort();
         servers.dedup();
         if servers.is_empty() {

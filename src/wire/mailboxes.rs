@@ -42,7 +42,7 @@ pub(super) enum SubscriptionState {
 #[derive(Debug, Default)]
 struct MailboxSlot {
     message: Mutex<Option<(String, NodeSet)>>,
-    bell: Notify,
+    notify: Notify,
 }
 
 /// Receives the messages for one id until it is dropped.
@@ -68,12 +68,12 @@ impl Mailbox {
     pub(crate) async fn wait(&self) -> Option<String> {
         // The notification may be left over from an earlier wait that was given up.
         if self.slot.senders() == 0 {
-            self.slot.bell.notified().await;
+            self.slot.notify.notified().await;
         }
         if self.slot.senders() > 0 {
             let _few = timeout(GATHERING, async {
                 while self.slot.senders() < self.mailboxes.majority {
-                    self.slot.bell.notified().await;
+                    self.slot.notify.notified().await;
                 }
             })
             .await;
@@ -120,7 +120,7 @@ impl Mailboxes {
             match slot {
                 Some(slot) => {
                     slot.put(place, rest);
-                    slot.bell.notify_one();
+                    slot.notify.notify_one();
                 }
                 None => self.late_notifications.receive(id, place),
             }
@@ -136,8 +136,8 @@ impl Mailboxes {
     pub(super) fn set_state(&self, place: usize, state: SubscriptionState) {
         self.states.send_modify(|states| {
             states[place] = state;
-            let standing = states.iter().filter(|state| **state == SubscriptionState::Subscribed).count();
-            let number = if standing >= self.majority { self.made.load(Ordering::SeqCst) } else { 0 };
+            let count_in = states.iter().filter(|state| **state == SubscriptionState::Subscribed).count();
+            let number = if count_in >= self.majority { self.made.load(Ordering::SeqCst) } else { 0 };
             self.subscription.store(number, Ordering::SeqCst);
         });
     }
@@ -145,7 +145,7 @@ impl Mailboxes {
     /// Makes all waiters poll: messages may have been missed.
     pub(super) fn notify_all(&self) {
         for slot in self.slots().values() {
-            slot.bell.notify_one();
+            slot.notify.notify_one();
         }
     }
 }
@@ -160,7 +160,7 @@ impl MailboxSlot {
     /// Takes the message, and the notification that came with it.
     fn take(&self) -> Option<String> {
         let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let notified = self.bell.notified();
+        let notified = self.notify.notified();
         tokio::pin!(notified);
         notified.enable();
         message.map(|(message, _)| message)
@@ -176,7 +176,7 @@ impl MailboxSlot {
 const QUEUES_LAST: Duration = Duration::from_secs(60);
 
 /// The maximum number of remembered attempts: the latest.
-const MOST: usize = 1_024;
+const MAX_COUNT: usize = 1_024;
 
 /// The minimum interval between messages of one node that count: any user with the right to publish
 /// can send very many.
@@ -216,8 +216,8 @@ impl LateNotifications {
     pub(super) fn expect(&self, id: Uuid, answer: Answer) {
         let now = Moment::now();
         let mut former_waiters = self.former_waiters();
-        let is_over = |it: &FormerWaiter| now.since(it.since) > QUEUES_LAST;
-        while former_waiters.len() >= MOST || former_waiters.front().is_some_and(is_over) {
+        let is_over = |former: &FormerWaiter| now.since(former.since) > QUEUES_LAST;
+        while former_waiters.len() >= MAX_COUNT || former_waiters.front().is_some_and(is_over) {
             former_waiters.pop_front();
         }
         former_waiters.push_back(FormerWaiter { id, since: now, answer, answered: Vec::new() });
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn the_latest_are_remembered() {
         let (late_notifications, received) = (LateNotifications::default(), Arc::new(AtomicUsize::new(0)));
-        let ids: Vec<Uuid> = (0..=MOST).map(|_| Uuid::new_v4()).collect();
+        let ids: Vec<Uuid> = (0..=MAX_COUNT).map(|_| Uuid::new_v4()).collect();
         for id in &ids {
             let received = Arc::clone(&received);
             late_notifications
@@ -268,7 +268,7 @@ mod tests {
         late_notifications.receive(ids[0], 1);
         assert_eq!(received.load(Ordering::Relaxed), 0);
         late_notifications.receive(ids[1], 1);
-        late_notifications.receive(ids[MOST], 2);
+        late_notifications.receive(ids[MAX_COUNT], 2);
         late_notifications.receive(Uuid::new_v4(), 4);
         assert_eq!(received.load(Ordering::Relaxed), 3);
     }

@@ -27,13 +27,13 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// How far a minimum token may be ahead of the server's clock, in microseconds: a day, less what
 /// clocks may drift meanwhile.
-const MOST_AHEAD: u64 = 86_000_000_000;
+const MAX_AHEAD: u64 = 86_000_000_000;
 
 /// One deployment, reached through one shared connection, and a second one to wait for replicas.
 pub(crate) struct Node {
     connection: SharedConnection,
     limit: Duration,
-    floor: Arc<TokenFloor>,
+    minimum_token: Arc<TokenFloor>,
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage: read without taking the lock.
     fails: AtomicBool,
@@ -63,7 +63,7 @@ impl Node {
         Node {
             connection: SharedConnection::new(endpoint, limit, confirms, name),
             limit,
-            floor: Arc::default(),
+            minimum_token: Arc::default(),
             outage: Mutex::new(None),
             fails: AtomicBool::new(false),
             label: "".into(),
@@ -99,22 +99,23 @@ impl Node {
     }
 
     /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
-    fn floor(&self) -> u64 {
-        let floor = if self.is_one_server() { self.floor.seen() } else { self.floor.advanced() };
+    fn minimum_token(&self) -> u64 {
+        let minimum_token =
+            if self.is_one_server() { self.minimum_token.seen() } else { self.minimum_token.advanced() };
         // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
         // was set back by more than that, tokens are in no order across that step, but the locks
         // work.
-        floor.min(self.clock().saturating_add(MOST_AHEAD))
+        minimum_token.min(self.clock().saturating_add(MAX_AHEAD))
     }
 
     /// The server's clock, as far as it is known.
     pub(super) fn clock(&self) -> u64 {
-        self.floor.now()
+        self.minimum_token.now()
     }
 
     /// Records the server's time from one of its replies.
     pub(crate) fn observe(&self, server_time: u64) {
-        self.floor.observe(server_time);
+        self.minimum_token.observe(server_time);
     }
 
     /// Connects, if there is no connection. An error within the limit means that the server is
@@ -163,9 +164,9 @@ impl Node {
         if let Some(live) = self.connection.current(confirming) {
             return Ok(live);
         }
-        let (limit, floor, place) = (self.limit, Arc::clone(&self.floor), self.place.clone());
+        let (limit, minimum_token, place) = (self.limit, Arc::clone(&self.minimum_token), self.place.clone());
         let (label, examined) = (Arc::clone(&self.label), Arc::clone(&self.examined));
-        self.connection.get(confirming, Handshake { limit, floor, place, label, examined }).await
+        self.connection.get(confirming, Handshake { limit, minimum_token, place, label, examined }).await
     }
 
     /// Since when the node has failed, and with which failure, if it does. Missing replicas count
@@ -349,8 +350,8 @@ impl Node {
     fn prepare<'a>(&self, call: &'a Call<'a>, connected: &'a LiveConnection) -> PreparedCall<'a> {
         PreparedCall {
             call,
-            floor: self.floor(),
-            clock: if self.floor.seen() == 0 { 0 } else { self.clock() },
+            minimum_token: self.minimum_token(),
+            clock: if self.minimum_token.seen() == 0 { 0 } else { self.clock() },
             run: connected.run.as_deref().unwrap_or_default(),
             reads: false,
         }

@@ -106,7 +106,7 @@ impl Nodes {
         self.count() - self.majority()
     }
 
-    pub(crate) fn everyone(&self) -> NodeSet {
+    pub(crate) fn all_nodes(&self) -> NodeSet {
         NodeSet::first(self.count())
     }
 
@@ -239,20 +239,20 @@ impl Nodes {
         tokio::pin!(grace);
         let mut refused = false;
         loop {
-            let pending = among.len() - votes.cast.len();
+            let pending = among.len() - votes.received.len();
             if let WaitFor::Majority(least) = wait_for {
-                let yes = votes.cast.iter().filter(|(_, vote)| is_positive(vote, least)).count();
+                let yes = votes.received.iter().filter(|(_, vote)| is_positive(vote, least)).count();
                 if yes >= self.majority() {
                     break;
                 }
                 // If too few reply, each node's failure is reported; none takes longer than its
                 // node's time limit.
-                let answered = votes.cast.iter().filter(|(_, vote)| vote.is_ok()).count();
+                let answered = votes.received.iter().filter(|(_, vote)| vote.is_ok()).count();
                 if yes + pending < self.majority() && answered >= self.majority() && !refused {
                     refused = true;
                     // A node that has failed before will not reply soon.
-                    let heard = NodeSet::of(votes.cast.iter().map(|(place, _)| *place));
-                    let pending = |place: &usize| among.contains(*place) && !heard.contains(*place);
+                    let replied = NodeSet::of(votes.received.iter().map(|(place, _)| *place));
+                    let pending = |place: &usize| among.contains(*place) && !replied.contains(*place);
                     if (0..self.count())
                         .filter(pending)
                         .all(|place| self.all[place].outage(replicas).is_some())
@@ -264,19 +264,19 @@ impl Nodes {
             }
             tokio::select! {
                 answer = answers.recv() => match answer {
-                    Some(vote) => votes.cast.push(vote),
+                    Some(vote) => votes.received.push(vote),
                     None => {
                         // Tasks that ended without a reply: their runtime has shut down.
-                        let gone = among.without(NodeSet::of(votes.cast.iter().map(|(place, _)| *place)));
-                        let gone = (0..self.count()).filter(|place| gone.contains(*place));
-                        votes.cast.extend(gone.map(|place| (place, Err(Failure::runtime_ended()))));
+                        let ended = among.without(NodeSet::of(votes.received.iter().map(|(place, _)| *place)));
+                        let ended = (0..self.count()).filter(|place| ended.contains(*place));
+                        votes.received.extend(ended.map(|place| (place, Err(Failure::runtime_ended()))));
                         break;
                     }
                 },
                 () = &mut grace, if refused => break,
             }
         }
-        if votes.cast.len() < among.len() {
+        if votes.received.len() < among.len() {
             votes.rest = Some(super::replies::Stragglers { answers });
         }
         votes
@@ -300,20 +300,20 @@ impl Nodes {
         for (place, node) in self.each_node() {
             let (node, calls) = (Arc::clone(node), Arc::clone(&calls));
             tasks.push(self.runtime.spawn(async move {
-                let (numbers, its): (Vec<usize>, Vec<&Call<'_>>) = calls
+                let (numbers, node_calls): (Vec<usize>, Vec<&Call<'_>>) = calls
                     .iter()
                     .enumerate()
                     .filter(|(_, (_, among))| among.contains(place))
                     .map(|(number, (call, _))| (number, call))
                     .unzip();
-                if its.is_empty() {
+                if node_calls.is_empty() {
                     return Vec::new();
                 }
                 let limit = limit.min(node.limit());
-                match timeout(limit, node.call_all(&its, limit)).await {
+                match timeout(limit, node.call_all(&node_calls, limit)).await {
                     Ok(outcomes) => numbers.into_iter().zip(outcomes).collect(),
                     Err(_) => {
-                        let late = its.iter().map(|_| Err(Failure::indeterminate(too_slow())));
+                        let late = node_calls.iter().map(|_| Err(Failure::indeterminate(too_slow())));
                         numbers.into_iter().zip(late).collect()
                     }
                 }
@@ -329,9 +329,9 @@ impl Nodes {
         votes
     }
 
-    fn votes(&self, cast: Vec<Vote>, wait_for: WaitFor) -> Votes {
+    fn votes(&self, received: Vec<Vote>, wait_for: WaitFor) -> Votes {
         let least = if let WaitFor::Majority(least) = wait_for { least } else { 1 };
-        Votes { labels: Arc::clone(&self.labels), of: self.count(), least, cast, rest: None }
+        Votes { labels: Arc::clone(&self.labels), of: self.count(), least, received, rest: None }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::shorten::shortened;
 pub(crate) struct NodeSet(u32);
 
 impl NodeSet {
-    pub(crate) const MOST: usize = 31;
+    pub(crate) const MAX_COUNT: usize = 31;
 
     pub(crate) fn first(count: usize) -> NodeSet {
         NodeSet((1 << count) - 1)
@@ -141,7 +141,7 @@ pub(crate) struct Votes {
     pub(super) of: usize,
     /// The least number that is a positive reply.
     pub(super) least: i64,
-    pub(crate) cast: Vec<Vote>,
+    pub(crate) received: Vec<Vote>,
     /// The nodes that have not replied yet.
     pub(crate) rest: Option<Stragglers>,
 }
@@ -160,11 +160,11 @@ impl Votes {
     /// The only node's failure, or that of a quorum without a decision.
     pub(crate) fn failure(self) -> Failure {
         if self.of == 1
-            && let Some((_, Err(failure))) = self.cast.first()
+            && let Some((_, Err(failure))) = self.received.first()
         {
             return failure.clone();
         }
-        Failure::no_quorum(NodeReplies::of(&self.labels).with_votes(self.least, self.cast))
+        Failure::no_quorum(NodeReplies::of(&self.labels).with_votes(self.least, self.received))
     }
 
     /// In a quorum, discards the negative reply of a node that received the request twice: the
@@ -173,7 +173,7 @@ impl Votes {
         if self.of == 1 {
             return;
         }
-        for (_, outcome) in &mut self.cast {
+        for (_, outcome) in &mut self.received {
             if let Ok(reply) = outcome
                 && reply.is_number(0)
                 && let Some(resent) = reply.resent.clone()
@@ -187,14 +187,14 @@ impl Votes {
     pub(crate) async fn wait(&mut self) {
         if let Some(mut rest) = self.rest.take() {
             while let Some(vote) = rest.next().await {
-                self.cast.push(vote);
+                self.received.push(vote);
             }
         }
     }
 
     /// The nodes without a reply, so far.
     pub(crate) fn missing(&self) -> NodeSet {
-        let answered = self.cast.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
+        let answered = self.received.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
         NodeSet::first(self.of).without(NodeSet::of(answered))
     }
 
@@ -202,18 +202,18 @@ impl Votes {
     pub(crate) fn positives(&self) -> NodeSet {
         let is_yes =
             |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number_from(1));
-        NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_yes(outcome)).map(|(node, _)| *node))
+        NodeSet::of(self.received.iter().filter(|(_, outcome)| is_yes(outcome)).map(|(node, _)| *node))
     }
 
     /// The nodes that had nothing to do.
     pub(crate) fn negatives(&self) -> NodeSet {
         let is_no = |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number(0));
-        NodeSet::of(self.cast.iter().filter(|(_, outcome)| is_no(outcome)).map(|(node, _)| *node))
+        NodeSet::of(self.received.iter().filter(|(_, outcome)| is_no(outcome)).map(|(node, _)| *node))
     }
 
     /// The nodes that failed to reply.
     pub(crate) fn failed(&self) -> NodeSet {
-        NodeSet::of(self.cast.iter().filter(|(_, outcome)| outcome.is_err()).map(|(node, _)| *node))
+        NodeSet::of(self.received.iter().filter(|(_, outcome)| outcome.is_err()).map(|(node, _)| *node))
     }
 }
 
@@ -284,7 +284,7 @@ impl Reply {
     }
 
     pub(crate) fn unexpected(&self) -> Failure {
-        Failure::reply(self.script, described(&self.value))
+        Failure::reply(self.script, describe(&self.value))
     }
 
     pub(super) fn is_number(&self, number: i64) -> bool {
@@ -299,21 +299,21 @@ impl Reply {
 
 /// Describes a reply that no script gives, for the text of an error. Items of an array may name a
 /// holder, which a log must not show in full.
-fn described(value: &Value) -> String {
+fn describe(value: &Value) -> String {
     match value {
         Value::Array(items) => {
-            format!("[{}]", items.iter().map(described_item).collect::<Vec<_>>().join(", "))
+            format!("[{}]", items.iter().map(describe_item).collect::<Vec<_>>().join(", "))
         }
         other => format!("{other:?}"),
     }
 }
 
-fn described_item(item: &Value) -> String {
+fn describe_item(item: &Value) -> String {
     match item {
         Value::Int(number) => number.to_string(),
         Value::BulkString(bytes) => format!("{:?}", shortened(&String::from_utf8_lossy(bytes))),
         Value::SimpleString(text) => format!("{:?}", shortened(text)),
-        other => described(other),
+        other => describe(other),
     }
 }
 
@@ -337,7 +337,7 @@ mod tests {
     fn an_unexpected_answer_does_not_show_a_holder() {
         let name = "8743c9c0-0795-4907-87fd-6c719a6b4586";
         let holder = Value::Array(vec![Value::BulkString(name.into()), Value::Int(7)]);
-        let text = described(&Value::Array(vec![Value::Int(1), Value::SimpleString(name.into()), holder]));
+        let text = describe(&Value::Array(vec![Value::Int(1), Value::SimpleString(name.into()), holder]));
         assert_eq!(text, "[1, \"8743c9c0…\", [\"8743c9c0…\", 7]]");
     }
 }

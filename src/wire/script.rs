@@ -52,7 +52,7 @@ enum Arg<'a> {
     /// The default. Trailing defaults are not sent.
     Default,
     /// The minimum token, read when the request leaves: a new connection may have raised it.
-    Floor,
+    MinimumToken,
     /// The server's clock this long after the request leaves, as far as the clock is known.
     Until(Duration),
     /// The run id of the server that receives the request.
@@ -103,8 +103,8 @@ impl<'a> Call<'a> {
         self.args.iter().any(|arg| matches!(arg, Arg::Until(_)))
     }
 
-    pub(crate) fn floor(self) -> Call<'a> {
-        self.arg(Arg::Floor)
+    pub(crate) fn minimum_token(self) -> Call<'a> {
+        self.arg(Arg::MinimumToken)
     }
 
     pub(crate) fn run(self) -> Call<'a> {
@@ -161,7 +161,7 @@ impl<'a> Call<'a> {
             Arg::Text(text) => Arg::Text(own(text)),
             Arg::Number(number) => Arg::Number(*number),
             Arg::Default => Arg::Default,
-            Arg::Floor => Arg::Floor,
+            Arg::MinimumToken => Arg::MinimumToken,
             Arg::Until(span) => Arg::Until(*span),
             Arg::Run => Arg::Run,
         };
@@ -178,7 +178,7 @@ impl<'a> Call<'a> {
 /// A call with the values that only the receiving node knows.
 pub(super) struct PreparedCall<'a> {
     pub(super) call: &'a Call<'a>,
-    pub(super) floor: u64,
+    pub(super) minimum_token: u64,
     /// The server's clock; 0 if it is not known.
     pub(super) clock: u64,
     pub(super) run: &'a str,
@@ -212,7 +212,7 @@ impl PreparedCall<'_> {
                 Arg::Default => cmd.arg(""),
                 Arg::Text(text) => cmd.arg(&**text),
                 Arg::Number(number) => cmd.arg(number),
-                Arg::Floor => cmd.arg(self.floor),
+                Arg::MinimumToken => cmd.arg(self.minimum_token),
                 Arg::Until(_) if self.clock == 0 => cmd.arg(""),
                 Arg::Until(span) => cmd.arg(self.clock + u64::try_from(span.as_micros()).unwrap_or(0)),
                 Arg::Run => cmd.arg(self.run),

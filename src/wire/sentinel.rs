@@ -79,8 +79,8 @@ impl SentinelMaster {
                 _ => {}
             }
         }
-        let voices = |one: &MasterReport| reports.iter().filter(|other| *other == one).count();
-        let Some(latest) = reports.iter().max_by_key(|one| (one.epoch, voices(one))) else {
+        let supporters = |one: &MasterReport| reports.iter().filter(|other| *other == one).count();
+        let Some(latest) = reports.iter().max_by_key(|one| (one.epoch, supporters(one))) else {
             return Err(failure);
         };
         let master = Client::open(self.at(latest))?;
@@ -98,13 +98,14 @@ impl SentinelMaster {
     /// Whether the sentinels place the master elsewhere than requests are sent.
     pub(super) async fn has_moved(&self) -> bool {
         let master = timeout(self.limit, self.master()).await;
-        master.is_ok_and(|it| {
-            it.is_ok_and(|it| self.place.borrow().as_ref() != Some(it.get_connection_info().addr()))
+        master.is_ok_and(|found| {
+            found
+                .is_ok_and(|master| self.place.borrow().as_ref() != Some(master.get_connection_info().addr()))
         })
     }
 
     /// Records where requests are sent from now on.
-    pub(super) fn leads_to(&self, master: &Client) {
+    pub(super) fn record_master(&self, master: &Client) {
         let new = Some(master.get_connection_info().addr().clone());
         self.place.send_if_modified(|place| {
             let moves = *place != new;

@@ -120,21 +120,21 @@ impl Wakeups {
             }
         }
         let mut states = self.mailboxes.states.subscribe();
-        let standing =
-            |states: &Vec<SubscriptionState>, state| states.iter().filter(|it| **it == state).count();
+        let count_in =
+            |states: &Vec<SubscriptionState>, state| states.iter().filter(|other| **other == state).count();
         let majority = self.mailboxes.majority;
         let settled = timeout(
             patience,
             states.wait_for(|states| {
-                standing(states, SubscriptionState::Subscribed) >= majority
+                count_in(states, SubscriptionState::Subscribed) >= majority
                     || states.len()
-                        - standing(states, SubscriptionState::Failed)
-                        - standing(states, SubscriptionState::Elsewhere)
+                        - count_in(states, SubscriptionState::Failed)
+                        - count_in(states, SubscriptionState::Elsewhere)
                         < majority
             }),
         )
         .await;
-        matches!(settled, Ok(Ok(states)) if standing(&states, SubscriptionState::Subscribed) >= majority)
+        matches!(settled, Ok(Ok(states)) if count_in(&states, SubscriptionState::Subscribed) >= majority)
     }
 
     /// A mailbox for the messages that begin with this id.

@@ -104,9 +104,9 @@ pub const MUTANTS: &[Mutant] = &[
         name: "no-floor",
         edits: &[Edit {
             file: "src/wire/script.rs",
-            from: "Arg::Floor => cmd.arg(self.floor),",
+            from: "Arg::MinimumToken => cmd.arg(self.minimum_token),",
             times: 1,
-            to: "Arg::Floor => cmd.arg(0),",
+            to: "Arg::MinimumToken => cmd.arg(0),",
         }],
         setting: Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["server-set-back"] },
         rules: &["token order", "token unique"],

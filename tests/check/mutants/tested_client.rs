@@ -22,8 +22,8 @@ pub const TESTED_CLIENT: &[Tested] = &[
         name: "lost-answer-of-a-release-counts-as-not-held",
         edits: &[edit(
             "src/lease/release.rs",
-            "if self.unanswered.contains(*node) && !remember =>",
-            "if self.unanswered.contains(*node) && !remember && votes.of() == 0 =>",
+            "if self.unanswered.contains(*node) && !record_answer =>",
+            "if self.unanswered.contains(*node) && !record_answer && votes.of() == 0 =>",
         )],
         test: "suite::mutex_standalone_push_resp2::learns_the_first_answer_of_a_release",
     },
@@ -102,7 +102,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     },
     Tested {
         name: "outage-limit-ignored",
-        edits: &[edit("src/lease/acquire.rs", "newcomers: limit.unwrap_or(newcomers),", "newcomers,")],
+        edits: &[edit("src/lease/acquire.rs", "unqueued: limit.unwrap_or(unqueued),", "unqueued,")],
         test: "options::outage_limit_is_how_long_a_call_outlasts_an_outage",
     },
     Tested {

@@ -14,9 +14,9 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "most-sentinels-believed",
         edits: &[Edit {
             file: "src/wire/sentinel.rs",
-            from: "(one.epoch, voices(one))",
+            from: "(one.epoch, supporters(one))",
             times: 1,
-            to: "(voices(one), one.epoch)",
+            to: "(supporters(one), one.epoch)",
         }],
         test: "failover::masters::sentinel_the_latest_configuration_counts",
     },
