@@ -1,5 +1,5 @@
 -- mutex/force: generated from lua/src/mutex/force.lua, do not edit.
--- mutex/force: takes the mutex away from its holder.
+-- mutex/force: revokes the holder's mutex.
 --
 -- KEYS[1]  lock           string: the attempt that holds the mutex
 -- KEYS[2]  fence          string: the last fencing token
@@ -8,14 +8,14 @@
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
 --
--- Returns  1    taken away: granted to the next waiter, or free
+-- Returns  1    revoked: granted to the next waiter, or free
 --          0    it was free
 --          -2   refused: the key holds something else
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- The former holder learns of it from its next renewal or release. A second delivery within a
--- minute gets the first answer, and takes nothing away from the next holder.
+-- minute gets the first answer, and revokes nothing of the next holder.
 local attempt, min_token, token_ttl_ms = unpack(ARGV)
 local kind, remember = 'mutex', '1'
 -- Every argument is checked on every path, before the first write.
@@ -113,17 +113,17 @@ local function grant_next()
     local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
     local entry, its_place = first[1], tonumber(first[2])
     if not its_place or its_place >= 2^52 then return nil end
-    local heir, its_kind, ms, its_channel, its_owner = parse(entry)
-    if heir == attempt then return nil end
-    local lives = heir and is_alive(heir, its_place, ms)
-    if lives and its_kind ~= kind then
+    local next_attempt, its_kind, ms, its_channel, its_owner = parse(entry)
+    if next_attempt == attempt then return nil end
+    local alive = next_attempt and is_alive(next_attempt, its_place, ms)
+    if alive and its_kind ~= kind then
       others = others + 1
     else
-      if lives then minted = minted or next_token() end
-      if lives and not minted then return nil end
-      redis.call('ZREM', KEYS[3], entry, 'seen ' .. (heir or ''))
-      if lives and notify(its_channel, message(heir, minted)) then
-        grant(heir, its_owner, minted, ms)
+      if alive then minted = minted or next_token() end
+      if alive and not minted then return nil end
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
+      if alive and notify(its_channel, message(next_attempt, minted)) then
+        grant(next_attempt, its_owner, minted, ms)
         return ms, true
       end
     end

@@ -1,6 +1,6 @@
 -- quorum/reentrant_acquire: generated from lua/src/quorum/reentrant_acquire.lua, do not edit.
--- quorum/reentrant_acquire: takes the lock, takes it once more, or queues for it, on one node of a
--- quorum.
+-- quorum/reentrant_acquire: acquires the lock, acquires it once more, or queues for it, on one
+-- node of a quorum.
 --
 -- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
 -- KEYS[2]  fence          string: the largest token that this node has accepted
@@ -296,17 +296,17 @@ local function grant_next()
     local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
     local entry, its_place = first[1], tonumber(first[2])
     if not its_place or its_place >= 2^52 then return nil end
-    local heir, its_kind, ms, its_channel, its_owner = parse(entry)
-    if heir == attempt then return nil end
-    local lives = heir and is_alive(heir, its_place, ms)
-    if lives and its_kind ~= kind then
+    local next_attempt, its_kind, ms, its_channel, its_owner = parse(entry)
+    if next_attempt == attempt then return nil end
+    local alive = next_attempt and is_alive(next_attempt, its_place, ms)
+    if alive and its_kind ~= kind then
       others = others + 1
     else
-      if lives then minted = minted or next_token() end
-      if lives and not minted then return nil end
-      redis.call('ZREM', KEYS[3], entry, 'seen ' .. (heir or ''))
-      if lives and notify(its_channel, message(heir, minted)) then
-        grant(heir, its_owner, minted, ms)
+      if alive then minted = minted or next_token() end
+      if alive and not minted then return nil end
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
+      if alive and notify(its_channel, message(next_attempt, minted)) then
+        grant(next_attempt, its_owner, minted, ms)
         return ms, true
       end
     end

@@ -1,6 +1,6 @@
 -- reentrant/inspect: generated from lua/src/reentrant/inspect.lua, do not edit.
--- reentrant/inspect: the owner of the lock, its holds, the time that is left, and how many wait.
--- Writes nothing.
+-- reentrant/inspect: the owner of the lock, its holds, its remaining time, and the number of
+-- waiters. Writes nothing.
 --
 -- KEYS[1]  lock      hash: the owner and its count, `mode`, and `:<attempt>` for each hold
 -- KEYS[2]  fence     string: the last fencing token

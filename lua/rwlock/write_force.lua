@@ -1,5 +1,5 @@
 -- rwlock/write_force: generated from lua/src/rwlock/write_force.lua, do not edit.
--- rwlock/write_force: takes the lock away from the writer.
+-- rwlock/write_force: revokes the holds of the writer.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
 -- KEYS[2]  fence          string: the last fencing token
@@ -8,14 +8,14 @@
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
 --
--- Returns  n    taken away, with all n holds to write; waiters that may enter are admitted
+-- Returns  n    revoked, with all n holds to write; waiters that may enter are admitted
 --          0    there was no writer
 --          -2   refused: the key holds something else
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- Its owner keeps its holds to read. It learns of it from its next renewal or release. A second
--- delivery within a minute gets the first answer, and takes nothing away from the next writer.
+-- delivery within a minute gets the first answer, and revokes nothing of the next writer.
 local attempt, min_token, token_ttl_ms = unpack(ARGV)
 local remember, owner = '1', ''
 -- Every argument is checked on every path, before the first write.
@@ -154,14 +154,14 @@ end
 
 -- How many waiters one script looks at is bounded. While there are more of them, the lock is busy,
 -- so that nothing overtakes those behind.
-local looks, is_unfinished = 128, false
+local checks_left, is_unfinished = 128, false
 
 -- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
 -- keep their places.
 local function first_writer()
   local others = 0
-  while looks > 0 do
-    looks = looks - 1
+  while checks_left > 0 do
+    checks_left = checks_left - 1
     local first =
       redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '(4503599627370496', 'WITHSCORES', 'LIMIT', others, 1)
     if not first[1] then return nil end
@@ -233,8 +233,8 @@ local function admit_waiters()
   -- False once the queue is empty, or too many were dead.
   local function admit_readers(latest)
     batches = batches + 1
-    local most = readers > 512 and 16 or 128
-    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'WITHSCORES', 'LIMIT', 0, most)
+    local batch_size = readers > 512 and 16 or 128
+    local waiting = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'WITHSCORES', 'LIMIT', 0, batch_size)
     if not waiting[1] then return false end
     if batches > 2 then
       is_unfinished = true
@@ -243,11 +243,11 @@ local function admit_waiters()
     local token = readers_token(state.token)
     if not token then return false end
     local channels, holds = select_readers(waiting)
-    local gone = {}
+    local removed = {}
     for i = 1, #waiting, 2 do
-      gone[i], gone[i + 1] = waiting[i], 'seen ' .. string.match(waiting[i], '^[^ ]*')
+      removed[i], removed[i + 1] = waiting[i], 'seen ' .. string.match(waiting[i], '^[^ ]*')
     end
-    redis.call('ZREM', KEYS[3], unpack(gone))
+    redis.call('ZREM', KEYS[3], unpack(removed))
     local last, admitted = now, {}
     for its_channel, some in pairs(channels) do
       local names = {}
@@ -269,14 +269,14 @@ local function admit_waiters()
     end
     redis.call('HSET', KEYS[1], 'mode', 'several', 'readers', readers, 'token', string.format('%.0f', token))
     keep_until(last)
-    if #waiting == 2 * most then notify_rest(latest) end
+    if #waiting == 2 * batch_size then notify_rest(latest) end
     return true
   end
 
   local function admit_writer(reader)
     local token
     for _ = 1, reader and 1 or 32 do
-      local entry, heir, ms, its_channel, its_owner = first_writer()
+      local entry, next_attempt, ms, its_channel, its_owner = first_writer()
       if not entry then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         return false
@@ -284,11 +284,11 @@ local function admit_waiters()
       if reader and its_owner ~= reader then return false end
       token = token or next_token()
       if not token then return false end
-      redis.call('ZREM', KEYS[3], entry, 'seen ' .. heir)
+      redis.call('ZREM', KEYS[3], entry, 'seen ' .. next_attempt)
       redis.call('HDEL', KEYS[1], 'upgrade')
-      if heir == attempt then its_channel = '' end
-      if notify(its_channel, message(heir, token)) then
-        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. its_owner .. ' ' .. heir,
+      if next_attempt == attempt then its_channel = '' end
+      if notify(its_channel, message(next_attempt, token)) then
+        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. its_owner .. ' ' .. next_attempt,
           'token', string.format('%.0f', token))
         if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
         keep_until(now + ms)

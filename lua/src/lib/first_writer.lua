@@ -1,13 +1,13 @@
 -- How many waiters one script looks at is bounded. While there are more of them, the lock is busy,
 -- so that nothing overtakes those behind.
-local looks, is_unfinished = 128, false
+local checks_left, is_unfinished = 128, false
 
 -- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
 -- keep their places.
 local function first_writer()
   local others = 0
-  while looks > 0 do
-    looks = looks - 1
+  while checks_left > 0 do
+    checks_left = checks_left - 1
     local first =
       redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '(4503599627370496', 'WITHSCORES', 'LIMIT', others, 1)
     if not first[1] then return nil end

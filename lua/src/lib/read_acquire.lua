@@ -10,7 +10,7 @@ local function note_token(token)
 end
 
 -- One reader more, and no attempt writes or waits.
-if keys == 1 and state.readers > 0 and state.readers < most
+if keys == 1 and state.readers > 0 and state.readers < reader_limit
   and not (state.write or state.read) and state.wait_until == 0 then
   local token, problem = read_token()
   if not token then return problem end
@@ -53,10 +53,10 @@ end
 
 -- Dead readers do not count: they are removed where there seem to be too many.
 local function is_crowded(queued)
-  if state.readers + queued < most then return false end
+  if state.readers + queued < reader_limit then return false end
   other_reader()
   look()
-  return state.readers + queued >= most
+  return state.readers + queued >= reader_limit
 end
 
 local function queue_to_read()

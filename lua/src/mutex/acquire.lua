@@ -1,4 +1,4 @@
--- mutex/acquire: takes the mutex, or queues for it.
+-- mutex/acquire: acquires the mutex, or queues for it.
 --
 -- KEYS[1]  lock           string: the attempt that holds the mutex, with a TTL
 -- KEYS[2]  fence          string: the last fencing token

@@ -1,4 +1,5 @@
--- mutex/inspect: the holder of the mutex, the time that is left, and how many wait. Writes nothing.
+-- mutex/inspect: the holder of the mutex, its remaining time, and the number of waiters. Writes
+-- nothing.
 --
 -- KEYS[1]  lock      string: the attempt that holds the mutex
 -- KEYS[2]  fence     string: the last fencing token

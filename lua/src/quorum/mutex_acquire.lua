@@ -1,4 +1,4 @@
--- quorum/mutex_acquire: takes the mutex, or queues for it, on one node of a quorum.
+-- quorum/mutex_acquire: acquires the mutex, or queues for it, on one node of a quorum.
 --
 -- KEYS[1]  lock           string: the attempt that holds the mutex, with a TTL
 -- KEYS[2]  fence          string: the largest token that this node has accepted

@@ -1,4 +1,4 @@
--- quorum/read_acquire: takes the lock to read, or queues for it, on one node of a quorum.
+-- quorum/read_acquire: acquires the lock to read, or queues for it, on one node of a quorum.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
 -- KEYS[2]  fence          string: the largest token that this node has accepted

@@ -1,5 +1,5 @@
--- quorum/reentrant_acquire: takes the lock, takes it once more, or queues for it, on one node of a
--- quorum.
+-- quorum/reentrant_acquire: acquires the lock, acquires it once more, or queues for it, on one
+-- node of a quorum.
 --
 -- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
 -- KEYS[2]  fence          string: the largest token that this node has accepted

@@ -1,4 +1,4 @@
--- reentrant/acquire: takes the lock, or takes it once more, or queues for it.
+-- reentrant/acquire: acquires the lock, acquires it once more, or queues for it.
 --
 -- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
 -- KEYS[2]  fence          string: the last fencing token

@@ -1,4 +1,4 @@
--- reentrant/force: takes the lock away from its holder.
+-- reentrant/force: revokes the lock of its holder.
 --
 -- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
 -- KEYS[2]  fence          string: the last fencing token
@@ -7,14 +7,14 @@
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
 --
--- Returns  n    taken away, with all n holds of its owner: granted to the next waiter, or free
+-- Returns  n    revoked, with all n holds of its owner: granted to the next waiter, or free
 --          0    it was free
 --          -2   refused: the key holds something else, or Redisson has a hold
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- The former holder learns of it from its next renewal or release. A second delivery within a
--- minute gets the first answer, and takes nothing away from the next holder.
+-- minute gets the first answer, and revokes nothing of the next holder.
 local attempt, min_token, token_ttl_ms = unpack(ARGV)
 local kind, remember = 'reentrant', '1'
 --@include check_force

@@ -1,10 +1,10 @@
--- rwlock/inspect: the holders of the lock, their holds, the time that is left, and who waits.
--- Writes nothing.
+-- rwlock/inspect: the holders of the lock, their holds, their remaining times, and the number of
+-- waiters. Writes nothing.
 --
 -- KEYS[1]  lock      hash: the holds, and the field `mode`
 -- KEYS[2]  fence     string: the last fencing token
 -- KEYS[3]  waiters   zset: waiters by their places, and marks
--- ARGV[1]  owner     whose holds to list; default: those of all owners
+-- ARGV[1]  owner     the owner whose holds are listed; default: those of all owners
 --
 -- Returns  {1, token, waiters, time, waiting_writers, readers}   then for each holder: side, owner,
 --             count, pttl

@@ -1,4 +1,4 @@
--- rwlock/read_acquire: takes the lock to read, or queues for it.
+-- rwlock/read_acquire: acquires the lock to read, or queues for it.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
 -- KEYS[2]  fence          string: the last fencing token

@@ -1,4 +1,4 @@
--- rwlock/read_force: takes the lock away from all readers.
+-- rwlock/read_force: revokes the holds of all readers.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
 -- KEYS[2]  fence          string: the last fencing token
@@ -7,14 +7,14 @@
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
 --
--- Returns  n    taken away from n readers; waiters that may enter are admitted
+-- Returns  n    revoked from n readers; waiters that may enter are admitted
 --          0    there was no reader
 --          -2   refused: the key holds something else
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- A writer keeps its hold. The readers learn of it from their next renewals or releases. A second
--- delivery within a minute gets the first answer, and takes nothing away from readers that were
+-- delivery within a minute gets the first answer, and revokes nothing of readers that were
 -- admitted since.
 local attempt, min_token, token_ttl_ms = unpack(ARGV)
 local remember, owner = '1', ''

@@ -1,4 +1,4 @@
--- rwlock/write_acquire: takes the lock to write, or queues for it.
+-- rwlock/write_acquire: acquires the lock to write, or queues for it.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
 -- KEYS[2]  fence          string: the last fencing token

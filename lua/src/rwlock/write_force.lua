@@ -1,4 +1,4 @@
--- rwlock/write_force: takes the lock away from the writer.
+-- rwlock/write_force: revokes the holds of the writer.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
 -- KEYS[2]  fence          string: the last fencing token
@@ -7,14 +7,14 @@
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
 --
--- Returns  n    taken away, with all n holds to write; waiters that may enter are admitted
+-- Returns  n    revoked, with all n holds to write; waiters that may enter are admitted
 --          0    there was no writer
 --          -2   refused: the key holds something else
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- Its owner keeps its holds to read. It learns of it from its next renewal or release. A second
--- delivery within a minute gets the first answer, and takes nothing away from the next writer.
+-- delivery within a minute gets the first answer, and revokes nothing of the next writer.
 local attempt, min_token, token_ttl_ms = unpack(ARGV)
 local remember, owner = '1', ''
 --@include check_force
