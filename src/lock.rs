@@ -127,7 +127,7 @@ impl Lock {
             views.push(view.ok_or_else(|| error(reply.unexpected()))?);
         }
         match refusal {
-            _ if views.len() >= votes.majority() => Ok(agree(views, votes.majority())),
+            _ if views.len() >= votes.deployment.majority() => Ok(agree(views, votes.deployment.majority())),
             Some(refusal) => Err(refusal),
             None => Err(error(votes.failure())),
         }

@@ -90,10 +90,10 @@ impl Locks {
     pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
         let options = options.over(&self.options);
         options.check()?;
-        if self.client.nodes.resend() {
+        if self.client.nodes.deployment.may_resend {
             options.check_for_cluster()?;
         }
-        if self.client.nodes.single().is_some() {
+        if self.client.nodes.deployment.decides_alone() {
             options.check_for_one_node()?;
         }
         options.check_connections(&self.options)?;

@@ -75,7 +75,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
         let agreement = proposals.record(&tally);
         guard.record(
             &votes,
-            tally.granted.len() >= nodes.majority() && agreement != ProposalOutcome::NotGranted,
+            tally.granted.len() >= nodes.deployment.majority() && agreement != ProposalOutcome::NotGranted,
         );
         let granted = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
         match agreement {
@@ -162,7 +162,7 @@ impl TokenProposals {
 }
 
 fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireOutcome {
-    let majority = votes.majority();
+    let majority = votes.deployment.majority();
     // This many nodes may refuse although a majority grants the lock.
     let may_miss = tally.answered.saturating_sub(majority);
     let decides = |some: usize| some > may_miss && tally.answered >= majority;
@@ -198,7 +198,7 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
     let by = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
     match free_in {
         Some(free_in) if by.is_empty() => {
-            let dated = guard.client.nodes.server().and(busy.first());
+            let dated = busy.first().filter(|_| guard.client.nodes.deployment.has_one_clock);
             if let Some(busy) = busy.first() {
                 guard.note_queued(busy.time);
             }
@@ -242,7 +242,7 @@ impl ReplyTally {
             refused: Vec::new(),
             unexpected: Vec::new(),
             answered: 0,
-            majority: nodes.majority(),
+            majority: nodes.deployment.majority(),
         };
         for (node, outcome) in &votes.received {
             let Ok(reply) = outcome else { continue };

@@ -70,7 +70,7 @@ impl AttemptGuard {
 
     /// Records when the attempt was queued first, on the clock of the only server.
     pub(super) fn note_queued(&self, time: u64) {
-        if self.entry.is_some() && self.client.nodes.single().is_some() {
+        if self.entry.is_some() && self.client.nodes.deployment.decides_alone() {
             self.attempt.note_queued(time);
         }
     }
@@ -108,7 +108,7 @@ impl AttemptGuard {
     pub(super) fn expect_late_notifications(&self) {
         if self.queued {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
-            let for_good = self.client.nodes.resend();
+            let for_good = self.client.nodes.deployment.may_resend;
             self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
                 keeper.abandon(Arc::clone(&attempt), for_good, None, NodeSet::of([node]));
             });
@@ -125,7 +125,9 @@ impl AttemptGuard {
 
     /// Whether the server must forget the attempt and refuse requests of it that arrive later.
     pub(super) fn ends_for_good(&self) -> bool {
-        self.awaits_reply || self.attempt.in_flight.is_indeterminate() || self.client.nodes.resend()
+        self.awaits_reply
+            || self.attempt.in_flight.is_indeterminate()
+            || self.client.nodes.deployment.may_resend
     }
 }
 
@@ -140,7 +142,7 @@ impl Drop for AttemptGuard {
         let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
         // A cluster's client may send a request again unseen; it may be granted after "busy" was
         // answered.
-        let resent = self.asked && self.client.nodes.resend();
+        let resent = self.asked && self.client.nodes.deployment.may_resend;
         let may_have =
             self.lease.is_some() || self.awaits_reply || resent || self.attempt.in_flight.is_indeterminate();
         // If the client was closed, the keeper already has it.

@@ -59,7 +59,7 @@ impl Client {
         let nodes = Arc::new(Nodes::new(made));
         // On a cluster, PUBLISH counts only subscribers of the same server. Scripts recognize such
         // a channel by this mark.
-        let elsewhere = if nodes.resend() { "~" } else { "" };
+        let elsewhere = if nodes.deployment.may_resend { "~" } else { "" };
         // A waiter is stored as words with blanks between them.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{elsewhere}", Uuid::new_v4().simple());
@@ -94,7 +94,7 @@ impl Client {
             }
             answers = match outcome.map_err(Failure::unsent) {
                 Ok(()) => answers.with(place, NodeReply::Granted),
-                Err(failure) if !nodes.is_quorum() => {
+                Err(failure) if nodes.deployment.decides_alone() => {
                     return Err(self.error(failure, self.context_of_nodes(Operation::Connect)));
                 }
                 Err(failure) => answers.with(place, NodeReply::Failed(failure)),
@@ -137,10 +137,7 @@ impl Client {
 
     /// On a quorum each node has its own failure.
     fn located(&self, context: Context) -> Context {
-        match self.nodes.single() {
-            Some(_) => context.on(self.nodes.label(0)),
-            None => context,
-        }
+        if self.nodes.deployment.decides_alone() { context.on(self.nodes.label(0)) } else { context }
     }
 
     /// The error for the caller of an operation. Once the client's runtime has ended, that is the

@@ -27,23 +27,24 @@ pub(crate) async fn decide(
     let nodes = &client.nodes;
     let mut votes = nodes.ask(call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     votes.doubt_negatives();
+    let deployment = nodes.deployment;
     let (mut yes, mut no) = (Vec::new(), Vec::new());
     for (index, (_, outcome)) in votes.received.iter().enumerate() {
         match outcome.as_ref().map(Reply::answer) {
             Ok(Ok(answer @ Answer::Final(1..))) => yes.push((index, answer)),
             Ok(Ok(answer)) => no.push((index, answer)),
-            Ok(Err(failure)) if votes.of() == 1 => return Err(failure),
+            Ok(Err(failure)) if deployment.decides_alone() => return Err(failure),
             _ => {}
         }
     }
     let some_did = !yes.is_empty();
-    let (silent, answered) = (votes.missing().len(), votes.of() - votes.missing().len());
-    let may_count_silent = trusts_silence && some_did && answered >= votes.majority();
-    let decided = if yes.len() >= votes.majority()
-        || may_count_silent && yes.len() + silent >= votes.majority()
+    let (silent, answered) = (votes.missing().len(), deployment.nodes - votes.missing().len());
+    let may_count_silent = trusts_silence && some_did && answered >= deployment.majority();
+    let decided = if yes.len() >= deployment.majority()
+        || may_count_silent && yes.len() + silent >= deployment.majority()
     {
         yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
-    } else if no.len() > votes.of() - votes.majority() {
+    } else if no.len() > deployment.max_failures() {
         no.into_iter().next() // the other nodes cannot change that
     } else {
         None

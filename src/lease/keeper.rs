@@ -112,7 +112,7 @@ impl Keeper {
             return None; // its TTL ends it
         }
         // A hold on a minority of the nodes blocks no other attempt.
-        let counts = nodes.len() > self.nodes.max_failures();
+        let counts = nodes.len() > self.nodes.deployment.max_failures();
         schedule.abandon(attempt, for_good, entry, nodes, counts)
     }
 
@@ -280,7 +280,7 @@ impl Keeper {
             }
             LeaseState::Lost => {
                 schedule.remove(lease, LeaseEnd::Revoked);
-                if self.nodes.single().is_none() {
+                if !self.nodes.deployment.decides_alone() {
                     self.abandon_everywhere(&mut schedule, lease, reports); // a minority may still hold it
                 }
                 drop(schedule);
@@ -345,7 +345,7 @@ impl Keeper {
             // While the server cannot be reached, it may still have the attempt in its queue. After
             // the client is dropped, no release is retried for that long, nor one of a minority
             // that does not come back.
-            let for_long = !schedule.closed && pending.nodes.len() > self.nodes.max_failures();
+            let for_long = !schedule.closed && pending.nodes.len() > self.nodes.deployment.max_failures();
             let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
             if may_pass && (for_long || now < pending.give_up) {
                 pending.for_good |= failure.is_indeterminate();
@@ -355,8 +355,8 @@ impl Keeper {
             }
         }
         pending.failed += lasting.len();
-        let failed = pending.failed > self.nodes.max_failures();
-        let returned = pending.returning.take_if(|_| left.len() <= self.nodes.max_failures());
+        let failed = pending.failed > self.nodes.deployment.max_failures();
+        let returned = pending.returning.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
         let _attempt = Arc::clone(&pending.attempt);
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();

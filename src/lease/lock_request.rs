@@ -81,7 +81,7 @@ impl LockRequest {
         };
         let owners: Vec<String> = votes.received.iter().filter_map(named).collect();
         let naming = |owner: &&String| owners.iter().filter(|other| other == owner).count();
-        owners.iter().find(|owner| naming(owner) >= nodes.majority()).cloned()
+        owners.iter().find(|owner| naming(owner) >= nodes.deployment.majority()).cloned()
     }
 
     /// The operation, lock and server, for errors.

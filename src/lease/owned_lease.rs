@@ -124,7 +124,7 @@ impl OwnedLease {
         match answer {
             Answer::Final(1..) => {
                 let mut until = sent + attempt.trusted(attempt.options.ttl);
-                if votes.positives().len() < votes.majority() {
+                if votes.positives().len() < votes.deployment.majority() {
                     // Silent nodes have the old hold, until it expires there; later renewals extend
                     // the new one.
                     until = until.min(trusted_until);
@@ -134,7 +134,7 @@ impl OwnedLease {
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
                 convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, late);
-                let mut held = self.guard.granted(lease, client.nodes.single().is_some());
+                let mut held = self.guard.granted(lease, client.nodes.deployment.decides_alone());
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is released
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::attempt::{Attempt, QueueEntry};
 use super::client::Client;
 use crate::fencing::FencingToken;
-use crate::wire::{Answer, Failure, NodeSet, Reply, Stragglers, Votes, WaitFor};
+use crate::wire::{Answer, Deployment, Failure, NodeSet, Reply, Stragglers, Votes, WaitFor};
 
 /// How often a release is sent before the keeper takes over.
 const TRIES: u32 = 3;
@@ -76,8 +76,10 @@ impl ReleaseTally {
                 }
                 Ok(Answer::Final(0)) => self.not_held = self.not_held.with(*node),
                 Ok(Answer::Final(answer)) => self.refused.push((*node, answer, reply.clone())),
-                Ok(Answer::Busy(..) | Answer::TooLow(_)) if votes.of() == 1 => return Err(reply.unexpected()),
-                Err(failure) if votes.of() == 1 => return Err(failure),
+                Ok(Answer::Busy(..) | Answer::TooLow(_)) if votes.deployment.decides_alone() => {
+                    return Err(reply.unexpected());
+                }
+                Err(failure) if votes.deployment.decides_alone() => return Err(failure),
                 _ => {}
             }
         }
@@ -86,19 +88,19 @@ impl ReleaseTally {
 
     /// The outcome, if the answers decide. A silent node may have held the lock: the lease was
     /// valid, so a majority held it, unless too many nodes deny it.
-    fn decided(&self, of: usize) -> Option<Released> {
-        let majority = of / 2 + 1;
-        let silent = of - self.answered().len();
+    fn decided(&self, deployment: Deployment) -> Option<Released> {
+        let majority = deployment.majority();
+        let silent = deployment.nodes - self.answered().len();
         if self.released.len() >= majority
             || self.answered().len() >= majority && self.released.len() + silent >= majority
         {
             return Some(Released::Yes);
         }
-        if self.not_held.len() > of - majority {
+        if self.not_held.len() > deployment.max_failures() {
             return Some(Released::NotHeld);
         }
         let (_, answer, reply) = self.refused.first()?;
-        (self.refused.len() > of - majority).then(|| Released::Refused(*answer, reply.clone()))
+        (self.refused.len() > deployment.max_failures()).then(|| Released::Refused(*answer, reply.clone()))
     }
 }
 
@@ -127,13 +129,14 @@ pub(super) async fn release(
         tally.add(&votes, record_answer)?;
         check_for_later_holders(client, attempt, token, &mut tally).await;
         let silent = nodes.all_nodes().without(tally.answered());
-        if let Some(released) = tally.decided(nodes.count()) {
+        if let Some(released) = tally.decided(nodes.deployment) {
             release_stragglers(client, attempt, entry.cloned(), silent, rest);
             return Ok(released);
         }
         let failure = votes.failure();
         if tries_left == 0 || silent.is_empty() || !failure.is_transient() {
-            let may_be = tally.released.len() + tally.doubtful.len() + silent.len() >= nodes.majority();
+            let may_be =
+                tally.released.len() + tally.doubtful.len() + silent.len() >= nodes.deployment.majority();
             return match tally.why {
                 Some(why) if !tally.doubtful.is_empty() && may_be => Ok(Released::Unknown(why)),
                 _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),

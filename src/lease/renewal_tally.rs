@@ -36,9 +36,9 @@ impl RenewalTally {
     }
 
     pub(super) fn state(&self, nodes: &Nodes) -> LeaseState {
-        if self.held >= nodes.majority() {
+        if self.held >= nodes.deployment.majority() {
             LeaseState::Held
-        } else if self.without.len() > nodes.max_failures() {
+        } else if self.without.len() > nodes.deployment.max_failures() {
             LeaseState::Lost
         } else {
             LeaseState::Unknown

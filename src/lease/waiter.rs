@@ -134,7 +134,7 @@ impl Waiter {
         }
         let GrantClock { sample, generation, subscription } = self.grant_clock.as_ref()?;
         let client = &self.guard.client;
-        if *generation != client.nodes.server()?.generation()
+        if Some(*generation) != client.nodes.clock_generation()
             || Some(*subscription) != client.wakeups.subscription()
         {
             return None;

@@ -56,7 +56,7 @@ impl Locks {
     /// Dropped, nodes stay as they are: begin anew.
     pub async fn rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
         let nodes = &self.client.nodes;
-        if nodes.single().is_some() || self.options.restart_guard == RestartGuard::Off {
+        if nodes.deployment.decides_alone() || self.options.restart_guard == RestartGuard::Off {
             return Ok(Vec::new()); // all vote
         }
         let before = self.survey().await;
@@ -95,7 +95,8 @@ impl Locks {
             None => return Err(self.too_few(after)),
         }
         // Of a new quorum, so many may have forgotten that their clocks must vouch for the rest.
-        let floor = after.highest.max(if founding { latest(&after.clocks, nodes.majority()) } else { 0 });
+        let floor =
+            after.highest.max(if founding { latest(&after.clocks, nodes.deployment.majority()) } else { 0 });
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         let mut admitted = NodeSet::of([]);
         for (place, run, ticket) in admitting {
@@ -115,7 +116,7 @@ impl Locks {
     fn is_new(&self, survey: &Survey) -> Option<bool> {
         let nodes = &self.client.nodes;
         let (voters, strangers) = (survey.voters().count(), survey.strangers().count());
-        if voters >= nodes.majority() {
+        if voters >= nodes.deployment.majority() {
             Some(false)
         } else {
             (voters + strangers == nodes.count()).then_some(true)

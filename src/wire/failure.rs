@@ -8,6 +8,7 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::task::JoinError;
 
+use super::deployment::majority_of;
 use super::quorum::Nodes;
 use super::refusal::{is_demoted, is_error_reply, refuses_writes, was_refused};
 use super::replies::Vote;
@@ -301,7 +302,7 @@ impl NodeReplies {
 
     /// The maximum number of failed nodes with which the others still decide.
     pub(crate) fn max_failures(&self) -> usize {
-        self.0.len().saturating_sub(1) / 2
+        self.0.len().saturating_sub(majority_of(self.0.len()))
     }
 
     /// The outcome of each node, for the caller of an operation.
@@ -323,15 +324,15 @@ impl Nodes {
     /// Since when more nodes have failed than a decision allows, and with which failure. Missing
     /// replicas count only if the request requires them.
     pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
-        if let Some(node) = self.single() {
-            return node.outage(replicas);
+        if self.deployment.decides_alone() {
+            return self.node(0).outage(replicas);
         }
         let outage = |(place, node): (usize, &Arc<Node>)| node.outage(replicas).map(|outage| (outage, place));
         let outages: Vec<_> = self.each_node().filter_map(outage).collect();
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();
         // One node more than may fail.
-        let since = *begins.get(self.max_failures())?;
+        let since = *begins.get(self.deployment.max_failures())?;
         let answers =
             outages.into_iter().fold(NodeReplies::of(self.labels()), |answers, ((_, failure), place)| {
                 answers.with(place, NodeReply::Failed(failure))

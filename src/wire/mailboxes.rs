@@ -2,6 +2,7 @@
 //! no longer wait.
 
 use super::NodeSet;
+use super::deployment::majority_of;
 use crate::clock::Moment;
 use crate::labels::attempt_id;
 use std::collections::{HashMap, VecDeque};
@@ -95,7 +96,7 @@ impl Mailboxes {
             slots: Mutex::default(),
             late_notifications: LateNotifications::default(),
             states: watch::Sender::new(vec![SubscriptionState::Connecting; nodes]),
-            majority: nodes / 2 + 1,
+            majority: majority_of(nodes),
             subscription: AtomicU64::new(0),
             made: AtomicU64::new(0),
         }

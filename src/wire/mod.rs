@@ -7,6 +7,7 @@ mod batcher;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
+mod deployment;
 mod endpoint;
 mod failure;
 mod handshake;
@@ -27,6 +28,7 @@ mod wakeups;
 pub(crate) use cluster::Seeds;
 #[cfg(feature = "cluster")]
 pub(crate) use cluster::cluster;
+pub(crate) use deployment::Deployment;
 pub(crate) use endpoint::{
     Certificates, Endpoint, WakeupEndpoint, provide_cryptography, with_certificates, with_tcp,
 };

@@ -130,10 +130,6 @@ impl Node {
         Facts::ask(connected.batcher.connection(), &self.label, self.limit).await
     }
 
-    pub(super) fn is_in_quorum(&self) -> bool {
-        self.place.is_some()
-    }
-
     /// Why the node may not be part of its quorum, as its last connection found.
     pub(crate) fn problem(&self) -> Option<NodeProblem> {
         self.place.as_ref().and_then(|(place, membership)| membership.problem(*place))

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::too_slow;
 use super::replies::Vote;
-use super::{Call, Facts, Failure, InFlight, Node, NodeSet, Reply, Votes};
+use super::{Call, Deployment, Facts, Failure, InFlight, Node, NodeSet, Reply, Votes};
 use crate::event::Report;
 
 /// How long a negative reply waits for the other nodes: a reply that is known by then needs no
@@ -30,6 +30,7 @@ pub(crate) enum WaitFor {
 
 /// One node, or several.
 pub(crate) struct Nodes {
+    pub(crate) deployment: Deployment,
     all: Vec<Arc<Node>>,
     labels: Arc<[String]>,
     runtime: Handle,
@@ -46,8 +47,14 @@ impl Nodes {
     pub(crate) fn new(all: Vec<(Node, String)>) -> Nodes {
         let holds = Arc::default();
         let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds)), label);
-        let (all, labels): (_, Vec<_>) = all.into_iter().map(named).unzip();
+        let (all, labels): (Vec<_>, Vec<_>) = all.into_iter().map(named).unzip();
+        let deployment = Deployment {
+            nodes: all.len(),
+            has_one_clock: matches!(all.as_slice(), [node] if node.is_one_server()),
+            may_resend: all.iter().any(|node| node.is_cluster()),
+        };
         Nodes {
+            deployment,
             all,
             labels: labels.into(),
             runtime: Handle::current(),
@@ -62,24 +69,9 @@ impl Nodes {
         self.runtime.spawn(task);
     }
 
-    /// The only node, if there is just one.
-    pub(crate) fn single(&self) -> Option<&Node> {
-        if let [node] = self.all.as_slice() { Some(node) } else { None }
-    }
-
-    /// Whether the nodes decide by majority, be it of one.
-    pub(crate) fn is_quorum(&self) -> bool {
-        self.all.iter().any(|node| node.is_in_quorum())
-    }
-
-    /// The only server, if there is just one: then its clock dates its grants.
-    pub(crate) fn server(&self) -> Option<&Node> {
-        self.single().filter(|node| node.is_one_server())
-    }
-
-    /// Whether a request may be sent again unseen.
-    pub(crate) fn resend(&self) -> bool {
-        self.all.iter().any(|node| node.is_cluster())
+    /// The generation of the connection to the one clock that dates every grant, if there is one.
+    pub(crate) fn clock_generation(&self) -> Option<u64> {
+        self.all.first().filter(|_| self.deployment.has_one_clock).map(|node| node.generation())
     }
 
     /// Reports about nodes from requests that were sent together and were not logged yet.
@@ -95,15 +87,6 @@ impl Nodes {
 
     pub(crate) fn count(&self) -> usize {
         self.all.len()
-    }
-
-    pub(crate) fn majority(&self) -> usize {
-        self.count() / 2 + 1
-    }
-
-    /// The maximum number of failed nodes with which the others still decide.
-    pub(crate) fn max_failures(&self) -> usize {
-        self.count() - self.majority()
     }
 
     pub(crate) fn all_nodes(&self) -> NodeSet {
@@ -135,11 +118,11 @@ impl Nodes {
     /// quorum need a common proposal, since each would choose its own token. The only node of a
     /// `guarded` quorum gets one as well: the client remembers which proposals were accepted.
     pub(crate) fn proposal(&self, guarded: bool) -> Option<u64> {
-        if self.single().is_some() && !guarded {
+        if self.deployment.decides_alone() && !guarded {
             return None;
         }
         let clocks = self.all.iter().map(|node| node.clock()).collect();
-        let now = median_clock(clocks, self.majority())?;
+        let now = median_clock(clocks, self.deployment.majority())?;
         Some(now.max(self.accepted.load(Ordering::Relaxed) + 1))
     }
 
@@ -183,7 +166,7 @@ impl Nodes {
             let outcome = task.await.map_err(|error| redis::RedisError::from(std::io::Error::other(error)));
             outcomes.push(outcome.and_then(|outcome| outcome));
         }
-        if outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= self.majority() {
+        if outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= self.deployment.majority() {
             self.opened.store(true, Ordering::Relaxed);
         }
         outcomes
@@ -215,7 +198,7 @@ impl Nodes {
         in_flight: &Arc<InFlight>,
         wait_for: WaitFor,
     ) -> Votes {
-        if let Some(node) = self.single() {
+        if let [node] = self.all.as_slice() {
             let outcome = in_flight.ask(node, call).await;
             return self.votes(vec![(0, outcome)], wait_for);
         }
@@ -242,13 +225,16 @@ impl Nodes {
             let pending = among.len() - votes.received.len();
             if let WaitFor::Majority(least) = wait_for {
                 let yes = votes.received.iter().filter(|(_, vote)| is_positive(vote, least)).count();
-                if yes >= self.majority() {
+                if yes >= self.deployment.majority() {
                     break;
                 }
                 // If too few reply, each node's failure is reported; none takes longer than its
                 // node's time limit.
                 let answered = votes.received.iter().filter(|(_, vote)| vote.is_ok()).count();
-                if yes + pending < self.majority() && answered >= self.majority() && !refused {
+                if yes + pending < self.deployment.majority()
+                    && answered >= self.deployment.majority()
+                    && !refused
+                {
                     refused = true;
                     // A node that has failed before will not reply soon.
                     let replied = NodeSet::of(votes.received.iter().map(|(place, _)| *place));
@@ -285,7 +271,7 @@ impl Nodes {
     /// Sends many requests, each to some of the nodes, one pipeline per node, and waits for all of
     /// them, at most `limit` for each node.
     pub(crate) async fn call_all(&self, calls: Vec<(Call<'_>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
-        if let Some(node) = self.single() {
+        if let [node] = self.all.as_slice() {
             let calls: Vec<&Call<'_>> = calls.iter().map(|(call, _)| call).collect();
             return node
                 .call_all(&calls, limit)
@@ -331,7 +317,7 @@ impl Nodes {
 
     fn votes(&self, received: Vec<Vote>, wait_for: WaitFor) -> Votes {
         let least = if let WaitFor::Majority(least) = wait_for { least } else { 1 };
-        Votes { labels: Arc::clone(&self.labels), of: self.count(), least, received, rest: None }
+        Votes { labels: Arc::clone(&self.labels), deployment: self.deployment, least, received, rest: None }
     }
 }
 

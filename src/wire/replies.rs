@@ -8,7 +8,7 @@ use redis::Value;
 use tokio::sync::mpsc;
 
 use super::batcher::SentFlag;
-use super::{Call, Failure, Node, NodeReplies, Script};
+use super::{Call, Deployment, Failure, Node, NodeReplies, Script};
 use crate::clock::Moment;
 use crate::shorten::shortened;
 
@@ -138,7 +138,7 @@ pub(crate) type Vote = (usize, Result<Reply, Failure>);
 #[derive(Debug)]
 pub(crate) struct Votes {
     pub(super) labels: Arc<[String]>,
-    pub(super) of: usize,
+    pub(crate) deployment: Deployment,
     /// The least number that is a positive reply.
     pub(super) least: i64,
     pub(crate) received: Vec<Vote>,
@@ -147,19 +147,9 @@ pub(crate) struct Votes {
 }
 
 impl Votes {
-    /// How many nodes form a majority.
-    pub(crate) fn majority(&self) -> usize {
-        self.of / 2 + 1
-    }
-
-    /// How many nodes there are.
-    pub(crate) fn of(&self) -> usize {
-        self.of
-    }
-
     /// The only node's failure, or that of a quorum without a decision.
     pub(crate) fn failure(self) -> Failure {
-        if self.of == 1
+        if self.deployment.decides_alone()
             && let Some((_, Err(failure))) = self.received.first()
         {
             return failure.clone();
@@ -170,7 +160,7 @@ impl Votes {
     /// In a quorum, discards the negative reply of a node that received the request twice: the
     /// first delivery may have done it.
     pub(crate) fn doubt_negatives(&mut self) {
-        if self.of == 1 {
+        if self.deployment.decides_alone() {
             return;
         }
         for (_, outcome) in &mut self.received {
@@ -195,7 +185,7 @@ impl Votes {
     /// The nodes without a reply, so far.
     pub(crate) fn missing(&self) -> NodeSet {
         let answered = self.received.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
-        NodeSet::first(self.of).without(NodeSet::of(answered))
+        NodeSet::first(self.deployment.nodes).without(NodeSet::of(answered))
     }
 
     /// The nodes with a positive reply.

@@ -228,7 +228,9 @@ impl Subscriber {
         let gone = Arc::new(Notify::new());
         let opened = timeout(self.limit, self.open(&gone)).await.unwrap_or_else(|_| Err(too_slow()));
         let (client, connection) = opened.map_err(|error| (SubscriptionState::Failed, error))?;
-        let Some(node) = verified_with.and_then(Nodes::single) else {
+        let Some(node) =
+            verified_with.filter(|nodes| nodes.deployment.decides_alone()).map(|nodes| nodes.node(0))
+        else {
             return Ok((client, connection, gone));
         };
         let id = Uuid::new_v4();

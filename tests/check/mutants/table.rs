@@ -88,15 +88,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "half-is-a-majority",
-        edits: &[
-            Edit {
-                file: "src/wire/quorum.rs",
-                from: "self.count() / 2 + 1",
-                times: 1,
-                to: "self.count() / 2",
-            },
-            Edit { file: "src/wire/replies.rs", from: "self.of / 2 + 1", times: 1, to: "self.of / 2" },
-        ],
+        edits: &[Edit { file: "src/wire/deployment.rs", from: "nodes / 2 + 1", times: 1, to: "nodes / 2" }],
         setting: MINORITY,
         rules: &["exclusion"],
     },
@@ -301,9 +293,9 @@ if ends < now + ttl then
         name: "all-nodes-must-renew",
         edits: &[Edit {
             file: "src/lease/renewal_tally.rs",
-            from: "        if self.held >= nodes.majority() {",
+            from: "        if self.held >= nodes.deployment.majority() {",
             times: 1,
-            to: "        if self.held >= nodes.count() {",
+            to: "        if self.held >= nodes.deployment.nodes {",
         }],
         setting: OUTLASTED,
         rules: &["false loss"],
@@ -312,9 +304,9 @@ if ends < now + ttl then
         name: "all-nodes-must-grant",
         edits: &[Edit {
             file: "src/lease/acquire_round.rs",
-            from: "            majority: nodes.majority(),",
+            from: "            majority: nodes.deployment.majority(),",
             times: 1,
-            to: "            majority: nodes.count(),",
+            to: "            majority: nodes.deployment.nodes,",
         }],
         setting: OUTLASTED,
         rules: &["decision"],

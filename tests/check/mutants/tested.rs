@@ -117,9 +117,9 @@ pub const TESTED: &[Tested] = &[
         name: "message-trusted-on-another-connection",
         edits: &[Edit {
             file: "src/lease/waiter.rs",
-            from: "        if *generation != client.nodes.server()?.generation()\n            || ",
+            from: "        if Some(*generation) != client.nodes.clock_generation()\n            || ",
             times: 1,
-            to: "        let _ = (generation, client.nodes.server()?);\n        if ",
+            to: "        let _ = (generation, client.nodes.clock_generation()?);\n        if ",
         }],
         test: "wakeups::a_message_is_not_trusted_after_the_connection_for_requests_was_replaced",
     },

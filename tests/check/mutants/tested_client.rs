@@ -82,7 +82,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         edits: &[edit(
             "src/locks/builder.rs",
             "verify: self.subscriber.is_some(),",
-            "verify: self.subscriber.is_some() && name.is_some(),",
+            "verify: self.subscriber.is_some() && labels.joined().is_some(),",
         )],
         test: "builder::subscriber_of_another_server_is_refused",
     },

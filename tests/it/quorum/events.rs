@@ -20,7 +20,7 @@ async fn quorum_events_count_the_nodes_of_a_renewal_that_fails() {
             let name = format!("events-{nodes}-{}", kind.name());
             let guard = quorum.take(&kind.lock(&client, &name)).await;
             quorum.hang(hanging);
-            let said = || heard_of(&name).iter().any(|event| event.contains("cannot renew"));
+            let said = || heard_of(&name).iter().any(|event| event.contains("no majority renewed"));
             eventually("said", || async { said() }).await;
             quorum.resume(hanging);
             let event = heard_of(&name).swap_remove(0);

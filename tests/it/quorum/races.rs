@@ -72,7 +72,7 @@ async fn race(quorum: &Quorum, rounds: usize) -> usize {
     // If one fails, the other waits for it for ever.
     let ((one, tries), (other, _)) = tokio::try_join!(one, other).unwrap();
     let attempts = include_str!("../../../src/lease/acquire.rs");
-    assert!(attempts.contains("const MORE_TRIES: u32 = 2;"), "one `try_lock` makes three attempts");
+    assert!(attempts.contains("const MAX_RETRIES: u32 = 2;"), "one `try_lock` makes three attempts");
     let decided = tries.iter().filter(|tries| **tries == 1).count();
     let most = tries.iter().max();
     println!(
