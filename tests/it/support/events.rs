@@ -47,7 +47,7 @@ impl Subscriber for Listener {
         event.record(&mut line);
         let line = format!("{} {}{}", line.level, line.message, line.fields);
         if *event.metadata().level() == Level::DEBUG {
-            if line.contains(TRACED) || line.starts_with("DEBUG cannot") {
+            if line.contains(TRACED) || line.starts_with("DEBUG no majority") {
                 HEARD.lock().unwrap().push(line);
             }
             return;
