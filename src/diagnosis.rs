@@ -135,7 +135,8 @@ pub(crate) fn eviction(maxmemory: Option<&str>, policy: Option<&str>) -> Verdict
 
 /// `aof` as `INFO` has it, `fsync` as `CONFIG GET appendfsync` has it.
 pub(crate) fn persistence(aof: Option<&str>, fsync: Option<&str>) -> Verdict {
-    let remedy = "set appendonly yes and appendfsync always; for a quorum, or switch on the restart guard";
+    let remedy =
+        "set appendonly yes and appendfsync always; a quorum may switch on the restart guard instead";
     match (aof, fsync) {
         (Some("0"), _) => Verdict::danger("a restart forgets locks that are held", remedy),
         (Some(_), Some("always")) => Verdict::Fine,

@@ -16,6 +16,7 @@ static MUTEX: Kind = Kind {
     reenters: false,
     has_owner: false,
     queue: Queue::Inside,
+    refusals: &[],
     capacity: None,
     acquire: ScriptSet {
         server: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),

@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
-    Kind, Lease, LockRequest, OwnedLease, Queue, ScriptSet, SharedHold, acquire, acquire_within, try_acquire,
+    Kind, Lease, LockRequest, OwnedLease, Queue, ScriptSet, SharedHold, TOO_DEEP, acquire, acquire_within,
+    try_acquire,
 };
 use crate::lock::{HolderId, Lock};
 use crate::name::Name;
@@ -21,6 +22,7 @@ static REENTRANT: Kind = Kind {
     reenters: true,
     has_owner: true,
     queue: Queue::Inside,
+    refusals: &[TOO_DEEP],
     capacity: None,
     acquire: ScriptSet {
         server: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),

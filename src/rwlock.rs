@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
-use crate::lease::{Kind, LockRequest, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
+use crate::lease::{
+    Kind, LockRequest, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire, acquire_within, try_acquire,
+};
 use crate::lock::{HolderId, Lock};
 use crate::name::Name;
 use crate::options::Options;
@@ -23,6 +25,7 @@ static READ: Kind = Kind {
     reenters: true,
     has_owner: true,
     queue: Queue::InRedis,
+    refusals: &[TOO_DEEP, CROWDED],
     capacity: Some(|options| options.max_readers),
     acquire: ScriptSet {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
@@ -40,6 +43,7 @@ static WRITE: Kind = Kind {
     reenters: true,
     has_owner: true,
     queue: Queue::InsideUnlessOwned,
+    refusals: &[TOO_DEEP, WOULD_DEADLOCK],
     capacity: None,
     acquire: ScriptSet {
         server: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
@@ -55,6 +59,9 @@ static DOWNGRADE: ScriptSet = ScriptSet {
     server: Script::new("rwlock/downgrade", include_str!("../lua/rwlock/downgrade.lua")),
     quorum: Script::new("quorum/downgrade", include_str!("../lua/quorum/downgrade.lua")),
 };
+
+const WOULD_DEADLOCK: Refusal = (-6, |_, context| Error::WouldDeadlock { context });
+const CROWDED: Refusal = (-7, |options, context| Error::Crowded { context, limit: options.max_readers });
 
 const FOUND: &str = "something that is not a read-write lock";
 const RENEW: &str = include_str!("../lua/rwlock/renew.lua");

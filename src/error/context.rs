@@ -1,5 +1,7 @@
 //! [`Context`]: which operation failed, on which lock and server.
 
+use std::fmt;
+
 use crate::name::Name;
 
 /// What failed, where, and what is known of the request. It is in every [`Error`](crate::Error)
@@ -13,10 +15,10 @@ use crate::name::Name;
 ///     }
 /// }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Context(Box<Details>);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 struct Details {
     operation: Operation,
     lock: Option<Name>,
@@ -70,6 +72,18 @@ impl Operation {
             Operation::Rejoin => "rejoin",
             Operation::Close => "close",
         }
+    }
+}
+
+/// Without the judgement on the request: [`Error::is_transient`](crate::Error::is_transient) knows
+/// more about it than the context does.
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("operation", &self.operation())
+            .field("lock", &self.lock().map(Name::as_str))
+            .field("server", &self.server())
+            .finish_non_exhaustive()
     }
 }
 

@@ -117,6 +117,9 @@ impl fmt::Display for Reason<'_> {
 
 fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(match (cause.code().is_some(), context.is_indeterminate()) {
+        (_, false) if cause.kind() == redis::ErrorKind::AuthenticationFailed => {
+            "the server refused the user name or the password"
+        }
         (true, false) => "the server refused the request",
         (true, true) => "the server answered with an error, and may have run the request",
         (false, false) => "the server could not be reached",

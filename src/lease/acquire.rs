@@ -1,6 +1,7 @@
 //! The wait loop: the one way to get a lease, for every kind.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
@@ -14,7 +15,7 @@ use super::trace::{WakeReason, acquiring};
 use super::waiter::{GrantClock, PollBudget, Waiter, WakeEvent};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::wire::{Failure, NodeSet};
+use crate::wire::{Failure, InFlight, NodeSet};
 
 /// The longest pause after nodes granted a lock to several attempts at a time; it doubles a few
 /// times.
@@ -67,13 +68,17 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
         return try_acquire(request).await?.ok_or_else(timed_out);
     }
     let waiting = async {
-        let (mut unconfirmed, mut woken) = (None, WakeReason::AtOnce);
-        let outcome = timeout(limit, wait(request, &mut unconfirmed, &mut woken)).await;
-        // As far as is known the lock was free: the server failed, or its replicas did.
-        let failure = || unconfirmed.or_else(|| request.outage().map(|(_, failure)| failure));
-        // The dropped request may still run; what it is granted is released.
-        let failed = |failure: Failure| request.error(failure.with_effect());
-        let outcome = outcome.unwrap_or_else(|_| Err(failure().map_or_else(timed_out, failed)));
+        let mut progress = Progress::default();
+        let outcome = timeout(limit, wait(request, &mut progress)).await;
+        let Progress { unconfirmed, woken, in_flight } = progress;
+        // As far as is known the lock was free: the server failed, or its replicas did. Most
+        // requests that found the outage were those of other tasks; whether this call sent one is
+        // known now that it was dropped. What it is granted is released.
+        let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
+        let may_have_run = unconfirmed.is_some() || in_flight.is_some_and(|sent| sent.is_indeterminate());
+        let failed = |failure: Failure| request.error(failure.with_effect_if(may_have_run));
+        let outcome =
+            outcome.unwrap_or_else(|_| Err(unconfirmed.or_else(outage).map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
     acquiring(request, pin!(waiting)).await
@@ -87,23 +92,29 @@ fn failed(request: &LockRequest, guard: &AttemptGuard, failure: Failure) -> Erro
 /// Waits without a limit.
 pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
     let waiting = async {
-        let mut woken = WakeReason::AtOnce;
-        let outcome = wait(request, &mut None, &mut woken).await;
-        (outcome, Some(woken))
+        let mut progress = Progress::default();
+        let outcome = wait(request, &mut progress).await;
+        (outcome, Some(progress.woken))
     };
     acquiring(request, pin!(waiting)).await
 }
 
-/// The wait loop. `unconfirmed` is set while the grant waits for replicas. `woken` says what caused
-/// the latest request.
-async fn wait(
-    request: &LockRequest,
-    unconfirmed: &mut Option<Failure>,
-    woken: &mut WakeReason,
-) -> Result<OwnedLease, Error> {
+/// What is known of a wait, also after it was dropped.
+#[derive(Default)]
+struct Progress {
+    /// Set while the grant waits for replicas.
+    unconfirmed: Option<Failure>,
+    /// What caused the latest request.
+    woken: WakeReason,
+    /// The requests of the latest attempt.
+    in_flight: Option<Arc<InFlight>>,
+}
+
+/// The wait loop.
+async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLease, Error> {
     let client = &request.client;
     let front = if request.queues_inside() {
-        match wait_in_local_queue(request, woken).await? {
+        match wait_in_local_queue(request, &mut progress.woken).await? {
             LocalQueueOutcome::Front(turn) => Some(turn),
             LocalQueueOutcome::Entered(held) => return Ok(held),
         }
@@ -119,6 +130,7 @@ async fn wait(
     let mut budget = PollBudget::new();
     loop {
         let subscription = client.wakeups.subscription();
+        progress.in_flight = Some(Arc::clone(&waiter.guard.attempt.in_flight));
         let pause = match acquire_round(waiter.guard, waiter.entry.as_ref()).await {
             AcquireOutcome::Granted(held) => return Ok(held),
             AcquireOutcome::Refused(error) => return Err(error),
@@ -133,7 +145,7 @@ async fn wait(
                     // The lock was granted, but other clients may hold it until enough replicas
                     // have the grant. They may never have it: the server responds, so waiting for a
                     // lease to expire gains nothing.
-                    *unconfirmed = Some(failure.clone());
+                    progress.unconfirmed = Some(failure.clone());
                     outage_deadline.has_queued = false;
                     if !waiter.guard.release_partial_grant(client.nodes.all_nodes()).await {
                         waiter.guard.abandon();
@@ -163,7 +175,7 @@ async fn wait(
                 }
             }
             AcquireOutcome::Busy { guard, free_in, dated } => {
-                *unconfirmed = None;
+                progress.unconfirmed = None;
                 waiter.guard = guard;
                 waiter.grant_clock = match (subscription, dated) {
                     (Some(subscription), Some((sample, generation))) => {
@@ -187,9 +199,9 @@ async fn wait(
                 (free_in + Duration::from_millis(1)).min(waiter.poll)
             }
         };
-        *woken = match waiter.sleep(pause, &mut budget).await {
+        progress.woken = match waiter.sleep(pause, &mut budget).await {
             WakeEvent::Granted(lease) => {
-                *woken = WakeReason::Notified;
+                progress.woken = WakeReason::Notified;
                 return Ok(waiter.guard.granted(lease, true)); // there is one server
             }
             WakeEvent::Notified => WakeReason::Notified,

@@ -47,6 +47,8 @@ pub(crate) struct Attempt {
     text: String,
     /// Its requests whose effect is unknown.
     pub(super) in_flight: Arc<InFlight>,
+    /// The labels of the client's nodes.
+    nodes: Arc<[String]>,
     /// Its position in the queues, sent again to a node that has lost it.
     queued_at: OnceLock<u64>,
 }
@@ -63,15 +65,17 @@ impl Attempt {
         let id = Uuid::new_v4();
         let text = format!("{}{}", id.simple(), client.attempt_suffix);
         let owner = owner.unwrap_or_else(|| text.clone());
-        let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        Attempt { kind, name, options, owner, id, text, in_flight, queued_at }
+        let (in_flight, nodes, queued_at) =
+            (Arc::default(), Arc::clone(client.nodes.labels()), OnceLock::new());
+        Attempt { kind, name, options, owner, id, text, in_flight, nodes, queued_at }
     }
 
     /// The same hold as another kind, with other options.
     pub(super) fn converted(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
         let (name, owner, id, text) = (self.name.clone(), self.owner.clone(), self.id, self.text.clone());
-        let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
-        Attempt { kind, name, options, owner, id, text, in_flight, queued_at }
+        let (in_flight, nodes) = (Arc::clone(&self.in_flight), Arc::clone(&self.nodes));
+        let queued_at = self.queued_at.clone();
+        Attempt { kind, name, options, owner, id, text, in_flight, nodes, queued_at }
     }
 
     /// Converts a hold of this attempt into one of this attempt's kind.
@@ -81,6 +85,11 @@ impl Attempt {
         let call = if guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
         call.minimum_token().optional(self.token_ttl())
+    }
+
+    /// The label of the node that decides alone; none in a quorum, where each one has its failure.
+    pub(super) fn server(&self) -> Option<&str> {
+        if let [server] = &*self.nodes { Some(server) } else { None }
     }
 
     /// The client that the attempt belongs to, for logs.
@@ -104,15 +113,15 @@ impl Attempt {
         self.queued_at.get_or_init(|| time);
     }
 
-    /// The error for a refusal that a script of any kind may answer with.
+    /// The error for a refusal: two that every kind's scripts send, and those of this kind.
     pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {
             -2 => Some(Error::WrongType { context, found: self.kind.found }),
             -3 => Some(Error::WrongType { context, found: "a value without a ttl, so no lock of ours" }),
-            -4 => Some(Error::TooDeep { context, depth: self.options.max_depth }),
-            -6 => Some(Error::WouldDeadlock { context }),
-            -7 => self.capacity().map(|limit| Error::Crowded { context, limit }),
-            _ => None,
+            _ => {
+                let (_, error) = self.kind.refusals.iter().find(|(number, _)| *number == answer)?;
+                Some(error(&self.options, context))
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! [`Kind`]: what differs from one kind of lock to another, as data.
 
+use crate::error::{Context, Error};
 use crate::options::Options;
 use crate::wire::Script;
 
@@ -13,6 +14,8 @@ pub(crate) struct Kind {
     /// Its requests name an owner.
     pub(crate) has_owner: bool,
     pub(crate) queue: Queue,
+    /// The refusals that only some kinds' scripts send.
+    pub(crate) refusals: &'static [Refusal],
     /// How many attempts may hold the lock or wait for it at a time, where several may.
     pub(crate) capacity: Option<fn(&Options) -> u32>,
     pub(crate) acquire: ScriptSet,
@@ -21,6 +24,13 @@ pub(crate) struct Kind {
     pub(crate) force: Script,
     pub(crate) inspect: Script,
 }
+
+/// A refusal of a script: its number, and the error for it.
+pub(crate) type Refusal = (i64, fn(&Options, Context) -> Error);
+
+/// The refusal of every kind that has owners.
+pub(crate) const TOO_DEEP: Refusal =
+    (-4, |options, context| Error::TooDeep { context, depth: options.max_depth });
 
 /// A verb that has a script of its own for quorums.
 pub(crate) struct ScriptSet {

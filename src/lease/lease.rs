@@ -162,6 +162,10 @@ impl Lease {
     /// The error of work under a lease that ended.
     fn error(&self, end: LeaseEnd) -> Error {
         let context = Context::of(Operation::Hold, self.name());
+        let context = match self.0.attempt.server() {
+            Some(server) => context.on(server),
+            None => context,
+        };
         match end {
             LeaseEnd::Lost | LeaseEnd::Revoked => Error::Lost { context },
             LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { context },
@@ -191,6 +195,8 @@ impl Lease {
         let end = self.ended().filter(|end| end.is_loss())?;
         let _reason = match end {
             LeaseEnd::Revoked => "the server has ended it",
+            _ if self.options().renewal == Renewal::Never => "its TTL expired; renewal is off",
+            _ if self.has_reached_max_hold() => "it has reached max_hold",
             _ => "it was not renewed in time",
         };
         let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
@@ -201,6 +207,7 @@ impl Lease {
                     error,
                     lock = %_lease.name(),
                     holder = _lease.0.attempt.holder(),
+                    server = _lease.0.attempt.server(),
                     reason = _reason,
                     "lost a lease"
                 );
@@ -223,6 +230,12 @@ impl Lease {
             options.max_hold.map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.at)));
         let ttl = options.ttl.min(left);
         (ttl >= Duration::from_millis(1)).then_some(ttl)
+    }
+
+    fn has_reached_max_hold(&self) -> bool {
+        let attempt = &self.0.attempt;
+        let trusted = attempt.options.max_hold.map(|longest| attempt.trusted(longest));
+        trusted.is_some_and(|trusted| Moment::now().since(self.0.at) >= trusted)
     }
 
     /// The owner as the server knows it.

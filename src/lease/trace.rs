@@ -21,9 +21,10 @@ use crate::shorten::shortened;
 use crate::wire::Vote;
 
 /// What made an attempt send the request that was granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum WakeReason {
     /// It did not wait.
+    #[default]
     AtOnce,
     /// A notification, or a new subscription.
     Notified,

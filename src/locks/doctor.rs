@@ -1,9 +1,11 @@
 //! [`Locks::doctor`]: what on a deployment endangers its locks.
 
+use std::time::Duration;
+
 use super::Locks;
 use crate::diagnosis::{Check, Finding, Verdict};
 use crate::error::{Chain, Error};
-use crate::options::{RestartGuard, Wakeups};
+use crate::options::{Options, RestartGuard, Wakeups};
 
 impl Locks {
     /// Looks for everything on this deployment that endangers locks: servers that do not answer,
@@ -75,7 +77,9 @@ impl Locks {
     async fn examine_scripts(&self) -> Verdict {
         let name = format!("doctor-{}", uuid::Uuid::new_v4().simple());
         let tried = async {
-            match self.mutex(&name)?.try_lock().await? {
+            // Its fencing counter is a key that outlives it.
+            let options = Options::new().token_ttl(Duration::from_secs(1));
+            match self.with_options(options)?.mutex(&name)?.try_lock().await? {
                 Some(guard) => guard.release().await,
                 None => Ok(()), // nodes of a quorum did not agree in time; the scripts ran
             }

@@ -176,6 +176,7 @@ impl Failure {
         match &self.cause {
             Cause::Unsent(source) => {
                 !matches!(source.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
+                    && !refuses_database(source)
             }
             Cause::Sent(source) => !is_error_reply(source) || is_transient_reply(source),
             Cause::Corrupt { .. } | Cause::Reply { .. } | Cause::NotAdmitted | Cause::RuntimeEnded => false,
@@ -233,6 +234,13 @@ fn is_cancelled(error: &RedisError) -> bool {
     let source = source.and_then(|shared| shared.downcast_ref::<std::io::Error>());
     let task = source.and_then(|source| source.get_ref()?.downcast_ref::<JoinError>());
     task.is_some_and(JoinError::is_cancelled)
+}
+
+/// Whether the server has no database of the number that the URL names. The client library keeps
+/// no code of that reply.
+fn refuses_database(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError)
+        && error.detail().is_some_and(|detail| detail.contains("DB index"))
 }
 
 /// Errors of a server that starts, fails over, moves slots, cannot write for now, or runs another

@@ -101,7 +101,7 @@ impl Nodes {
         self.all.iter().enumerate()
     }
 
-    pub(crate) fn labels(&self) -> &[String] {
+    pub(crate) fn labels(&self) -> &Arc<[String]> {
         &self.labels
     }
 

@@ -63,6 +63,18 @@ async fn doctor_finds_replicas_that_get_grants_late() {
     assert_eq!(verdicts(&findings, Check::Scripts), ["danger"]);
 }
 
+/// A health check that runs every few seconds must not fill the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_leaves_no_key_for_long() {
+    let server = Server::start().await;
+    let findings = server.locks().await.doctor().await;
+    assert_eq!(verdicts(&findings, Check::Scripts), ["fine"], "{findings:?}");
+    for key in server.run::<Vec<String>>(&["KEYS", "*"]).await {
+        let left: i64 = server.run(&["PTTL", &key]).await;
+        assert!((-2..=1_000).contains(&left) && left != -1, "{key}: {left}");
+    }
+}
+
 /// What the rights do not allow to find out is unknown; what they do not allow to do is a danger.
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_says_what_it_may_not_know() {

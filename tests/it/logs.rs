@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Error, LeaseEnd, Locks, Options, Owner, Wakeups};
+use redlatch::{Error, LeaseEnd, Locks, Options, Owner, Renewal, Wakeups};
 use tokio::task::JoinSet;
 
 use crate::support::events::{heard_of, listen, on_event};
@@ -113,9 +113,24 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     let _: i64 = server.run(&["DEL", "lock:logged-holder"]).await;
     soon("lost", guard.lease().lost()).await;
     eventually("it is logged", || async { !errors_of("logged-holder").is_empty() }).await;
-    let expected = "ERROR lost a lease lock=logged-holder holder=\"billing:pod-7\" \
-                    reason=\"the server has ended it\"";
-    assert_eq!(errors_of("logged-holder"), [expected]);
+    let expected = |lock: &str, reason: &str| {
+        let server = format!("127.0.0.1:{}", server.port());
+        format!(
+            "ERROR lost a lease lock={lock} holder=\"billing:pod-7\" server=\"{server}\" reason=\"{reason}\""
+        )
+    };
+    assert_eq!(errors_of("logged-holder"), [expected("logged-holder", "the server has ended it")]);
+    let ended = [
+        ("logged-longest", ttl(600).max_hold(Duration::from_millis(700)), "it has reached max_hold"),
+        ("logged-unrenewed", ttl(600).renewal(Renewal::Never), "its TTL expired; renewal is off"),
+    ];
+    for (name, options, reason) in ended {
+        let guard = locks.with_options(options).unwrap().mutex(name).unwrap().lock().await.unwrap();
+        soon("lost", guard.lease().lost()).await;
+        drop(guard); // a lease that is never renewed is looked at when its guard ends
+        eventually(name, || async { !errors_of(name).is_empty() }).await;
+        assert_eq!(errors_of(name), [expected(name, reason)]);
+    }
 }
 
 /// However many leases and callers there are.

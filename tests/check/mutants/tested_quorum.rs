@@ -6,7 +6,7 @@ use super::{Edit, Tested};
 
 /// A script that admits the first batch of readers and notifies none of the rest.
 const fn without_rest(file: &'static str) -> Edit {
-    Edit { file, from: "    if #waiting == 2 * most then notify_rest(latest) end\n", times: 1, to: "" }
+    Edit { file, from: "    if #waiting == 2 * batch_size then notify_rest(latest) end\n", times: 1, to: "" }
 }
 
 pub const TESTED_QUORUM: &[Tested] = &[

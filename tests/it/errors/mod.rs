@@ -70,6 +70,35 @@ async fn error_text_does_not_repeat_its_source() {
     assert!(unnamed.source().is_none() && unnamed.context().is_none(), "{unnamed:?}");
 }
 
+/// A refused connection carries no request, however the limit elapses.
+#[tokio::test]
+async fn unsent_requests_are_not_indeterminate_when_the_limit_elapses() {
+    let locks = Locks::builder()
+        .server("redis://127.0.0.1:1/")
+        .options(options().outage_limit(std::time::Duration::from_secs(60)))
+        .connect_lazily()
+        .unwrap();
+    for kind in KINDS {
+        let limit = std::time::Duration::from_millis(200);
+        let error = kind.lock(&locks, kind.name()).lock_timeout(limit).await.unwrap_err();
+        assert!(cause(&error).is_connection_refusal(), "{error:?}");
+        assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
+        assert!(error.to_string().ends_with("the server could not be reached"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_url_is_not_transient_and_says_what_is_wrong() {
+    let server = Server::start().await;
+    let error = Locks::open(&format!("{}99", server.url())).await.unwrap_err();
+    assert!(cause(&error).to_string().contains("DB index"), "{error:?}");
+    assert!(!error.is_transient(), "{error:?}");
+    server.run::<()>(&["CONFIG", "SET", "requirepass", "right"]).await;
+    let error = Locks::open(&server.url().replace("redis://", "redis://:wrong@")).await.unwrap_err();
+    assert!(error.to_string().ends_with("the server refused the user name or the password"), "{error}");
+    assert!(!error.is_transient(), "{error:?}");
+}
+
 #[tokio::test]
 async fn errors_name_operation_lock_and_server() {
     let server = Server::start().await;
@@ -112,7 +141,8 @@ async fn work_under_a_lost_lease_names_its_lock() {
     let work = tokio::spawn(async move { lease.while_held(std::future::pending::<()>()).await });
     guard.release().await.unwrap();
     let error = work.await.unwrap().unwrap_err();
-    assert_names(&error, Operation::Hold, "work", None);
+    let address = format!("127.0.0.1:{}", server.port());
+    assert_names(&error, Operation::Hold, "work", Some(&address));
 }
 
 #[tokio::test]
