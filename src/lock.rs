@@ -1,4 +1,4 @@
-//! [`Lock`]: what the locks of all kinds are made of. [`HolderId`]: what a holder is named by.
+//! [`Lock`]: what the locks of all kinds are made of. [`HolderId`]: what identifies a holder.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,14 +13,14 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::wire::{Answer, Call, Failure, WaitFor};
 
-/// What identifies a holder of a lock to `is_held_by`. It is implemented for two types, and cannot
-/// be for others:
+/// Identifies a holder of a lock for `is_held_by`. It is implemented for two types, and cannot be
+/// implemented for others:
 ///
-/// - a [`Lease`] identifies the hold that it was granted for. A lease of another lock, or of
-///   another kind of lock, never holds this one. The server counts the holds of one owner and does
-///   not tell them apart, so with an owner the answer is whether that owner still has any.
-/// - an [`Owner`] identifies all holds of this owner, whatever client they were acquired through. A
-///   hold without an owner, as on a [`Mutex`](crate::Mutex), is identified by its lease alone.
+/// - A [`Lease`] identifies the hold that it was granted for. A lease of another lock, or of
+///   another kind of lock, never holds this one. The server counts the holds of one owner without
+///   distinguishing them, so with an owner the answer is whether that owner still has any.
+/// - An [`Owner`] identifies all holds of this owner, through any client. A hold without an owner,
+///   as on a [`Mutex`](crate::Mutex), is identified by its lease alone.
 pub trait HolderId: Sealed {}
 
 impl HolderId for Lease {}
@@ -42,7 +42,7 @@ impl Sealed for Owner {
     }
 }
 
-/// A holder, as the server knows it.
+/// A holder, as the server names it.
 #[allow(missing_debug_implementations, reason = "no one outside can name it")]
 pub struct Sought<'a> {
     owner: Cow<'a, str>,
@@ -91,8 +91,9 @@ impl Lock {
         Ok(sought.may_hold(&self.name, kind) && self.inspect(kind).await?.is_held_by(sought.owner()))
     }
 
-    /// What the nodes see of the lock, or of one owner's part in it. `read` is given the last token, the number
-    /// of waiters, and the rest of the answer; `agree` all that the nodes see, and how many decide.
+    /// Returns what the nodes report about the lock, or about one owner's holds. `read` receives
+    /// the last token, the number of waiters, and the rest of the reply; `agree` receives all
+    /// nodes' reports and how many form a majority.
     pub(crate) async fn look<T>(
         &self,
         kind: &'static Kind,
@@ -106,7 +107,7 @@ impl Lock {
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let context = self.client.context(Operation::Inspect, &self.name);
-        // It writes nothing, so it has no effect that would not be known.
+        // The call writes nothing, so it has no unknown effect.
         let error = |failure: Failure| self.client.error(failure.of_other_request(), context.clone());
         let (mut views, mut refusal) = (Vec::new(), None);
         for (node, outcome) in &votes.received {

@@ -1,4 +1,4 @@
-//! [`ReentrantLock`]: one owner at a time, as often as the owner likes.
+//! [`ReentrantLock`]: one owner at a time, which may hold it repeatedly.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,18 +34,21 @@ static REENTRANT: Kind = Kind {
     inspect: Script::new("reentrant/inspect", include_str!("../lua/reentrant/inspect.lua")),
 };
 
-/// A lock with one owner at a time, who may hold it many times over.
+/// A lock with one owner at a time, which may hold it many times over.
 ///
-/// In Redis it is a hash from the owner to the number of its holds, which is the layout of Redisson's
+/// In Redis it is a hash from the owner to the number of its holds, the layout of Redisson's
 /// `RLock`: under the same key the two exclude each other.
 ///
-/// **What it promises**: holds of two owners are never both [valid](Lease::is_lost). A further hold of
-/// the same owner is granted at once, past everybody who waits; it has the same fencing token, and
-/// neither shortens the lease nor lengthens it beyond `max(remaining, ttl)`. The lock is free once every
-/// hold has been released.
+/// **What it promises**: holds of two owners are never both [valid](Lease::is_lost). A further hold
+/// of the same owner is granted at once, ahead of all waiters. It has the same fencing token, and
+/// neither shortens the lease nor extends it beyond `max(remaining, ttl)`. The lock is free once
+/// every hold has been released.
 ///
-/// **What it does not**: keep the holds of one owner apart. Two tasks with one owner are both inside.
-/// And see [`Lease`] for a holder that goes on after its lease was lost.
+/// **What it does not**:
+/// - Separate the holds of one owner: two tasks with one owner hold the lock together.
+/// - Recognize calls without an owner: two such calls in one task wait for each other for ever. Use
+///   [`with_owner`](ReentrantLock::with_owner) with one owner in all calls that nest.
+/// - Stop a holder that continues after its lease was lost; see [`Lease`].
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -53,7 +56,7 @@ static REENTRANT: Kind = Kind {
 ///
 /// async fn ship(locks: &Locks, owner: &Owner) -> Result<(), Error> {
 ///     let guard = locks.reentrant("orders:42")?.with_owner(owner).lock().await?;
-///     bill(locks, owner).await?; // takes the same lock again
+///     bill(locks, owner).await?; // acquires the same lock again
 ///     guard.release().await
 /// }
 ///
@@ -76,47 +79,48 @@ impl ReentrantLock {
         ReentrantLock { lock, owner: None }
     }
 
-    /// The same lock for `owner`: what is acquired through it are holds of this owner.
+    /// Returns the same lock for `owner`: what is acquired through it are holds of this owner.
     ///
-    /// Without an owner, each hold gets a new one, which [`ReentrantGuard::owner`] returns: such a
-    /// call waits for all others, also for those of the same task. Calls that nest must all use one
-    /// owner.
+    /// Without an owner, each hold gets a new one, which [`ReentrantGuard::owner`] returns. Such a
+    /// call waits for all other holds, also for those of the same task. Calls that nest must all
+    /// use one owner.
     #[must_use = "it returns the lock for the owner, and leaves this one as it is"]
     pub fn with_owner(&self, owner: &Owner) -> ReentrantLock {
         ReentrantLock { owner: Some(owner.clone()), ..self.clone() }
     }
 
-    /// The owner that it was [made for](ReentrantLock::with_owner).
+    /// Returns the owner that the lock was [made for](ReentrantLock::with_owner).
     pub fn owner(&self) -> Option<&Owner> {
         self.owner.as_ref()
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &Name {
         &self.lock.name
     }
 
-    /// Waits until no other owner holds the lock and takes it, once more if its owner has it
-    /// already.
+    /// Acquires the lock, waiting until no other owner holds it. An owner that already holds it
+    /// acquires it once more, at once.
     ///
     /// # Errors
     /// - [`Error::TooDeep`]: the owner has as many holds as
     ///   [`max_depth`](crate::Options::max_depth) allows.
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`], with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. Lasting failures are returned at once. A
-    ///   transient one is returned by the first request that fails after all have failed for two
-    ///   [node timeouts](crate::Options::node_timeout), which is up to four of them after the call
-    ///   if the server is silent; or after a TTL if the task was queued.
-    /// - [`Error::Lost`]: it was granted, but the answer took longer than the lease lasts.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
+    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once. A
+    ///   transient one is returned once all requests have failed for two [node
+    ///   timeouts](crate::Options::node_timeout), or for one TTL if the task was queued. During an
+    ///   outage that this client already knows, the first failed request returns it: pause before
+    ///   you retry, or set [`outage_limit`](crate::Options::outage_limit).
+    /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
     ///   ended.
     ///
     /// # Cancel safety
-    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up, and
-    /// what was granted meanwhile is given back at once. One that was polled and is then neither polled
+    /// Cancel safe, for instance in `tokio::time::timeout`: dropping it leaves the queue, and what
+    /// was granted meanwhile is released at once. A call that was polled and is then neither polled
     /// nor dropped keeps its place, and the tasks of this client behind it waiting.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
         let (owner, request) = self.request();
@@ -126,17 +130,18 @@ impl ReentrantLock {
         }
     }
 
-    /// [`lock`](ReentrantLock::lock), for at most `limit`: that covers waiting, connecting and retrying.
+    /// Acquires the lock like [`lock`](ReentrantLock::lock), within `limit`, which covers waiting,
+    /// connecting and retrying. A limit of zero means one try, like
+    /// [`try_lock`](ReentrantLock::try_lock).
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: the limit elapsed. If the server was failing by then, its failure is
     ///   returned instead. A limit below the [node timeout](crate::Options::node_timeout) is too
-    ///   short to distinguish a silent server from a busy lock; with a limit of zero it is luck:
-    ///   use `try_lock`.
+    ///   short to distinguish a silent server from a busy lock.
     /// - Those of [`lock`](ReentrantLock::lock).
     ///
     /// # Cancel safety
-    /// As [`lock`](ReentrantLock::lock).
+    /// Cancel safe, like [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
         let (owner, request) = self.request();
         match self.nested(&request)? {
@@ -145,26 +150,26 @@ impl ReentrantLock {
         }
     }
 
-    /// Takes the lock if its owner has it already, or if it is free and nobody waits; `None` otherwise.
+    /// Acquires the lock if its owner already holds it, or if it is free and no client waits for
+    /// it; returns `None` otherwise.
     ///
-    /// On a [quorum](crate::LocksBuilder::quorum) it tries up to twice more, after at most 30 ms of
-    /// pauses together, where nodes have
-    /// granted it to several at a time.
+    /// On a [quorum](crate::LocksBuilder::quorum), nodes may grant the lock to several callers at a
+    /// time. Then it tries up to twice more, after at most 30 ms of pauses in total.
     ///
     /// # Errors
     /// - [`Error::TooDeep`]: the owner has as many holds as
     ///   [`max_depth`](crate::Options::max_depth) allows.
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`], with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. It is not waited for.
-    /// - [`Error::Lost`]: it was granted, but the answer took longer than the lease lasts.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
+    ///   [`Error::TooFewReplicas`]: the server fails. The call does not wait for it.
+    /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
     ///   ended.
     ///
     /// # Cancel safety
-    /// As [`lock`](ReentrantLock::lock).
+    /// Cancel safe, like [`lock`](ReentrantLock::lock).
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
         let (owner, request) = self.request();
         match self.nested(&request)? {
@@ -173,35 +178,30 @@ impl ReentrantLock {
         }
     }
 
-    /// Who holds the lock, how often, and how many wait, as the server sees it now.
+    /// Returns the owner, the number of its holds and the number of waiters, as the server reports
+    /// them now.
     ///
     /// # Errors
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
     /// - [`Error::WrongType`]: the key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
         self.lock.inspect(&REENTRANT).await
     }
 
-    /// Whether any owner holds the lock now.
+    /// Returns whether any owner holds the lock now.
     ///
     /// # Errors
     /// Those of [`inspect`](ReentrantLock::inspect).
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
     pub async fn is_locked(&self) -> Result<bool, Error> {
         Ok(!self.inspect().await?.holders.is_empty())
     }
 
-    /// Whether the server still has a hold of this holder: of an [`Owner`], or of a [`Lease`]'s
-    /// owner; see [`HolderId`].
+    /// Returns whether the server still has a hold of this holder: of an [`Owner`], or of a
+    /// [`Lease`]'s owner; see [`HolderId`].
     ///
-    /// [`Lease::is_lost`] answers without asking, and is what to decide by.
+    /// Decide by [`Lease::is_lost`], which sends no request.
     ///
     /// # Errors
     /// Those of [`inspect`](ReentrantLock::inspect).
@@ -209,27 +209,27 @@ impl ReentrantLock {
         self.lock.is_held_by(&REENTRANT, &holder.sought()).await
     }
 
-    /// Takes the lock away from its owner, with all holds, and hands it to the next waiter if there is
-    /// one. False if nobody held it.
+    /// Revokes the lock from its owner, with all holds, and grants it to the next waiter if there
+    /// is one. Returns false if it was free.
     ///
-    /// The former owner learns of it from the next renewal, a third of its ttl later at most, and from
-    /// its releases. Until then it believes that it is alone: let the resource compare fencing tokens,
-    /// the next one is larger.
+    /// The former owner learns of it from its releases or its next renewal, at most a third of its
+    /// TTL later. Until then it believes that it holds the lock. Let the resource compare fencing
+    /// tokens: the next one is larger.
     ///
     /// # Errors
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Dropped, it may have happened or not.
+    /// Not cancel safe: dropped, it may have taken effect or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.lock.force_release(&REENTRANT).await
     }
 
-    /// What is wanted, and for which owner: a new one, unless one is bound.
+    /// The request, for the owner that is bound or for a new one.
     fn request(&self) -> (Owner, LockRequest) {
         let owner = self.owner.clone().unwrap_or_else(Owner::new);
         let request = self.lock.request(&REENTRANT, Some(&owner));
@@ -265,11 +265,12 @@ impl fmt::Debug for ReentrantLock {
     }
 }
 
-/// One hold on a re-entrant lock. Its lease is renewed for as long as this lives.
+/// Holds the lock once, and renews its lease while it lives.
 ///
 /// # Release on drop is not immediate
-/// Dropped, it is released by a task of the client, soon, and nobody hears of a failure. Call
-/// [`release`](ReentrantGuard::release) to be sure. If the process ends first, the ttl frees the lock.
+/// Dropping the guard releases this hold in a background task, soon, and failures are only logged.
+/// Call [`release`](ReentrantGuard::release) to learn the outcome. If the process ends first, the
+/// TTL ends the hold.
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct ReentrantGuard {
@@ -278,38 +279,39 @@ pub struct ReentrantGuard {
 }
 
 impl ReentrantGuard {
-    /// The lease: whether it still stands, until when, and its fencing token.
+    /// Returns the lease: whether it is valid, until when, and its fencing token.
     pub fn lease(&self) -> &Lease {
         self.shared.held().lease()
     }
 
-    /// Whose hold this is.
+    /// Returns the owner of this hold.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// Releases this hold and waits until that is done. The lock is free after the owner's last one.
+    /// Releases this hold and waits until that is done. The lock is free after the owner's last
+    /// release.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; the work may not have been alone.
     /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; likewise.
-    /// - [`Error::Unconfirmed`]: an answer was lost, and the lock has had another holder since.
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
-    ///   for a [node timeout](crate::Options::node_timeout) each at most. The release continues in
-    ///   the background, or [took effect](Error::is_indeterminate) already.
+    /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
+    ///   for at most a [node timeout](crate::Options::node_timeout) each. The release continues in
+    ///   the background, or [has taken effect](Error::is_indeterminate).
     /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
-    ///   else, or the server answered what the script never answers.
+    ///   else, or the reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL
     ///   expires.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// Cancel safe: dropped, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
         self.shared.release().await
     }
 
-    /// Ends the renewal of this hold without releasing it: the owner keeps the lock until the ttl is over.
-    /// With [`Nesting::Local`] guards share a hold: it is lost to the others.
+    /// Ends the renewal of this hold without releasing it: the owner keeps the lock until the TTL
+    /// expires. With [`Nesting::Local`] guards share a hold, so it is lost to the others as well.
     pub fn leak(self) {
         self.shared.held().leak();
     }

@@ -1,4 +1,4 @@
-//! [`RwLock`]: many readers or one writer, and nobody starves.
+//! [`RwLock`]: many readers or one writer, without starvation.
 
 mod guard;
 
@@ -70,29 +70,31 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 
 /// A lock that many may hold to read, or one to write.
 ///
-/// In Redis it is one hash, in which each holder has an end of its own: a reader that has crashed
-/// is in the way until its own ttl is over, whatever the other readers do.
+/// In Redis it is one hash in which each holder has its own expiry: a crashed reader delays writers
+/// until its own TTL expires, whatever other readers do.
 ///
-/// **What it promises**: a lease to write and a lease of anybody else are never both
-/// [valid](crate::Lease::is_lost). Nobody starves: a writer who waits keeps new readers out, and
-/// when a writer leaves, all readers who waited by then go before the next writer. A lease to write
-/// has a new [fencing token](crate::Lease::fencing_token), one to read has that of the last writer,
-/// or a larger one: what is read under it is at least as new.
+/// **What it promises**: a lease to write and a lease of another owner are never both
+/// [valid](crate::Lease::is_lost). Neither side starves: a waiting writer keeps new readers out,
+/// and when a writer leaves, all readers that waited by then go before the next writer. A lease to
+/// write has a new [fencing token](crate::Lease::fencing_token). A lease to read has the token of
+/// the last writer or a larger one: what is read under it is at least as new.
 ///
-/// **Holds of one owner** ([`with_owner`](RwLock::with_owner)) nest, past all waiters:
+/// **Holds of one owner** ([`with_owner`](RwLock::with_owner)) nest, ahead of all waiters:
 ///
-/// | he holds | and wants to read | and wants to write |
+/// | the owner holds | and wants to read | and wants to write |
 /// |---|---|---|
-/// | nothing | while nobody writes, or waits to write | while nobody writes or reads, in turn |
-/// | to read | granted | once he is the only reader; new readers stay out meanwhile. While another reader waits for the same: [`Error::WouldDeadlock`], at once |
+/// | nothing | granted while no other owner writes or waits to write | granted while no other owner holds the lock, in turn |
+/// | to read | granted | granted once it is the only reader; new readers stay out meanwhile. If another reader already waits for the same: [`Error::WouldDeadlock`], at once |
 /// | to write | granted | granted, under the same token |
 ///
-/// **What it does not**: know that two calls without an owner belong together. Who reads and then
-/// wants to write waits for himself; who reads and wants to read again waits for the writer who has
-/// come in between, who waits for him. Calls that nest must all use one [`Owner`]. Nor does it undo
-/// what a writer did who died: readers see what he left. Holds of one owner that overlap without an
-/// end keep writers out for as long: who reads may read again. And see [`Lease`](crate::Lease) for
-/// a holder that goes on after its lease was lost.
+/// **What it does not**:
+/// - Recognize that two calls without an owner belong together. A task that reads and then wants to
+///   write waits for itself. A task that reads twice may wait for a writer that queued in between,
+///   and that waits for the first read. Calls that nest must all use one [`Owner`].
+/// - Undo what a writer wrote before it crashed: readers see it.
+/// - Limit readers: holds of one owner that overlap without end keep writers out, since a reader
+///   may read again.
+/// - Stop a holder that continues after its lease was lost; see [`Lease`](crate::Lease).
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -101,13 +103,13 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// reading.release().await?;
 ///
 /// let writing = prices.write().await?; // alone
-/// let reading = writing.downgrade().await?; // nobody has written in between
+/// let reading = writing.downgrade().await?; // no other write came in between
 /// reading.release().await?;
 /// # Ok(()) }
 /// ```
 ///
-/// To look first and write only if need be. Of two who do so at a time one is refused, and must let
-/// go of *all* his holds: if the caller reads as well, the error is for the caller.
+/// To check first and write only if needed: of two owners that do so at a time, one is refused and
+/// must release *all* its holds. If its caller also holds one, return the error to the caller.
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks, owner: redlatch::Owner) -> Result<(), redlatch::Error> {
@@ -118,7 +120,7 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// if is_stale() {
 ///     let writing = match prices.write().await {
 ///         Err(Error::WouldDeadlock { .. }) => {
-///             reading.release().await?; // the other one goes first
+///             reading.release().await?; // the other reader goes first
 ///             prices.write().await?
 ///         }
 ///         outcome => {
@@ -127,7 +129,7 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 ///             writing
 ///         }
 ///     };
-///     if is_stale() {} // look again: the other one may have written
+///     if is_stale() {} // check again: the other owner may have written
 ///     writing.release().await?;
 /// }
 /// # Ok(()) }
@@ -145,8 +147,8 @@ impl RwLock {
         RwLock { read: with(reading(&lock.options)), write: with(writing(&lock.options)), owner: None }
     }
 
-    /// The same lock for `owner`: what is acquired through it are holds of this owner, which nest.
-    /// Without an owner, each hold has one of its own and excludes the others.
+    /// Returns the same lock for `owner`: what is acquired through it are holds of this owner,
+    /// which nest. Without an owner, each hold has its own and excludes the others.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -161,130 +163,129 @@ impl RwLock {
         RwLock { owner: Some(owner.clone()), ..self.clone() }
     }
 
-    /// The owner that it was [made for](RwLock::with_owner).
+    /// Returns the owner that the lock was [made for](RwLock::with_owner).
     pub fn owner(&self) -> Option<&Owner> {
         self.owner.as_ref()
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &Name {
         &self.read.name
     }
 
-    /// Waits until nobody writes or waits to write, and reads.
+    /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
     /// # Errors
-    /// - [`Error::Crowded`], at once: as many read or wait as [`max_readers`](Options::max_readers)
-    ///   allows.
+    /// - [`Error::Crowded`], at once: as many readers hold the lock or wait as
+    ///   [`max_readers`](Options::max_readers) allows.
     /// - [`Error::TooDeep`]: the owner reads as many times as [`max_depth`](Options::max_depth)
     ///   allows.
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`], with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. Lasting failures are returned at once. A
-    ///   transient one is returned by the first request that fails after all have failed for two
-    ///   [node timeouts](Options::node_timeout), which is up to four of them after the call if the
-    ///   server is silent; or after a TTL if the task was queued.
-    /// - [`Error::Lost`]: it was granted, but the answer took longer than the lease lasts.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
+    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once. A
+    ///   transient one is returned once all requests have failed for two [node
+    ///   timeouts](Options::node_timeout), or for one TTL if the task was queued. During an outage
+    ///   that this client already knows, the first failed request returns it: pause before you
+    ///   retry, or set [`outage_limit`](Options::outage_limit).
+    /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
     ///   ended.
     ///
     /// # Cancel safety
-    /// Safe to drop at any await, as in `tokio::time::timeout`: the place in the queue is given up,
-    /// and what was granted meanwhile is given back at once.
+    /// Cancel safe, for instance in `tokio::time::timeout`: dropping it leaves the queue, and what
+    /// was granted meanwhile is released at once.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
         acquire(&self.to_read()).await.map(|held| self.reading(held))
     }
 
-    /// Waits until nobody writes or reads, and writes.
+    /// Acquires the lock to write, waiting until no other owner holds it.
     ///
     /// # Errors
     /// - [`Error::WouldDeadlock`]: the owner reads while another reader waits to write.
     /// - Those of [`read`](RwLock::read), except [`Error::Crowded`].
     ///
     /// # Cancel safety
-    /// As [`read`](RwLock::read). One that was polled and is then neither polled nor dropped keeps
-    /// its place, and whoever waits behind it waiting.
+    /// Cancel safe, like [`read`](RwLock::read). A call that was polled and is then neither polled
+    /// nor dropped keeps its place, and the tasks of this client behind it waiting.
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
         acquire(&self.to_write()).await.map(|held| self.writing(held))
     }
 
-    /// [`read`](RwLock::read), for at most `limit`: that covers waiting, connecting and retrying.
+    /// Acquires the lock to read like [`read`](RwLock::read), within `limit`, which covers waiting,
+    /// connecting and retrying. A limit of zero means one try, like [`try_read`](RwLock::try_read).
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: the limit elapsed. If the server was failing by then, its failure is
     ///   returned instead. A limit below the [node timeout](Options::node_timeout) is too short to
-    ///   distinguish a silent server from a busy lock; with a limit of zero it is luck: use
-    ///   `try_read`.
+    ///   distinguish a silent server from a busy lock.
     /// - Those of [`read`](RwLock::read).
     ///
     /// # Cancel safety
-    /// As [`read`](RwLock::read).
+    /// Cancel safe, like [`read`](RwLock::read).
     pub async fn read_timeout(&self, limit: Duration) -> Result<RwLockReadGuard, Error> {
         acquire_within(&self.to_read(), limit).await.map(|held| self.reading(held))
     }
 
-    /// [`write`](RwLock::write), for at most `limit`: that covers waiting, connecting and retrying.
+    /// Acquires the lock to write like [`write`](RwLock::write), within `limit`, which covers
+    /// waiting, connecting and retrying. A limit of zero means one try, like
+    /// [`try_write`](RwLock::try_write).
     ///
     /// # Errors
-    /// - [`Error::TimedOut`]: as of [`read_timeout`](RwLock::read_timeout).
+    /// - [`Error::TimedOut`]: the limit elapsed; as for [`read_timeout`](RwLock::read_timeout).
     /// - Those of [`write`](RwLock::write).
     ///
     /// # Cancel safety
-    /// As [`write`](RwLock::write).
+    /// Cancel safe, like [`write`](RwLock::write).
     pub async fn write_timeout(&self, limit: Duration) -> Result<RwLockWriteGuard, Error> {
         acquire_within(&self.to_write(), limit).await.map(|held| self.writing(held))
     }
 
-    /// Reads if nobody writes or waits to write; `None` otherwise.
+    /// Acquires the lock to read if no other owner writes or waits to write; returns `None`
+    /// otherwise.
     ///
-    /// On a [quorum](crate::LocksBuilder::quorum) it tries up to twice more, after at most 30 ms of
-    /// pauses together, where nodes have
-    /// granted it to several at a time.
+    /// On a [quorum](crate::LocksBuilder::quorum), nodes may grant the lock to several callers at a
+    /// time. Then it tries up to twice more, after at most 30 ms of pauses in total.
     ///
     /// # Errors
-    /// Those of [`read`](RwLock::read), but a server that fails is not waited for.
+    /// Those of [`read`](RwLock::read), but the call does not wait for a failing server.
     ///
     /// # Cancel safety
-    /// As [`read`](RwLock::read).
+    /// Cancel safe, like [`read`](RwLock::read).
     pub async fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
         Ok(try_acquire(&self.to_read()).await?.map(|held| self.reading(held)))
     }
 
-    /// Writes if nobody else writes or reads, or waits; `None` otherwise, also if its owner reads
-    /// beside others.
+    /// Acquires the lock to write if no other owner holds it or waits for it; returns `None`
+    /// otherwise, also if its owner reads beside other readers.
     ///
-    /// On a [quorum](crate::LocksBuilder::quorum) it tries up to twice more, after at most 30 ms of
-    /// pauses together, where nodes have
-    /// granted it to several at a time.
+    /// On a [quorum](crate::LocksBuilder::quorum), nodes may grant the lock to several callers at a
+    /// time. Then it tries up to twice more, after at most 30 ms of pauses in total.
     ///
     /// # Errors
-    /// Those of [`write`](RwLock::write), but for [`Error::WouldDeadlock`]: a try waits for no
-    /// other reader. A server that fails is not waited for.
+    /// Those of [`write`](RwLock::write), except [`Error::WouldDeadlock`], since the call waits for
+    /// no other reader. Nor does it wait for a failing server.
     ///
     /// # Cancel safety
-    /// As [`write`](RwLock::write).
+    /// Cancel safe, like [`write`](RwLock::write).
     pub async fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
         Ok(try_acquire(&self.to_write()).await?.map(|held| self.writing(held)))
     }
 
-    /// Who reads or writes, how often, for how long, and how many wait on each side, as the server
-    /// sees it now.
+    /// Returns the holders, how often and for how long each holds the lock, and the number of
+    /// waiters on each side, as the server reports them now.
     ///
     /// # Errors
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
     /// - [`Error::WrongType`]: the key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
     pub async fn inspect(&self) -> Result<RwInspection, Error> {
         self.read.look(&READ, None, RwInspection::from_reply, RwInspection::agreed).await
     }
 
-    /// Whether the lock is held now, to read or to write.
+    /// Returns whether the lock is held now, to read or to write.
     ///
     /// # Errors
     /// Those of [`inspect`](RwLock::inspect).
@@ -292,10 +293,11 @@ impl RwLock {
         Ok(self.inspect().await?.mode != Mode::Free)
     }
 
-    /// Whether the server still has a hold of this holder, see [`HolderId`]. With an [`Owner`], a
-    /// hold to read or to write; with a [`Lease`](crate::Lease), one of the lease's side.
+    /// Returns whether the server still has a hold of this holder; see [`HolderId`]. For an
+    /// [`Owner`]: a hold to read or to write. For a [`Lease`](crate::Lease): one on the lease's
+    /// side.
     ///
-    /// [`Lease::is_lost`](crate::Lease::is_lost) answers without asking, and is what to decide by.
+    /// Decide by [`Lease::is_lost`](crate::Lease::is_lost), which sends no request.
     ///
     /// # Errors
     /// Those of [`inspect`](RwLock::inspect).
@@ -312,39 +314,41 @@ impl RwLock {
             || !seen.readers.is_empty() && sought.may_hold(self.name(), &READ))
     }
 
-    /// Takes the lock away from all readers, and lets in who may enter then. False if nobody read.
+    /// Revokes the holds of all readers, and admits waiters that may then enter. Returns false if
+    /// there was no reader. A writer keeps its hold.
     ///
-    /// They learn of it from their next renewals, a third of their ttl later at most, and from
-    /// their releases. Whoever writes, keeps that.
+    /// The readers learn of it from their releases or their next renewals, at most a third of their
+    /// TTL later.
     ///
     /// # Errors
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Dropped, it may have happened or not.
+    /// Not cancel safe: dropped, it may have taken effect or not.
     pub async fn force_release_read(&self) -> Result<bool, Error> {
         self.read.force_release(&READ).await
     }
 
-    /// Takes the lock away from the writer, and lets in who may enter then. False if nobody wrote.
+    /// Revokes the holds of the writer, and admits waiters that may then enter. Returns false if
+    /// there was no writer. The writer's owner keeps its holds to read.
     ///
-    /// The writer learns of it from the next renewal, a third of its ttl later at most, and from
-    /// its release. Until then it believes that it is alone: let the resource compare fencing
-    /// tokens, the next writer's is larger. What it reads besides, it keeps.
+    /// The writer learns of it from its release or its next renewal, at most a third of its TTL
+    /// later. Until then it believes that it holds the lock. Let the resource compare fencing
+    /// tokens: the next writer's is larger.
     ///
     /// # Errors
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
-    /// - [`Error::Reply`]: the server answered what the script never answers.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Dropped, it may have happened or not.
+    /// Not cancel safe: dropped, it may have taken effect or not.
     pub async fn force_release_write(&self) -> Result<bool, Error> {
         self.write.force_release(&WRITE).await
     }
@@ -370,7 +374,7 @@ fn reading(options: &Options) -> Options {
     options.clone().ttl(options.read_ttl.unwrap_or(options.ttl))
 }
 
-/// Keeps what the other side's ttl is.
+/// The options for writing; the other side's TTL stays as it is.
 fn writing(options: &Options) -> Options {
     let (read, write) = (options.read_ttl.unwrap_or(options.ttl), options.write_ttl.unwrap_or(options.ttl));
     options.clone().read_ttl(read).ttl(write)

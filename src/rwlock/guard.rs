@@ -1,4 +1,4 @@
-//! What reading and writing are held by.
+//! The guards of reading and writing.
 
 use std::fmt;
 
@@ -7,11 +7,12 @@ use crate::error::Error;
 use crate::lease::{Lease, OwnedLease};
 use crate::owner::Owner;
 
-/// A hold to read. Its lease is renewed for as long as this lives.
+/// Holds the lock to read, and renews its lease while it lives.
 ///
 /// # Release on drop is not immediate
-/// Dropped, it is released by a task of the client, soon, and nobody hears of a failure. Call
-/// [`release`](RwLockReadGuard::release) to be sure. If the process ends first, the ttl ends the hold.
+/// Dropping the guard releases this hold in a background task, soon, and failures are only logged.
+/// Call [`release`](RwLockReadGuard::release) to learn the outcome. If the process ends first, the
+/// TTL ends the hold.
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
@@ -24,12 +25,13 @@ impl RwLockReadGuard {
         RwLockReadGuard { owner: owner.cloned(), held }
     }
 
-    /// The lease: whether it still stands, until when, and its [fencing token](crate::FencingToken).
+    /// Returns the lease: whether it is valid, until when, and its [fencing
+    /// token](crate::FencingToken).
     pub fn lease(&self) -> &Lease {
         self.held.lease()
     }
 
-    /// The owner that the lock was [bound to](crate::RwLock::with_owner); `None` if it was not.
+    /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.
     pub fn owner(&self) -> Option<&Owner> {
         self.owner.as_ref()
     }
@@ -39,22 +41,22 @@ impl RwLockReadGuard {
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; another client may have written meanwhile.
     /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; likewise.
-    /// - [`Error::Unconfirmed`]: an answer was lost, and the lock has had another holder since.
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
-    ///   for a [node timeout](crate::Options::node_timeout) each at most. The release continues in
-    ///   the background, or [took effect](Error::is_indeterminate) already.
+    /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
+    ///   for at most a [node timeout](crate::Options::node_timeout) each. The release continues in
+    ///   the background, or [has taken effect](Error::is_indeterminate).
     /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
-    ///   else, or the server answered what the script never answers.
+    ///   else, or the reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL
     ///   expires.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// Cancel safe: dropped, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
 
-    /// Ends the renewal without releasing: the hold stays until its ttl is over.
+    /// Ends the renewal without releasing: the hold stays until its TTL expires.
     pub fn leak(self) {
         self.held.leak();
     }
@@ -70,11 +72,12 @@ impl fmt::Debug for RwLockReadGuard {
     }
 }
 
-/// A hold to write. Its lease is renewed for as long as this lives.
+/// Holds the lock to write, and renews its lease while it lives.
 ///
 /// # Release on drop is not immediate
-/// Dropped, it is released by a task of the client, soon, and nobody hears of a failure. Call
-/// [`release`](RwLockWriteGuard::release) to be sure. If the process ends first, the ttl frees the lock.
+/// Dropping the guard releases this hold in a background task, soon, and failures are only logged.
+/// Call [`release`](RwLockWriteGuard::release) to learn the outcome. If the process ends first, the
+/// TTL ends the hold.
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
@@ -87,33 +90,35 @@ impl RwLockWriteGuard {
         RwLockWriteGuard { owner: owner.cloned(), held }
     }
 
-    /// The lease: whether it still stands, until when, and its fencing token.
+    /// Returns the lease: whether it is valid, until when, and its fencing token.
     pub fn lease(&self) -> &Lease {
         self.held.lease()
     }
 
-    /// Goes from writing to reading without an instant between: nobody writes in between, and readers who wait
-    /// are let in, unless the owner has other holds to write. The token stays; the lease is another one, for the
-    /// [`read_ttl`](crate::Options::read_ttl). The old one says "lost" from now on.
+    /// Converts the hold to write into a hold to read, in one step: no other owner writes in
+    /// between, and waiting readers are admitted, unless the owner has other holds to write.
+    ///
+    /// The token stays. The lease is a new one, for the [`read_ttl`](crate::Options::read_ttl); the
+    /// old one has [ended as released](crate::LeaseEnd::Released).
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; the work may not have been alone.
-    /// - [`Error::Redis`], on a quorum [`Error::NoQuorum`]: the server fails. The hold is released
-    ///   in the background, whether it [was changed](Error::is_indeterminate) or not.
+    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails. The hold is released
+    ///   in the background, whether it [was converted](Error::is_indeterminate) or not.
     /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
-    ///   else, or the server answered what the script never answers.
+    ///   else, or the reply is outside the script's contract.
     /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
     ///   ended.
     ///
     /// # Cancel safety
-    /// Dropped, the hold is given back in the background, whether it was changed or not.
+    /// Cancel safe: dropped, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let options = reading(self.held.options());
         let held = self.held.convert(&DOWNGRADE, &READ, options).await?;
         Ok(RwLockReadGuard { owner: self.owner, held })
     }
 
-    /// The owner that the lock was [bound to](crate::RwLock::with_owner); `None` if it was not.
+    /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.
     pub fn owner(&self) -> Option<&Owner> {
         self.owner.as_ref()
     }
@@ -121,15 +126,16 @@ impl RwLockWriteGuard {
     /// Releases this hold and waits until that is done.
     ///
     /// # Errors
-    /// As [`RwLockReadGuard::release`]; after [`Error::Lost`] or [`Error::NotHeld`] the work may not have been alone.
+    /// Those of [`RwLockReadGuard::release`]. After [`Error::Lost`] or [`Error::NotHeld`] the work
+    /// may not have been alone.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// Cancel safe: dropped, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
 
-    /// Ends the renewal without releasing: the hold stays until its ttl is over.
+    /// Ends the renewal without releasing: the hold stays until its TTL expires.
     pub fn leak(self) {
         self.held.leak();
     }
