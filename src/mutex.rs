@@ -147,7 +147,8 @@ impl Mutex {
     /// so unlike the other kinds it takes only a lease:
     ///
     /// ```compile_fail,E0308
-    /// # async fn run(locks: redlatch::Locks, owner: redlatch::Owner) -> Result<(), redlatch::Error> {
+    /// # use redlatch::{Error, Locks, Owner};
+    /// # async fn run(locks: Locks, owner: Owner) -> Result<(), Error> {
     /// locks.mutex("backup")?.is_held_by(&owner).await?;
     /// # Ok(()) }
     /// ```

@@ -1,4 +1,4 @@
-//! Which nodes vote, and why the others do not.
+//! [`Locks::nodes`]: which nodes vote, and why the others do not.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,14 +12,14 @@ use crate::wire::{Call, Failure, Reply, Script, WaitFor};
 
 static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
 
-/// How a node stands, as it said when it was asked. For people, logs and dashboards.
+/// The state of a node, as it replied. Human-readable, for logs and dashboards.
 #[non_exhaustive]
 #[derive(Debug)]
 pub struct NodeStatus {
-    /// Its address. Of a Sentinel group it is the name of the master, of a cluster `cluster`, and of a pool, which does
-    /// not tell its address, `pool`.
+    /// The node's address. For a Sentinel group: the name of the master. For a cluster: `cluster`.
+    /// For a pool, which does not reveal its address: `pool`.
     pub node: String,
-    /// Whether it votes.
+    /// Whether the node votes.
     pub state: NodeState,
 }
 
@@ -27,23 +27,23 @@ pub struct NodeStatus {
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum NodeState {
-    /// It answers, and votes.
+    /// It replies, and votes.
     Voter,
-    /// It answers, but has no vote: it has started, or lost its data, since it was admitted to its
+    /// It replies, but has no vote: it has started, or lost its data, since it was admitted to its
     /// [guarded](RestartGuard) quorum. See [`Locks::rejoin`].
     NotAdmitted,
-    /// It does not answer, or is none that may vote.
+    /// It does not reply, or must not vote.
     Failed(Error),
 }
 
 impl NodeStatus {
-    /// Whether it votes.
+    /// Returns whether the node votes.
     pub fn is_voter(&self) -> bool {
         matches!(self.state, NodeState::Voter)
     }
 }
 
-/// In one line: `10.0.0.1:6379: votes`, or why not.
+/// One line: `10.0.0.1:6379: votes`, or why not.
 impl fmt::Display for NodeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NodeStatus { node, state } = self;
@@ -55,21 +55,21 @@ impl fmt::Display for NodeStatus {
     }
 }
 
-/// What the nodes remember of themselves.
+/// What the nodes store about themselves.
 #[derive(Default)]
 pub(super) struct Survey {
     /// By their places.
     pub(super) nodes: BTreeMap<usize, Seen>,
-    /// The largest token that one of them knows.
+    /// The largest token that a node knows.
     pub(super) highest: u64,
-    /// The longest lease that one of them has granted, in milliseconds.
+    /// The longest lease that a node has granted, in milliseconds.
     pub(super) longest_ttl: u64,
     pub(super) clocks: Vec<u64>,
 }
 
 pub(super) enum Seen {
     Voter,
-    /// May not vote; with the run of the server.
+    /// May not vote; with the server's run id.
     Stranger(String),
     Failed(Error),
 }
@@ -88,10 +88,11 @@ impl Survey {
 }
 
 impl Locks {
-    /// Asks all nodes whether they vote: those of a quorum, in the order in which they were named. Of everything else there
-    /// is one, a voter if it answers; of a cluster, one of its masters is asked.
+    /// Queries all nodes of a quorum for whether they vote, in the order in which they were named.
+    /// Other topologies are one node, which votes if it replies; in a cluster, one of its masters
+    /// is queried.
     ///
-    /// A quorum grants locks as long as more than half are [voters](NodeState::Voter).
+    /// A quorum grants locks as long as a majority of its nodes are [voters](NodeState::Voter).
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) {
@@ -100,15 +101,12 @@ impl Locks {
     /// }
     /// # }
     /// ```
-    ///
-    /// # Cancel safety
-    /// It changes nothing.
     pub async fn nodes(&self) -> Vec<NodeStatus> {
         let survey = self.survey().await;
         self.statuses(survey).map(|(_, status)| status).collect()
     }
 
-    /// What was seen, for people.
+    /// The survey, human-readable.
     pub(super) fn statuses(&self, survey: Survey) -> impl Iterator<Item = (usize, NodeStatus)> {
         survey.nodes.into_iter().map(|(place, seen)| {
             let state = match seen {
