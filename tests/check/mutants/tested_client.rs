@@ -23,7 +23,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         edits: &[edit(
             "src/lease/release.rs",
             "if self.unanswered.contains(*node) && !record_answer =>",
-            "if self.unanswered.contains(*node) && !record_answer && votes.of() == 0 =>",
+            "if self.unanswered.contains(*node) && !record_answer && votes.deployment.nodes == 0 =>",
         )],
         test: "suite::mutex_standalone_push_resp2::learns_the_first_answer_of_a_release",
     },
