@@ -263,12 +263,12 @@ async fn subscriber_of_a_replica_is_refused() {
     assert!(expected, "{outcome:?}");
 }
 
-/// The rights that the README documents are enough to find out; without the right to publish it is
+/// The rights that the guide documents are enough to find out; without the right to publish it is
 /// not found out.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriber_is_verified_with_few_rights() {
     let (server, other) = (Server::start().await, Server::start().await);
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../docs/rights.md");
     let rights =
         readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
     for (user, less) in [("locks", "+ping"), ("silent", "-publish")] {

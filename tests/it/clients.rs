@@ -151,11 +151,11 @@ async fn nodes_of_one_server_are_one() {
     }
 }
 
-/// The rights that the README documents, and no more.
+/// The rights that the guide documents, and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn acl_the_documented_rights_are_enough() {
     let server = Server::start().await;
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../docs/rights.md");
     let rights =
         readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
     let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];

@@ -8,6 +8,7 @@ mod clients;
 mod closing;
 mod dead_waiters;
 mod deployments;
+mod docs;
 mod doctor;
 mod errors;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]

@@ -1,4 +1,4 @@
-//! The rights that the README names are enough, in every topology.
+//! The rights that the guide names are enough, in every topology.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use redlatch::{Locks, NodeStatus, Options, RestartGuard};
 use crate::support::{Deployment, Kind, Server, Topology, eventually, soon};
 
 const TTL: Duration = Duration::from_millis(600);
-const README: &str = include_str!("../../README.md");
+const GUIDE: &str = include_str!("../../docs/rights.md");
 
-/// The user of the README, with what else a topology needs, on all servers that have data.
+/// The user of the guide, with what else a topology needs, on all servers that have data.
 async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>) {
     let deployment = Deployment::start(topology).await;
-    let rights = README.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    let rights = GUIDE.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
     for right in more {
-        assert!(README.contains(&format!("`{right}`")), "{right} is documented");
+        assert!(GUIDE.contains(&format!("`{right}`")), "{right} is documented");
     }
     for server in deployment.masters().iter().chain(deployment.replicas()) {
         let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
