@@ -1,4 +1,4 @@
-//! The scripts as a product of their own: contract, idempotence, bytes.
+//! The scripts by themselves: headers, arguments, replies, idempotence, durations.
 
 mod arguments;
 mod channels;
@@ -45,7 +45,7 @@ fn script(name: &str) -> String {
 }
 
 #[tokio::test]
-async fn scripts_have_the_sums_that_are_published_and_that_a_server_gives_them() {
+async fn scripts_have_the_published_sums_on_a_server() {
     let server = Server::start().await;
     let published = std::fs::read_to_string(folder().join("SHA1SUMS")).unwrap();
     let mut loaded = String::new();
@@ -64,7 +64,7 @@ fn unpacked(body: &str) -> Vec<String> {
 }
 
 #[test]
-fn scripts_declare_what_they_use_in_their_headers() {
+fn scripts_headers_declare_all_keys_and_arguments() {
     let indices = |text: &str, table: &str| -> BTreeSet<usize> {
         let pieces = text.split(table).skip(1);
         pieces.filter_map(|rest| rest.strip_prefix('[')?.split(']').next()?.parse().ok()).collect()
@@ -73,8 +73,8 @@ fn scripts_declare_what_they_use_in_their_headers() {
         let header: String =
             text.lines().take_while(|line| line.starts_with("--")).map(|line| format!("{line}\n")).collect();
         let body = &text[header.len()..];
-        assert!(header.starts_with(&format!("-- {name}: ")), "{name} begins with its name");
-        assert!(header.contains("\n-- Returns"), "{name} says what it answers");
+        assert!(header.starts_with(&format!("-- {name}: ")), "{name}: the header begins with the name");
+        assert!(header.contains("\n-- Returns"), "{name}: the header names the reply");
         for table in ["KEYS", "ARGV"] {
             let declared: Vec<usize> = header
                 .lines()
@@ -86,8 +86,7 @@ fn scripts_declare_what_they_use_in_their_headers() {
             let declared = BTreeSet::from_iter(declared);
             let used = indices(body, table);
             assert!(declared.is_superset(&used), "{name} uses {table}{used:?}, declares {declared:?}");
-            // All verbs take the companions of the lock, also those that have no use for one of
-            // them.
+            // All verbs take all keys of the lock, also keys that they do not use.
             let is_common = |index: &usize| table == "KEYS" && *index <= 3;
             let is_unpacked = table == "ARGV" && body.contains("unpack(ARGV)");
             let unused: Vec<_> = declared.difference(&used).filter(|index| !is_common(index)).collect();
@@ -109,9 +108,9 @@ fn scripts_declare_what_they_use_in_their_headers() {
 }
 
 #[test]
-fn scripts_keep_the_rules_of_the_house() {
+fn scripts_follow_the_style_rules() {
     for (name, text) in scripts() {
-        assert!(!text.starts_with("#!"), "{name}: Redis 6.2 knows no shebang");
+        assert!(!text.starts_with("#!"), "{name}: Redis 6.2 accepts no shebang");
         assert!(text.ends_with('\n') && !text.contains('\r') && text.is_ascii(), "{name}: plain lines");
         assert!(text.lines().all(|line| line.len() <= 120), "{name}: long lines");
         for (_, call) in text.match_indices("call('").map(|(at, _)| (at, &text[at + 6..])) {
@@ -125,7 +124,7 @@ fn scripts_keep_the_rules_of_the_house() {
         {
             assert!(!text.contains(forbidden), "{name} uses {forbidden}");
         }
-        // A number of 16 digits loses some of them in `..`.
+        // The operator `..` rounds a number of 16 digits.
         assert!(
             !text.contains(".. token") && !text.contains(".. time"),
             "{name}: numbers need string.format"
@@ -133,9 +132,9 @@ fn scripts_keep_the_rules_of_the_house() {
     }
 }
 
-/// The rights in the README are those that the scripts and the connections need, and no others.
+/// The README lists exactly the rights that the scripts and the connections need.
 #[test]
-fn scripts_need_the_rights_that_are_documented() {
+fn scripts_need_exactly_the_documented_rights() {
     let mut needed: BTreeSet<String> =
         ["eval", "evalsha", "subscribe", "ping", "hello", "time"].map(str::to_owned).into();
     for (_, text) in scripts().iter().filter(|(name, _)| !name.starts_with("fenced")) {

@@ -31,7 +31,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "let third = lease.options().ttl / 3;",
         }],
-        test: "suite::mutex_standalone_push_resp2::renews_what_was_handed_over_before_its_claim_ends",
+        test: "suite::mutex_standalone_push_resp2::granted_lease_is_renewed_before_its_claim_ends",
     },
     Tested {
         name: "claim-trusted-without-renewal",
@@ -41,7 +41,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "",
         }],
-        test: "suite::mutex_standalone_push_resp2::hands_over_for_the_whole_ttl_if_never_renewed",
+        test: "suite::mutex_standalone_push_resp2::grant_lasts_whole_ttl_if_never_renewed",
     },
     Tested {
         name: "renewed-beyond-the-longest-hold",
@@ -51,7 +51,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "        let ttl = if left.is_zero() { left } else { options.ttl };\n",
         }],
-        test: "suite::mutex_standalone_push_resp2::ends_after_its_longest_hold",
+        test: "suite::mutex_standalone_push_resp2::lease_ends_after_max_hold",
     },
     Tested {
         name: "downgrade-counts-from-its-answer",
@@ -61,7 +61,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "                let sent = Moment::now();\n                let mut until = sent + attempt.trusted(attempt.options.ttl);",
         }],
-        test: "suite::write_standalone_push_resp2::a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it",
+        test: "suite::write_standalone_push_resp2::late_downgrade_reply_yields_no_longer_lease",
     },
     Tested {
         name: "inner-write-shortens-the-outer",
@@ -71,7 +71,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "",
         }],
-        test: "suite::write_standalone_push_resp2::an_inner_write_does_not_shorten_the_outer_one",
+        test: "suite::write_standalone_push_resp2::inner_write_keeps_larger_ttl",
     },
     Tested {
         name: "downgrade-shortens-the-outer-write",
@@ -81,7 +81,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "'write', ends .. ' ' .. owner .. ' ' .. writes",
         }],
-        test: "suite::write_standalone_push_resp2::a_downgrade_shortens_no_other_hold",
+        test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
     Tested {
         name: "downgrade-shortens-the-other-read",
@@ -91,27 +91,27 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "ends .. ' ' .. reads",
         }],
-        test: "suite::write_standalone_push_resp2::a_downgrade_shortens_no_other_hold",
+        test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
     Tested {
         name: "mutex-force-grants-to-none",
         edits: &[without_grant("lua/mutex/force.lua")],
-        test: "suite::mutex_standalone_push_resp2::hands_over_by_force",
+        test: "suite::mutex_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
     Tested {
         name: "reentrant-force-grants-to-none",
         edits: &[without_grant("lua/reentrant/force.lua")],
-        test: "suite::reentrant_standalone_push_resp2::hands_over_by_force",
+        test: "suite::reentrant_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
     Tested {
         name: "read-force-grants-to-none",
         edits: &[without_admission("lua/rwlock/read_force.lua")],
-        test: "suite::read_standalone_push_resp2::hands_over_by_force",
+        test: "suite::read_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
     Tested {
         name: "write-force-grants-to-none",
         edits: &[without_admission("lua/rwlock/write_force.lua")],
-        test: "suite::write_standalone_push_resp2::hands_over_by_force",
+        test: "suite::write_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
     Tested {
         name: "message-trusted-on-another-connection",
@@ -161,7 +161,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "        holds.remove(&self.key);\n",
         }],
-        test: "suite::reentrant_standalone_push_resp2::nests_locally_without_a_round_trip",
+        test: "suite::reentrant_standalone_push_resp2::local_nesting_makes_no_round_trip",
     },
     Tested {
         name: "renewals-do-not-raise-the-least-token",
@@ -196,42 +196,42 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "mutex-release-publishes-nothing",
         edits: &[without_publish("lua/mutex/release.lua")],
-        test: "suite::mutex_standalone_push_resp2::hands_over_at_once",
+        test: "suite::mutex_standalone_push_resp2::release_grants_at_once_to_waiter",
     },
     Tested {
         name: "mutex-force-publishes-nothing",
         edits: &[without_publish("lua/mutex/force.lua")],
-        test: "suite::mutex_standalone_push_resp2::is_taken_away_by_force",
+        test: "suite::mutex_standalone_push_resp2::force_release_revokes_and_grants_to_waiter",
     },
     Tested {
         name: "read-force-publishes-nothing",
         edits: &[without_publish("lua/rwlock/read_force.lua")],
-        test: "suite::write_standalone_push_resp2::is_taken_away_by_force_on_either_side",
+        test: "suite::write_standalone_push_resp2::force_release_revokes_one_side_only",
     },
     Tested {
         name: "write-force-publishes-nothing",
         edits: &[without_publish("lua/rwlock/write_force.lua")],
-        test: "suite::write_standalone_push_resp2::is_taken_away_by_force_on_either_side",
+        test: "suite::write_standalone_push_resp2::force_release_revokes_one_side_only",
     },
     Tested {
         name: "upgrade-publishes-nothing",
         edits: &[without_publish("lua/rwlock/release.lua")],
-        test: "suite::write_standalone_push_resp2::upgrades_the_sole_reader",
+        test: "suite::write_standalone_push_resp2::upgrade_succeeds_once_owner_is_sole_reader",
     },
     Tested {
         name: "cancelled-upgrade-publishes-nothing",
         edits: &[without_publish("lua/rwlock/release.lua")],
-        test: "suite::write_standalone_push_resp2::a_cancelled_upgrade_leaves_no_mark",
+        test: "suite::write_standalone_push_resp2::cancelled_upgrade_admits_waiting_readers",
     },
     Tested {
         name: "writer-that-leaves-publishes-nothing",
         edits: &[without_publish("lua/rwlock/release.lua")],
-        test: "suite::write_standalone_push_resp2::a_waiting_writers_mark_ends_with_him",
+        test: "suite::write_standalone_push_resp2::readers_enter_after_waiting_writer_gave_up",
     },
     Tested {
         name: "downgrade-publishes-nothing",
         edits: &[without_publish("lua/rwlock/downgrade.lua")],
-        test: "suite::write_standalone_push_resp2::downgrades_without_an_instant_between",
+        test: "suite::write_standalone_push_resp2::downgrade_admits_readers_before_any_writer",
     },
     Tested {
         name: "waiter-sleeps-before-it-looks-again",
@@ -241,7 +241,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n",
         }],
-        test: "suite::mutex_standalone_push_resp2::misses_no_release_between_try_and_wait",
+        test: "suite::mutex_standalone_push_resp2::waiter_finds_release_before_its_subscription",
     },
     Tested {
         name: "end-of-the-lease-not-waited-for",
@@ -251,6 +251,6 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "(free_in + waiter.poll).min(waiter.poll)",
         }],
-        test: "suite::mutex_standalone_push_resp2::takes_over_after_expiry",
+        test: "suite::mutex_standalone_push_resp2::waiter_acquires_after_holder_expires",
     },
 ];

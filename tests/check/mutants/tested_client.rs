@@ -25,7 +25,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "if self.unanswered.contains(*node) && !record_answer =>",
             "if self.unanswered.contains(*node) && !record_answer && votes.deployment.nodes == 0 =>",
         )],
-        test: "suite::mutex_standalone_push_resp2::learns_the_first_answer_of_a_release",
+        test: "suite::mutex_standalone_push_resp2::release_succeeds_if_its_first_reply_is_lost",
     },
     Tested {
         name: "holder-not-announced-to-tasks-of-its-owner",
@@ -34,7 +34,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "if let Some(front) = &front {",
             "if let Some(front) = front.as_ref().filter(|_| false) {",
         )],
-        test: "suite::reentrant_standalone_push_resp2::enters_what_it_got_elsewhere_meanwhile",
+        test: "suite::reentrant_standalone_push_resp2::queued_owner_reenters_after_acquiring_elsewhere",
     },
     Tested {
         name: "unconfirmed-grant-kept-from-others",

@@ -138,7 +138,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "        schedule.remove(lease, LeaseEnd::Lost);\n",
         }],
-        test: "suite::mutex_standalone_push_resp2::gives_back_what_it_lost_late",
+        test: "suite::mutex_standalone_push_resp2::lost_lease_is_released_once_replies_arrive",
     },
     Tested {
         name: "upgrade-queued-last",
@@ -216,11 +216,11 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "            () = gone.notified() => {}\n",
         }],
-        test: "suite::mutex_quorum3_push_resp3::hears_again_after_its_subscription_broke",
+        test: "suite::mutex_quorum3_push_resp3::waiter_is_notified_after_its_subscription_broke",
     },
     Tested {
         name: "force-on-a-quorum-grants-to-none",
         edits: &[without_grant("lua/mutex/force.lua")],
-        test: "suite::mutex_quorum3_push_resp3::is_taken_away_by_force",
+        test: "suite::mutex_quorum3_push_resp3::force_release_revokes_and_grants_to_waiter",
     },
 ];

@@ -1,4 +1,4 @@
-//! A client that queues and crashes again and again, before and beside a living waiter.
+//! A client that queues and crashes again and again, before and beside a live waiter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,10 +8,10 @@ use super::{BOUND, CLAIM, KEY, NAME, waiting};
 use crate::support::raw::{RawLock, RawWaiter};
 use crate::support::{Kind, Server, eventually, soon};
 
-/// How often it crashes.
+/// The period of the crashes.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Queues a new waiter in each period, for which no client stands.
+/// Queues a new waiter without a client in each period.
 async fn crashes(
     server: Arc<Server>,
     kind: Kind,
@@ -23,7 +23,7 @@ async fn crashes(
     let claim_ms = CLAIM.as_millis() as u64;
     while !ends.load(Ordering::Relaxed) {
         let attempt = format!("crashed-{}-{}", kind.name(), count.fetch_add(1, Ordering::Relaxed));
-        // One that is granted the lock instead lets it go: it is not of the waiters.
+        // An attempt that acquires instead of queueing releases the lock: it is no waiter.
         if lock.acquire(&attempt, claim_ms, Some(RawWaiter { claim_ms, channel })).await.is_some() {
             lock.release(&attempt).await;
         }
@@ -31,7 +31,7 @@ async fn crashes(
     }
 }
 
-/// How long the living waiter takes from the release on, and how long the queue was before it.
+/// Checks the time from the release until the live waiter acquires.
 async fn delay(holder: Kind, crashing: Kind, living: Kind, channel: &'static str) {
     let server = Arc::new(Server::start().await);
     let guard = holder.lock(&server.locks().await, NAME).lock().await.unwrap();
@@ -41,19 +41,21 @@ async fn delay(holder: Kind, crashing: Kind, living: Kind, channel: &'static str
     let crashed = |more: u64| {
         let end = count.load(Ordering::Relaxed) + more;
         let count = &count;
-        async move { eventually("it crashes", || async { count.load(Ordering::Relaxed) >= end }).await }
+        async move {
+            eventually("the client crashes again", || async { count.load(Ordering::Relaxed) >= end }).await
+        }
     };
     crashed(6).await;
     let queue = RawLock { server: &server, kind: living, key: KEY };
     let lock = living.lock(&server.locks_with(waiting()).await, NAME);
     let attempt = tokio::spawn(async move { lock.lock().await });
     let ours = |waiters: Vec<(String, f64)>| waiters.iter().any(|(text, _)| !text.starts_with("crashed-"));
-    eventually("the living one queues", || async { ours(queue.waiters().await) }).await;
-    crashed(4).await; // those before it are still taken to be alive
+    eventually("the live waiter queues", || async { ours(queue.waiters().await) }).await;
+    crashed(4).await; // the crashed waiters before it still count as alive
     let length = queue.waiters().await.len();
     let start = Instant::now();
     guard.release().await.unwrap();
-    let granted = soon("the living one has the lock", attempt).await.unwrap().unwrap();
+    let granted = soon("the live waiter acquires", attempt).await.unwrap().unwrap();
     let took = start.elapsed();
     ends.store(true, Ordering::Relaxed);
     looping.await.unwrap();

@@ -1,4 +1,4 @@
-//! How long a living waiter waits for a lock that is free but for waiters that died.
+//! The delay of a live waiter behind dead ones, after the lock is released.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,11 @@ use crate::support::{AnyLock, Deployment, Kind, Protocol, Topology, Wake, Worker
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Killed,
-    /// Its connections stay: the server goes on counting it as a subscriber.
+    /// The connections remain: the server continues to count the waiter as a subscriber.
     Stopped,
 }
 
-/// Dead waiters before a living one.
+/// Dead waiters queued before a live one.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     topology: Topology,
@@ -35,7 +35,7 @@ const POLLING_MUTEXES: Case = Case {
     may_publish: true,
 };
 
-/// The part of a URL that names the user. One without the right to publish has all others.
+/// The user's part of a URL. A user without the right to publish has all other rights.
 async fn user(deployment: &Deployment, may_publish: bool) -> &'static str {
     if may_publish {
         return "";
@@ -70,7 +70,7 @@ impl Case {
         kind.lock(&opened.await.unwrap(), NAME)
     }
 
-    /// The waiters that are to die, queued behind a holder.
+    /// Queues the waiters that are to die behind a holder.
     async fn prepare(self) -> (Waiting, crate::support::AnyGuard) {
         let deployment = Deployment::start(self.topology).await;
         let user = user(&deployment, self.may_publish).await;
@@ -89,7 +89,7 @@ impl Case {
         self.dead.iter().map(|(_, _, number)| *number as u64).sum()
     }
 
-    /// From the release until the living waiter has the lock.
+    /// The time from the release until the live waiter acquires.
     async fn delay(self) -> Duration {
         let (mut prepared, guard) = self.prepare().await;
         let (kind, wake) = self.living;
@@ -99,7 +99,7 @@ impl Case {
         prepared.end(self.end);
         let start = Instant::now();
         guard.release().await.unwrap();
-        let granted = soon("the living waiter has the lock", living).await.unwrap().unwrap();
+        let granted = soon("the live waiter acquires", living).await.unwrap().unwrap();
         let took = start.elapsed();
         drop(granted);
         drop(prepared);
@@ -248,7 +248,7 @@ delays! {
     };
 }
 
-/// A writer that waits keeps new readers out; once it is dead, for one claim at most.
+/// Waiting writers keep new readers out; dead ones for at most one claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_writers_keep_readers_out_for_one_claim() {
     for end in [End::Killed, End::Stopped] {
@@ -265,14 +265,14 @@ async fn dead_writers_keep_readers_out_for_one_claim() {
         queued(&prepared.deployment, case.dead_count() + 1).await;
         prepared.end(end);
         let start = Instant::now();
-        let granted = soon("the reader has the lock", living).await.unwrap().unwrap();
+        let granted = soon("the reader acquires", living).await.unwrap().unwrap();
         let took = start.elapsed();
         println!("FIG {took:?}: {case:?}");
         assert!(took < BOUND, "{took:?}: {case:?}");
         drop(granted);
         assert!(
             prepared.deployment.is_held_by(&prepared.holder, &guard).await,
-            "beside the reader that was there"
+            "the first reader still holds the lock"
         );
     }
 }

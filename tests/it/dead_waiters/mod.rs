@@ -1,5 +1,5 @@
-//! Waiters whose clients are gone: however many they are and however they died, they delay the
-//! living ones by at most one claim in total.
+//! Waiters of dead clients: whatever their number and the way they died, they delay live waiters by
+//! at most one claim in total.
 
 mod crash_loop;
 mod delays;
@@ -12,37 +12,37 @@ use redlatch::Options;
 
 use crate::support::{Deployment, Kind, Server, Topology, Wake, Worker, eventually};
 
-/// The lease and with it the claim of waiters: for so long a released lock is kept for a waiter
+/// The TTL, and so the waiters' claim: the server holds a released lock for this long for a waiter
 /// that does not answer.
 const CLAIM: Duration = Duration::from_millis(1_500);
 
-/// One claim, one poll, and what a busy machine adds. Claims of two dead waiters, one after the
-/// other, take longer.
+/// One claim, one poll, and a margin for a busy machine. Consecutive claims of two dead waiters
+/// take longer.
 const BOUND: Duration = Duration::from_secs(3);
 
-/// How often the living waiter polls at the latest.
+/// The live waiter polls at least this often.
 const POLL: Duration = Duration::from_millis(250);
 
-/// What the living waiter is opened with.
+/// The options of the live waiter.
 fn waiting() -> Options {
     Options::new().ttl(CLAIM).poll_cap(POLL).node_timeout(Duration::from_secs(5))
 }
 
-/// What every lock of these tests is called, and its key.
+/// The name of every lock of these tests, and its key.
 const NAME: &str = "dead";
 const KEY: &str = "lock:dead";
 
-/// Waits until every node that has the queue counts so many waiters.
+/// Waits until the queue has this number of waiters on each of its nodes.
 async fn queued(deployment: &Deployment, count: u64) {
     let queue = format!("{{{KEY}}}:waiters");
     let words = ["ZCOUNT", &queue, "-inf", crate::support::raw::WAITERS];
-    eventually("they queue", || async {
+    eventually("the waiters queue", || async {
         deployment.run_at::<u64>(&queue, &words).await.iter().all(|found| *found == count)
     })
     .await;
 }
 
-/// A process of waiters, each with a client of its own: as many processes would have. `user` is
+/// Starts a process of waiters, each with a client of its own, as in separate processes. `user` is
 /// part of the URL.
 fn waiters(deployment: &Deployment, user: &str, kind: Kind, wake: Wake, count: usize) -> Worker {
     let topology = match deployment.topology() {

@@ -1,4 +1,4 @@
-//! What becomes of the entries of dead waiters.
+//! The removal of dead waiters' entries from the queue.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn polling(server: &Server) -> Locks {
         .unwrap()
 }
 
-/// Entries of the kind itself, and of another one.
+/// One live waiter of `kind` polls beside a thousand dead entries of kind `dead`.
 async fn shrinks(kind: Kind, dead: Kind) {
     const DEAD: u64 = 1_000;
     let server = Server::start().await;
@@ -31,7 +31,7 @@ async fn shrinks(kind: Kind, dead: Kind) {
     let queue = RawLock { server: &server, kind: dead, key: KEY };
     queue.add_dead(DEAD).await;
     assert_eq!(queue.waiters().await.len() as u64, DEAD);
-    // Held without a look at the queue.
+    // Acquires without visiting the queue.
     let raw = RawLock { kind: kind.rival(), ..queue };
     server.run::<()>(&["RENAME", &queue.queue(), "aside"]).await;
     raw.acquire("holder", 60_000, None).await.unwrap();
@@ -39,11 +39,11 @@ async fn shrinks(kind: Kind, dead: Kind) {
     let before = server.scripts_run().await;
     let lock = kind.lock(&polling(&server).await, NAME);
     let waiting = tokio::spawn(async move { lock.lock().await });
-    eventually("one is left", || async { queue.waiters().await.len() == 1 }).await;
+    eventually("one waiter is left", || async { queue.waiters().await.len() == 1 }).await;
     let polls = server.scripts_run().await - before;
     println!("FIG {kind:?}: {DEAD} dead entries of {dead:?} are gone after {polls} polls");
-    // Each poll removes sixteen at most; a few more find the rest, and some come until they are
-    // counted.
+    // Each poll removes at most sixteen entries. A few more polls find the rest, and some run
+    // before they are counted.
     assert!(polls < 2 * DEAD / 16, "{kind:?}: {polls} polls");
     let alive: Vec<(String, f64)> = queue.waiters().await;
     assert!(!alive[0].0.starts_with("dead-"), "{kind:?}: {alive:?}");
@@ -53,19 +53,19 @@ async fn shrinks(kind: Kind, dead: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queue_of_dead_waiters_shrinks_with_the_polls_of_one_living_waiter() {
+async fn queue_of_dead_waiters_shrinks_with_polls_of_one_live_waiter() {
     for kind in KINDS {
         shrinks(kind, kind).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queue_of_dead_waiters_of_another_kind_shrinks_as_well() {
+async fn queue_of_dead_waiters_of_another_kind_shrinks_with_polls() {
     shrinks(Kind::Mutex, Kind::Write).await;
     shrinks(Kind::Write, Kind::Reentrant).await;
 }
 
-/// Clients that crash in a loop, while the holder keeps the lock and nothing polls.
+/// Clients queue and crash in a loop, while the lock is held and no waiter polls.
 #[tokio::test(flavor = "multi_thread")]
 async fn queue_of_waiters_that_never_poll_stays_short() {
     let server = Server::start().await;
@@ -76,13 +76,13 @@ async fn queue_of_waiters_that_never_poll_stays_short() {
         queue.queue_all((0..2_000).map(|number| format!("dead-{number}")), SHORT).await;
         let length = queue.waiters().await.len();
         println!("FIG {kind:?}: {length} of 2,000 are left");
-        assert!(length < 300, "{kind:?}: {length} are left");
+        assert!(length < 300, "{kind:?}: {length} entries are left");
     }
 }
 
-/// Each request removes about a hundred of them, and answers that the lock is free in 10 ms.
+/// Each request removes about a hundred dead waiters, and answers that the lock is free in 10 ms.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_free_lock_is_granted_past_a_thousand_dead_waiters() {
+async fn free_lock_is_granted_past_a_thousand_dead_waiters() {
     let server = Server::start().await;
     for kind in KINDS {
         let key = format!("lock:{}", kind.name());
@@ -100,9 +100,9 @@ async fn a_free_lock_is_granted_past_a_thousand_dead_waiters() {
     }
 }
 
-/// Nothing but a waiter that queues or polls keeps the queue.
+/// Only a waiter that queues or polls extends the queue's TTL.
 #[tokio::test(flavor = "multi_thread")]
-async fn queue_of_dead_waiters_is_kept_by_no_other_request() {
+async fn queue_of_dead_waiters_is_not_extended_by_try_lock() {
     let server = Server::start().await;
     let locks = server.locks().await;
     for kind in KINDS {
@@ -117,14 +117,14 @@ async fn queue_of_dead_waiters_is_kept_by_no_other_request() {
         let lock = kind.lock(&locks, kind.name());
         assert!(lock.try_lock().await.unwrap().is_none());
         assert_eq!(server.queued_for(&lock).await, 10);
-        assert!(pttl().await < first - 50, "{kind:?}: it lasts no longer");
+        assert!(pttl().await < first - 50, "{kind:?}: the queue's TTL is not extended");
         guard.release().await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes long: scripts/test --full"]
-async fn queue_of_dead_waiters_ends_with_its_ttl() {
+async fn queue_of_dead_waiters_expires_without_polls() {
     let server = Server::start().await;
     for kind in KINDS {
         let key = format!("lock:{}", kind.name());
@@ -136,10 +136,10 @@ async fn queue_of_dead_waiters_ends_with_its_ttl() {
     assert!(server.queues().await.is_empty());
 }
 
-/// Grants are counted by tokens, since each one takes the next: of many waiters that die, one is
-/// granted the lock for its claim, and none of the others ever is.
+/// Of many dead waiters, one is granted the lock for its claim, and none of the others ever is.
+/// Each grant takes the next token, so tokens count the grants.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_was_skipped_is_never_granted() {
+async fn skipped_dead_waiter_is_never_granted() {
     let server = Server::start().await;
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
         let key = format!("lock:{}", kind.name());
@@ -149,10 +149,10 @@ async fn a_waiter_that_was_skipped_is_never_granted() {
         let token = lock.acquire("holder", 60_000, None).await.unwrap();
         lock.queue_all((0..10).map(|number| format!("dead-{number}")), dying).await;
         assert_eq!(lock.acquire("living", 60_000, Some(dying)).await, None);
-        // The first one is granted the lock for its claim, and all of them are dead by its end.
+        // The first waiter is granted the lock for its claim; all of them are dead by its end.
         assert_eq!(lock.release("holder").await, 1);
         let granted = std::sync::Mutex::new(None);
-        eventually("the living one is granted", || async {
+        eventually("the live waiter is granted the lock", || async {
             let answer = lock.acquire("living", 60_000, Some(dying)).await;
             *granted.lock().unwrap() = answer;
             answer.is_some()
@@ -161,9 +161,9 @@ async fn a_waiter_that_was_skipped_is_never_granted() {
         assert_eq!(
             granted.into_inner().unwrap(),
             Some(token + 2),
-            "{kind:?}: one claim for all that are dead"
+            "{kind:?}: one claim for all dead waiters"
         );
-        // A late waiter behind those that were not swept, and the releases after it.
+        // A late waiter queues behind the entries that were not removed yet.
         assert_eq!(lock.acquire("late", 60_000, Some(dying)).await, None);
         assert_eq!(lock.release("living").await, 1);
         assert_eq!(lock.acquire("late", 60_000, Some(dying)).await, Some(token + 3), "{kind:?}");
@@ -176,10 +176,10 @@ async fn a_waiter_that_was_skipped_is_never_granted() {
     }
 }
 
-/// A release in a cluster leaves a mark, and the oldest of very many go: not those by which waiters
-/// are known to live.
+/// A release in a cluster leaves a mark. Of very many marks, the oldest are removed, but not the
+/// marks that prove a waiter alive.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_living_waiter_is_granted_beside_twenty_thousand_marks() {
+async fn live_waiter_is_granted_beside_twenty_thousand_marks() {
     let server = Server::start().await;
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
         let key = format!("lock:{}", kind.name());
@@ -187,7 +187,7 @@ async fn a_living_waiter_is_granted_beside_twenty_thousand_marks() {
         let polling = RawWaiter { claim_ms: 3_000, channel: "" };
         let token = lock.acquire("holder", 60_000, None).await.unwrap();
         assert_eq!(lock.acquire("living", 60_000, Some(polling)).await, None);
-        // It queued long ago, and has just polled.
+        // The waiter queued long ago, and has just polled.
         let (entry, place) = lock.waiters().await.remove(0);
         let place = format!("{:.0}", place - 60_000_000.0);
         server.run::<()>(&["ZADD", &lock.queue(), &place, &entry]).await;
@@ -200,10 +200,10 @@ async fn a_living_waiter_is_granted_beside_twenty_thousand_marks() {
         let release = lock.releasing("holder", polling);
         let released = lock.send(&crate::support::raw::script_of(kind, "release"), &release).await.unwrap();
         assert_eq!(released, redis::Value::Int(1));
-        assert!(lock.waiters().await.is_empty(), "{kind:?}: it is granted the lock, or was taken for dead");
+        assert!(lock.waiters().await.is_empty(), "{kind:?}: the waiter is no longer queued");
         let marks: u64 = server.run(&["ZCARD", &lock.queue()]).await;
         assert!(marks < 20_000, "{kind:?}: {marks}");
-        assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 1, "{kind:?}: it is granted the lock");
+        assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 1, "{kind:?}: the waiter is granted the lock");
         assert_eq!(lock.acquire("living", 60_000, Some(polling)).await, Some(token + 1), "{kind:?}");
     }
 }

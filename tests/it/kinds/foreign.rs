@@ -1,4 +1,4 @@
-//! Every ordered pair of a key that is there and a lock of another kind on the same name.
+//! Every ordered pair of an existing key and a lock of another kind with the same name.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use super::{KINDS, Snapshot, assert_no_waiter, is_wrong_type, share, unrenewed};
 use crate::support::raw::{RawLock, RawWaiter, script_of};
 use crate::support::{AnyGuard, AnyLock, Kind, Server, soon};
 
-/// A refusal that took less was not the end of a wait.
+/// A refusal within this time was not preceded by a wait.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// A key of another program, by the commands that make it.
+/// A key of another program, and the commands that create it.
 struct Foreign {
     name: &'static str,
     commands: &'static [&'static str],
-    /// The kind that waits for such a key instead of refusing it.
+    /// The kind whose calls wait for such a key instead of failing.
     shared_with: Option<Kind>,
 }
 
@@ -67,7 +67,7 @@ impl Foreign {
     }
 }
 
-/// Every request of `kind` is refused at once, and the key stays as it is.
+/// Checks that every call of `kind` returns `WrongType` at once and leaves the key unchanged.
 async fn refuses(server: &Server, locks: &Locks, kind: Kind, key: &str) {
     let lock = kind.lock(locks, key);
     let before = Snapshot::of(server, key).await;
@@ -82,7 +82,7 @@ async fn refuses(server: &Server, locks: &Locks, kind: Kind, key: &str) {
     let outcome = lock.force_release().await;
     assert!(is_wrong_type(&outcome), "{what}: force_release: {outcome:?}");
     assert!(start.elapsed() < AT_ONCE, "{what}: {:?}", start.elapsed());
-    // A mutex shows any string; without a TTL it cannot be taken.
+    // The inspection of a mutex accepts any string; acquiring one without a TTL fails.
     if !(kind == Kind::Mutex && key.contains("string-without-ttl")) {
         let outcome = lock.inspect().await;
         assert!(is_wrong_type(&outcome), "{what}: inspect: {outcome:?}");
@@ -100,8 +100,8 @@ async fn refuses(server: &Server, locks: &Locks, kind: Kind, key: &str) {
     scripts_refuse(RawLock { server, kind, key }, &before, &what).await;
 }
 
-/// The same for the scripts that a client sends only for what it holds, and for those of a quorum's
-/// nodes.
+/// Checks the same for the scripts that a client sends only while it holds a lock, and for those of
+/// a quorum's nodes.
 async fn scripts_refuse(lock: RawLock<'_>, before: &Snapshot, what: &str) {
     let waiter = RawWaiter { claim_ms: 3_000, channel: "" };
     let attempt = format!("attempt-{}", lock.kind.name());
@@ -123,13 +123,13 @@ async fn scripts_refuse(lock: RawLock<'_>, before: &Snapshot, what: &str) {
         requests.push(("rwlock/downgrade".to_owned(), words(&["0"])));
         requests.push(("quorum/downgrade".to_owned(), words(&["0"])));
     }
-    // The last one: what it has ended is refused from then on.
+    // Release comes last: it ends the attempt, which is refused from then on.
     requests.push((script_of(lock.kind, "release"), lock.releasing(&attempt, waiter)));
     for (script, arguments) in requests {
         let answer = lock.send(&script, &arguments).await.unwrap();
         let what = format!("{what}: {script} {arguments:?}");
-        // To release and to renew a mutex need not look at the TTL of a string that is not the
-        // attempt's.
+        // Release and renewal of a mutex answer "not held" if the string is not the attempt's,
+        // without checking its TTL.
         let refusal = if matches!(answer, Value::Int(-3..=-2 | 0)) { None } else { Some(&answer) };
         assert_eq!(refusal, None, "{what}");
         before.assert_unchanged(lock.server, lock.key, &what).await;
@@ -138,7 +138,7 @@ async fn scripts_refuse(lock: RawLock<'_>, before: &Snapshot, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn locks_of_other_kinds_are_refused_and_stay_as_they_are() {
+async fn locks_of_other_kinds_are_refused_and_unchanged() {
     let server = Server::start().await;
     let (holders, others) = (server.locks_with(unrenewed()).await, server.locks_with(unrenewed()).await);
     for held in KINDS {
@@ -150,18 +150,17 @@ async fn locks_of_other_kinds_are_refused_and_stay_as_they_are() {
                 refuses(&server, &others, kind, &key).await;
                 assert!(server.is_held_by(&lock, &guard).await && !guard.lease().is_lost());
                 guard.release().await.unwrap();
-                // The name is free for the other kind now.
+                // After the release, the other kind may use the name.
                 let guard = kind.lock(&others, &key).try_lock().await.unwrap();
-                guard.expect("it is free").release().await.unwrap();
+                guard.expect("the lock is free").release().await.unwrap();
             }
         }
     }
 }
 
-/// A read-write lock has other layouts as well: several readers, and a writer that waits beside
-/// them.
+/// A read-write lock has another layout while it has several holds.
 #[tokio::test(flavor = "multi_thread")]
-async fn read_write_locks_with_several_holds_are_refused_and_stay_as_they_are() {
+async fn locks_of_several_readers_are_refused_and_unchanged() {
     let server = Server::start().await;
     let (holders, others) = (server.locks_with(unrenewed()).await, server.locks_with(unrenewed()).await);
     let lock = holders.rwlock("several").unwrap();
@@ -175,7 +174,7 @@ async fn read_write_locks_with_several_holds_are_refused_and_stay_as_they_are() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_of_other_programs_are_refused_and_stay_as_they_are() {
+async fn keys_of_other_programs_are_refused_and_unchanged() {
     let server = Server::start().await;
     let locks = server.locks_with(unrenewed()).await;
     for foreign in FOREIGN {
@@ -187,7 +186,8 @@ async fn keys_of_other_programs_are_refused_and_stay_as_they_are() {
     }
 }
 
-/// A waiter of a key that another program holds, and the key as it was before.
+/// Checks that a waiter does not change a key that another program holds, and returns its guard
+/// once the key is deleted.
 async fn waits(server: &Server, locks: &Locks, kind: Kind, key: &str) -> AnyGuard {
     let lock = kind.lock(locks, key);
     let before = Snapshot::of(server, key).await;
@@ -196,20 +196,20 @@ async fn waits(server: &Server, locks: &Locks, kind: Kind, key: &str) -> AnyGuar
     assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{key}: {outcome:?}");
     assert_eq!(lock.inspect().await.unwrap().holders.len(), 1, "{key}");
     assert!(lock.is_locked().await, "{key}");
-    soon("it has left the queue", locks.settled()).await;
+    soon("the waiter has left the queue", locks.settled()).await;
     before.assert_unchanged(server, key, "a waiter").await;
     let waiting = tokio::spawn({
         let lock = lock.for_another();
         async move { lock.lock().await }
     });
-    crate::support::eventually("it queues", || async { lock.waiters().await == 1 }).await;
+    crate::support::eventually("the waiter queues", || async { lock.waiters().await == 1 }).await;
     before.assert_unchanged(server, key, "a waiter that is queued").await;
     server.run::<()>(&["DEL", key]).await;
-    soon("free", waiting).await.unwrap().unwrap()
+    soon("the lock is free", waiting).await.unwrap().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_of_libraries_that_share_the_layout_are_waited_for() {
+async fn waiter_acquires_after_foreign_key_of_same_layout() {
     let server = Server::start().await;
     let locks = server.locks_with(unrenewed()).await;
     for foreign in FOREIGN {

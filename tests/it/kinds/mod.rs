@@ -1,5 +1,5 @@
-//! One kind of lock for each name: a lock of another kind, or the key of another program, is an
-//! error and stays as it is.
+//! Each name belongs to one kind of lock: calls on a lock of another kind, or on the key of another
+//! program, return an error and change nothing.
 
 mod foreign;
 mod redisson;
@@ -13,19 +13,19 @@ use crate::support::{Kind, Server};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// The sides of one read-write lock share it; any two other kinds do not.
+/// Whether two kinds may use one name: only the two sides of a read-write lock may.
 fn share(one: Kind, other: Kind) -> bool {
     let is_rwlock = |kind| matches!(kind, Kind::Read | Kind::Write);
     one == other || is_rwlock(one) && is_rwlock(other)
 }
 
-/// Keys as they are, and leases that outlast every test and are never renewed: whatever changes, a
-/// request has changed it.
+/// Keys without a prefix, and leases that outlast every test without renewals: only a request can
+/// change a key.
 fn unrenewed() -> Options {
     Options::new().prefix("").renewal(Renewal::Never).ttl(std::time::Duration::from_secs(300))
 }
 
-/// A key as the server has it.
+/// The value and the TTL of a key on the server.
 #[derive(Debug)]
 struct Snapshot {
     value: Vec<Vec<u8>>,
@@ -34,7 +34,7 @@ struct Snapshot {
 
 impl Snapshot {
     async fn of(server: &Server, key: &str) -> Snapshot {
-        // The fields of a hash have no order that lasts.
+        // The order of a hash's fields may change.
         let value = if server.run::<String>(&["TYPE", key]).await == "hash" {
             let fields: Vec<(Vec<u8>, Vec<u8>)> = server.run(&["HGETALL", key]).await;
             let mut fields: Vec<Vec<u8>> =
@@ -47,7 +47,7 @@ impl Snapshot {
         Snapshot { value, pttl: server.run(&["PTTL", key]).await }
     }
 
-    /// Nothing has changed since, but for the time that has passed.
+    /// Checks that the key has not changed since, except that its TTL has decreased.
     async fn assert_unchanged(&self, server: &Server, key: &str, what: &str) {
         let now = Snapshot::of(server, key).await;
         assert!(!now.value.is_empty(), "{key}: {what} has deleted the key");
@@ -63,7 +63,7 @@ impl Snapshot {
     }
 }
 
-/// No request of another kind has left a waiter behind.
+/// Checks that no request of another kind has left a waiter.
 async fn assert_no_waiter(server: &Server, key: &str, what: &str) {
     let lock = RawLock { server, kind: Kind::Mutex, key };
     let waiters = lock.waiters().await;

@@ -1,4 +1,4 @@
-//! Locks of this crate, as the lock scripts of Redisson see them.
+//! Locks of this crate and the lock scripts of Redisson on the same keys.
 
 use redis::Value;
 use redlatch::{Error, Owner};
@@ -6,8 +6,7 @@ use redlatch::{Error, Owner};
 use super::{KINDS, Snapshot, is_wrong_type, unrenewed};
 use crate::support::{Kind, Oracle, Server, eventually, soon};
 
-/// What an `RLock` does to acquire: it takes the key if it is absent or has the caller's field.
-/// ARGV: field, ttl.
+/// How an `RLock` acquires: the key must be absent, or have the caller's field. ARGV: field, TTL.
 const LOCK: &str = "
     local taken = redis.call('EXISTS', KEYS[1]) == 1
     if taken and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return redis.call('PTTL', KEYS[1]) end
@@ -15,8 +14,8 @@ const LOCK: &str = "
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return 'granted'";
 
-/// What the read lock of an `RReadWriteLock` does: it needs no mode, mode read, or a write hold of
-/// the caller.
+/// How the read lock of an `RReadWriteLock` acquires: the key must have no mode, the mode read, or
+/// a write hold of the caller.
 const READ: &str = "
     local mode = redis.call('HGET', KEYS[1], 'mode')
     local writes = mode == 'write' and redis.call('HEXISTS', KEYS[1], ARGV[1] .. ':write') == 1
@@ -26,8 +25,8 @@ const READ: &str = "
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return 'granted'";
 
-/// What the write lock of an `RReadWriteLock` does: it needs no mode, or a write hold of the
-/// caller.
+/// How the write lock of an `RReadWriteLock` acquires: the key must have no mode, or a write hold
+/// of the caller.
 const WRITE: &str = "
     local mode = redis.call('HGET', KEYS[1], 'mode')
     local writes = mode == 'write' and redis.call('HEXISTS', KEYS[1], ARGV[1] .. ':write') == 1
@@ -47,7 +46,7 @@ fn is_granted(answer: &Value) -> bool {
     *answer == Value::BulkString(b"granted".to_vec())
 }
 
-/// It waits, as the TTL that it is answered with says, and changes nothing.
+/// Checks that the script waits, since its reply is a TTL, and changes nothing.
 async fn waits(server: &Server, script: &str, key: &str, what: &str) {
     let before = Snapshot::of(server, key).await;
     let answer = acquire(server, script, key).await.unwrap();
@@ -56,7 +55,7 @@ async fn waits(server: &Server, script: &str, key: &str, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redisson_waits_for_a_read_write_lock_of_ours() {
+async fn redisson_waits_while_read_write_lock_is_held() {
     let server = Server::start().await;
     let locks = server.locks_with(unrenewed()).await;
     for (name, script) in [("lock", LOCK), ("read", READ), ("write", WRITE)] {
@@ -67,7 +66,10 @@ async fn redisson_waits_for_a_read_write_lock_of_ours() {
             let lock = lock.clone();
             async move { lock.read().await }
         });
-        eventually("it queues", || async { server.lock_state(lock.name()).await.waiting_readers == 1 }).await;
+        eventually("the waiter queues", || async {
+            server.lock_state(lock.name()).await.waiting_readers == 1
+        })
+        .await;
         waits(&server, script, name, &format!("{name} beside a writer and a waiter")).await;
         writer.release().await.unwrap();
         let first = soon("granted", waiting).await.unwrap().unwrap();
@@ -80,7 +82,7 @@ async fn redisson_waits_for_a_read_write_lock_of_ours() {
         let alone = lock.read().await.unwrap();
         waits(&server, script, name, &format!("{name} beside a reader that is alone")).await;
         alone.release().await.unwrap();
-        // Free for Redisson, and then refused by every kind of ours that does not share its layout.
+        // Redisson acquires the free lock. Every kind of this crate with another layout refuses it.
         assert!(is_granted(&acquire(&server, script, name).await.unwrap()), "{name}");
         let before = Snapshot::of(&server, name).await;
         for kind in KINDS {
@@ -94,7 +96,7 @@ async fn redisson_waits_for_a_read_write_lock_of_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redisson_waits_for_a_reentrant_lock_of_ours() {
+async fn redisson_waits_while_reentrant_lock_is_held() {
     let server = Server::start().await;
     let locks = server.locks_with(unrenewed()).await;
     let lock = Kind::Reentrant.lock(&locks, "shared");
@@ -108,11 +110,11 @@ async fn redisson_waits_for_a_reentrant_lock_of_ours() {
     }
     outer.release().await.unwrap();
     assert!(is_granted(&acquire(&server, LOCK, "shared").await.unwrap()));
-    assert!(lock.try_lock().await.unwrap().is_none(), "it is Redisson's now");
+    assert!(lock.try_lock().await.unwrap().is_none(), "Redisson holds the lock");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redisson_fails_on_a_mutex_of_ours() {
+async fn redisson_fails_while_mutex_is_held() {
     let server = Server::start().await;
     let locks = server.locks_with(unrenewed()).await;
     let guard = locks.mutex("mutex").unwrap().lock().await.unwrap();
@@ -125,10 +127,10 @@ async fn redisson_fails_on_a_mutex_of_ours() {
     guard.release().await.unwrap();
 }
 
-/// What is left of our hold beside one of Redisson must not look like ours: `force` would revoke
-/// Redisson's.
+/// A hold of this crate nested in Redisson's must leave no mark of this crate after its release:
+/// `force` would revoke Redisson's hold.
 #[tokio::test(flavor = "multi_thread")]
-async fn redisson_keeps_its_hold_after_ours_inside_it_is_released() {
+async fn redisson_hold_survives_release_of_nested_hold() {
     let server = Server::start().await;
     let owner = Owner::from_word("8743c9c0-0795-4907-87fd-6c719a6b4586:61").unwrap();
     let locks = server.locks().await;
@@ -141,12 +143,12 @@ async fn redisson_keeps_its_hold_after_ours_inside_it_is_released() {
     let _: i64 = server.run(&["PEXPIRE", "lock:nested", "30000"]).await;
     refused("held by Redisson").await;
     let ours = lock.with_owner(&owner).lock().await.unwrap();
-    refused("with ours inside").await;
+    refused("with a nested hold of this crate").await;
     ours.release().await.unwrap();
     let fields: Vec<(String, String)> = server.run(&["HGETALL", "lock:nested"]).await;
     assert_eq!(fields, [(owner.to_string(), "1".to_owned())]);
-    refused("ours is released").await;
-    // An application's hash is no lock of Redisson.
+    refused("after the release of the nested hold").await;
+    // The hash of another application is not taken for a lock of Redisson.
     let _: i64 = server.run(&["HSET", "lock:app", "user:42", "7"]).await;
     let _: i64 = server.run(&["PEXPIRE", "lock:app", "30000"]).await;
     let app = locks.reentrant("app").unwrap();

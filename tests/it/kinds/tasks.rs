@@ -1,4 +1,4 @@
-//! Tasks that use one name for locks of two kinds: never two valid leases at a time.
+//! Tasks that use one name for locks of two kinds: no two leases are valid at a time.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use tokio::task::JoinSet;
 use super::share;
 use crate::support::{AnyGuard, Kind, Oracle, Random, Server, eventually, soon, ttl};
 
-/// Short leases, on a machine that may be busy with something else.
+/// Short leases, with a node timeout for a busy machine.
 fn short(millis: u64) -> Options {
     ttl(millis).node_timeout(Duration::from_secs(5))
 }
 
-/// From when until when a lease was valid for certain, by the clock of this process.
+/// A period in which a lease was certainly valid, by the clock of this process.
 #[derive(Clone, Copy, Debug)]
 struct Valid {
     kind: Kind,
@@ -22,7 +22,7 @@ struct Valid {
     until: Instant,
 }
 
-/// What was seen outside of the locks.
+/// All such periods of a test.
 #[derive(Clone, Default)]
 struct Record(Arc<Mutex<Vec<Valid>>>);
 
@@ -35,7 +35,7 @@ impl Record {
         self.0.lock().unwrap().iter().filter(|valid| valid.kind == kind).count()
     }
 
-    /// Readers may be valid together; no others may.
+    /// Checks that no two periods overlap, except those of readers.
     fn assert_exclusive(&self) {
         let mut all: Vec<Valid> = self.0.lock().unwrap().clone();
         all.retain(|valid| valid.from < valid.until);
@@ -52,7 +52,7 @@ impl Record {
     async fn hold(&self, kind: Kind, guard: AnyGuard, span: Duration) {
         let from = Instant::now();
         let mut until = from;
-        // Once it is lost, it does not say since when: what counts is when it was seen to be valid.
+        // A lost lease does not report since when: the last time that it was seen valid counts.
         loop {
             let now = Instant::now();
             if guard.lease().is_lost() {
@@ -65,10 +65,10 @@ impl Record {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         self.add(kind, from, until);
-        let _ = guard.release().await; // one that a busy machine has lost is recorded all the same
+        let _ = guard.release().await; // a lost lease is recorded all the same
     }
 
-    /// Ends a lease as a crash does. For as long as its deadline says, no other lease may be valid.
+    /// Ends a lease as a crash does. No other lease may be valid before its deadline.
     fn leak(&self, kind: Kind, guard: AnyGuard) {
         let (from, lease) = (Instant::now(), guard.lease().clone());
         guard.leak();
@@ -81,8 +81,8 @@ impl Record {
 
 const TASKS: u64 = 4;
 
-/// Each task has a client of its own. Some of them stop renewing instead of releasing, as a crash
-/// does: then the key ends while others are queued.
+/// Each task has a client of its own. Some leases are leaked instead of released, as by a crash:
+/// then the key expires while waiters are queued.
 async fn tasks_of_two_kinds(kinds: [Kind; 2], span: Duration) {
     let server = Server::start().await;
     let record = Record::default();
@@ -121,7 +121,7 @@ async fn tasks_of_two_kinds(kinds: [Kind; 2], span: Duration) {
     println!("FIG {kinds:?}: {counts:?} leases, {refused} refusals in {span:?}");
     record.assert_exclusive();
     assert!(counts.iter().sum::<usize>() > 1, "{kinds:?}: {counts:?}");
-    assert!(share(kinds[0], kinds[1]) || refused > 0, "{kinds:?}: they met");
+    assert!(share(kinds[0], kinds[1]) || refused > 0, "{kinds:?}: no task met a lock of the other kind");
 }
 
 macro_rules! pairs {
@@ -150,10 +150,10 @@ pairs! {
     read_and_write_tasks_exclude_each_other, read_and_write_tasks_exclude_each_other_for_long = Read, Write;
 }
 
-/// Tries again after each refusal, until it is granted.
-async fn persists(server: &Server, kind: Kind, record: Record) {
+/// Retries after each refusal, until the lock is granted.
+async fn lock_after_refusals(server: &Server, kind: Kind, record: Record) {
     let lock = kind.lock(&server.locks_with(short(1_000)).await, "one-name");
-    eventually("it is granted", || async {
+    eventually("the server grants the lock", || async {
         match lock.lock_timeout(Duration::from_secs(3)).await {
             Ok(guard) => {
                 record.hold(kind, guard, Duration::from_millis(300)).await;
@@ -166,15 +166,15 @@ async fn persists(server: &Server, kind: Kind, record: Record) {
     .await;
 }
 
-/// A writes; Y and Z want the re-entrant lock of the same name, W wants to write; then the lease of
-/// A vanishes.
+/// A holds the write lock. Y and Z try the re-entrant lock of the same name, W queues to write.
+/// Then the lease of A vanishes.
 async fn a_lease_vanishes(by_expiry: bool) {
     let server = Server::start().await;
     let record = Record::default();
     let writer = server.locks_with(short(1_000)).await.rwlock("one-name").unwrap();
     let guard = writer.write().await.unwrap();
     let reentrant = server.locks_with(short(1_000)).await.reentrant("one-name").unwrap();
-    // Y is refused at once, and queues for nothing.
+    // Y is refused at once, without being queued.
     let refused = soon("Y is refused", reentrant.with_owner(&Owner::new()).lock()).await;
     assert!(super::is_wrong_type(&refused), "{refused:?}");
     let waiting = tokio::spawn({
@@ -185,7 +185,7 @@ async fn a_lease_vanishes(by_expiry: bool) {
                 Ok(guard) => {
                     record.hold(Kind::Write, AnyGuard::Write(guard), Duration::from_millis(300)).await
                 }
-                // Y or Z had the name first, or had it for long.
+                // Y or Z acquired first, or held the name until the limit.
                 Err(Error::WrongType { .. } | Error::TimedOut { .. }) => {}
                 Err(error) => panic!("W: {error}"),
             }
@@ -198,10 +198,11 @@ async fn a_lease_vanishes(by_expiry: bool) {
     if by_expiry {
         record.leak(Kind::Write, AnyGuard::Write(guard));
     } else {
-        guard.leak(); // nothing protects the lease of A from what comes
+        guard.leak(); // the deletion below ends the lease of A
         server.run::<()>(&["DEL", "lock:one-name"]).await;
     }
-    let others = [Kind::Reentrant, Kind::Reentrant].map(|kind| persists(&server, kind, record.clone()));
+    let others =
+        [Kind::Reentrant, Kind::Reentrant].map(|kind| lock_after_refusals(&server, kind, record.clone()));
     let [one, other] = others;
     tokio::join!(one, other);
     soon("W ends", waiting).await.unwrap();
@@ -210,11 +211,11 @@ async fn a_lease_vanishes(by_expiry: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_two_leases_are_valid_after_a_lease_expires_before_waiters_of_two_kinds() {
+async fn leases_of_two_kinds_exclude_each_other_after_an_expiry() {
     a_lease_vanishes(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_two_leases_are_valid_after_a_key_is_deleted_before_waiters_of_two_kinds() {
+async fn leases_of_two_kinds_exclude_each_other_after_a_deletion() {
     a_lease_vanishes(false).await;
 }

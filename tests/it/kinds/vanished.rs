@@ -1,14 +1,14 @@
-//! The key is gone, but waiters of its kind are still queued: a lock of another kind may have the
+//! A key was deleted while waiters of its kind are queued: a lock of another kind may take the
 //! name.
 
 use super::{KINDS, share};
 use crate::support::raw::{RawLock, RawWaiter};
 use crate::support::{Kind, Server};
 
-/// Longer than a test: these waiters stay alive, although no client polls for them.
+/// A claim longer than a test: these waiters stay alive although no client polls for them.
 const ALIVE: u64 = 60_000;
 
-/// The layout that a kind gives to its key.
+/// The layout of a key: a type or kind, and the fields of a hash.
 async fn layout(server: &Server, key: &str) -> (String, Vec<String>) {
     let layout: String = server.run(&["TYPE", key]).await;
     if layout == "hash" {
@@ -33,12 +33,11 @@ async fn published(server: &Server) -> usize {
     server.run::<String>(&["INFO", "commandstats"]).await.matches("cmdstat_publish:").count()
 }
 
-/// Two waiters of `first` are queued and its key is gone. `second` takes the name, waits for it and
-/// releases it as if they were not there; then `first` goes on with its own waiters, in their
-/// order.
+/// Two waiters of `first` are queued and its key is deleted. `second` acquires, waits and releases
+/// as if these waiters did not exist. Then `first` continues with its waiters, in their order.
 async fn passes_over_waiters(server: &Server, first: Kind, second: Kind, channel: &str) {
     let key =
-        format!("{}-{}-{}", first.name(), second.name(), if channel.is_empty() { "polls" } else { "hears" });
+        format!("{}-{}-{}", first.name(), second.name(), if channel.is_empty() { "poll" } else { "push" });
     let (ours, others) =
         (RawLock { server, kind: second, key: &key }, RawLock { server, kind: first, key: &key });
     let holder = RawLock { kind: if first == Kind::Read { Kind::Write } else { first }, ..others };
@@ -52,33 +51,33 @@ async fn passes_over_waiters(server: &Server, first: Kind, second: Kind, channel
 
     let what = format!("{second:?} beside waiters of {first:?}");
     let token = ours.acquire("b1", 60_000, None).await;
-    assert!(token.is_some(), "{what}: they do not block it");
+    assert!(token.is_some(), "{what}: waiters of the other kind do not block it");
     let found = layout(server, &key).await;
     assert!(is_of(second, &found), "{what}: {found:?}");
-    assert_eq!(others.waiters().await, queue, "{what}: they keep their places");
-    // One of its own kind queues behind them, and is the next all the same: a writer excludes every
-    // other attempt.
+    assert_eq!(others.waiters().await, queue, "{what}: waiters of the other kind keep their places");
+    // A waiter of the second kind queues behind them, and is the next one all the same. It is a
+    // writer where it could read beside the holder.
     let rival = RawLock { kind: if second == Kind::Read { Kind::Write } else { second }, ..ours };
     let polling = RawWaiter { claim_ms: ALIVE, channel: "" };
     assert_eq!(rival.acquire("b2", 60_000, Some(polling)).await, None, "{what}");
     assert_eq!(ours.release("b1").await, 1, "{what}");
     let found = layout(server, &key).await;
     assert!(is_of(second, &found), "{what}: granted to its own waiter: {found:?}");
-    assert_eq!(others.waiters().await, queue, "{what}: they keep their places");
-    assert!(rival.acquire("b2", 60_000, Some(polling)).await > token, "{what}: it finds what it was granted");
+    assert_eq!(others.waiters().await, queue, "{what}: waiters of the other kind keep their places");
+    assert!(rival.acquire("b2", 60_000, Some(polling)).await > token, "{what}: a poll returns the grant");
     assert_eq!(rival.release("b2").await, 1, "{what}");
-    assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 0, "{what}: granted to none of the other kind");
-    assert_eq!(others.waiters().await, queue, "{what}: they keep their places");
+    assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 0, "{what}: not granted to the other kind");
+    assert_eq!(others.waiters().await, queue, "{what}: waiters of the other kind keep their places");
 
-    // A force of the other kind finds a free lock, and grants it to none of them either.
+    // A force release finds a free lock, and does not grant it to the other kind either.
     let force = [["f1".to_owned()].as_slice(), &["0".to_owned()]].concat();
     let answer = ours.send(&crate::support::raw::script_of(second, "force"), &force).await.unwrap();
     assert_eq!(answer, redis::Value::Int(0), "{what}");
-    assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 0, "{what}: granted to none of the other kind");
-    assert_eq!(others.waiters().await, queue, "{what}: they keep their places");
+    assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 0, "{what}: not granted to the other kind");
+    assert_eq!(others.waiters().await, queue, "{what}: waiters of the other kind keep their places");
     assert_eq!(published(server).await, 0, "{what}: no waiter of the other kind is notified");
 
-    // The kind that was there first goes on in its order.
+    // The waiters of the first kind acquire in their order.
     if channel.is_empty() {
         assert!(others.acquire("a1", 60_000, Some(waiter)).await > token, "{what}");
         let found = layout(server, &key).await;
@@ -91,7 +90,7 @@ async fn passes_over_waiters(server: &Server, first: Kind, second: Kind, channel
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_of_another_kind_neither_block_nor_are_granted_after_the_key_is_gone() {
+async fn waiters_of_another_kind_neither_block_nor_acquire_after_deletion() {
     let server = Server::start().await;
     for first in KINDS {
         for second in KINDS.into_iter().filter(|kind| !share(first, *kind)) {
@@ -101,10 +100,10 @@ async fn waiters_of_another_kind_neither_block_nor_are_granted_after_the_key_is_
     }
 }
 
-/// While the name is another kind's, a waiter that polls is refused, and leaves the queue when it
-/// is released.
+/// While another kind has the name, a waiter's poll is refused, and its release removes it from the
+/// queue.
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_are_refused_once_the_name_is_another_kinds() {
+async fn waiters_are_refused_once_another_kind_has_the_name() {
     let server = Server::start().await;
     for first in KINDS {
         for second in KINDS.into_iter().filter(|kind| !share(first, *kind)) {
@@ -125,13 +124,13 @@ async fn waiters_are_refused_once_the_name_is_another_kinds() {
             assert_eq!(refused.unwrap(), redis::Value::Int(-2), "{key}");
             let release = others.releasing("a1", waiter);
             let refused = others.send(&crate::support::raw::script_of(first, "release"), &release).await;
-            let expected: &[i64] = &[-2, 0]; // a mutex beside a string of no attempt of its own
+            let expected: &[i64] = &[-2, 0]; // 0: a mutex beside another attempt's string
             assert!(
                 matches!(refused.unwrap(), redis::Value::Int(answer) if expected.contains(&answer)),
                 "{key}"
             );
             before.assert_unchanged(&server, &key, "an attempt of another kind").await;
-            assert!(others.waiters().await.is_empty(), "{key}: it has left the queue");
+            assert!(others.waiters().await.is_empty(), "{key}: the waiter has left the queue");
             assert_eq!(ours.release("b1").await, 1, "{key}");
         }
     }

@@ -1,4 +1,4 @@
-//! Many readers: a limit, and what they cost.
+//! Many readers: the cost of each, and the duration of scripts beside them.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use super::{client, queued};
 use crate::support::{Oracle, Server, eventually, soon};
 
-/// As many readers as are allowed, each with a hold of his own.
+/// Acquires this many read holds without owners.
 async fn crowd(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> {
     let mut guards = Vec::with_capacity(readers);
-    // Not all at once, which takes a busy machine longer than a request may take.
+    // In batches: on a busy machine, requests of all at once would exceed their timeout.
     while guards.len() < readers {
         let mut tasks = JoinSet::new();
         for _ in guards.len()..readers.min(guards.len() + 500) {
@@ -25,7 +25,7 @@ async fn crowd(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> 
     guards
 }
 
-/// The server's own time for the scripts that ran since the last reset, per script.
+/// The server's average time per script since the last reset of its statistics, in microseconds.
 async fn script_time(server: &Server) -> f64 {
     let stats: String = server.run(&["INFO", "commandstats"]).await;
     let number = |line: &str, name: &str| -> f64 {
@@ -37,19 +37,19 @@ async fn script_time(server: &Server) -> f64 {
 
 const READERS: usize = 9_990;
 
-/// A read and its release cost the server the same beside one reader and beside ten thousand.
+/// A read and its release take the server the same time beside one reader and beside ten thousand.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_costs_the_same_beside_ten_thousand_readers() {
+async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
     const PAIRS: usize = 100;
     let server = Server::start().await;
-    // No renewals, which would be counted.
+    // A long TTL: renewals would be counted.
     let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
     let others = server.locks_with(Options::new().renewal(Renewal::Never)).await;
     let (alone, crowded) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
     let guards = crowd(&lock, READERS).await;
     let one = alone.read().await.unwrap();
     assert_eq!(server.lock_state(lock.name()).await.readers.len(), READERS);
-    // In turn: what disturbs one of them disturbs the other.
+    // Alternating, so that other load affects both measurements.
     let mut costs = [Vec::new(), Vec::new()];
     for _ in 0..31 {
         for (lock, costs) in [&alone, &crowded].into_iter().zip(&mut costs) {
@@ -76,9 +76,10 @@ async fn rwlock_standalone_costs_the_same_beside_ten_thousand_readers() {
     server.assert_nothing_left().await;
 }
 
-/// No script takes the server longer than 5 ms: not a writer's who finds ten thousand readers, or finds that they
-/// are dead, nor who lists them, nor force. The best of five, since the server may have been put off the core, and
-/// a wider bound, since other tests are busy beside this one: what looks at all of them takes longer than that.
+/// No script takes longer than 5 ms beside ten thousand readers: not a writer's attempt, not the
+/// removal of dead readers, not an inspection, not `force`. The shortest of five runs counts, since
+/// the server's process may lose its core. The bound is wider, since other tests run meanwhile; a
+/// script that visits all readers takes longer than that.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
     let server =
@@ -104,7 +105,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
             assert_eq!(
                 (seen.readers.len(), seen.reader_count as usize),
                 (500, READERS + 1),
-                "some are listed"
+                "the inspection lists the first 500"
             );
         });
         note("listed", took.await);
@@ -123,7 +124,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
             soon("swept", writer).await.unwrap().unwrap().release().await.unwrap();
         });
         note("a writer sweeps the dead", took.await);
-        assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "no trace of them");
+        assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "no dead reader is left");
 
         for unknown in [false, true] {
             let guards = crowd(&lock, READERS).await;
@@ -135,19 +136,20 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
             assert!(other.try_write().await.unwrap().is_some());
             guards.into_iter().for_each(redlatch::RwLockReadGuard::leak);
         }
-        eventually("free", || async { server.lock_state(lock.name()).await.mode == Mode::Free }).await;
+        eventually("the lock is free", || async { server.lock_state(lock.name()).await.mode == Mode::Free })
+            .await;
         let _: i64 = server.run(&["DEL", "lock:rw"]).await;
         drop((lock, other));
     }
     println!("{shortest:?} us");
     for (what, micros) in shortest {
-        // A machine that is busy with something else makes any of them longer.
+        // Other load on the machine makes any of them longer.
         assert!(micros < 4 * 5_000, "{what}: {micros} us");
     }
     server.assert_nothing_left().await;
 }
 
-/// The longest that a script took meanwhile, in microseconds, by the server's own log.
+/// The longest time that a script took during the work, in microseconds, by the server's slow log.
 pub(super) async fn longest(server: &Server, work: impl Future<Output = ()>) -> u64 {
     server.run::<()>(&["SLOWLOG", "RESET"]).await;
     work.await;
@@ -157,8 +159,9 @@ pub(super) async fn longest(server: &Server, work: impl Future<Output = ()>) -> 
     slow.iter().filter(|entry| is_script(&entry.3)).map(|entry| entry.2).max().unwrap_or(0)
 }
 
-/// The time that a script of always the same work takes now, in microseconds: on two quiet cores
-/// about 3,000, some half of what a script may take. Other work on the machine makes both longer.
+/// The time that a script with a fixed amount of work takes at present, in microseconds. On two
+/// quiet cores it is about 3,000, about half of what a script may take. Other load makes both
+/// longer.
 pub(super) async fn yardstick(server: &Server) -> u64 {
     let work = "
         redis.call('ZADD', KEYS[1], 1, 'a', 2, 'b')
@@ -168,7 +171,7 @@ pub(super) async fn yardstick(server: &Server) -> u64 {
     took.await.max(1)
 }
 
-/// Moves the ends of all other readers into the past: as if so much time had passed.
+/// Moves the expiry of all other readers into the past.
 async fn expire_all_but(server: &Server, owner: &str) {
     let script = "
         for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do

@@ -1,4 +1,4 @@
-//! What a sceptic tried: unlikely orders of events, each of which once went wrong.
+//! Unlikely orders of events, each of which once went wrong.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use super::{READ_LANE, client, queued, told};
 use crate::support::{Oracle, Server, eventually, soon};
 
-/// The lock ends with its writer, and nobody tells of it: who queued first goes first, on either
-/// side.
+/// The writer's hold expires, and no message is published: the waiter that queued first acquires
+/// first, on either side.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_goes_by_age_after_a_dead_writer() {
+async fn rwlock_standalone_waiters_acquire_by_age_after_dead_writer() {
     let server = Server::start().await;
     let dying =
         client(&server, Options::new().write_ttl(Duration::from_millis(700)).renewal(Renewal::Never)).await;
@@ -36,19 +36,20 @@ async fn rwlock_standalone_goes_by_age_after_a_dead_writer() {
             let writer = queued(&server, &lock, writer(other.clone())).await;
             (queued(&server, &lock, reader(lock.clone())).await, writer)
         };
-        let seen = soon("his turn", reader).await.unwrap();
+        let seen = soon("the waiter acquires", reader).await.unwrap();
         assert_eq!(seen == token, reader_first, "{seen:?} after {token:?}");
-        soon("his turn", writer).await.unwrap().unwrap();
+        soon("the waiter acquires", writer).await.unwrap().unwrap();
     }
     drop((dying, lock, other));
     server.assert_nothing_left().await;
 }
 
-/// More than one batch, and none of them looks by himself: all are in at a time.
+/// A release or downgrade admits 1,500 readers, which takes several batches. All hold the lock at
+/// the same time, without polling.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_wakes_all_who_wait_however_many() {
+async fn rwlock_standalone_release_admits_1500_readers_together() {
     const READERS: usize = 1_500;
-    /// As many as a script admits at a time.
+    /// The number of waiters that one script admits.
     const BATCH: u64 = 128;
     let server = Server::start().await;
     let lock = client(&server, told()).await;
@@ -57,7 +58,7 @@ async fn rwlock_standalone_wakes_all_who_wait_however_many() {
         let inside = Arc::new(Barrier::new(READERS));
         let mut readers = JoinSet::new();
         for _ in 0..2 {
-            // Renewed seldom enough not to be late where the machine is slow.
+            // The default TTL: renewals are rare enough not to be late on a slow machine.
             let crowd = client(&server, told()).await;
             for _ in 0..READERS / 2 {
                 let (crowd, inside) = (crowd.clone(), Arc::clone(&inside));
@@ -68,7 +69,7 @@ async fn rwlock_standalone_wakes_all_who_wait_however_many() {
                 });
             }
         }
-        eventually("they queue", || async {
+        eventually("the waiters queue", || async {
             server.lock_state(lock.name()).await.waiting_readers as usize == READERS
         })
         .await;
@@ -95,15 +96,15 @@ async fn rwlock_standalone_wakes_all_who_wait_however_many() {
 
 /// Thousands of dead waiters, of one client or of many: no script is slow because of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_passes_over_thousands_of_the_dead_in_time() {
+async fn rwlock_standalone_release_is_short_past_thousands_of_dead_waiters() {
     let server =
         Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
     let lock = client(&server, Options::new()).await;
-    // Dead by their age, or because nothing listens to their channel.
+    // Dead by their age, or because their channel has no subscriber.
     for (is_old, owners_differ) in [(false, true), (false, false), (true, true), (true, false)] {
         for channels_differ in [false, true] {
             let (mut best, mut took_best) = (f64::MAX, 0);
-            // Other work on the machine only adds to a time: the least of a few runs is the
+            // Other load on the machine only adds to a time: the least of a few runs is the
             // script's.
             for _ in 0..20 {
                 if best < 3.0 {
@@ -122,7 +123,8 @@ async fn rwlock_standalone_passes_over_thousands_of_the_dead_in_time() {
                 let _: i64 = server.run(&["PEXPIRE", "{lock:rw}:waiters", "60000"]).await;
                 let took = super::crowds::longest(&server, async {
                     writing.release().await.unwrap();
-                    let reading = soon("past the dead", lock.read()).await.unwrap();
+                    let reading =
+                        soon("the reader acquires past the dead waiters", lock.read()).await.unwrap();
                     reading.release().await.unwrap();
                 });
                 let took = took.await;
@@ -142,9 +144,10 @@ async fn rwlock_standalone_passes_over_thousands_of_the_dead_in_time() {
     server.assert_nothing_left().await;
 }
 
-/// Not all use tokens: nobody gets the token of somebody else, and who wants none gets none.
+/// Locks with and without fencing share a name: no lease gets another lease's token, and a lease
+/// without fencing gets none.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_mixes_up_no_tokens() {
+async fn rwlock_standalone_lease_has_token_only_if_fencing_is_on() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let with = |fencing| locks.with_options(Options::new().fencing(fencing)).unwrap().rwlock("rw").unwrap();
@@ -157,12 +160,12 @@ async fn rwlock_standalone_mixes_up_no_tokens() {
     let outer = off.with_owner(&owner).write().await.unwrap();
     assert_eq!(outer.lease().fencing_token(), None);
     let inner = on.with_owner(&owner).write().await.unwrap();
-    assert!(inner.lease().fencing_token() > token, "not that of the writer before");
+    assert!(inner.lease().fencing_token() > token, "not the earlier writer's token");
     for guard in [inner, outer] {
         guard.release().await.unwrap();
     }
     reading.release().await.unwrap();
-    // Handed over, and found by looking.
+    // The same for a lease that is granted to a waiter.
     let never = Options::new().fencing(Fencing::Off).renewal(Renewal::Never);
     let never = locks.with_options(never).unwrap();
     let held = on.write().await.unwrap();
@@ -172,17 +175,17 @@ async fn rwlock_standalone_mixes_up_no_tokens() {
     })
     .await;
     held.release().await.unwrap();
-    let guard = soon("handed over", waiting).await.unwrap().unwrap();
+    let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
     assert_eq!(guard.lease().fencing_token(), None);
     guard.release().await.unwrap();
     drop((on, off, never, locks));
     server.assert_nothing_left().await;
 }
 
-/// The server goes on from an old snapshot: what is read from then on is not older than what was
-/// written before.
+/// The token counter is reset, as by an old snapshot: a reader's token is still no smaller than the
+/// last writer's.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_readers_have_no_token_from_before_a_writer() {
+async fn rwlock_standalone_read_token_is_not_older_than_last_write() {
     let server = Server::start().await;
     let lock = client(&server, told()).await;
     let write = async || {
@@ -192,7 +195,7 @@ async fn rwlock_standalone_readers_have_no_token_from_before_a_writer() {
         token
     };
     let goes_back = async || server.run::<()>(&["SET", "{lock:rw}:fence", "5", "PX", "60000"]).await;
-    // Alone, beside a reader whose hold is older, and let in when a writer leaves.
+    // A reader alone, one beside an older reader, and one admitted after a writer's release.
     let written = write().await;
     goes_back().await;
     let alone = lock.read().await.unwrap();
@@ -212,21 +215,20 @@ async fn rwlock_standalone_readers_have_no_token_from_before_a_writer() {
     .await;
     server.run::<i64>(&["HSET", "lock:rw", "token", "5"]).await;
     writing.release().await.unwrap();
-    let told = soon("let in", waiting).await.unwrap();
-    assert!(told.lease().fencing_token() >= written, "{told:?} after {written:?}");
+    let admitted = soon("the waiter is admitted", waiting).await.unwrap();
+    assert!(admitted.lease().fencing_token() >= written, "{admitted:?} after {written:?}");
     let later = lock.read().await.unwrap();
     assert!(later.lease().fencing_token() >= written, "{later:?} after {written:?}");
-    for guard in [told, later] {
+    for guard in [admitted, later] {
         guard.release().await.unwrap();
     }
     drop(lock);
     server.assert_nothing_left().await;
 }
 
-/// Within a hold without a token, one with a token gets a new one, and the next writer a larger one
-/// still.
+/// A fenced hold nested in an unfenced one gets a new token; the next writer gets a larger one.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_tokens_grow_past_those_nested_in_a_hold_without_one() {
+async fn rwlock_standalone_tokens_grow_past_tokens_nested_in_unfenced_hold() {
     let server = Server::start().await;
     let far = server.run::<(u64, u64)>(&["TIME"]).await.0 * 1_000_000 + 600_000_000;
     let _: () = server.run(&["SET", "{lock:rw}:fence", &far.to_string(), "PX", "86400000"]).await;
@@ -241,13 +243,13 @@ async fn rwlock_standalone_tokens_grow_past_those_nested_in_a_hold_without_one()
             [lock.with_owner(&owner).write().await.unwrap(), lock.with_owner(&owner).write().await.unwrap()]
         {
             let token = guard.lease().fencing_token().unwrap().get();
-            assert_eq!(token, last + 1, "one for both, round {round}");
+            assert_eq!(token, last + 1, "both nested holds have one token, round {round}");
             guard.release().await.unwrap();
         }
         outer.release().await.unwrap();
         let next = lock.write().await.unwrap();
         let token = next.lease().fencing_token().unwrap().get();
-        assert!(token > last + 1, "after it: {token} after {last}, round {round}");
+        assert!(token > last + 1, "the next writer's token: {token} after {last}, round {round}");
         last = token;
         next.release().await.unwrap();
     }
@@ -255,9 +257,9 @@ async fn rwlock_standalone_tokens_grow_past_those_nested_in_a_hold_without_one()
     server.assert_nothing_left().await;
 }
 
-/// The counter holds something else: an error, and no hold that nobody answers for.
+/// The counter key has another type or value: the call returns an error and leaves no hold.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_leaves_no_hold_behind_an_error() {
+async fn rwlock_standalone_corrupt_counter_returns_error_and_leaves_no_hold() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let off = locks.with_options(Options::new().fencing(Fencing::Off)).unwrap().rwlock("rw").unwrap();
@@ -273,14 +275,14 @@ async fn rwlock_standalone_leaves_no_hold_behind_an_error() {
     for guard in guards {
         guard.release().await.unwrap();
     }
-    off.try_write().await.unwrap().expect("nobody reads").release().await.unwrap();
+    off.try_write().await.unwrap().expect("no reader is left").release().await.unwrap();
     drop((on, off, locks));
     server.assert_nothing_left().await;
 }
 
-/// Somebody else's hash, with fields of our names: given up half-way, nothing of it is touched.
+/// Another program's hash has fields with names of this crate: abandoned calls leave it unchanged.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_touches_no_foreign_hash() {
+async fn rwlock_standalone_abandoned_calls_leave_foreign_hash_unchanged() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     for ttl in [false, true] {
@@ -299,7 +301,7 @@ async fn rwlock_standalone_touches_no_foreign_hash() {
         for outcome in [lock.read().await.map(drop), lock.write().await.map(drop)] {
             assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
         }
-        crate::support::eventually("undone", || async {
+        crate::support::eventually("the hash is unchanged", || async {
             server.run::<Vec<u8>>(&["DUMP", "lock:rw"]).await == before
         })
         .await;
@@ -309,9 +311,9 @@ async fn rwlock_standalone_touches_no_foreign_hash() {
     server.assert_nothing_left().await;
 }
 
-/// Many dead readers and one who lives, anywhere among them: the lock is not free.
+/// One live reader among thousands of dead ones keeps the lock from being free.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_is_not_free_for_one_among_thousands_of_the_dead() {
+async fn rwlock_standalone_live_reader_blocks_writer_among_thousands_of_dead() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     for _ in 0..5 {
@@ -333,18 +335,18 @@ async fn rwlock_standalone_is_not_free_for_one_among_thousands_of_the_dead() {
         })
         .await;
         tokio::time::sleep(Duration::from_millis(30)).await;
-        assert!(!writer.is_finished(), "one still reads");
+        assert!(!writer.is_finished(), "the live reader still reads");
         reading.release().await.unwrap();
-        soon("his turn", writer).await.unwrap().unwrap().release().await.unwrap();
+        soon("the waiter acquires", writer).await.unwrap().unwrap().release().await.unwrap();
         assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Free);
     }
     drop(lock);
     server.assert_nothing_left().await;
 }
 
-/// The counter is lost while the lock is held: who asks again still gets a token.
+/// The counter is lost while the lock is held: nested holds and the next writer still get tokens.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_fences_after_the_counter_is_lost() {
+async fn rwlock_standalone_tokens_grow_after_counter_is_lost() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     let owner = Owner::new();

@@ -1,4 +1,4 @@
-//! What one message wakes.
+//! Wake-ups of readers: batches of waiters, and messages per client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,9 +10,10 @@ use tokio::task::JoinSet;
 use super::{READ_LANE, client, queued, told};
 use crate::support::{Oracle, Server, eventually, soon};
 
-/// A release lets in all readers who wait, with one message for each client, and no writer to no purpose.
+/// A release admits all waiting readers with one message per client, and notifies the writer only
+/// once it is granted the lock.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_wakes_readers_in_batches() {
+async fn rwlock_standalone_release_sends_one_message_per_client() {
     const CLIENTS: usize = 3;
     const READERS: usize = 5;
     let server = Server::start().await;
@@ -23,19 +24,19 @@ async fn rwlock_standalone_wakes_readers_in_batches() {
         let mut readers = JoinSet::new();
         for _ in 0..CLIENTS {
             let other = client(&server, told()).await;
-            // The first of a client to wait subscribes: then all of them are told.
+            // A client's first waiter subscribes; the subscription serves all of them.
             for _ in 0..READERS {
                 let (other, inside) = (other.clone(), Arc::clone(&inside));
                 readers.spawn(async move {
                     let guard = other.read().await.unwrap();
-                    inside.wait().await; // all of them at a time
+                    inside.wait().await; // all of them hold the lock at the same time
                     guard.release().await.unwrap();
                 });
             }
         }
-        let everybody = (CLIENTS * READERS) as u64;
-        eventually("they queue", || async {
-            server.lock_state(lock.name()).await.waiting_readers == everybody
+        let all = (CLIENTS * READERS) as u64;
+        eventually("the waiters queue", || async {
+            server.lock_state(lock.name()).await.waiting_readers == all
         })
         .await;
         let writer = queued(&server, &lock, {
@@ -48,8 +49,8 @@ async fn rwlock_standalone_wakes_readers_in_batches() {
         writing.release().await.unwrap();
         soon("all of them", async { while readers.join_next().await.transpose().unwrap().is_some() {} })
             .await;
-        let writing = soon("then the writer", writer).await.unwrap().unwrap();
-        assert!(start.elapsed() < super::NEVER / 2, "told: {:?}", start.elapsed());
+        let writing = soon("the writer acquires", writer).await.unwrap().unwrap();
+        assert!(start.elapsed() < super::NEVER / 2, "the waiters are notified: {:?}", start.elapsed());
         assert_eq!(server.published().await - before, CLIENTS as u64 + 1, "one message for each client");
         writing.release().await.unwrap();
     }
@@ -57,14 +58,15 @@ async fn rwlock_standalone_wakes_readers_in_batches() {
     server.assert_nothing_left().await;
 }
 
-/// More readers than one release lets in, and dead ones between them: everybody gets in, in the same phase.
+/// More readers wait than one release admits, with dead ones between them: all live readers are
+/// admitted before the writer.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_lets_in_more_readers_than_one_batch() {
+async fn rwlock_standalone_release_admits_700_readers_past_dead_ones() {
     const READERS: u32 = 700;
     let server = Server::start().await;
     let (lock, crowd) = (client(&server, told()).await, client(&server, told()).await);
     let writing = lock.write().await.unwrap();
-    // Queued just now, so only PUBLISH can find that nothing listens to their channel.
+    // Queued just now: only PUBLISH finds that their channel has no subscriber.
     let now = server.time().await;
     for number in 0..300 {
         let dead =
@@ -87,7 +89,7 @@ async fn rwlock_standalone_lets_in_more_readers_than_one_batch() {
             token
         });
     }
-    eventually("they queue", || async {
+    eventually("the waiters queue", || async {
         server.lock_state(lock.name()).await.waiting_readers == u64::from(READERS) + 300
     })
     .await;
@@ -100,11 +102,11 @@ async fn rwlock_standalone_lets_in_more_readers_than_one_batch() {
     let start = Instant::now();
     writing.release().await.unwrap();
     while let Some(outcome) = soon("all of them", readers.join_next()).await {
-        assert_eq!(outcome.unwrap(), token, "before the writer");
+        assert_eq!(outcome.unwrap(), token, "readers enter before the writer");
     }
     assert!(start.elapsed() < super::NEVER / 2, "{:?}", start.elapsed());
-    assert!(most.load(Ordering::SeqCst) > 250, "together: {most:?}");
-    soon("then the writer", writer).await.unwrap().unwrap().release().await.unwrap();
+    assert!(most.load(Ordering::SeqCst) > 250, "readers at the same time: {most:?}");
+    soon("the writer acquires", writer).await.unwrap().unwrap().release().await.unwrap();
     drop((lock, crowd));
     server.assert_nothing_left().await;
 }

@@ -1,4 +1,4 @@
-//! Ends: each holder has his own, and so has the mark of a writer who waits.
+//! Expiry: each holder has an expiry of its own, and so has the mark of a waiting writer.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use redlatch::{Error, Mode, Options, Owner, Renewal};
 use super::{client, queued, told};
 use crate::support::{Oracle, Server, eventually, soon};
 
-/// One request of a writer that polls no more.
+/// Sends one acquire request of a writer that never polls again.
 async fn write_acquire(server: &Server, arguments: [&str; 6]) -> Vec<u64> {
     let script = include_str!("../../../lua/rwlock/write_acquire.lua");
     let mut words = vec!["EVAL", script, "3", "lock:rw", "{lock:rw}:fence", "{lock:rw}:waiters"];
@@ -15,9 +15,9 @@ async fn write_acquire(server: &Server, arguments: [&str; 6]) -> Vec<u64> {
     server.run(&words).await
 }
 
-/// Renewals touch their own holder only.
+/// A renewal extends its own hold only.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_renews_nobody_else() {
+async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let with = |options: Options| locks.with_options(options).unwrap().rwlock("rw").unwrap();
@@ -36,7 +36,7 @@ async fn rwlock_standalone_renews_nobody_else() {
     let before = [value(fields[0].clone()).await, value(fields[1].clone()).await];
     eventually("renewed", || async { value(fields[1].clone()).await != before[1] }).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(value(fields[0].clone()).await, before[0], "untouched");
+    assert_eq!(value(fields[0].clone()).await, before[0], "the other hold is unchanged");
     for guard in guards {
         assert!(!guard.lease().is_lost());
         guard.release().await.unwrap();
@@ -45,9 +45,10 @@ async fn rwlock_standalone_renews_nobody_else() {
     server.assert_nothing_left().await;
 }
 
-/// He died without a word: his mark ends with his heartbeat, and those who wait find out by looking.
+/// A waiting writer dies without leaving the queue. It counts as dead one claim after its last
+/// poll; waiters find that by polling.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_a_dead_writers_mark_ends_with_his_heartbeat() {
+async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     let reading = lock.read().await.unwrap();
@@ -56,20 +57,26 @@ async fn rwlock_standalone_a_dead_writers_mark_ends_with_his_heartbeat() {
             .await;
     assert_eq!(busy.len(), 2);
     let start = Instant::now();
-    assert!(lock.try_read().await.unwrap().is_none(), "kept out");
-    let beside = soon("let in", lock.read()).await.unwrap();
+    assert!(lock.try_read().await.unwrap().is_none(), "a new reader is kept out");
+    let beside = soon("the waiter is admitted", lock.read()).await.unwrap();
     assert!(start.elapsed() > Duration::from_millis(300), "{:?}", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     reading.release().await.unwrap();
     beside.release().await.unwrap();
-    lock.try_write().await.unwrap().expect("the dead are passed over").release().await.unwrap();
+    lock.try_write()
+        .await
+        .unwrap()
+        .expect("the dead writer does not block the lock")
+        .release()
+        .await
+        .unwrap();
     drop(lock);
     server.assert_nothing_left().await;
 }
 
-/// Fields of a later version stay while the lock is held. A free lock is no key.
+/// Unknown fields, as of a later version, are kept while the lock is held. A free lock has no key.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_keeps_unknown_fields_until_free() {
+async fn rwlock_standalone_unknown_fields_are_kept_until_lock_is_free() {
     let server = Server::start().await;
     let (lock, other) = (client(&server, told()).await, client(&server, told()).await);
     let first = lock.read().await.unwrap();
@@ -85,7 +92,7 @@ async fn rwlock_standalone_keeps_unknown_fields_until_free() {
     })
     .await;
     second.release().await.unwrap();
-    let writing = soon("his turn", writer).await.unwrap().unwrap();
+    let writing = soon("the waiter acquires", writer).await.unwrap().unwrap();
     assert!(unknown().await);
     let reading = writing.downgrade().await.unwrap();
     let beside = other.read().await.unwrap();
@@ -98,16 +105,17 @@ async fn rwlock_standalone_keeps_unknown_fields_until_free() {
     server.assert_nothing_left().await;
 }
 
-/// The upgrader is dead, the others are not: his mark ends with his heartbeat, his hold with its ttl.
+/// A reader dies while it waits for an upgrade: its mark expires with its claim, its hold with its
+/// TTL. Then the other reader's upgrade succeeds.
 #[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_survives_a_dead_upgrader() {
+async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     let short = client(&server, Options::new().read_ttl(Duration::from_millis(700))).await;
     let (dead, owner) = (Owner::new(), Owner::new());
     short.with_owner(&dead).read().await.unwrap().leak();
     let mine = lock.with_owner(&owner).read().await.unwrap();
-    // The upgrader died once it was queued: nothing listens to its channel.
+    // The upgrader died after it was queued: its channel has no subscriber.
     let busy = write_acquire(
         &server,
         ["aa", "700", &dead.to_string(), "1", "400", "lock:wake:00000000000000000000000000000000"],
@@ -116,10 +124,12 @@ async fn rwlock_standalone_survives_a_dead_upgrader() {
     assert_eq!(busy.len(), 2);
     assert!(matches!(lock.with_owner(&owner).write().await, Err(Error::WouldDeadlock { .. })));
     let start = Instant::now();
-    eventually("his mark ends", || async { lock.try_read().await.unwrap().is_some() }).await;
+    eventually("the dead upgrader's mark expires", || async { lock.try_read().await.unwrap().is_some() })
+        .await;
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    let writing =
-        soon("upgraded, once the dead reader's ttl is over", lock.with_owner(&owner).write()).await.unwrap();
+    let writing = soon("the upgrade is granted after the dead reader's TTL", lock.with_owner(&owner).write())
+        .await
+        .unwrap();
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     writing.release().await.unwrap();
     mine.release().await.unwrap();

@@ -1,4 +1,5 @@
-//! Read-write locks on one server: what its scripts do and cost. Who may enter beside whom, and when, is in the suite.
+//! Read-write locks on one server: the behaviour and the cost of the scripts. The suite tests which
+//! holds exclude each other.
 
 mod crowds;
 mod doubts;
@@ -12,15 +13,15 @@ use tokio::task::JoinHandle;
 
 use crate::support::{NEVER, Oracle, Server, told};
 
-/// The places of readers are less by this.
+/// The scores of waiting readers are smaller by this.
 const READ_LANE: i64 = 1 << 52;
 
-/// The lock through a client of its own, as another process would have it.
+/// The lock through a new client, as another process would have it.
 async fn client(server: &Server, options: Options) -> RwLock {
     server.locks_with(options).await.rwlock("rw").unwrap()
 }
 
-/// Starts something that has to wait, and waits until it is queued.
+/// Starts a task that has to wait for the lock, and returns once it is queued.
 async fn queued<T: Send + 'static>(
     server: &Server,
     lock: &RwLock,

@@ -1,95 +1,114 @@
-//! Which behaviours there are, and how a test is made of each.
+//! The list of behaviours, and the macros that make a test of each in each cell.
 
-/// What holds for every lock. The first attributes are for the core, the others for the rest.
+/// Behaviours of every lock. The first attributes are for the core, the others for the rest.
 macro_rules! all {
     ($core:tt $rest:tt) => {
         crate::suite::cells::tests! { $core holds:
-            says_busy_at_once renews_for_ten_ttls refuses_what_it_does_not_own
+            try_lock_returns_none_while_held renewal_holds_lock_for_ten_ttls
+            calls_return_wrong_type_for_foreign_value
         }
         crate::suite::cells::tests! { $rest holds:
-            inspects leaks_on_request ends_with_its_ttl_if_never_renewed ends_after_its_longest_hold
+            inspect_reports_holder_and_token leaked_lock_stays_held_until_its_ttl
+            lease_ends_with_its_ttl_if_never_renewed lease_ends_after_max_hold
         }
         crate::suite::cells::tests! { $core waits:
-            hands_over_at_once trusts_no_grant_that_was_long_under_way
+            release_grants_at_once_to_waiter waiter_rejects_grant_received_after_its_claim
         }
         crate::suite::cells::tests! { $rest waits:
-            gives_up_in_time takes_over_after_expiry misses_no_release_between_try_and_wait
-            renews_what_was_handed_over_before_its_claim_ends hands_over_for_the_whole_ttl_if_never_renewed
+            lock_times_out_and_leaves_queue waiter_acquires_after_holder_expires
+            waiter_finds_release_before_its_subscription
+            granted_lease_is_renewed_before_its_claim_ends grant_lasts_whole_ttl_if_never_renewed
         }
         crate::suite::cells::tests! { $core ends:
-            releases_on_drop is_taken_away_by_force tells_of_a_loss
+            guard_drop_releases force_release_revokes_and_grants_to_waiter
+            holder_is_notified_of_deleted_key
         }
         crate::suite::cells::tests! { $rest ends:
-            forgets_a_thousand_dropped_futures settles survives_its_release_being_dropped hands_over_by_force
+            dropped_lock_futures_leave_nothing_behind settled_waits_for_releases_of_dropped_guards
+            dropped_release_future_still_releases force_release_grants_at_once_to_waiter
         }
-        crate::suite::cells::tests! { $core doubts: takes_no_doubtful_release_for_a_success }
+        crate::suite::cells::tests! { $core doubts: retried_release_of_lost_lock_returns_error }
         crate::suite::cells::tests! { $rest doubts:
-            leaks_although_a_renewal_is_under_way loses_patience_together
-            hears_after_the_runtime_of_the_first_waiter_is_gone renews_past_a_silent_connection
-            gives_back_what_it_lost_late releases_what_was_dropped_during_an_outage
-            hears_again_after_its_subscription_broke gives_back_what_was_granted_as_the_line_went_dead
+            leak_during_renewal_keeps_lock_until_its_ttl
+            waiting_tasks_fail_together_while_server_is_paused
+            waiter_is_notified_after_first_waiters_runtime_ended
+            renewal_succeeds_despite_silent_connection lost_lease_is_released_once_replies_arrive
+            guard_dropped_during_outage_is_released_after_it
+            waiter_is_notified_after_its_subscription_broke
+            grant_with_lost_reply_is_released_after_reconnect
         }
         crate::suite::cells::tests! { $core faults:
-            counts_once_when_a_reply_is_lost survives_a_restart refuses_what_arrives_after_its_client_gave_up
+            acquire_counts_once_if_its_reply_is_lost waiter_acquires_after_server_restarted_empty
+            acquire_is_refused_after_its_attempt_ended
         }
         crate::suite::cells::tests! { $rest faults:
-            survives_a_stopped_server learns_the_first_answer_of_a_release
-            survives_a_cut_connection survives_script_flush
-            survives_killed_subscribers reports_a_dead_server_in_time takes_no_late_answer_for_a_success
-            renews_and_releases_without_memory
+            calls_fail_in_time_while_server_is_stopped release_succeeds_if_its_first_reply_is_lost
+            requests_succeed_after_connection_is_cut lock_succeeds_during_script_flush
+            waiters_acquire_while_subscribers_are_killed calls_fail_in_time_while_server_is_down
+            try_lock_returns_lost_if_reply_arrives_after_ttl
+            held_lock_is_renewed_and_released_on_full_server
         }
     };
 }
 
-/// What holds for those of whom there is one at a time.
+/// Behaviours of exclusive locks: all but readers.
 macro_rules! alone {
     ($core:tt $rest:tt Read) => {};
     ($core:tt $rest:tt $kind:ident) => {
-        crate::suite::cells::tests! { $core holds: excludes_and_fences }
-        crate::suite::cells::tests! { $rest holds: keeps_tokens_growing_over_a_loss fences_or_not }
-        crate::suite::cells::tests! { $rest waits:
-            hands_over_in_order wakes_tasks_of_one_client_in_order takes_turns_with_those_who_look
+        crate::suite::cells::tests! { $core holds: holders_exclude_each_other_and_tokens_grow }
+        crate::suite::cells::tests! { $rest holds:
+            tokens_grow_after_data_loss lease_has_no_token_if_fencing_is_off
         }
-        crate::suite::cells::tests! { $rest doubts: tokens_grow_over_an_old_snapshot }
-        crate::suite::cells::tests! { $rest faults: survives_reset_connections }
+        crate::suite::cells::tests! { $rest waits:
+            release_grants_in_queue_order tasks_of_one_client_acquire_in_order
+            polling_and_notified_clients_take_turns
+        }
+        crate::suite::cells::tests! { $rest doubts: tokens_grow_after_restart_from_old_snapshot }
+        crate::suite::cells::tests! { $rest faults: clients_take_turns_while_connections_are_cut }
     };
 }
 
-/// What holds where an owner may hold it several times, or on both sides.
+/// Behaviours of locks that an owner may hold several times, or on both sides.
 macro_rules! owners {
     ($core:tt $rest:tt Reentrant) => {
-        crate::suite::cells::tests! { $core nesting: counts_up_and_down enters_past_those_who_wait }
+        crate::suite::cells::tests! { $core nesting:
+            nested_holds_are_counted_up_and_down owner_reenters_past_waiters
+        }
         crate::suite::cells::tests! { $rest nesting:
-            enters_what_it_got_elsewhere_meanwhile an_inner_hold_neither_shortens_nor_adds
-            a_foreign_release_changes_nothing a_loss_is_a_loss_at_every_depth has_a_deepest_level
-            nests_locally_without_a_round_trip
+            queued_owner_reenters_after_acquiring_elsewhere ttl_is_largest_of_nested_holds
+            stale_release_leaves_new_hold_alone loss_ends_leases_at_every_depth
+            lock_returns_too_deep_beyond_max_depth local_nesting_makes_no_round_trip
         }
     };
     ($core:tt $rest:tt Write) => {
-        crate::suite::cells::tests! { $core sides: grants_what_the_table_says fences }
+        crate::suite::cells::tests! { $core sides:
+            owner_and_stranger_acquire_as_the_table_lists tokens_grow_with_each_write
+        }
         crate::suite::cells::tests! { $rest sides:
-            excludes_beside_another_reader counts_both_sides_of_an_owner a_released_write_leaves_the_read
-            has_a_deepest_level_on_each_side is_no_lock_of_another_kind
-            an_inner_write_does_not_shorten_the_outer_one
+            write_is_refused_beside_another_reader
+            reads_and_writes_of_an_owner_are_counted_separately
+            read_stays_held_after_write_is_released each_side_returns_too_deep_beyond_max_depth
+            rwlock_returns_wrong_type_for_other_kind inner_write_keeps_larger_ttl
         }
-        crate::suite::cells::tests! { $core upgrades: upgrades_the_sole_reader }
+        crate::suite::cells::tests! { $core upgrades: upgrade_succeeds_once_owner_is_sole_reader }
         crate::suite::cells::tests! { $rest upgrades:
-            refuses_a_second_upgrade_at_once a_cancelled_upgrade_leaves_no_mark
-            upgrades_past_writers_of_the_same_client
+            second_upgrade_returns_would_deadlock cancelled_upgrade_admits_waiting_readers
+            upgrade_overtakes_waiting_writers_of_same_client
         }
-        crate::suite::cells::tests! { $core downgrades: downgrades_without_an_instant_between }
+        crate::suite::cells::tests! { $core downgrades: downgrade_admits_readers_before_any_writer }
         crate::suite::cells::tests! { $rest downgrades:
-            renews_what_was_downgraded downgrades_one_hold_of_several downgrades_over_faults
-            a_downgrade_shortens_no_other_hold
-            a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it
+            downgraded_lease_is_renewed downgrade_converts_one_of_several_holds
+            downgrade_counts_once_if_its_reply_is_lost downgrade_keeps_ttl_of_other_holds
+            late_downgrade_reply_yields_no_longer_lease
         }
         crate::suite::cells::tests! { $rest readers:
-            a_dead_reader_ends_by_himself ttls_do_not_touch_each_other a_waiting_writers_mark_ends_with_him
-            is_taken_away_by_force_on_either_side shows_both_sides refuses_more_readers_than_allowed
+            dead_reader_blocks_writer_until_its_ttl owners_expire_independently
+            readers_enter_after_waiting_writer_gave_up force_release_revokes_one_side_only
+            inspect_reports_both_sides read_returns_crowded_beyond_max_readers
         }
         crate::suite::cells::tests! { $rest fairness:
-            lets_in_one_writer_among_readers lets_in_one_reader_among_writers shares_among_both_sides
-            serves_everybody_of_one_client
+            writer_enters_among_eight_readers reader_enters_among_eight_writers
+            readers_and_writers_get_fair_shares all_tasks_of_one_client_enter
         }
     };
     ($core:tt $rest:tt $kind:ident) => {};
@@ -111,8 +130,11 @@ macro_rules! test {
     };
 }
 
-/// `all`: every behaviour, whenever there are tests. `wide`: those that hold for all kinds, and the
-/// core of those of owners. `core`: the core of all. `full`: only with all tests.
+/// How much of a cell runs without `--full`:
+/// - `all`: every behaviour.
+/// - `wide`: the behaviours of all kinds, and the core of those with owners.
+/// - `core`: the core of all.
+/// - `full`: nothing.
 macro_rules! matrix {
     (all; $($cells:tt)+) => { crate::suite::cells::matrix! { [] [] [] $($cells)+ } };
     (wide; $($cells:tt)+) => {

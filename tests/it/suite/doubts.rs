@@ -1,4 +1,4 @@
-//! What a sceptic tried: unlikely orders of events, each of which once went wrong.
+//! Unlikely orders of events around requests whose effect is unknown; each once went wrong.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{Setup, Topology, Wake, eventually, soon, ttl};
 
-/// The server comes back with an old snapshot, and the first request finds out that it was gone.
-pub async fn tokens_grow_over_an_old_snapshot(mut setup: Setup) {
+/// The server restarts from an old snapshot, and the first request detects the restart.
+pub async fn tokens_grow_after_restart_from_old_snapshot(mut setup: Setup) {
     let lock = setup.lock("snapshot").await;
     lock.lock().await.unwrap().release().await.unwrap();
     setup.deployment.run::<()>(&["SAVE"]).await;
@@ -31,8 +31,9 @@ pub async fn tokens_grow_over_an_old_snapshot(mut setup: Setup) {
     setup.finish().await;
 }
 
-/// A release that has to be sent again finds nothing: it may have been released, or lost before.
-pub async fn takes_no_doubtful_release_for_a_success(mut setup: Setup) {
+/// A release that is sent again finds no hold. The first request may have released it, or it was
+/// lost before.
+pub async fn retried_release_of_lost_lock_returns_error(mut setup: Setup) {
     let (lock, other) = (setup.lock("doubtful").await, setup.rival("doubtful").await);
     let guard = lock.lock().await.unwrap();
     assert!(lock.force_release().await.unwrap());
@@ -55,7 +56,7 @@ pub async fn takes_no_doubtful_release_for_a_success(mut setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn leaks_although_a_renewal_is_under_way(setup: Setup) {
+pub async fn leak_during_renewal_keeps_lock_until_its_ttl(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.lock_behind(&proxy, "leaking", ttl(4_000)).await;
     let watcher = setup.lock("leaking").await;
@@ -66,14 +67,14 @@ pub async fn leaks_although_a_renewal_is_under_way(setup: Setup) {
     guard.leak();
     proxy.hold_replies(false);
     sleep(Duration::from_millis(500)).await;
-    assert!(setup.deployment.is_locked(&watcher).await, "leaked, so not released");
-    eventually("its ttl frees it", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    assert!(setup.deployment.is_locked(&watcher).await, "a leaked lock is not released");
+    eventually("the TTL ends the lease", || async { !setup.deployment.is_locked(&watcher).await }).await;
     drop((lock, watcher));
     setup.finish().await;
 }
 
-/// The first to wait does so on a runtime that ends soon after.
-pub async fn hears_after_the_runtime_of_the_first_waiter_is_gone(setup: Setup) {
+/// The first waiter of the client runs on a runtime that ends soon after.
+pub async fn waiter_is_notified_after_first_waiters_runtime_ended(setup: Setup) {
     let options = Options::new().poll_cap(Duration::from_secs(10));
     let lock = setup.lock_with("runtimes", options).await;
     let holder = setup.rival("runtimes").await;
@@ -84,9 +85,10 @@ pub async fn hears_after_the_runtime_of_the_first_waiter_is_gone(setup: Setup) {
         runtime.block_on(elsewhere.lock_timeout(Duration::from_millis(300))).map(drop)
     });
     assert!(matches!(waited.await.unwrap(), Err(Error::TimedOut { .. })));
-    eventually("it left the queue", || async { setup.deployment.waiters(&holder).await == 0 }).await;
+    eventually("the waiter has left the queue", || async { setup.deployment.waiters(&holder).await == 0 })
+        .await;
     guard.release().await.unwrap();
-    // Told, not found: the median of five, since a single one may be found by looking.
+    // The median of five, since a single waiter may find the free lock by a poll.
     let mut times = Vec::new();
     for _ in 0..5 {
         let guard = holder.lock().await.unwrap();
@@ -94,10 +96,10 @@ pub async fn hears_after_the_runtime_of_the_first_waiter_is_gone(setup: Setup) {
             let lock = lock.for_another();
             async move { lock.lock().await }
         });
-        eventually("it queues", || async { setup.deployment.waiters(&holder).await == 1 }).await;
+        eventually("the waiter queues", || async { setup.deployment.waiters(&holder).await == 1 }).await;
         let start = Instant::now();
         guard.release().await.unwrap();
-        let guard = soon("handed over", waiting).await.unwrap().unwrap();
+        let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         times.push(start.elapsed());
         guard.release().await.unwrap();
     }
@@ -107,8 +109,9 @@ pub async fn hears_after_the_runtime_of_the_first_waiter_is_gone(setup: Setup) {
     setup.finish().await;
 }
 
-/// Tasks that wait inside one client for a server that does not answer give up together, not one by one.
-pub async fn loses_patience_together(setup: Setup) {
+/// Tasks of one client wait for a server that does not respond: all fail together, not one after
+/// the other.
+pub async fn waiting_tasks_fail_together_while_server_is_paused(setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(200)).ttl(Duration::from_secs(1));
     let lock = setup.lock_with("crowd", options).await;
     setup.deployment.pause();
@@ -127,8 +130,9 @@ pub async fn loses_patience_together(setup: Setup) {
     setup.finish().await;
 }
 
-/// The connection falls silent, the server does not: a lease shorter than the timeout must survive.
-pub async fn renews_past_a_silent_connection(setup: Setup) {
+/// The connection stops responding while the server works. A lease with a TTL shorter than the
+/// timeout must be renewed all the same.
+pub async fn renewal_succeeds_despite_silent_connection(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.lock_behind(&proxy, "silent", ttl(2_400)).await;
     let watcher = setup.lock("silent").await;
@@ -142,29 +146,30 @@ pub async fn renews_past_a_silent_connection(setup: Setup) {
     setup.finish().await;
 }
 
-/// Lost here because no answer came, kept by the server because the requests did: given back at once.
-pub async fn gives_back_what_it_lost_late(setup: Setup) {
+/// The client loses the lease because no reply arrives, but its renewals reach the server, which
+/// keeps the lock. Once replies arrive again, the client releases it at once.
+pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
     let proxy = setup.proxy().await;
     let options = ttl(6_000).node_timeout(Duration::from_millis(300));
     let lock = setup.lock_behind(&proxy, "kept", options).await;
     let watcher = setup.lock("kept").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_replies(true);
-    soon("lost at its deadline", guard.lease().lost()).await;
-    assert!(setup.deployment.is_locked(&watcher).await, "its renewals arrived");
-    // As if the last of them had asked for much more: its TTL does not end it meanwhile.
+    soon("the lease is lost at its deadline", guard.lease().lost()).await;
+    assert!(setup.deployment.is_locked(&watcher).await, "its renewals arrived at the server");
+    // A long TTL, so that only the client's release can free the lock.
     setup.deployment.run_at::<u64>(lock.key(), &["PEXPIRE", lock.key(), "60000"]).await;
     proxy.hold_replies(false);
     let start = Instant::now();
-    eventually("given back", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     drop((lock, watcher));
     setup.finish().await;
 }
 
-/// Dropped while the server does not answer: tried again until it does, not left to the ttl.
-pub async fn releases_what_was_dropped_during_an_outage(setup: Setup) {
+/// A guard is dropped while the server does not respond: the release is retried until it does.
+pub async fn guard_dropped_during_outage_is_released_after_it(setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(200));
     let lock = setup.lock_with("outage", options).await;
     let watcher = setup.lock("outage").await;
@@ -175,14 +180,14 @@ pub async fn releases_what_was_dropped_during_an_outage(setup: Setup) {
     sleep(Duration::from_millis(1_500)).await;
     setup.deployment.resume();
     let start = Instant::now();
-    eventually("released", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     drop((lock, watcher));
     setup.finish().await;
 }
 
-/// A subscription that broke is made again, and heard again.
-pub async fn hears_again_after_its_subscription_broke(setup: Setup) {
+/// The client renews a broken subscription and receives notifications again.
+pub async fn waiter_is_notified_after_its_subscription_broke(setup: Setup) {
     let options = Options::new().poll_cap(Duration::from_secs(10));
     let lock = setup.lock_with("again", options).await;
     let holder = setup.rival("again").await;
@@ -193,37 +198,38 @@ pub async fn hears_again_after_its_subscription_broke(setup: Setup) {
             let lock = lock.for_another();
             async move { lock.lock().await }
         });
-        eventually("it queues", || async { setup.deployment.waiters(&holder).await == 1 }).await;
+        eventually("the waiter queues", || async { setup.deployment.waiters(&holder).await == 1 }).await;
         if setup.wake == Wake::Push {
             let subscribed = || async { setup.deployment.subscriptions().await >= setup.nodes() };
-            eventually("subscribed everywhere", subscribed).await;
+            eventually("the client is subscribed on every node", subscribed).await;
             let killed = setup.deployment.kill_subscribers().await;
             assert!(
                 killed == setup.nodes() || setup.topology() == Topology::Cluster,
                 "round {round}: {killed}"
             );
             let start = Instant::now();
-            // In a cluster an old and a new one may have been killed, of which one comes back.
-            eventually("subscribed again", subscribed).await;
+            // In a cluster, an old and a new subscription may have been killed; one is renewed.
+            eventually("the client is subscribed again", subscribed).await;
             broken.push(start.elapsed());
         }
         let start = Instant::now();
         guard.release().await.unwrap();
-        let guard = soon("handed over", waiting).await.unwrap().unwrap();
+        let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         times.push(start.elapsed());
         guard.release().await.unwrap();
     }
     times.sort();
     assert!(times[2] < Duration::from_millis(500), "{times:?}");
     broken.sort();
-    // A subscription that is not known to be broken is asked after five seconds.
+    // A subscription that is not known to be broken is checked after five seconds.
     assert!(broken.get(2).is_none_or(|took| *took < Duration::from_secs(2)), "{broken:?}");
     drop((lock, holder));
     setup.finish().await;
 }
 
-/// The answer to an acquire is lost, and the line is dead when it is to be sent again: it may be granted.
-pub async fn gives_back_what_was_granted_as_the_line_went_dead(setup: Setup) {
+/// The reply to an acquire is lost, and the retry finds no working connection. The server may have
+/// granted the lock.
+pub async fn grant_with_lost_reply_is_released_after_reconnect(setup: Setup) {
     let proxy = setup.proxy().await;
     let options = Options::new().node_timeout(Duration::from_millis(200));
     let lock = setup.lock_behind(&proxy, "dead-line", options).await;
@@ -233,10 +239,13 @@ pub async fn gives_back_what_was_granted_as_the_line_went_dead(setup: Setup) {
     setup.lose_next_answer(&proxy);
     let outcome = lock.try_lock().await;
     assert!(setup.failed(&outcome), "{outcome:?}");
-    assert!(setup.deployment.is_locked(&watcher).await, "it was granted, and nobody knows");
+    assert!(
+        setup.deployment.is_locked(&watcher).await,
+        "the server granted it, but the client does not know"
+    );
     proxy.be_deaf(false);
     let start = Instant::now();
-    eventually("given back", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     drop((lock, watcher));
     setup.finish().await;

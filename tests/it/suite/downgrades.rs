@@ -1,4 +1,4 @@
-//! From writing to reading.
+//! Downgrades: from writing to reading.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use redlatch::{Error, Mode, Options, Owner, Renewal};
 use super::queued;
 use crate::support::{Hold, Setup, eventually, soon, told};
 
-pub async fn downgrades_without_an_instant_between(setup: Setup) {
+pub async fn downgrade_admits_readers_before_any_writer(setup: Setup) {
     let options = told().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
     let (lock, other) = (setup.rwlock(options).await, setup.rwlock(told()).await);
     for round in 0..5 {
@@ -25,40 +25,45 @@ pub async fn downgrades_without_an_instant_between(setup: Setup) {
         .await;
         let before = setup.deployment.published().await;
         let mine = writing.downgrade().await.unwrap();
-        assert!(old.is_lost(), "nobody may write under it any more");
-        assert_eq!(mine.lease().fencing_token(), old.fencing_token(), "the token stays");
-        let beside = soon("readers wake", reader).await.unwrap().unwrap();
+        assert!(old.is_lost(), "the write lease has ended");
+        assert_eq!(mine.lease().fencing_token(), old.fencing_token(), "the token stays the same");
+        let beside = soon("the waiting reader is admitted", reader).await.unwrap().unwrap();
         setup.assert_notified(before).await;
-        assert!(setup.reads_after(beside.lease(), old.fencing_token()), "nobody wrote in between");
+        assert!(
+            setup.reads_after(beside.lease(), old.fencing_token()),
+            "no writer was granted the lock in between"
+        );
         assert!(!writer.is_finished() && !mine.lease().is_lost(), "round {round}");
         let until = mine.lease().valid_until();
-        assert!(until < Instant::now() + Duration::from_secs(9), "the ttl of reading");
+        assert!(until < Instant::now() + Duration::from_secs(9), "the TTL of reading");
         mine.release().await.unwrap();
         beside.release().await.unwrap();
-        soon("then the writer", writer).await.unwrap().unwrap().release().await.unwrap();
+        soon("the writer acquires", writer).await.unwrap().unwrap().release().await.unwrap();
     }
     drop((lock, other));
     setup.finish().await;
 }
 
-pub async fn renews_what_was_downgraded(setup: Setup) {
-    // A busy machine may let nobody run for half of that.
+pub async fn downgraded_lease_is_renewed(setup: Setup) {
+    // On a busy machine, no task may run for half of that time.
     let short = Duration::from_millis(900);
     let lock = setup.rwlock(Options::new().read_ttl(short).write_ttl(Duration::from_secs(60))).await;
     let mine = lock.write().await.unwrap().downgrade().await.unwrap();
     tokio::time::sleep(4 * short).await;
     assert!(!mine.lease().is_lost() && setup.deployment.has_holders(lock.name()).await);
     mine.leak();
-    eventually("its own ttl ends it", || async { setup.state_of(lock.name()).await.mode == Mode::Free })
-        .await;
+    eventually("the TTL of reading ends it", || async {
+        setup.state_of(lock.name()).await.mode == Mode::Free
+    })
+    .await;
     drop(lock);
     setup.finish().await;
 }
 
-/// The answer is late: the lease counts from before the request left, as the server does.
-pub async fn a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it(setup: Setup) {
+/// The reply is late: the lease counts from before the request left, not from the reply.
+pub async fn late_downgrade_reply_yields_no_longer_lease(setup: Setup) {
     let proxy = setup.proxy().await;
-    // Long enough that no renewal comes between the answer and the end of the test.
+    // Long enough that no renewal comes between the reply and the end of the test.
     let (read_ttl, late) = (Duration::from_secs(30), Duration::from_secs(1));
     let options = Options::new().read_ttl(read_ttl).node_timeout(Duration::from_secs(15)).drift(0.001);
     let lock = setup.client_behind(&proxy, options).await.rwlock("rw").unwrap();
@@ -69,26 +74,25 @@ pub async fn a_late_downgrade_is_not_trusted_for_longer_than_the_server_keeps_it
     let writing = lock.write().await.unwrap();
     proxy.hold_replies(true);
     let downgrading = tokio::spawn(writing.downgrade());
-    eventually("the server has changed it", || async {
+    eventually("the server has downgraded the lock", || async {
         setup.state_of(watcher.name()).await.mode == Mode::Read
     })
     .await;
-    eventually("the server has kept it for a while", || async {
+    eventually("the server has held the downgraded lock for a while", || async {
         setup.deployment.kept_until(key).await < Instant::now() + read_ttl - late
     })
     .await;
     proxy.hold_replies(false);
-    let reading = soon("changed", downgrading).await.unwrap().unwrap();
+    let reading = soon("the downgrade returns", downgrading).await.unwrap().unwrap();
     let (until, kept) = (reading.lease().valid_until(), setup.deployment.kept_until(key).await);
-    assert!(until <= kept, "trusted for {:?} longer than it is kept", until - kept);
+    assert!(until <= kept, "the lease outlasts the server's hold by {:?}", until - kept);
     reading.release().await.unwrap();
     drop((lock, watcher));
     setup.finish().await;
 }
 
-/// Every hold of an owner has an end of its own on each side: none is shortened by a downgrade of
-/// another one.
-pub async fn a_downgrade_shortens_no_other_hold(setup: Setup) {
+/// The downgrade of one hold does not shorten the owner's other holds, on either side.
+pub async fn downgrade_keeps_ttl_of_other_holds(setup: Setup) {
     let locks = setup.client().await;
     let with = |seconds: u64| {
         let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
@@ -109,7 +113,7 @@ pub async fn a_downgrade_shortens_no_other_hold(setup: Setup) {
     assert_eq!(remaining().await, (Some(100), Some(100)), "beside a longer hold to read");
     outer.release().await.unwrap();
     let kept = setup.deployment.kept_until(long.name().key()).await.duration_since(Instant::now());
-    assert!((95..=100).contains(&kept.as_secs()), "the latest end: {kept:?}");
+    assert!((95..=100).contains(&kept.as_secs()), "the key lasts until the latest expiry: {kept:?}");
     for guard in [inner, further, reading] {
         guard.release().await.unwrap();
     }
@@ -117,8 +121,8 @@ pub async fn a_downgrade_shortens_no_other_hold(setup: Setup) {
     setup.finish().await;
 }
 
-/// One of several holds to write: the others stay.
-pub async fn downgrades_one_hold_of_several(setup: Setup) {
+/// A downgrade converts one of several write holds; the others remain.
+pub async fn downgrade_converts_one_of_several_holds(setup: Setup) {
     let lock = setup.rwlock(Options::new()).await;
     let owner = Owner::new();
     let (outer, inner) =
@@ -126,19 +130,20 @@ pub async fn downgrades_one_hold_of_several(setup: Setup) {
     let reading = inner.downgrade().await.unwrap();
     let seen = setup.state_of(lock.name()).await;
     assert_eq!((seen.writer.unwrap().count, seen.readers[0].count), (1, 1));
-    assert!(lock.try_read().await.unwrap().is_none(), "he still writes");
+    assert!(lock.try_read().await.unwrap().is_none(), "the owner still writes");
     let both = outer.downgrade().await.unwrap();
     let seen = setup.state_of(lock.name()).await;
     assert_eq!((seen.mode, seen.readers[0].count), (Mode::Read, 2));
-    lock.try_read().await.unwrap().expect("beside him").release().await.unwrap();
+    lock.try_read().await.unwrap().expect("a stranger reads beside the owner").release().await.unwrap();
     reading.release().await.unwrap();
     both.release().await.unwrap();
     drop(lock);
     setup.finish().await;
 }
 
-/// The reply is lost, and the request sent again: it is changed once. A hold that was lost is not changed.
-pub async fn downgrades_over_faults(setup: Setup) {
+/// The reply is lost and the request sent again: the hold is downgraded once. A lost hold is not
+/// downgraded.
+pub async fn downgrade_counts_once_if_its_reply_is_lost(setup: Setup) {
     let proxy = setup.proxy().await;
     let options = Options::new().node_timeout(Duration::from_millis(300));
     let lock = setup.client_behind(&proxy, options).await.rwlock("rw").unwrap();
@@ -147,23 +152,27 @@ pub async fn downgrades_over_faults(setup: Setup) {
     for _ in 0..10 {
         let writing = lock.write().await.unwrap();
         setup.lose_next_answer(&proxy);
-        let reading = soon("changed", writing.downgrade()).await.unwrap();
+        let reading = soon("the downgrade returns", writing.downgrade()).await.unwrap();
         let seen = setup.state_of(watcher.name()).await;
         assert_eq!((seen.mode, seen.readers.len(), seen.readers[0].count), (Mode::Read, 1, 1));
         reading.release().await.unwrap();
     }
     assert!(proxy.lost() >= 10);
-    // No answer at all: an error, and the hold is given back once the server can be reached.
+    // No reply at all: an error, and the hold is released once the server can be reached.
     let writing = lock.write().await.unwrap();
     proxy.hold_replies(true);
     assert!(setup.failed(&writing.downgrade().await));
     proxy.hold_replies(false);
-    eventually("given back", || async { setup.state_of(watcher.name()).await.mode == Mode::Free }).await;
-    // Dropped in the middle: likewise.
+    eventually("the lock is released", || async { setup.state_of(watcher.name()).await.mode == Mode::Free })
+        .await;
+    // A downgrade that is dropped in the middle is released likewise.
     for micros in (0..2_000).step_by(100) {
         let writing = lock.write().await.unwrap();
         drop(tokio::time::timeout(Duration::from_micros(micros), writing.downgrade()).await);
-        eventually("given back", || async { setup.state_of(watcher.name()).await.mode == Mode::Free }).await;
+        eventually("the lock is released", || async {
+            setup.state_of(watcher.name()).await.mode == Mode::Free
+        })
+        .await;
     }
     let writing = lock.write().await.unwrap();
     assert!(watcher.force_release_write().await.unwrap());

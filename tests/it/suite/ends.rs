@@ -1,4 +1,4 @@
-//! Ends: drops, cancellations, losses.
+//! How a hold or a wait ends: drops, cancellations, force, losses.
 
 use std::future::Future;
 use std::pin::pin;
@@ -10,28 +10,28 @@ use tokio::time::Instant;
 
 use crate::support::{Random, Setup, eventually, idles, soon, ttl};
 
-pub async fn releases_on_drop(setup: Setup) {
+pub async fn guard_drop_releases(setup: Setup) {
     let (lock, other) = (setup.lock("dropped").await, setup.rival("dropped").await);
     let guard = lock.lock().await.unwrap();
     let lease = guard.lease().clone();
     drop(guard);
     assert!(lease.is_lost());
-    soon("released in the background", other.lock()).await.unwrap().release().await.unwrap();
+    soon("the dropped guard is released", other.lock()).await.unwrap().release().await.unwrap();
     drop((lock, other));
     setup.finish().await;
 }
 
-/// What a program waits for before it ends: after it, nothing is held.
-pub async fn settles(setup: Setup) {
+/// A program awaits `settled` before it ends; after that, the client holds nothing.
+pub async fn settled_waits_for_releases_of_dropped_guards(setup: Setup) {
     let locks = setup.client().await;
-    soon("nothing to settle", locks.settled()).await;
+    soon("an idle client has settled", locks.settled()).await;
     let watcher = setup.client().await;
     for round in 0..20 {
         let names: Vec<String> = (0..5).map(|number| format!("settled-{round}-{number}")).collect();
         for name in &names {
             drop(setup.kind.lock(&locks, name).lock().await.unwrap());
         }
-        soon("settled", locks.settled()).await;
+        soon("the client has settled", locks.settled()).await;
         for name in &names {
             assert!(!setup.deployment.is_locked(&setup.kind.lock(&watcher, name)).await, "{name}");
         }
@@ -40,37 +40,40 @@ pub async fn settles(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn survives_its_release_being_dropped(setup: Setup) {
+pub async fn dropped_release_future_still_releases(setup: Setup) {
     let lock = setup.lock("half-released").await;
     for polls in 0..4 {
         let guard = lock.lock().await.unwrap();
         poll_at_most(guard.release(), polls).await;
-        eventually("released all the same", || async { !setup.deployment.is_locked(&lock).await }).await;
+        eventually("the lock is released all the same", || async {
+            !setup.deployment.is_locked(&lock).await
+        })
+        .await;
     }
     drop(lock);
     setup.finish().await;
 }
 
-pub async fn is_taken_away_by_force(setup: Setup) {
+pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
     let lock = setup.lock_with("forced", ttl(900)).await;
-    assert!(!lock.force_release().await.unwrap(), "nobody holds it");
+    assert!(!lock.force_release().await.unwrap(), "the lock is not held");
     let guard = lock.lock().await.unwrap();
     let other = setup.rival_with("forced", Options::new().poll_cap(Duration::from_secs(10))).await;
     let waiting = tokio::spawn({
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
     let before = setup.deployment.published().await;
     assert!(lock.force_release().await.unwrap());
-    let next = soon("handed over", waiting).await.unwrap().unwrap();
+    let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
     setup.assert_notified(before).await;
     assert!(next.token() > guard.token());
-    soon("the former holder learns", guard.lease().lost()).await;
+    soon("the former holder is notified", guard.lease().lost()).await;
     assert!(matches!(guard.release().await, Err(Error::Lost { .. } | Error::NotHeld { .. })));
-    assert!(setup.deployment.is_held_by(&other, &next).await, "the heir keeps it");
+    assert!(setup.deployment.is_held_by(&other, &next).await, "the next holder keeps the lock");
     next.release().await.unwrap();
-    // Released before it could learn: that is told too.
+    // The holder releases before a renewal finds the loss: the release reports it.
     let guard = lock.lock().await.unwrap();
     assert!(lock.force_release().await.unwrap());
     assert!(matches!(guard.release().await, Err(Error::NotHeld { .. })));
@@ -80,7 +83,7 @@ pub async fn is_taken_away_by_force(setup: Setup) {
 
 /// The median of five: a waiter that is not granted the lock may find it free by a poll that comes
 /// just then.
-pub async fn hands_over_by_force(setup: Setup) {
+pub async fn force_release_grants_at_once_to_waiter(setup: Setup) {
     let options = Options::new().poll_cap(Duration::from_secs(10));
     let (lock, other) = (setup.lock("seized").await, setup.rival_with("seized", options).await);
     let mut times = Vec::new();
@@ -90,10 +93,10 @@ pub async fn hands_over_by_force(setup: Setup) {
             let other = other.for_another();
             async move { other.lock().await }
         });
-        eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+        eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
         let start = Instant::now();
         assert!(lock.force_release().await.unwrap());
-        let next = soon("handed over", waiting).await.unwrap().unwrap();
+        let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         times.push(start.elapsed());
         assert!(guard.release().await.is_err());
         next.release().await.unwrap();
@@ -105,16 +108,20 @@ pub async fn hands_over_by_force(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn tells_of_a_loss(setup: Setup) {
+pub async fn holder_is_notified_of_deleted_key(setup: Setup) {
     let lock = setup.lock_with("lost", ttl(3_000)).await;
     let guard = lock.lock().await.unwrap();
     let work = guard.lease().while_held(std::future::pending::<()>());
     setup.deployment.run_at::<i64>(lock.key(), &["DEL", lock.key()]).await;
     let start = Instant::now();
-    assert!(matches!(soon("told", work).await, Err(Error::Lost { .. })));
-    assert!(start.elapsed() < Duration::from_millis(2_500), "from a renewal: {:?}", start.elapsed());
+    assert!(matches!(soon("the holder is notified", work).await, Err(Error::Lost { .. })));
+    assert!(
+        start.elapsed() < Duration::from_millis(2_500),
+        "a renewal finds the loss: {:?}",
+        start.elapsed()
+    );
     assert!(guard.lease().is_lost());
-    assert!(!setup.deployment.is_locked(&lock).await, "a renewal never brings it back");
+    assert!(!setup.deployment.is_locked(&lock).await, "a renewal does not acquire the lock again");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     let held = lock.lock().await.unwrap();
     assert_eq!(held.lease().while_held(async { 7 }).await.unwrap(), 7);
@@ -123,7 +130,7 @@ pub async fn tells_of_a_loss(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn forgets_a_thousand_dropped_futures(setup: Setup) {
+pub async fn dropped_lock_futures_leave_nothing_behind(setup: Setup) {
     let mut random = Random::new();
     let lock = setup.rival("crowded").await;
     let locks = setup.client().await;
@@ -132,8 +139,8 @@ pub async fn forgets_a_thousand_dropped_futures(setup: Setup) {
     let mut waiting = Vec::new();
     for number in 0..5 {
         let faithful = setup.rival("crowded").await;
-        waiting.push(tokio::spawn(async move { soon("a turn", faithful.lock()).await }));
-        eventually("it queues", || async { setup.deployment.waiters(&lock).await > number }).await;
+        waiting.push(tokio::spawn(async move { soon("the lock is acquired", faithful.lock()).await }));
+        eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await > number }).await;
         let mut dropped = tokio::task::JoinSet::new();
         for _ in 0..100 {
             let (lock, polls) = (crowd.for_another(), random.below(12));
@@ -142,7 +149,7 @@ pub async fn forgets_a_thousand_dropped_futures(setup: Setup) {
             let limit = Duration::from_micros(micros);
             dropped.spawn(async move { drop(tokio::time::timeout(limit, lock.lock()).await) });
         }
-        // Some wait inside the client for as long as those before them do: all end with their polls.
+        // Some wait in the client's queue and are not polled: the shutdown below ends them.
         tokio::time::timeout(Duration::from_millis(400), async {
             while dropped.join_next().await.is_some() {}
         })
@@ -150,29 +157,30 @@ pub async fn forgets_a_thousand_dropped_futures(setup: Setup) {
         .ok();
         dropped.shutdown().await;
     }
-    eventually("only the faithful are left", || async { setup.deployment.waiters(&lock).await == 5 }).await;
+    eventually("only the five waiters are left", || async { setup.deployment.waiters(&lock).await == 5 })
+        .await;
     guard.release().await.unwrap();
     let mut last = 0;
     for faithful in waiting {
         let guard = faithful.await.unwrap().unwrap();
-        assert!(guard.token() > last, "served in order");
+        assert!(guard.token() > last, "waiters acquire in their order");
         last = guard.token();
         guard.release().await.unwrap();
     }
     assert!(!setup.deployment.is_locked(&lock).await && setup.deployment.waiters(&lock).await == 0);
-    // Free: what is granted to a future that is dropped meanwhile comes back.
+    // The lock is free: a grant to a future that is dropped meanwhile is released.
     for polls in 0..200 {
         poll_at_most(crowd.for_another().lock(), polls % 5).await;
     }
     let start = Instant::now();
-    soon("no orphan is in the way", lock.lock()).await.unwrap().release().await.unwrap();
+    soon("no orphaned grant blocks the lock", lock.lock()).await.unwrap().release().await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     idles(&locks).await;
     drop((lock, crowd, locks));
     setup.finish().await;
 }
 
-/// Polls a future so many times, whenever it wants to be polled, and then drops it.
+/// Polls a future up to this many times, whenever it is woken, and then drops it.
 async fn poll_at_most<F: Future>(future: F, polls: u64) {
     let mut future = pin!(future);
     let mut left = polls;

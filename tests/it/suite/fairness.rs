@@ -1,4 +1,4 @@
-//! Nobody starves, on either side, whether told or looking.
+//! No waiter starves, on either side, whether it is notified or polls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,23 +12,23 @@ use crate::support::{Setup, idles, soon};
 
 const HOLD: Duration = Duration::from_millis(10);
 
-/// The longest that anybody goes without looking.
+/// A waiter polls at least this often.
 const POLL: Duration = Duration::from_secs(1);
 
 async fn lock(setup: &Setup) -> RwLock {
     setup.rwlock(Options::new().poll_cap(POLL)).await
 }
 
-/// Takes the lock on one side and holds it for a moment.
+/// Acquires the lock on one side and holds it for a moment.
 async fn turn(lock: &RwLock, writes: bool, inside: &Inside) {
     if writes {
-        let guard = soon("a turn to write", lock.write()).await.unwrap();
+        let guard = soon("the writer acquires", lock.write()).await.unwrap();
         inside.enter(true);
         sleep(HOLD).await;
         inside.leave(true);
         guard.release().await.unwrap();
     } else {
-        let guard = soon("a turn to read", lock.read()).await.unwrap();
+        let guard = soon("the reader acquires", lock.read()).await.unwrap();
         inside.enter(false);
         sleep(HOLD).await;
         inside.leave(false);
@@ -36,7 +36,7 @@ async fn turn(lock: &RwLock, writes: bool, inside: &Inside) {
     }
 }
 
-/// Who is inside, as those who are see it.
+/// The current holders, as counted by the holders themselves.
 #[derive(Default)]
 struct Inside {
     readers: AtomicU64,
@@ -56,8 +56,9 @@ impl Inside {
     }
 }
 
-/// Eight in a loop on one side, and one on the other, who must enter within the longest hold and one poll.
-async fn lets_in_the_one(setup: Setup, the_one_writes: bool) {
+/// Eight tasks take turns on one side. A single task on the other side must acquire within two
+/// holds and one poll.
+async fn single_task_enters(setup: Setup, the_one_writes: bool) {
     let (stop, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(Inside::default()));
     let mut crowd = JoinSet::new();
     for _ in 0..8 {
@@ -77,7 +78,7 @@ async fn lets_in_the_one(setup: Setup, the_one_writes: bool) {
         longest = longest.max(start.elapsed() - HOLD);
     }
     println!("{:?} {:?}: waited for {longest:?} at most", setup.topology(), setup.wake);
-    // Not a tighter one: the machine is busy with other tests.
+    // No tighter bound: the machine is busy with other tests.
     assert!(longest < 2 * HOLD + POLL, "waited for {longest:?}");
     stop.store(true, Ordering::SeqCst);
     while let Some(outcome) = crowd.join_next().await {
@@ -87,16 +88,17 @@ async fn lets_in_the_one(setup: Setup, the_one_writes: bool) {
     setup.finish().await;
 }
 
-pub async fn lets_in_one_writer_among_readers(setup: Setup) {
-    lets_in_the_one(setup, true).await;
+pub async fn writer_enters_among_eight_readers(setup: Setup) {
+    single_task_enters(setup, true).await;
 }
 
-pub async fn lets_in_one_reader_among_writers(setup: Setup) {
-    lets_in_the_one(setup, false).await;
+pub async fn reader_enters_among_eight_writers(setup: Setup) {
+    single_task_enters(setup, false).await;
 }
 
-/// As many readers as writers, all the time: neither side falls under a fifth of its fair share.
-pub async fn shares_among_both_sides(setup: Setup) {
+/// Four readers and four writers loop all the time: neither side falls below a fifth of its fair
+/// share.
+pub async fn readers_and_writers_get_fair_shares(setup: Setup) {
     const EACH: usize = 4;
     let end = Instant::now() + Duration::from_secs(20);
     let inside = Arc::new(Inside::default());
@@ -128,8 +130,8 @@ pub async fn shares_among_both_sides(setup: Setup) {
     setup.finish().await;
 }
 
-/// Readers and writers of one client, and re-entrant ones between them: all get their turns.
-pub async fn serves_everybody_of_one_client(setup: Setup) {
+/// Readers, writers and re-entrant owners of one client: all acquire.
+pub async fn all_tasks_of_one_client_enter(setup: Setup) {
     let locks = setup.client().await;
     let lock = locks.rwlock("rw").unwrap();
     let inside = Arc::new(Inside::default());
@@ -140,8 +142,10 @@ pub async fn serves_everybody_of_one_client(setup: Setup) {
             for _ in 0..4 {
                 if number % 6 == 5 {
                     let owner = redlatch::Owner::new();
-                    let outer = soon("a turn", lock.with_owner(&owner).write()).await.unwrap();
-                    let inner = soon("inside his own", lock.with_owner(&owner).read()).await.unwrap();
+                    let outer = soon("the lock is acquired", lock.with_owner(&owner).write()).await.unwrap();
+                    let inner = soon("the owner reads inside its own write", lock.with_owner(&owner).read())
+                        .await
+                        .unwrap();
                     inside.enter(true);
                     tokio::task::yield_now().await;
                     inside.leave(true);

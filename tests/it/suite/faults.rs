@@ -1,4 +1,4 @@
-//! Faults of the network and of the server: never a false success, never more than once.
+//! Faults of the network and of the server: no false success, and no request that counts twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{AnyLock, Proxy, Setup, eventually, soon, ttl};
 
-/// The acquire ran, its answer was lost, and it is sent again: once held, counted once.
-pub async fn counts_once_when_a_reply_is_lost(setup: Setup) {
+/// The acquire ran, its reply is lost, and it is sent again: the server counts one hold.
+pub async fn acquire_counts_once_if_its_reply_is_lost(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.lock_behind(&proxy, "lossy", Options::new()).await;
     let watcher = setup.lock("lossy").await;
@@ -19,14 +19,14 @@ pub async fn counts_once_when_a_reply_is_lost(setup: Setup) {
     let mut lost = 0;
     for round in 0..20 {
         lost += lose(&setup, &proxy, round);
-        let guard = soon("lock", lock.lock()).await.unwrap();
+        let guard = soon("the lock is acquired", lock.lock()).await.unwrap();
         all_lost(&setup, &proxy, lost).await;
         let (counts, last_token) = setup.deployment.holds_and_token(&watcher).await;
         assert_eq!(counts, [1], "one hold");
         assert_eq!(last_token, guard.lease().fencing_token().map(|token| token.get()), "one token, not two");
         lost += lose(&setup, &proxy, round);
-        // Released once, and the caller learns that, although the first answer was lost.
-        soon("release", guard.release()).await.unwrap();
+        // The lock is released once, and the caller gets `Ok` although the first reply was lost.
+        soon("the lock is released", guard.release()).await.unwrap();
         all_lost(&setup, &proxy, lost).await;
         assert!(!setup.deployment.is_locked(&watcher).await);
     }
@@ -34,17 +34,17 @@ pub async fn counts_once_when_a_reply_is_lost(setup: Setup) {
     setup.finish().await;
 }
 
-/// The answer to a release is lost, and the connection with it: the second request finds nothing to
-/// release.
-pub async fn learns_the_first_answer_of_a_release(setup: Setup) {
+/// The reply to a release is lost together with the connection. The second request finds no hold,
+/// but gets the answer that the first one got.
+pub async fn release_succeeds_if_its_first_reply_is_lost(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.lock_behind(&proxy, "released", Options::new()).await;
     let watcher = setup.lock("released").await;
     warm_up(&lock).await;
     for round in 0..6 {
-        let guard = soon("lock", lock.lock()).await.unwrap();
+        let guard = soon("the lock is acquired", lock.lock()).await.unwrap();
         let lost = proxy.lost() + lose(&setup, &proxy, round);
-        let released = soon("release", guard.release()).await;
+        let released = soon("the lock is released", guard.release()).await;
         released.unwrap_or_else(|error| panic!("round {round}: {error}"));
         all_lost(&setup, &proxy, lost).await;
         assert!(!setup.deployment.is_locked(&watcher).await);
@@ -53,21 +53,23 @@ pub async fn learns_the_first_answer_of_a_release(setup: Setup) {
     setup.finish().await;
 }
 
-/// Requests that are cut off in the middle, at every length.
-pub async fn survives_a_cut_connection(setup: Setup) {
+/// The connection is cut in the middle of a request, after various numbers of bytes.
+pub async fn requests_succeed_after_connection_is_cut(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.lock_behind(&proxy, "cut", Options::new()).await;
     let watcher = setup.lock("cut").await;
     warm_up(&lock).await;
     for bytes in (1..700).step_by(37) {
         proxy.cut_after(Some(bytes));
-        let guard = soon("lock", lock.lock()).await.unwrap();
+        let guard = soon("the lock is acquired", lock.lock()).await.unwrap();
         assert!(
             setup.deployment.is_held_by(&watcher, &guard).await,
-            "a success is a success, cut after {bytes}"
+            "cut after {bytes}: the server holds the lock for the guard"
         );
         assert_eq!(setup.deployment.holds_and_token(&watcher).await.0, [1], "one hold");
-        soon("release", guard.release()).await.unwrap_or_else(|error| panic!("cut after {bytes}: {error}"));
+        soon("the lock is released", guard.release())
+            .await
+            .unwrap_or_else(|error| panic!("cut after {bytes}: {error}"));
         assert!(!setup.deployment.is_locked(&watcher).await, "cut after {bytes}");
     }
     assert!(proxy.lost() > 10, "{} connections were cut", proxy.lost());
@@ -75,8 +77,8 @@ pub async fn survives_a_cut_connection(setup: Setup) {
     setup.finish().await;
 }
 
-/// The server is stopped while an acquire is under way, for longer than the client waits for an answer.
-pub async fn survives_a_stopped_server(setup: Setup) {
+/// The server is stopped during an acquire, for longer than the client waits for a reply.
+pub async fn calls_fail_in_time_while_server_is_stopped(setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(200));
     let lock = setup.lock_with("stopped", options).await;
     let watcher = setup.rival("stopped").await;
@@ -90,10 +92,14 @@ pub async fn survives_a_stopped_server(setup: Setup) {
         let in_time = matches!(outcome, Err(Error::TimedOut { .. })) || setup.failed(&outcome);
         assert!(in_time, "{outcome:?}");
         setup.deployment.resume();
-        // What was sent while it stood still runs now; nothing of it may stay.
+        // The server now runs the requests that were sent meanwhile; none of them may leave a hold.
         let start = Instant::now();
-        let guard = soon("lock", watcher.lock()).await.unwrap();
-        assert!(start.elapsed() < Duration::from_secs(5), "an orphan for {:?}", start.elapsed());
+        let guard = soon("the lock is acquired", watcher.lock()).await.unwrap();
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "an orphaned grant blocked the lock for {:?}",
+            start.elapsed()
+        );
         assert!(setup.deployment.is_held_by(&watcher, &guard).await);
         guard.release().await.unwrap();
     }
@@ -101,8 +107,9 @@ pub async fn survives_a_stopped_server(setup: Setup) {
     setup.finish().await;
 }
 
-/// Granted, but the answer took longer than the lease lasts: nobody may be told that he holds it.
-pub async fn takes_no_late_answer_for_a_success(setup: Setup) {
+/// The server grants the lock, but the reply takes longer than the TTL: the caller must not get a
+/// guard.
+pub async fn try_lock_returns_lost_if_reply_arrives_after_ttl(setup: Setup) {
     let proxy = setup.proxy().await;
     let options = ttl(300).node_timeout(Duration::from_secs(5));
     let lock = setup.lock_behind(&proxy, "late", options).await;
@@ -113,11 +120,11 @@ pub async fn takes_no_late_answer_for_a_success(setup: Setup) {
         let lock = lock.clone();
         async move { lock.try_lock().await.map(drop) }
     });
-    eventually("it is granted", || async { setup.deployment.is_locked(&watcher).await }).await;
-    eventually("it expires", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the server grants the lock", || async { setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the lease expires", || async { !setup.deployment.is_locked(&watcher).await }).await;
     let successor = watcher.lock().await.unwrap();
     proxy.hold_replies(false);
-    let outcome = soon("the answer", trying).await.unwrap();
+    let outcome = soon("the late reply arrives", trying).await.unwrap();
     assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
     assert!(setup.deployment.is_held_by(&watcher, &successor).await);
     successor.release().await.unwrap();
@@ -125,18 +132,18 @@ pub async fn takes_no_late_answer_for_a_success(setup: Setup) {
     setup.finish().await;
 }
 
-/// A request is held up in the network; its client gives up, and says so on another connection; then the
-/// request arrives. Nobody waits for its answer: it must not take the lock.
-pub async fn refuses_what_arrives_after_its_client_gave_up(setup: Setup) {
+/// An acquire is delayed in the network. Its client gives up and ends the attempt on another
+/// connection; then the acquire arrives. No task waits for its reply, so it must not be granted.
+pub async fn acquire_is_refused_after_its_attempt_ended(setup: Setup) {
     let proxy = setup.proxy().await;
     let options = Options::new().node_timeout(Duration::from_millis(200));
     let client = setup.client_behind(&proxy, options).await;
     let lock = setup.kind.lock(&client, "overtaken");
     let watcher = setup.rival("overtaken").await;
     warm_up(&lock).await;
-    // In a quorum, one lock may have taken more than one attempt.
-    soon("settled", client.settled()).await;
-    // How many attempts all nodes refuse.
+    // In a quorum, acquiring one lock may have taken more than one attempt.
+    soon("the client has settled", client.settled()).await;
+    // The number of attempts that all nodes refuse.
     let queue = format!("{{{}}}:waiters", lock.key());
     let ended = || async {
         let marks = ["ZRANGEBYSCORE", &queue, "4503599627370496", "+inf"];
@@ -147,21 +154,21 @@ pub async fn refuses_what_arrives_after_its_client_gave_up(setup: Setup) {
     for _ in 0..3 {
         let ended_before = ended().await;
         proxy.hold_requests(true);
-        assert!(setup.failed(&lock.try_lock().await), "unknown, so no success");
-        eventually("the attempt is ended", || async { ended().await > ended_before }).await;
+        assert!(setup.failed(&lock.try_lock().await), "an unknown outcome is no success");
+        eventually("all nodes refuse the attempt", || async { ended().await > ended_before }).await;
         let before = setup.deployment.scripts_run().await;
         proxy.hold_requests(false);
         let all = before + setup.nodes() as u64;
         eventually("the request arrives", || async { setup.deployment.scripts_run().await >= all }).await;
-        assert!(!setup.deployment.is_locked(&watcher).await, "an orphan");
+        assert!(!setup.deployment.is_locked(&watcher).await, "the late request was granted");
     }
     watcher.lock().await.unwrap().release().await.unwrap();
     drop((client, lock, watcher));
     setup.finish().await;
 }
 
-/// All connections are reset again and again while clients take turns.
-pub async fn survives_reset_connections(setup: Setup) {
+/// All connections are cut again and again while clients take turns.
+pub async fn clients_take_turns_while_connections_are_cut(setup: Setup) {
     let proxy = setup.proxy().await;
     let (inside, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let options = Options::new().poll_cap(Duration::from_millis(100));
@@ -172,20 +179,20 @@ pub async fn survives_reset_connections(setup: Setup) {
         let (inside, turns) = (Arc::clone(&inside), Arc::clone(&turns));
         tasks.spawn(async move {
             for _ in 0..10 {
-                let guard = soon("a turn", lock.lock()).await.unwrap();
-                assert!(!inside.swap(true, Ordering::SeqCst), "two at a time");
+                let guard = soon("the lock is acquired", lock.lock()).await.unwrap();
+                assert!(!inside.swap(true, Ordering::SeqCst), "two clients hold the lock");
                 sleep(Duration::from_millis(1)).await;
                 assert!(inside.swap(false, Ordering::SeqCst));
                 assert!(!guard.lease().is_lost());
-                let outcome = soon("released", guard.release()).await;
-                // Others have had it since, so that it cannot be known.
+                let outcome = soon("the lock is released", guard.release()).await;
+                // Other clients have held the lock since, so the outcome cannot be known.
                 let is_unknown = matches!(outcome, Err(Error::Unconfirmed { .. }));
                 assert!(outcome.is_ok() || is_unknown || topology.failed(&outcome), "{outcome:?}");
                 turns.fetch_add(1, Ordering::SeqCst);
             }
         });
     }
-    // Each connection as often, however many there are to be made again.
+    // Each node's connection is cut equally often, whatever the number of nodes.
     let pause = Duration::from_millis(7) * setup.nodes() as u32;
     let (mut cuts, mut in_vain, mut seen) = (0, 0, 0);
     while !tasks.is_empty() {
@@ -195,7 +202,8 @@ pub async fn survives_reset_connections(setup: Setup) {
                 let turns = turns.load(Ordering::SeqCst);
                 in_vain = if turns > seen { 0 } else { in_vain + 1 };
                 seen = turns;
-                // A busy machine may take longer to connect than that: a dead line is not what this is about.
+                // On a busy machine, connecting may take longer than the pause. Permanently broken
+                // connections are not the subject of this test.
                 if in_vain < 5 {
                     proxy.cut();
                     cuts += 1;
@@ -207,8 +215,8 @@ pub async fn survives_reset_connections(setup: Setup) {
     setup.finish().await;
 }
 
-/// A full server grants nothing more, but what is held is renewed, released and handed over by looking.
-pub async fn renews_and_releases_without_memory(setup: Setup) {
+/// A server at its memory limit grants no new lock, but held locks are renewed and released.
+pub async fn held_lock_is_renewed_and_released_on_full_server(setup: Setup) {
     let lock = setup.lock_with("full", ttl(1_200)).await;
     let guard = lock.lock().await.unwrap();
     let dropped = setup.lock_with("full-too", ttl(1_200)).await;
@@ -220,9 +228,9 @@ pub async fn renews_and_releases_without_memory(setup: Setup) {
     assert!(setup.failed(&other.try_lock().await), "never a false success");
     sleep(Duration::from_millis(2_500)).await;
     assert!(!guard.lease().is_lost() && !drop_soon.lease().is_lost(), "renewed");
-    soon("released", guard.release()).await.unwrap();
+    soon("the lock is released", guard.release()).await.unwrap();
     drop(drop_soon);
-    eventually("released", || async {
+    eventually("the lock is released", || async {
         !setup.deployment.is_locked(&lock).await && !setup.deployment.is_locked(&dropped).await
     })
     .await;
@@ -232,7 +240,7 @@ pub async fn renews_and_releases_without_memory(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn survives_script_flush(setup: Setup) {
+pub async fn lock_succeeds_during_script_flush(setup: Setup) {
     let lock = setup.lock_with("flushed", ttl(900)).await;
     let mut connections = setup.deployment.connections().await;
     let flushing = tokio::spawn(async move {
@@ -249,24 +257,27 @@ pub async fn survives_script_flush(setup: Setup) {
         held.spawn(async move {
             let guard = lock.lock().await.unwrap();
             sleep(Duration::from_millis(1_500)).await;
-            assert!(!guard.lease().is_lost(), "renewed, in pipelines too");
+            assert!(!guard.lease().is_lost(), "leases are renewed, in pipelines too");
             guard.release().await.unwrap();
         });
     }
     for _ in 0..100 {
-        let guard = soon("lock", lock.lock()).await.unwrap();
+        let guard = soon("the lock is acquired", lock.lock()).await.unwrap();
         guard.release().await.unwrap();
     }
     while let Some(outcome) = held.join_next().await {
         outcome.unwrap();
     }
     flushing.abort();
-    assert!(flushing.await.is_err_and(|error| error.is_cancelled()), "it flushed until the end");
+    assert!(
+        flushing.await.is_err_and(|error| error.is_cancelled()),
+        "the scripts were flushed until the end"
+    );
     drop(lock);
     setup.finish().await;
 }
 
-pub async fn survives_killed_subscribers(setup: Setup) {
+pub async fn waiters_acquire_while_subscribers_are_killed(setup: Setup) {
     let mut connections = setup.deployment.connections().await;
     let killing = tokio::spawn(async move {
         loop {
@@ -283,7 +294,7 @@ pub async fn survives_killed_subscribers(setup: Setup) {
         let lock = setup.lock_with("unheard", options.clone()).await;
         tasks.spawn(async move {
             for _ in 0..10 {
-                let guard = soon("a turn", lock.lock()).await.unwrap();
+                let guard = soon("the lock is acquired", lock.lock()).await.unwrap();
                 sleep(Duration::from_millis(2)).await;
                 guard.release().await.unwrap();
             }
@@ -293,12 +304,13 @@ pub async fn survives_killed_subscribers(setup: Setup) {
         outcome.unwrap();
     }
     killing.abort();
-    assert!(killing.await.is_err_and(|error| error.is_cancelled()), "it killed until the end");
+    assert!(killing.await.is_err_and(|error| error.is_cancelled()), "subscribers were killed until the end");
     setup.finish().await;
 }
 
-/// The server restarts empty: holders learn that they lost, waiters are served, tokens go on.
-pub async fn survives_a_restart(mut setup: Setup) {
+/// The server restarts empty: the holder is notified of the loss, the waiter acquires, tokens
+/// continue to grow.
+pub async fn waiter_acquires_after_server_restarted_empty(mut setup: Setup) {
     let lock = setup.lock_with("restarted", ttl(2_000)).await;
     let guard = lock.lock().await.unwrap();
     let other = setup.rival("restarted").await;
@@ -306,12 +318,12 @@ pub async fn survives_a_restart(mut setup: Setup) {
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
     setup.deployment.kill();
     setup.deployment.restart().await;
-    let next = soon("served by the new server", waiting).await.unwrap().unwrap();
-    assert!(next.token() > guard.token(), "although the counter was lost");
-    soon("the holder learns", guard.lease().lost()).await;
+    let next = soon("the restarted server grants the lock", waiting).await.unwrap().unwrap();
+    assert!(next.token() > guard.token(), "tokens grow although the counter was lost");
+    soon("the holder is notified of the loss", guard.lease().lost()).await;
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     assert!(setup.deployment.is_held_by(&other, &next).await);
     next.release().await.unwrap();
@@ -319,7 +331,7 @@ pub async fn survives_a_restart(mut setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn reports_a_dead_server_in_time(mut setup: Setup) {
+pub async fn calls_fail_in_time_while_server_is_down(mut setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(200)).ttl(Duration::from_secs(2));
     let lock = setup.lock_with("dead", options.clone()).await;
     let guard = lock.lock().await.unwrap();
@@ -328,16 +340,16 @@ pub async fn reports_a_dead_server_in_time(mut setup: Setup) {
     assert!(setup.failed(&lock.try_lock().await));
     assert!(setup.failed(&lock.for_another().lock().await));
     let outcome = lock.for_another().lock_timeout(Duration::from_millis(300)).await;
-    assert!(setup.failed(&outcome), "not a busy lock but a dead server: {outcome:?}");
+    assert!(setup.failed(&outcome), "the error names a failed server, not a busy lock: {outcome:?}");
     assert!(setup.failed(&lock.inspect().await));
     assert!(setup.failed(&setup.try_client_with(options).await));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    soon("lost at its own deadline", guard.lease().lost()).await;
+    soon("the lease is lost at its deadline", guard.lease().lost()).await;
     assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
     let outcome = guard.release().await;
     assert!(matches!(outcome, Err(Error::Lost { .. })) || setup.failed(&outcome), "{outcome:?}");
     setup.deployment.restart().await;
-    eventually("the same client goes on", || async {
+    eventually("the same client acquires again", || async {
         lock.try_lock().await.is_ok_and(|guard| guard.is_some())
     })
     .await;
@@ -345,12 +357,12 @@ pub async fn reports_a_dead_server_in_time(mut setup: Setup) {
     setup.finish().await;
 }
 
-/// One round trip of each kind, so that the next fault meets a request and not a handshake.
+/// Acquires and releases once, so that the next fault hits a request and not a handshake.
 async fn warm_up(lock: &AnyLock) {
     lock.lock().await.unwrap().release().await.unwrap();
 }
 
-/// Has one reply lost, and in every other round one of each node. How many that makes.
+/// Makes the proxy lose one reply; in odd rounds, one reply of each node. Returns their number.
 fn lose(setup: &Setup, proxy: &Proxy, round: usize) -> usize {
     if round.is_multiple_of(2) {
         proxy.lose_next_reply();
@@ -359,7 +371,7 @@ fn lose(setup: &Setup, proxy: &Proxy, round: usize) -> usize {
     setup.lose_next_answer(proxy)
 }
 
-/// A majority may have decided before the last reply was lost.
+/// Checks that all these replies were lost. A majority may have decided before the last one was.
 async fn all_lost(setup: &Setup, proxy: &Proxy, lost: usize) {
     if setup.nodes() > 1 {
         eventually("the replies were lost", || async { proxy.lost() >= lost }).await;

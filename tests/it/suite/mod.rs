@@ -1,7 +1,7 @@
-//! The behaviour of every lock, whatever its kind, its topology and the way it is woken.
+//! The behaviour that every lock has, in every kind, topology and way to be woken.
 //!
-//! A behaviour is written once, as a function of a [`Setup`]; `matrix!` makes a test of it for each cell.
-//! A test is named `suite::<kind>_<topology>_<wake>_<protocol>::<behaviour>`.
+//! A behaviour is written once, as a function of a [`Setup`]; `matrix!` makes a test of it for each
+//! cell. A test is named `suite::<kind>_<topology>_<wake>_<protocol>::<behaviour>`.
 
 mod cells;
 mod doubts;
@@ -24,17 +24,17 @@ use tokio::task::JoinHandle;
 use crate::support::{Cell, Setup, see};
 use cells::matrix;
 
-/// A behaviour, whatever it is.
 type Behaviour = fn(Setup) -> Pin<Box<dyn Future<Output = ()>>>;
 
-/// Runs a behaviour over a cell.
+/// Runs a behaviour in a cell.
 fn run(cell: Cell, behaviour: Behaviour) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async { behaviour(Setup::start(cell).await).await });
 }
 
-/// Starts something that has to wait for a read-write lock. What this client has asked for is everywhere by then: it has
-/// an answer from all nodes.
+/// Starts a task that has to wait for the read-write lock, and waits until it is queued on all
+/// nodes. The inspection first is answered by all nodes, so this client's earlier requests have
+/// arrived there.
 async fn queued<T: Send + 'static>(
     setup: &Setup,
     lock: &RwLock,
@@ -44,8 +44,8 @@ async fn queued<T: Send + 'static>(
     setup.queued(lock.name().key(), work).await
 }
 
-// Every behaviour runs on every topology, and of every kind on one server; the core of them runs in
-// every pair of kind and topology. Protocols and wake-ups are independent of most behaviours, so
+// Every behaviour runs in every topology, and for every kind on one server. The core of them runs
+// in every pair of kind and topology. Protocols and wake-ups are independent of most behaviours, so
 // they are spread over the cells. The rest of the matrix takes more than an hour.
 matrix! { all;
     mutex_standalone_push_resp2 = Standalone(Mutex, Push, Resp2);

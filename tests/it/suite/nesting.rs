@@ -15,7 +15,7 @@ async fn remaining(setup: &Setup, lock: &ReentrantLock) -> Duration {
     setup.state_of(lock.name()).await.writer.unwrap().remaining
 }
 
-pub async fn counts_up_and_down(setup: Setup) {
+pub async fn nested_holds_are_counted_up_and_down(setup: Setup) {
     let lock = setup.client().await.reentrant("nested").unwrap();
     let owner = Owner::new();
     let mut guards = Vec::new();
@@ -26,7 +26,7 @@ pub async fn counts_up_and_down(setup: Setup) {
         let field = ["HGET", lock.name().key(), &owner.to_string()];
         let raw: Vec<Option<u64>> = setup.deployment.run_at(lock.name().key(), &field).await;
         let known = raw.iter().filter(|raw| **raw == Some(depth)).count();
-        assert!(known >= setup.topology().majority(), "visible in Redis under the owner's name: {raw:?}");
+        assert!(known >= setup.topology().majority(), "a majority has the owner's count: {raw:?}");
     }
     // In any order: a guard is a hold, not a place on a stack.
     for (left, index) in [(3, 1), (2, 0), (1, 1), (0, 0)] {
@@ -38,7 +38,7 @@ pub async fn counts_up_and_down(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn enters_past_those_who_wait(setup: Setup) {
+pub async fn owner_reenters_past_waiters(setup: Setup) {
     let locks = setup.client().await;
     let lock = locks.reentrant("passed").unwrap();
     let owner = Owner::new();
@@ -49,29 +49,35 @@ pub async fn enters_past_those_who_wait(setup: Setup) {
             tokio::spawn(async move { lock.with_owner(&Owner::new()).lock().await?.release().await })
         })
         .collect();
-    eventually("they queue", || async { setup.state_of(lock.name()).await.waiting_writers == 1 }).await;
-    let inner = soon("not behind them", lock.with_owner(&owner).lock()).await.unwrap();
-    let limited =
-        soon("nor here", lock.with_owner(&owner).lock_timeout(Duration::from_secs(5))).await.unwrap();
+    eventually("the waiters queue", || async { setup.state_of(lock.name()).await.waiting_writers == 1 })
+        .await;
+    let inner = soon("the owner re-enters before the waiters", lock.with_owner(&owner).lock()).await.unwrap();
+    let limited = soon(
+        "lock_timeout re-enters before the waiters",
+        lock.with_owner(&owner).lock_timeout(Duration::from_secs(5)),
+    )
+    .await
+    .unwrap();
     assert_eq!(count(&setup, &lock).await, 3);
     for guard in [inner, limited, outer] {
         guard.release().await.unwrap();
     }
     for waiter in waiting {
-        soon("a turn", waiter).await.unwrap().unwrap();
+        soon("the lock is acquired", waiter).await.unwrap().unwrap();
     }
     drop((lock, locks));
     setup.finish().await;
 }
 
-/// He queued, behind another task of this client, before he got the lock elsewhere: he must get in.
-pub async fn enters_what_it_got_elsewhere_meanwhile(setup: Setup) {
+/// An owner queues behind another task of its client, and then acquires the lock through another
+/// client: the queued call must re-enter.
+pub async fn queued_owner_reenters_after_acquiring_elsewhere(setup: Setup) {
     let (locks, elsewhere) = (setup.client().await, setup.client().await);
     let lock = locks.reentrant("meanwhile").unwrap();
     let owner = Owner::new();
     let first = lock.with_owner(&Owner::new()).lock().await.unwrap();
-    // In this order in Redis: the owner, through the other client; then a stranger, and behind him, inside
-    // this client, the owner again.
+    // The queue in Redis: first the owner, through the other client; then a stranger. The owner
+    // waits again behind the stranger, in this client's local queue.
     let key = lock.name().key();
     let outer = elsewhere.reentrant("meanwhile").unwrap();
     let outer = setup
@@ -91,32 +97,38 @@ pub async fn enters_what_it_got_elsewhere_meanwhile(setup: Setup) {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let before = setup.deployment.published().await;
     first.release().await.unwrap();
-    let outer = soon("handed over", outer).await.unwrap().unwrap();
+    let outer = soon("the waiter is granted the lock", outer).await.unwrap().unwrap();
     setup.assert_notified(before).await;
-    let inner = soon("in, although the stranger waits before him", inner).await.unwrap().unwrap();
+    let inner = soon("the owner re-enters before the queued stranger", inner).await.unwrap().unwrap();
     assert_eq!(count(&setup, &lock).await, 2);
     inner.release().await.unwrap();
     outer.release().await.unwrap();
-    soon("the stranger's turn", stranger).await.unwrap().unwrap();
+    soon("the stranger acquires", stranger).await.unwrap().unwrap();
     drop((lock, locks, elsewhere));
     setup.finish().await;
 }
 
-pub async fn an_inner_hold_neither_shortens_nor_adds(setup: Setup) {
+pub async fn ttl_is_largest_of_nested_holds(setup: Setup) {
     let locks = setup.client().await;
     let owner = Owner::new();
     let with = |seconds: u64| locks.with_options(ttl(seconds * 1_000)).unwrap().reentrant("timed").unwrap();
     let (short, long) = (with(5), with(60));
     let outer = long.with_owner(&owner).lock().await.unwrap();
     let inner = short.with_owner(&owner).lock().await.unwrap();
-    assert!(remaining(&setup, &long).await > Duration::from_secs(50), "a short hold does not shorten");
+    assert!(
+        remaining(&setup, &long).await > Duration::from_secs(50),
+        "an inner hold with a shorter TTL does not shorten"
+    );
     inner.release().await.unwrap();
-    assert!(remaining(&setup, &long).await > Duration::from_secs(50), "nor does its end");
+    assert!(remaining(&setup, &long).await > Duration::from_secs(50), "the inner release does not shorten");
     outer.release().await.unwrap();
     let outer = short.with_owner(&owner).lock().await.unwrap();
     let inner = long.with_owner(&owner).lock().await.unwrap();
     let now = remaining(&setup, &long).await;
-    assert!(now > Duration::from_secs(50) && now <= Duration::from_secs(60), "max, not sum: {now:?}");
+    assert!(
+        now > Duration::from_secs(50) && now <= Duration::from_secs(60),
+        "the larger TTL, not the sum: {now:?}"
+    );
     for guard in [inner, outer] {
         guard.release().await.unwrap();
     }
@@ -124,7 +136,7 @@ pub async fn an_inner_hold_neither_shortens_nor_adds(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn a_foreign_release_changes_nothing(setup: Setup) {
+pub async fn stale_release_leaves_new_hold_alone(setup: Setup) {
     let lock = setup.client().await.reentrant("foreign").unwrap();
     let (owner, stranger) = (Owner::new(), Owner::new());
     let guard = lock.with_owner(&owner).lock().await.unwrap();
@@ -137,7 +149,7 @@ pub async fn a_foreign_release_changes_nothing(setup: Setup) {
         setup.deployment.has_holder(lock.name(), &stranger).await
             && !setup.deployment.has_holder(lock.name(), &owner).await
     );
-    // Nor does the same owner's release of a hold that has ended touch his new ones.
+    // An owner's release of a hold that has ended does not touch its new hold either.
     next.release().await.unwrap();
     let old = lock.with_owner(&owner).lock().await.unwrap();
     assert!(lock.force_release().await.unwrap());
@@ -149,12 +161,13 @@ pub async fn a_foreign_release_changes_nothing(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn a_loss_is_a_loss_at_every_depth(setup: Setup) {
+pub async fn loss_ends_leases_at_every_depth(setup: Setup) {
     let locks = setup.client_with(ttl(600)).await;
     let lock = locks.reentrant("lost").unwrap();
     let slow = locks.with_options(ttl(60_000)).unwrap().reentrant("lost").unwrap();
     let owner = Owner::new();
-    // The slow ones would not be renewed for 20 s, or at all: they hear of it from the quick one.
+    // The leases with the long TTL would not be renewed for 20 s, or at all: the renewal of the
+    // short one reports the loss to them.
     let never = ttl(60_000).renewal(redlatch::Renewal::Never);
     let never = locks.with_options(never).unwrap().reentrant("lost").unwrap();
     let outermost = never.with_owner(&owner).lock().await.unwrap();
@@ -164,7 +177,7 @@ pub async fn a_loss_is_a_loss_at_every_depth(setup: Setup) {
     setup.deployment.run_at::<i64>(lock.name().key(), &["DEL", lock.name().key()]).await;
     let start = Instant::now();
     for guard in [&outermost, &outer, &middle, &inner] {
-        soon("lost", guard.lease().lost()).await;
+        soon("the lease is lost", guard.lease().lost()).await;
         assert!(guard.lease().is_lost());
     }
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
@@ -175,7 +188,7 @@ pub async fn a_loss_is_a_loss_at_every_depth(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn has_a_deepest_level(setup: Setup) {
+pub async fn lock_returns_too_deep_beyond_max_depth(setup: Setup) {
     for nesting in [Nesting::Counted, Nesting::Local] {
         let lock =
             setup.client_with(Options::new().max_depth(3).nesting(nesting)).await.reentrant("deep").unwrap();
@@ -201,7 +214,7 @@ pub async fn has_a_deepest_level(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn nests_locally_without_a_round_trip(setup: Setup) {
+pub async fn local_nesting_makes_no_round_trip(setup: Setup) {
     let locks = setup.client_with(ttl(900).nesting(Nesting::Local)).await;
     let lock = locks.reentrant("local").unwrap();
     let owner = Owner::new();
@@ -212,12 +225,12 @@ pub async fn nests_locally_without_a_round_trip(setup: Setup) {
         guards.push(lock.with_owner(&owner).lock().await.unwrap());
     }
     let scripts = setup.deployment.scripts_run().await - before;
-    assert!(scripts < 20, "20 holds cost {scripts} scripts"); // it may have been renewed meanwhile
-    assert_eq!(count(&setup, &lock).await, 1, "Redis knows of one");
+    assert!(scripts < 20, "20 holds cost {scripts} scripts"); // renewals may have run meanwhile
+    assert_eq!(count(&setup, &lock).await, 1, "Redis has one hold");
     assert!(lock.with_owner(&Owner::new()).try_lock().await.unwrap().is_none());
     let token = outer.lease().fencing_token();
     assert!(guards.iter().all(|guard| guard.lease().fencing_token() == token));
-    // The outermost may go first: the last one to go gives the lock back.
+    // The outermost guard may be released first: the last guard releases the lock.
     outer.release().await.unwrap();
     assert!(setup.deployment.has_holder(lock.name(), &owner).await);
     let last = guards.pop().unwrap();
@@ -225,7 +238,7 @@ pub async fn nests_locally_without_a_round_trip(setup: Setup) {
     assert!(setup.deployment.has_holder(lock.name(), &owner).await && !last.lease().is_lost());
     last.release().await.unwrap();
     assert!(!setup.deployment.has_holders(lock.name()).await);
-    // A hold that was lost is not entered again: the next one asks the server.
+    // A lost hold is not shared any more: the next acquire asks the server.
     let old = lock.with_owner(&owner).lock().await.unwrap();
     lock.force_release().await.unwrap();
     soon("the loss is known", old.lease().lost()).await;
@@ -233,22 +246,22 @@ pub async fn nests_locally_without_a_round_trip(setup: Setup) {
     assert!(new.lease().fencing_token() > old.lease().fencing_token());
     assert!(matches!(old.release().await, Err(Error::Lost { .. })));
     assert!(setup.deployment.has_holder(lock.name(), &owner).await);
-    // The new hold is still shared after the old one has gone.
+    // The new hold is still shared after the old guard was released.
     let before = setup.deployment.scripts_run().await;
     for _ in 0..20 {
         guards.push(lock.with_owner(&owner).lock().await.unwrap());
     }
     let scripts = setup.deployment.scripts_run().await - before;
     assert!(scripts < 20, "20 holds cost {scripts} scripts");
-    assert_eq!(count(&setup, &lock).await, 1, "Redis knows of one");
+    assert_eq!(count(&setup, &lock).await, 1, "Redis has one hold");
     guards.clear();
     new.release().await.unwrap();
-    // Leaked by one guard, the hold is lost to the others on it: nobody is told that it was released.
+    // A hold that one guard leaks is lost to the other guards: none of them reports a release.
     let outer = lock.with_owner(&owner).lock().await.unwrap();
     lock.with_owner(&owner).lock().await.unwrap().leak();
     assert!(outer.lease().is_lost() && setup.deployment.has_holder(lock.name(), &owner).await);
     assert!(matches!(outer.release().await, Err(Error::Lost { .. })));
-    eventually("its ttl frees it", || async { !setup.deployment.has_holders(lock.name()).await }).await;
+    eventually("the TTL ends the lease", || async { !setup.deployment.has_holders(lock.name()).await }).await;
     idles(&locks).await;
     drop((lock, locks));
     setup.finish().await;

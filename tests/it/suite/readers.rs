@@ -1,4 +1,4 @@
-//! Readers beside each other and beside writers who wait: ends, force, what is seen of them, how many there may be.
+//! Readers beside other readers and waiting writers: expiry, force, inspection, limits.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,13 @@ use redlatch::{Error, Mode, Options, Owner, Renewal};
 use super::queued;
 use crate::support::{Hold, Setup, eventually, soon, told};
 
-/// A reader who crashed is in the way until his own ttl is over, however long the others read.
-pub async fn a_dead_reader_ends_by_himself(setup: Setup) {
+/// A crashed reader blocks writers until its own TTL expires, however long other readers stay.
+pub async fn dead_reader_blocks_writer_until_its_ttl(setup: Setup) {
     let short = Duration::from_millis(500);
     let lock = setup.rwlock(Options::new()).await;
     let dying = setup.rwlock(Options::new().read_ttl(short)).await;
-    // Another one reads for long and is renewed all the time; he leaves before the dead one ends, or after.
+    // Another reader is renewed all the time; it is released before the dead reader's hold expires,
+    // or after.
     for leaves_first in [true, false] {
         let long = lock.read().await.unwrap();
         dying.read().await.unwrap().leak();
@@ -24,15 +25,15 @@ pub async fn a_dead_reader_ends_by_himself(setup: Setup) {
         })
         .await;
         if !leaves_first {
-            eventually("the dead one ends", || async {
+            eventually("the dead reader's hold expires", || async {
                 setup.state_of(lock.name()).await.readers.len() == 1
             })
             .await;
-            assert!(!writer.is_finished(), "the living one still reads");
+            assert!(!writer.is_finished(), "the live reader still reads");
         }
         long.release().await.unwrap();
-        let writing = soon("his turn", writer).await.unwrap().unwrap();
-        assert!(died.elapsed() > short / 2, "not before the dead one's ttl is over");
+        let writing = soon("the waiter acquires", writer).await.unwrap().unwrap();
+        assert!(died.elapsed() > short / 2, "not before the dead reader's TTL");
         assert!(died.elapsed() < short + Duration::from_secs(3), "{:?}", died.elapsed());
         writing.release().await.unwrap();
     }
@@ -40,7 +41,7 @@ pub async fn a_dead_reader_ends_by_himself(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn ttls_do_not_touch_each_other(setup: Setup) {
+pub async fn owners_expire_independently(setup: Setup) {
     let locks = setup.client().await;
     let with = |seconds: u64| {
         let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
@@ -59,12 +60,12 @@ pub async fn ttls_do_not_touch_each_other(setup: Setup) {
     let guards =
         [long.with_owner(&one).read().await.unwrap(), short.with_owner(&other).read().await.unwrap()];
     assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 5));
-    // A further hold of the same owner: the larger of the two, not the sum, and not the shorter one.
+    // A nested hold of the same owner: the larger TTL of the two, not the sum, not the shorter one.
     let further =
         [short.with_owner(&one).read().await.unwrap(), middle.with_owner(&other).read().await.unwrap()];
     assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 50));
     let kept = setup.deployment.kept_until(long.name().key()).await.duration_since(Instant::now());
-    assert!((95..=100).contains(&kept.as_secs()), "the latest end: {kept:?}");
+    assert!((95..=100).contains(&kept.as_secs()), "the key lasts until the latest expiry: {kept:?}");
     for guard in further {
         guard.release().await.unwrap();
     }
@@ -72,7 +73,7 @@ pub async fn ttls_do_not_touch_each_other(setup: Setup) {
     for guard in guards {
         guard.release().await.unwrap();
     }
-    // The two sides have a ttl each.
+    // Each side has a TTL of its own.
     let options = Options::new().read_ttl(Duration::from_secs(7)).write_ttl(Duration::from_secs(70));
     let sided = locks.with_options(options.renewal(Renewal::Never)).unwrap().rwlock("rw").unwrap();
     let writing = sided.with_owner(&one).write().await.unwrap();
@@ -86,8 +87,8 @@ pub async fn ttls_do_not_touch_each_other(setup: Setup) {
     setup.finish().await;
 }
 
-/// A writer who waits keeps new readers out: until he gives up, in whichever way.
-pub async fn a_waiting_writers_mark_ends_with_him(setup: Setup) {
+/// A waiting writer keeps new readers out until it gives up, in any of three ways.
+pub async fn readers_enter_after_waiting_writer_gave_up(setup: Setup) {
     let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let owner = Owner::new();
     let reading = lock.with_owner(&owner).read().await.unwrap();
@@ -104,8 +105,15 @@ pub async fn a_waiting_writers_mark_ends_with_him(setup: Setup) {
             }
         })
         .await;
-        assert!(other.try_read().await.unwrap().is_none(), "{ends}: kept out");
-        lock.with_owner(&owner).try_read().await.unwrap().expect("who reads may").release().await.unwrap();
+        assert!(other.try_read().await.unwrap().is_none(), "{ends}: a new reader is kept out");
+        lock.with_owner(&owner)
+            .try_read()
+            .await
+            .unwrap()
+            .expect("a reader may read again")
+            .release()
+            .await
+            .unwrap();
         let waiting = queued(&setup, &lock, {
             let other = other.clone();
             async move { other.read().await }
@@ -114,28 +122,31 @@ pub async fn a_waiting_writers_mark_ends_with_him(setup: Setup) {
         if ends != "timed out" {
             writer.abort();
         }
-        let beside = soon("let in", waiting).await.unwrap().unwrap();
+        let beside = soon("the waiter is admitted", waiting).await.unwrap().unwrap();
         setup.assert_notified(before).await;
         beside.release().await.unwrap();
-        eventually("he left the queue", || async { setup.state_of(lock.name()).await.waiting_writers == 0 })
-            .await;
+        eventually("the waiter has left the queue", || async {
+            setup.state_of(lock.name()).await.waiting_writers == 0
+        })
+        .await;
     }
     reading.release().await.unwrap();
     drop((lock, other));
     setup.finish().await;
 }
 
-/// It was taken away: the release finds out, or a renewal has before, which comes early where not all nodes have a hold.
+/// Checks the result of releasing a revoked hold. The release finds the loss, or a renewal found it
+/// before: renewals come early where not all nodes have the hold.
 pub(super) fn assert_gone(released: Result<(), Error>) {
     assert!(matches!(released, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{released:?}");
 }
 
-pub async fn is_taken_away_by_force_on_either_side(setup: Setup) {
+pub async fn force_release_revokes_one_side_only(setup: Setup) {
     let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     assert!(!lock.force_release_read().await.unwrap() && !lock.force_release_write().await.unwrap());
-    // Readers only: the writer who waits enters.
+    // Force on the readers: the waiting writer is admitted.
     let readers = [lock.read().await.unwrap(), other.read().await.unwrap()];
-    assert!(!lock.force_release_write().await.unwrap(), "nobody writes");
+    assert!(!lock.force_release_write().await.unwrap(), "no writer holds the lock");
     let writer = queued(&setup, &lock, {
         let other = other.clone();
         async move { other.write().await }
@@ -143,27 +154,27 @@ pub async fn is_taken_away_by_force_on_either_side(setup: Setup) {
     .await;
     let before = setup.deployment.published().await;
     assert!(other.force_release_read().await.unwrap());
-    let writing = soon("let in", writer).await.unwrap().unwrap();
+    let writing = soon("the waiter is admitted", writer).await.unwrap().unwrap();
     setup.assert_notified(before).await;
     for guard in readers {
         assert_gone(guard.release().await);
     }
-    assert!(setup.deployment.has_holders(lock.name()).await, "late releases take nothing");
-    // The writer only: all readers who wait enter.
+    assert!(setup.deployment.has_holders(lock.name()).await, "late releases do not revoke the write");
+    // Force on the writer: all waiting readers are admitted.
     let mut waiting = Vec::new();
     for _ in 0..3 {
         let lock = lock.clone();
         waiting.push(queued(&setup, &other, async move { lock.read().await }).await);
     }
-    assert!(!lock.force_release_read().await.unwrap(), "nobody reads");
+    assert!(!lock.force_release_read().await.unwrap(), "no reader holds the lock");
     let before = setup.deployment.published().await;
     assert!(lock.force_release_write().await.unwrap());
     for reader in waiting {
-        soon("let in", reader).await.unwrap().unwrap().release().await.unwrap();
+        soon("the waiter is admitted", reader).await.unwrap().unwrap().release().await.unwrap();
     }
     setup.assert_notified(before).await;
     assert_gone(writing.release().await);
-    // One who does both keeps the other side.
+    // An owner that holds both sides keeps the other one.
     let owner = Owner::new();
     for side in ["read", "write"] {
         let (writing, reading) =
@@ -184,7 +195,7 @@ pub async fn is_taken_away_by_force_on_either_side(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn shows_both_sides(setup: Setup) {
+pub async fn inspect_reports_both_sides(setup: Setup) {
     let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let free = lock.inspect().await.unwrap();
     assert_eq!((free.mode, free.writer, free.readers.len(), free.reader_count), (Mode::Free, None, 0, 0));
@@ -210,7 +221,7 @@ pub async fn shows_both_sides(setup: Setup) {
     let mut held: Vec<_> = kept.readers.iter().map(|one| words(&one.owner, one.count)).collect();
     shown.sort();
     held.sort();
-    assert_eq!(shown, held, "as the servers have it");
+    assert_eq!(shown, held, "the inspection reports what the servers have");
     assert_eq!((seen.waiting_writers, seen.waiting_readers), (1, 2));
     let json = serde_json::to_value(&seen).unwrap();
     assert_eq!((&json["mode"], &json["writer"]), (&"read".into(), &serde_json::Value::Null));
@@ -221,19 +232,19 @@ pub async fn shows_both_sides(setup: Setup) {
     for guard in guards.into_iter().chain([beside]) {
         guard.release().await.unwrap();
     }
-    let writing = soon("his turn", writer).await.unwrap().unwrap();
+    let writing = soon("the waiter acquires", writer).await.unwrap().unwrap();
     let seen = lock.inspect().await.unwrap();
     assert_eq!((seen.mode, seen.waiting_readers, seen.reader_count), (Mode::Write, 2, 0));
     assert_eq!(seen.fencing_token, writing.lease().fencing_token());
     writing.release().await.unwrap();
     for reader in readers {
-        soon("their turn", reader).await.unwrap().unwrap().release().await.unwrap();
+        soon("the waiters acquire", reader).await.unwrap().unwrap().release().await.unwrap();
     }
     drop((lock, other));
     setup.finish().await;
 }
 
-pub async fn refuses_more_readers_than_allowed(setup: Setup) {
+pub async fn read_returns_crowded_beyond_max_readers(setup: Setup) {
     let options = Options::new().max_readers(3);
     let lock = setup.rwlock(options.clone()).await;
     let dying = setup.rwlock(options.read_ttl(Duration::from_millis(300))).await;
@@ -247,33 +258,35 @@ pub async fn refuses_more_readers_than_allowed(setup: Setup) {
     ] {
         assert!(matches!(outcome, Err(Error::Crowded { limit: 3, .. })), "{outcome:?}");
     }
-    assert_eq!(setup.state_of(lock.name()).await.readers.len(), 3, "nothing has changed");
+    assert_eq!(setup.state_of(lock.name()).await.readers.len(), 3, "the refused readers changed nothing");
     lock.with_owner(&owner)
         .read()
         .await
-        .expect("who reads already is no reader more")
+        .expect("a second hold of a reader is not counted")
         .release()
         .await
         .unwrap();
-    // The dead one is in the way until his end, and not after it.
+    // The dead reader counts until its TTL expires, and not after it.
     let start = Instant::now();
-    eventually("his place is free", || async { lock.try_read().await.is_ok_and(|guard| guard.is_some()) })
-        .await;
+    eventually("the dead reader's place is free", || async {
+        lock.try_read().await.is_ok_and(|guard| guard.is_some())
+    })
+    .await;
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     for guard in guards {
         guard.release().await.unwrap();
     }
-    // Those who wait count as well: all of them may be let in at once.
+    // Waiting readers count as well: all of them may be admitted at once.
     let writing = lock.write().await.unwrap();
     let mut readers = Vec::new();
     for _ in 0..3 {
         let other = setup.rwlock(Options::new().max_readers(3)).await;
         readers.push(queued(&setup, &lock, async move { other.read().await?.release().await }).await);
     }
-    assert!(matches!(soon("at once", lock.read()).await, Err(Error::Crowded { .. })));
+    assert!(matches!(soon("the reader is refused", lock.read()).await, Err(Error::Crowded { .. })));
     writing.release().await.unwrap();
     for reader in readers {
-        soon("their turn", reader).await.unwrap().unwrap();
+        soon("the waiters acquire", reader).await.unwrap().unwrap();
     }
     drop((lock, dying));
     setup.finish().await;

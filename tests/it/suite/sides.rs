@@ -1,4 +1,4 @@
-//! What owners of a read-write lock may hold, on both sides, and what others may have beside it.
+//! Holds of a read-write lock's owner on both sides, and what strangers may hold beside them.
 
 use std::time::Duration;
 
@@ -30,9 +30,9 @@ async fn try_side(lock: &RwLock, owner: &Owner, side: &str) -> Option<Guard> {
     }
 }
 
-pub async fn grants_what_the_table_says(setup: Setup) {
+pub async fn owner_and_stranger_acquire_as_the_table_lists(setup: Setup) {
     let (lock, elsewhere) = (setup.rwlock(Options::new()).await, setup.rwlock(Options::new()).await);
-    // What the owner holds; what he wants, and whether he gets it; whether a stranger may read, or write.
+    // The owner's holds; whether it may read and write; whether a stranger may read and write.
     let table: [(&[&str], [bool; 2], [bool; 2]); 7] = [
         (&[], [true, true], [true, true]),
         (&["read"], [true, true], [true, false]),
@@ -42,24 +42,25 @@ pub async fn grants_what_the_table_says(setup: Setup) {
         (&["write", "read"], [true, true], [false, false]),
         (&["read", "write"], [true, true], [false, false]),
     ];
-    for (holds, his, strangers) in table {
+    for (holds, owners, strangers) in table {
         let (owner, stranger) = (Owner::new(), Owner::new());
         for (side, (owner_may, stranger_may)) in
-            ["read", "write"].into_iter().zip(his.into_iter().zip(strangers))
+            ["read", "write"].into_iter().zip(owners.into_iter().zip(strangers))
         {
             let mut guards = Vec::new();
             for held in holds {
-                guards.push(try_side(&lock, &owner, held).await.expect("he holds what he holds"));
+                guards
+                    .push(try_side(&lock, &owner, held).await.expect("the owner acquires all of its holds"));
             }
-            // Elsewhere, as well: an owner is the same in every process.
+            // In another client as well: an owner is the same in every process.
             for lock in [&lock, &elsewhere] {
                 let guard = try_side(lock, &stranger, side).await;
-                assert_eq!(guard.is_some(), stranger_may, "{holds:?}: a stranger wants to {side}");
+                assert_eq!(guard.is_some(), stranger_may, "{holds:?}: a stranger tries to {side}");
                 if let Some(guard) = guard {
                     guard.release().await;
                 }
                 let guard = try_side(lock, &owner, side).await;
-                assert_eq!(guard.is_some(), owner_may, "{holds:?}: he wants to {side}");
+                assert_eq!(guard.is_some(), owner_may, "{holds:?}: the owner tries to {side}");
                 if let Some(guard) = guard {
                     guard.release().await;
                 }
@@ -74,8 +75,9 @@ pub async fn grants_what_the_table_says(setup: Setup) {
     setup.finish().await;
 }
 
-/// Of two readers none may write, and the anonymous are strangers to everybody, themselves included.
-pub async fn excludes_beside_another_reader(setup: Setup) {
+/// Neither of two readers may write. A caller without an owner is a stranger to every hold, its own
+/// included.
+pub async fn write_is_refused_beside_another_reader(setup: Setup) {
     let lock = setup.rwlock(Options::new()).await;
     let (one, other) = (Owner::new(), Owner::new());
     let (first, second) =
@@ -91,7 +93,10 @@ pub async fn excludes_beside_another_reader(setup: Setup) {
     let beside = lock.try_read().await.unwrap().expect("beside another reader");
     assert!(lock.try_write().await.unwrap().is_none());
     let limit = Duration::from_millis(50);
-    assert!(matches!(lock.write_timeout(limit).await, Err(Error::TimedOut { .. })), "he waits for himself");
+    assert!(
+        matches!(lock.write_timeout(limit).await, Err(Error::TimedOut { .. })),
+        "the write waits for its own read"
+    );
     reading.release().await.unwrap();
     beside.release().await.unwrap();
     let writing = lock.write().await.unwrap();
@@ -105,8 +110,8 @@ pub async fn excludes_beside_another_reader(setup: Setup) {
     setup.finish().await;
 }
 
-/// All holds to write of an owner end together, at the latest end that one of them asked for.
-pub async fn an_inner_write_does_not_shorten_the_outer_one(setup: Setup) {
+/// All write holds of an owner expire together, at the latest expiry that one of them requested.
+pub async fn inner_write_keeps_larger_ttl(setup: Setup) {
     let locks = setup.client().await;
     let with = |seconds: u64| {
         let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
@@ -120,13 +125,13 @@ pub async fn an_inner_write_does_not_shorten_the_outer_one(setup: Setup) {
     let owner = Owner::new();
     let outer = long.with_owner(&owner).write().await.unwrap();
     let inner = short.with_owner(&owner).write().await.unwrap();
-    assert_eq!(remaining().await, (2, 100), "a short hold does not shorten");
+    assert_eq!(remaining().await, (2, 100), "an inner hold with a shorter TTL does not shorten");
     inner.release().await.unwrap();
-    assert_eq!(remaining().await, (1, 100), "nor does its end");
+    assert_eq!(remaining().await, (1, 100), "the inner release does not shorten");
     outer.release().await.unwrap();
     let outer = short.with_owner(&owner).write().await.unwrap();
     let inner = long.with_owner(&owner).write().await.unwrap();
-    assert_eq!(remaining().await, (2, 100), "the larger of the two, not their sum");
+    assert_eq!(remaining().await, (2, 100), "the larger TTL, not the sum");
     for guard in [outer, inner] {
         guard.release().await.unwrap();
     }
@@ -134,7 +139,7 @@ pub async fn an_inner_write_does_not_shorten_the_outer_one(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn counts_both_sides_of_an_owner(setup: Setup) {
+pub async fn reads_and_writes_of_an_owner_are_counted_separately(setup: Setup) {
     let lock = setup.rwlock(Options::new()).await;
     let owner = Owner::new();
     let mut writes = Vec::new();
@@ -167,8 +172,8 @@ pub async fn counts_both_sides_of_an_owner(setup: Setup) {
     setup.finish().await;
 }
 
-/// The write goes first: what stays is a hold to read, and others read beside it.
-pub async fn a_released_write_leaves_the_read(setup: Setup) {
+/// The write is released first: the read hold remains, and others read beside it.
+pub async fn read_stays_held_after_write_is_released(setup: Setup) {
     let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
     let owner = Owner::new();
     let writing = lock.with_owner(&owner).write().await.unwrap();
@@ -180,7 +185,7 @@ pub async fn a_released_write_leaves_the_read(setup: Setup) {
     .await;
     let before = setup.deployment.published().await;
     writing.release().await.unwrap();
-    let beside = soon("let in beside him", waiting).await.unwrap().unwrap();
+    let beside = soon("the reader is admitted beside the owner", waiting).await.unwrap().unwrap();
     setup.assert_notified(before).await;
     assert!(!reading.lease().is_lost() && setup.deployment.has_holder(lock.name(), &owner).await);
     assert!(!setup.deployment.has_holder(lock.name(), &Owner::new()).await, "another owner holds nothing");
@@ -191,7 +196,7 @@ pub async fn a_released_write_leaves_the_read(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn has_a_deepest_level_on_each_side(setup: Setup) {
+pub async fn each_side_returns_too_deep_beyond_max_depth(setup: Setup) {
     let lock = setup.rwlock(Options::new().max_depth(3)).await;
     let owner = Owner::new();
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
@@ -208,18 +213,20 @@ pub async fn has_a_deepest_level_on_each_side(setup: Setup) {
         assert!(matches!(outcome, Err(Error::TooDeep { depth: 3, .. })), "{outcome:?}");
     }
     drop((reads, writes));
-    eventually("released", || async { setup.state_of(lock.name()).await.mode == Mode::Free }).await;
+    eventually("the lock is released", || async { setup.state_of(lock.name()).await.mode == Mode::Free })
+        .await;
     drop(lock);
     setup.finish().await;
 }
 
-/// A token for each who writes; who reads has that of the last one who wrote, or one that no later writer gets.
-pub async fn fences(setup: Setup) {
+/// Each writer gets a new token. A reader gets the last writer's token, or one that is smaller than
+/// every later writer's.
+pub async fn tokens_grow_with_each_write(setup: Setup) {
     let lock = setup.rwlock(Options::new()).await;
     let mut last = None;
     for _ in 0..3 {
         let writing = lock.write().await.unwrap();
-        assert!(writing.lease().fencing_token() > last, "a new one");
+        assert!(writing.lease().fencing_token() > last, "a write gets a larger token");
         last = writing.lease().fencing_token();
         writing.release().await.unwrap();
         for _ in 0..2 {
@@ -230,7 +237,7 @@ pub async fn fences(setup: Setup) {
             other.release().await.unwrap();
         }
     }
-    // Read, then write: that is a grant to write.
+    // An upgrade is a new write grant.
     let owner = Owner::new();
     let reading = lock.with_owner(&owner).read().await.unwrap();
     let writing = lock.with_owner(&owner).write().await.unwrap();
@@ -250,8 +257,9 @@ pub async fn fences(setup: Setup) {
     setup.finish().await;
 }
 
-/// The same name as a lock of another kind is an error on either side, and excludes all the same.
-pub async fn is_no_lock_of_another_kind(setup: Setup) {
+/// A name that is in use by another kind of lock is an error on either side; the locks exclude each
+/// other all the same.
+pub async fn rwlock_returns_wrong_type_for_other_kind(setup: Setup) {
     let locks = setup.client().await;
     let (lock, other) = (locks.rwlock("rw").unwrap(), locks.reentrant("rw").unwrap());
     let held = other.with_owner(&Owner::new()).lock().await.unwrap();

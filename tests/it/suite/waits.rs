@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 use crate::support::{Setup, Wake, eventually, soon, ttl};
 
-/// No waiter sleeps for that long: it polls after half a claim, which is a second and a half at
-/// most.
+/// A `poll_cap` that has no effect: a waiter polls after half a claim, which is at most a second
+/// and a half.
 const NEVER: Duration = Duration::from_secs(10);
 
-/// The longest time for which a lock is kept for a waiter that has not answered.
+/// The longest time for which the server holds a lock for a waiter that has not answered.
 const CLAIM: Duration = Duration::from_secs(3);
 
-pub async fn hands_over_in_order(setup: Setup) {
+pub async fn release_grants_in_queue_order(setup: Setup) {
     let lock = setup.lock("queue").await;
     let guard = lock.lock().await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -23,11 +23,12 @@ pub async fn hands_over_in_order(setup: Setup) {
     for number in 0..6 {
         let (other, order) = (setup.lock("queue").await, Arc::clone(&order));
         waiting.push(tokio::spawn(async move {
-            let guard = soon("a turn", other.lock()).await.unwrap();
+            let guard = soon("the lock is acquired", other.lock()).await.unwrap();
             order.lock().unwrap().push((number, guard.token()));
             guard.release().await.unwrap();
         }));
-        eventually("it queues", || async { setup.deployment.waiters(&lock).await == number + 1 }).await;
+        eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == number + 1 })
+            .await;
     }
     let before = setup.deployment.published().await;
     guard.release().await.unwrap();
@@ -42,7 +43,7 @@ pub async fn hands_over_in_order(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn wakes_tasks_of_one_client_in_order(setup: Setup) {
+pub async fn tasks_of_one_client_acquire_in_order(setup: Setup) {
     let lock = setup.lock("inside").await;
     let guard = lock.lock().await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -53,24 +54,22 @@ pub async fn wakes_tasks_of_one_client_in_order(setup: Setup) {
         waiting.push(tokio::spawn(async move {
             let locking = other.lock();
             tokio::pin!(locking);
-            // Polled once before the next one begins: that is the order.
+            // Each task is polled once before the next one starts: that defines the order.
             let early = std::future::poll_fn(|cx| std::task::Poll::Ready(locking.as_mut().poll(cx))).await;
             assert!(early.is_pending());
             began.send(()).unwrap();
-            let guard = soon("a turn", locking).await.unwrap();
+            let guard = soon("the lock is acquired", locking).await.unwrap();
             order.lock().unwrap().push(number);
             guard.release().await.unwrap();
         }));
         begun.await.unwrap();
         if setup.kind.name() == "reentrant" {
-            // Who might be the owner looks once before it queues.
+            // A re-entrant owner tries once before it queues.
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
     }
-    eventually("one of them queues in Redis for all", || async {
-        setup.deployment.waiters(&lock).await == 1
-    })
-    .await;
+    eventually("one task queues in Redis for all", || async { setup.deployment.waiters(&lock).await == 1 })
+        .await;
     let before = setup.deployment.published().await;
     guard.release().await.unwrap();
     for task in waiting {
@@ -82,7 +81,7 @@ pub async fn wakes_tasks_of_one_client_in_order(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn gives_up_in_time(setup: Setup) {
+pub async fn lock_times_out_and_leaves_queue(setup: Setup) {
     let (lock, other) = (setup.rival("slow").await, setup.lock("slow").await);
     let guard = lock.lock().await.unwrap();
     let limit = Duration::from_millis(300);
@@ -95,14 +94,15 @@ pub async fn gives_up_in_time(setup: Setup) {
         assert!(tokio::time::timeout(limit, other.lock()).await.is_err());
         assert!(start.elapsed() < limit + Duration::from_secs(2));
     }
-    eventually("it left the queue", || async { setup.deployment.waiters(&lock).await == 0 }).await;
+    eventually("the waiter has left the queue", || async { setup.deployment.waiters(&lock).await == 0 })
+        .await;
     guard.release().await.unwrap();
     other.lock_timeout(limit * 10).await.unwrap().release().await.unwrap();
     drop((lock, other));
     setup.finish().await;
 }
 
-pub async fn hands_over_at_once(setup: Setup) {
+pub async fn release_grants_at_once_to_waiter(setup: Setup) {
     let options = Options::new().poll_cap(NEVER);
     let (lock, other) = (setup.rival("prompt").await, setup.lock_with("prompt", options).await);
     let mut times = Vec::new();
@@ -112,39 +112,40 @@ pub async fn hands_over_at_once(setup: Setup) {
             let other = other.for_another();
             async move { other.lock().await }
         });
-        eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+        eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
         let start = Instant::now();
         guard.release().await.unwrap();
-        let next = soon("handed over", waiting).await.unwrap().unwrap();
+        let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         times.push(start.elapsed());
         assert!(!next.lease().is_lost());
         setup.assert_conservative(&lock, &next).await;
         drop(next);
-        eventually("free", || async { !setup.deployment.is_locked(&lock).await }).await;
+        eventually("the lock is free", || async { !setup.deployment.is_locked(&lock).await }).await;
     }
-    // Who was not told would look after a second: the median of five.
+    // A waiter that is not notified polls after more than a second. The median of five.
     times.sort();
     assert!(times[2] < Duration::from_millis(500), "{times:?}");
     drop((lock, other));
     setup.finish().await;
 }
 
-/// Granted for a claim, which is much shorter than its TTL: it is renewed before the claim is over.
-pub async fn renews_what_was_handed_over_before_its_claim_ends(setup: Setup) {
+/// A waiter is granted the lock for its claim, which is much shorter than its TTL: the lease is
+/// renewed before the claim expires.
+pub async fn granted_lease_is_renewed_before_its_claim_ends(setup: Setup) {
     let (lock, other) = (setup.rival("claimed").await, setup.lock("claimed").await);
     let guard = lock.lock().await.unwrap();
     let waiting = tokio::spawn({
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
     let before = setup.deployment.published().await;
     guard.release().await.unwrap();
-    let next = soon("handed over", waiting).await.unwrap().unwrap();
+    let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
     setup.assert_notified(before).await;
     tokio::select! {
-        _ = next.lease().lost() => panic!("lost with its claim"),
-        () = eventually("the server keeps it for its whole ttl", || async {
+        _ = next.lease().lost() => panic!("the lease was lost when its claim expired"),
+        () = eventually("the server holds the lock for its whole TTL", || async {
             setup.deployment.kept_until(other.key()).await > std::time::Instant::now() + 2 * CLAIM
         }) => {}
     }
@@ -154,8 +155,8 @@ pub async fn renews_what_was_handed_over_before_its_claim_ends(setup: Setup) {
     setup.finish().await;
 }
 
-/// Without renewals, the lease would end with its claim: the waiter asks for its whole TTL.
-pub async fn hands_over_for_the_whole_ttl_if_never_renewed(setup: Setup) {
+/// Without renewals, the lease would end with its claim, so the waiter requests its whole TTL.
+pub async fn grant_lasts_whole_ttl_if_never_renewed(setup: Setup) {
     let options = Options::new().renewal(redlatch::Renewal::Never);
     let (lock, other) = (setup.rival("unrenewed").await, setup.lock_with("unrenewed", options).await);
     let guard = lock.lock().await.unwrap();
@@ -163,12 +164,12 @@ pub async fn hands_over_for_the_whole_ttl_if_never_renewed(setup: Setup) {
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
     let before = setup.deployment.published().await;
     guard.release().await.unwrap();
-    let next = soon("handed over", waiting).await.unwrap().unwrap();
+    let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
     let (until, granted) = (next.lease().valid_until(), std::time::Instant::now());
-    assert!(until > granted + 2 * CLAIM, "trusted for {:?}", until - granted);
+    assert!(until > granted + 2 * CLAIM, "the lease is valid for {:?}", until - granted);
     assert!(setup.deployment.kept_until(other.key()).await > granted + 2 * CLAIM);
     setup.assert_notified(before).await;
     next.release().await.unwrap();
@@ -176,7 +177,7 @@ pub async fn hands_over_for_the_whole_ttl_if_never_renewed(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn takes_over_after_expiry(setup: Setup) {
+pub async fn waiter_acquires_after_holder_expires(setup: Setup) {
     // The holder has crashed: no message is published.
     let lock = setup.rival_with("expiring", ttl(500)).await;
     let other = setup.lock_with("expiring", Options::new().poll_cap(NEVER)).await;
@@ -184,7 +185,7 @@ pub async fn takes_over_after_expiry(setup: Setup) {
     for _ in 0..3 {
         lock.lock().await.unwrap().leak();
         let start = Instant::now();
-        let guard = soon("taken over", other.lock()).await.unwrap();
+        let guard = soon("the waiter acquires after the expiry", other.lock()).await.unwrap();
         times.push(start.elapsed());
         guard.release().await.unwrap();
     }
@@ -196,8 +197,8 @@ pub async fn takes_over_after_expiry(setup: Setup) {
     setup.finish().await;
 }
 
-/// A release between the first look and the subscription: the second look must find it.
-pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
+/// A release between the first attempt and the subscription: the second attempt must find it.
+pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.rival("gap").await;
     for deaf in [true, false] {
@@ -210,27 +211,29 @@ pub async fn misses_no_release_between_try_and_wait(setup: Setup) {
             proxy.be_deaf(deaf);
             let (before, acquires) = (proxy.connections(), setup.deployment.scripts_run().await);
             let waiting = tokio::spawn(async move { other.lock().await });
-            eventually("it has looked", || async { setup.deployment.scripts_run().await > acquires }).await;
+            eventually("the first attempt ran", || async { setup.deployment.scripts_run().await > acquires })
+                .await;
             if setup.wake == Wake::Push {
-                eventually("it subscribes", || async { proxy.connections() > before }).await;
+                eventually("the client subscribes", || async { proxy.connections() > before }).await;
             }
             let start = Instant::now();
             guard.release().await.unwrap();
-            let next = soon("found", waiting).await.unwrap().unwrap();
+            let next = soon("the waiter finds the release", waiting).await.unwrap().unwrap();
             times.push(start.elapsed());
             proxy.be_deaf(false);
             next.release().await.unwrap();
         }
         times.sort();
-        // One that sleeps before it looks again does so for more than a second.
+        // A waiter that sleeps before its second attempt does so for more than a second.
         assert!(times[1] < Duration::from_secs(1), "deaf: {deaf}: {times:?}");
     }
     drop(lock);
     setup.finish().await;
 }
 
-/// The news of a grant lies in a buffer until the claim is over and somebody else holds the lock.
-pub async fn trusts_no_grant_that_was_long_under_way(setup: Setup) {
+/// The notification of a grant is delayed until the claim has expired and another client holds the
+/// lock.
+pub async fn waiter_rejects_grant_received_after_its_claim(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.rival("stale").await;
     let options = ttl(500).node_timeout(Duration::from_secs(15));
@@ -240,28 +243,28 @@ pub async fn trusts_no_grant_that_was_long_under_way(setup: Setup) {
         let late = late.clone();
         async move { late.lock().await }
     });
-    eventually("it queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
     proxy.hold_replies(true);
     guard.release().await.unwrap();
-    eventually("handed over", || async {
+    eventually("the waiter is granted the lock", || async {
         setup.deployment.is_locked(&lock).await && setup.deployment.waiters(&lock).await == 0
     })
     .await;
-    let successor = soon("the claim is over", lock.lock()).await.unwrap();
+    let successor = soon("the claim expires", lock.lock()).await.unwrap();
     proxy.hold_replies(false);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!waiting.is_finished(), "it was told that it holds what another holds");
+    assert!(!waiting.is_finished(), "the waiter accepted a grant that had expired");
     assert!(setup.deployment.is_held_by(&lock, &successor).await);
     successor.release().await.unwrap();
-    let guard = soon("its turn", waiting).await.unwrap().unwrap();
+    let guard = soon("the waiter acquires", waiting).await.unwrap().unwrap();
     assert!(setup.deployment.is_held_by(&late, &guard).await);
     guard.release().await.unwrap();
     drop((lock, late));
     setup.finish().await;
 }
 
-/// Clients that are told and clients that look want the same lock all the time: neither starves.
-pub async fn takes_turns_with_those_who_look(setup: Setup) {
+/// Notified and polling clients contend for the same lock all the time: neither starves.
+pub async fn polling_and_notified_clients_take_turns(setup: Setup) {
     let other_wake = if setup.wake == Wake::Push { Wake::Poll } else { Wake::Push };
     let end = Instant::now() + Duration::from_secs(4);
     let mut tasks = tokio::task::JoinSet::new();
@@ -270,7 +273,7 @@ pub async fn takes_turns_with_those_who_look(setup: Setup) {
         tasks.spawn(async move {
             let mut turns = 0_u32;
             while Instant::now() < end {
-                soon("a turn", lock.lock()).await.unwrap().release().await.unwrap();
+                soon("the lock is acquired", lock.lock()).await.unwrap().release().await.unwrap();
                 turns += 1;
             }
             turns

@@ -1,4 +1,4 @@
-//! Which server is tested against; for the tests inside the library as well.
+//! The server to test against; the tests inside the library use it as well.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

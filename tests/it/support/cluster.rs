@@ -1,4 +1,4 @@
-//! A cluster: how it is formed, who owns a slot, and how a slot moves.
+//! A cluster: forming it, finding the owner of a slot, moving a slot.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use super::{PATIENCE, Server, eventually};
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
 
-/// Milliseconds after which a server that does not answer is taken for dead: never.
+/// The node timeout in milliseconds: so long that no server is considered failed.
 const PATIENT: &str = "60000";
 
 /// Three masters, and a replica for each.
@@ -16,10 +16,10 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
     let member = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip"];
     let patient = ["127.0.0.1", "--cluster-node-timeout", PATIENT, "--cluster-replica-no-failover", "yes"];
     let mut masters = servers(2 * MASTERS, &[&member[..], &patient, &PROMPT, arguments].concat()).await;
-    // News travels twice within that time. On a busy machine, a node that is slower may be taken
-    // for dead; its replica takes over from it only once that is allowed.
+    // Nodes gossip twice within the node timeout, so a short one lets them find each other soon. On
+    // a busy machine, a slower node may be considered failed; its replica may not replace it yet.
     set_timeout(masters.iter(), "1000").await;
-    // While they know nobody: afterwards they would first have to agree on it.
+    // Before the nodes meet: afterwards they would first have to agree on epochs and slots.
     for (place, server) in masters.iter().enumerate() {
         let epoch = (place + 1).to_string();
         server.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
@@ -28,7 +28,7 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
                 .filter(|slot| slot * MASTERS / SLOTS == place)
                 .map(|slot| slot.to_string())
                 .collect();
-            // One by one: Redis 6.2 knows no ranges.
+            // One by one: Redis 6.2 does not accept ranges.
             let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
             server.run::<()>(&words.collect::<Vec<_>>()).await;
         }
@@ -50,7 +50,7 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
         .await;
         let (id, master) = (id(replica).await, id(master).await);
         for server in masters.iter().chain(&replicas) {
-            eventually("all know whom it follows", || async {
+            eventually("all nodes know the replica's master", || async {
                 node(server, &id).await.is_some_and(|node| node.follows == master)
             })
             .await;
@@ -60,8 +60,8 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
     (masters, replicas)
 }
 
-/// Has each node meet each other one, since gossip takes its time. A node forgets one that does not
-/// answer within a second, as on a busy machine, so it is introduced again.
+/// Introduces each node to each other one, since gossip alone takes seconds. A node forgets one
+/// that does not respond within a second, as on a busy machine, so it is introduced again.
 async fn introduce(servers: &[Server]) {
     let known = format!("cluster_known_nodes:{}\r", servers.len());
     let start = Instant::now();
@@ -82,7 +82,7 @@ async fn introduce(servers: &[Server]) {
     }
 }
 
-/// From now on, nobody is taken for dead, by those who live.
+/// Sets the long node timeout on the live servers: none considers another one failed.
 pub async fn forbid_failover(servers: impl Iterator<Item = &Server>) {
     set_timeout(servers, PATIENT).await;
 }
@@ -96,7 +96,7 @@ async fn set_timeout(servers: impl Iterator<Item = &Server>, millis: &str) {
     }
 }
 
-/// Waits until all of them say that every slot is served.
+/// Waits until all of them report that every slot is served.
 pub async fn is_ok(servers: impl Iterator<Item = &Server>) {
     for server in servers {
         eventually("the cluster is ok", || async {
@@ -108,7 +108,7 @@ pub async fn is_ok(servers: impl Iterator<Item = &Server>) {
     }
 }
 
-/// From now on, a master that does not answer for a second is replaced.
+/// Allows a replica to replace a master that does not respond for a second.
 pub async fn allow_failover(servers: impl Iterator<Item = &Server>) {
     for server in servers.filter(|server| server.is_alive()) {
         server.run::<()>(&["CONFIG", "SET", "cluster-node-timeout", "1000"]).await;
@@ -116,19 +116,19 @@ pub async fn allow_failover(servers: impl Iterator<Item = &Server>) {
     }
 }
 
-/// Asks a replica to take over from its master.
+/// Asks a replica to replace its master.
 pub async fn fail_over(replica: &Server) {
-    eventually("it may take over", || async {
+    eventually("the replica may take over", || async {
         replica.try_run::<()>(&["CLUSTER", "FAILOVER"]).await.is_ok()
     })
     .await;
 }
 
-/// Waits until a replica has taken over, as the others see it and as it does itself.
+/// Waits until a replica has replaced its master, in its own view and in that of the others.
 pub async fn leads<'a>(heir: &'a Server, others: impl Iterator<Item = &'a Server>) {
     let id = id(heir).await;
     for server in others.chain([heir]) {
-        eventually("the heir leads", || async {
+        eventually("the replica has become master", || async {
             node(server, &id).await.is_some_and(|node| node.is_master && !node.slots.is_empty())
         })
         .await;
@@ -139,7 +139,7 @@ async fn id(server: &Server) -> String {
     server.run(&["CLUSTER", "MYID"]).await
 }
 
-/// What a server says about one of the cluster.
+/// One server's view of a node of the cluster.
 struct Node {
     is_master: bool,
     /// The id of its master, if it is a replica.
@@ -163,13 +163,13 @@ async fn slot(server: &Server, key: &str) -> u16 {
     server.run(&["CLUSTER", "KEYSLOT", key]).await
 }
 
-/// Whether a server says that another one has this slot.
+/// Whether a node owns this slot, in the view of the asked server.
 async fn has(asked: &Server, id: &str, slot: u16) -> bool {
     let node = node(asked, id).await;
     node.is_some_and(|node| node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)))
 }
 
-/// Which of the masters has the slot of a key, in its own view.
+/// The index of the master that owns the slot of a key, in that master's own view.
 pub async fn owner(masters: &[Server], key: &str) -> usize {
     let slot = slot(&masters[0], key).await;
     for (place, master) in masters.iter().enumerate() {
@@ -177,7 +177,7 @@ pub async fn owner(masters: &[Server], key: &str) -> usize {
             return place;
         }
     }
-    panic!("nobody has slot {slot} of {key}")
+    panic!("no master owns slot {slot} of {key}")
 }
 
 pub async fn begin_move(key: &str, from: &Server, to: &Server) {
@@ -200,15 +200,16 @@ pub async fn move_keys(key: &str, from: &Server, to: &Server) {
     }
 }
 
-/// Tells all masters, the new owner first and the old one after it, and waits until they agree.
+/// Announces the new owner to all masters, to itself first and to the old owner second, and waits
+/// until they agree.
 pub async fn end_move(key: &str, masters: &[Server], to: usize) {
     let slot = slot(&masters[to], key).await;
     let (from, new) = (owner(masters, key).await, id(&masters[to]).await);
     let rest = (0..masters.len()).filter(|place| *place != to && *place != from);
     for place in [to, from].into_iter().chain(rest) {
         let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &new];
-        // The last keys go, until none came meanwhile.
-        eventually("the slot changes hands", || async {
+        // Clients may still write to the old owner: repeat until it has no key left.
+        eventually("the slot has a new owner", || async {
             if place == from {
                 move_keys(key, &masters[from], &masters[to]).await;
             }

@@ -1,4 +1,4 @@
-//! The private servers of one test, in every topology, and what a test does to all of them at once.
+//! The private servers of one test, in every topology, and operations on all of them at once.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub enum Topology {
 }
 
 impl Topology {
-    /// How many nodes decide about one lock.
+    /// The number of nodes that decide about one lock.
     pub fn nodes(self) -> usize {
         match self {
             Topology::Standalone | Topology::Cluster | Topology::Sentinel => 1,
@@ -29,20 +29,22 @@ impl Topology {
         }
     }
 
-    /// How many of them are enough.
+    /// The number of nodes that must agree.
     pub fn majority(self) -> usize {
         self.nodes() / 2 + 1
     }
 }
 
-/// So many tests with several servers at a time: more, and what is measured is how they are in each other's way.
+/// The number of tests with several servers that run at a time. With more, they slow each other
+/// down until their timeouts fire.
 static TURNS: Semaphore = Semaphore::const_new(4);
 
-/// Replicas follow at once, instead of gathering for seconds.
+/// Masters synchronize replicas at once, instead of waiting for more of them for seconds.
 pub const PROMPT: [&str; 4] = ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"];
 
-/// The servers of one test. Nothing fails over by itself unless it [may](Deployment::allow_failover): a test
-/// that stops or restarts a master means that master.
+/// The servers of one test. No server fails over by itself unless a test
+/// [allows](Deployment::allow_failover) it: a test that stops or restarts a master means that
+/// master.
 pub struct Deployment {
     topology: Topology,
     masters: Vec<Server>,
@@ -56,7 +58,7 @@ impl Deployment {
         Deployment::start_with(topology, &[]).await
     }
 
-    /// Servers that may have served a test before, which left nothing there.
+    /// Takes the idle servers of an earlier test, if there are any; starts new ones otherwise.
     pub async fn start_or_reuse(topology: Topology) -> Deployment {
         let turn = Deployment::turn(topology).await;
         match idle::take(topology).await {
@@ -65,12 +67,12 @@ impl Deployment {
         }
     }
 
-    /// The end of a test that may leave its servers to another one: it has stopped its clients, and
-    /// found nothing left.
+    /// Leaves the servers to another test. The test has stopped its clients and has checked that
+    /// nothing is left.
     pub fn leave(mut self) {
         let turn = self._turn.take();
         idle::keep(self);
-        drop(turn); // only now may the next test look for servers
+        drop(turn); // only now may the next test take idle servers
     }
 
     async fn turn(topology: Topology) -> Option<SemaphorePermit<'static>> {
@@ -80,7 +82,7 @@ impl Deployment {
         }
     }
 
-    /// With these arguments for each server that has data.
+    /// Starts servers, with these arguments for each one that has data.
     pub async fn start_with(topology: Topology, arguments: &[&str]) -> Deployment {
         Deployment::form(topology, arguments, Deployment::turn(topology).await).await
     }
@@ -106,7 +108,7 @@ impl Deployment {
         deployment
     }
 
-    /// One server, started by somebody else.
+    /// A deployment of one server that is already running.
     pub fn of(server: Server) -> Deployment {
         Deployment {
             topology: Topology::Standalone,
@@ -121,7 +123,7 @@ impl Deployment {
         self.topology
     }
 
-    /// A client that comes in past all proxies.
+    /// A client that connects to the servers directly, not through proxies.
     pub async fn client(&self, options: redlatch::Options) -> redlatch::Locks {
         super::open::open(self, super::proxy::DIRECT, super::Protocol::Resp3, super::Wake::Push, options)
             .await
@@ -137,7 +139,7 @@ impl Deployment {
         &mut self.masters
     }
 
-    /// In a cluster, each at the place of its master.
+    /// The replicas; in a cluster, each at the index of its master.
     pub fn replicas(&self) -> &[Server] {
         &self.replicas
     }
@@ -154,7 +156,7 @@ impl Deployment {
         &mut self.sentinels
     }
 
-    /// Where data is.
+    /// The servers that have data: masters and replicas.
     pub fn data(&self) -> impl Iterator<Item = &Server> {
         self.masters.iter().chain(&self.replicas)
     }
@@ -163,12 +165,13 @@ impl Deployment {
         self.data().chain(&self.sentinels)
     }
 
-    /// Where clients come in.
+    /// The servers whose addresses a client is given.
     pub fn entrances(&self) -> &[Server] {
         if self.topology == Topology::Sentinel { &self.sentinels } else { &self.masters }
     }
 
-    /// Where a key lives, as a place among the masters: in a cluster, the owner of its slot. `None`: on each.
+    /// The index of the master that has a key; in a cluster, the owner of its slot. `None`: every
+    /// master has it.
     pub async fn owner(&self, key: &str) -> Option<usize> {
         match self.topology {
             Topology::Standalone | Topology::Sentinel => Some(0),
@@ -184,7 +187,7 @@ impl Deployment {
         }
     }
 
-    /// Runs a command where a key lives: one answer, or one from each node of a quorum.
+    /// Runs a command on the master of a key, or on every node of a quorum; one answer each.
     pub async fn run_at<T: FromRedisValue>(&self, key: &str, words: &[&str]) -> Vec<T> {
         run_on(self.homes(key).await, words).await
     }
@@ -199,7 +202,7 @@ impl Deployment {
         self.run::<Vec<String>>(&["KEYS", pattern]).await.concat()
     }
 
-    /// Until when a key is kept by as many nodes as decide about a lock.
+    /// The time until which a majority of the nodes keeps a key.
     pub async fn kept_until(&self, key: &str) -> Instant {
         let mut ends = Vec::new();
         for server in self.homes(key).await {
@@ -208,10 +211,10 @@ impl Deployment {
         }
         ends.sort();
         ends.reverse();
-        *ends.get(self.topology.majority() - 1).expect("it is held")
+        *ends.get(self.topology.majority() - 1).expect("a majority has the key")
     }
 
-    /// How many scripts were run.
+    /// The number of scripts that the masters have run.
     pub async fn scripts_run(&self) -> u64 {
         let mut sum = 0;
         for master in &self.masters {
@@ -220,7 +223,7 @@ impl Deployment {
         sum
     }
 
-    /// How many messages were published. A script publishes on the server that runs it.
+    /// The number of messages published. A script publishes on the server that runs it.
     pub async fn published(&self) -> u64 {
         let mut sum = 0;
         for master in &self.masters {
@@ -238,7 +241,7 @@ impl Deployment {
         connections
     }
 
-    /// Stops everything that serves.
+    /// Pauses the masters.
     pub fn pause(&self) {
         self.masters.iter().for_each(Server::pause);
     }
@@ -247,19 +250,20 @@ impl Deployment {
         self.masters.iter().for_each(Server::resume);
     }
 
-    /// Cuts the connections to everything that serves.
+    /// Closes the connections to the masters.
     pub async fn kill_connections(&self) {
         for master in &self.masters {
             master.kill_connections().await;
         }
     }
 
-    /// Kills everything that serves, without a word.
+    /// Kills the masters with SIGKILL.
     pub fn kill(&mut self) {
         self.masters.iter_mut().for_each(Server::kill);
     }
 
-    /// Starts it again on the same ports; returns once it serves. A cluster remembers its slots.
+    /// Restarts the masters on the same ports, and returns once they serve. A cluster remembers its
+    /// slots.
     pub async fn restart(&mut self) {
         self.masters.iter_mut().for_each(Server::restart_unseen);
         for master in &mut self.masters {
@@ -268,14 +272,14 @@ impl Deployment {
         self.is_whole().await;
     }
 
-    /// Waits until all servers of a cluster agree that it serves.
+    /// Waits until all servers of a cluster report that every slot is served.
     pub async fn is_whole(&self) {
         if self.topology == Topology::Cluster {
             cluster::is_ok(self.data()).await;
         }
     }
 
-    /// How many subscriptions clients have, on all servers.
+    /// The number of the clients' subscriptions, on all servers.
     pub async fn subscriptions(&self) -> usize {
         let mut sum = 0;
         for server in self.data() {
@@ -284,12 +288,12 @@ impl Deployment {
         sum
     }
 
-    /// Cuts the clients' subscriptions, and says how many.
+    /// Kills the clients' subscriptions, and returns their number.
     pub async fn kill_subscribers(&self) -> usize {
         let mut killed = 0;
         for server in self.data() {
             for id in server.subscribers().await {
-                // It may be gone by itself meanwhile.
+                // The client may have closed it meanwhile.
                 let outcome: RedisResult<u64> = server.try_run(&["CLIENT", "KILL", "ID", &id]).await;
                 killed += usize::from(outcome.is_ok_and(|killed| killed == 1));
             }
@@ -297,7 +301,7 @@ impl Deployment {
         killed
     }
 
-    /// What every test ends with, once its clients are gone.
+    /// Checks that the clients of a test have left nothing on the servers.
     pub async fn assert_nothing_left(&self) {
         eventually("no subscription left", || async { self.subscriptions().await == 0 }).await;
         for master in &self.masters {
@@ -305,7 +309,7 @@ impl Deployment {
         }
     }
 
-    /// From now on, a master that does not answer for a second or so is replaced.
+    /// Allows a replica to replace a master that does not respond for about a second.
     pub async fn allow_failover(&self) {
         match self.topology {
             Topology::Cluster => cluster::allow_failover(self.data()).await,
@@ -314,7 +318,7 @@ impl Deployment {
         }
     }
 
-    /// From now on, nobody is replaced unless it [may](Deployment::allow_failover) again.
+    /// Forbids failovers until they are [allowed](Deployment::allow_failover) again.
     pub async fn forbid_failover(&self) {
         match self.topology {
             Topology::Cluster => cluster::forbid_failover(self.data()).await,
@@ -322,13 +326,13 @@ impl Deployment {
         }
     }
 
-    /// Has a master that lives replaced by a replica, and waits until everybody knows.
+    /// Replaces a live master by a replica, and waits until all servers know.
     pub async fn fail_over(&mut self, master: usize) {
         self.begin_failover(master).await;
         self.has_failed_over(master).await;
     }
 
-    /// Has a replica replace a master: not everybody knows yet.
+    /// Starts replacing a master by a replica; does not wait until all servers know.
     pub async fn begin_failover(&self, master: usize) {
         match self.topology {
             Topology::Cluster => cluster::fail_over(&self.replicas[master]).await,
@@ -337,8 +341,8 @@ impl Deployment {
         }
     }
 
-    /// Waits until a replica has replaced a master, and everybody who lives knows. The two change places in
-    /// [`masters`](Deployment::masters) and [`replicas`](Deployment::replicas).
+    /// Waits until a replica has replaced a master and all live servers know. The two change places
+    /// in [`masters`](Deployment::masters) and [`replicas`](Deployment::replicas).
     pub async fn has_failed_over(&mut self, master: usize) {
         let heir = match self.topology {
             Topology::Cluster => {
@@ -351,14 +355,14 @@ impl Deployment {
         std::mem::swap(&mut self.masters[master], &mut self.replicas[heir]);
     }
 
-    /// Moves the slot of a key to another master, while clients go on.
+    /// Moves the slot of a key to another master; clients may run meanwhile.
     pub async fn move_slot(&self, key: &str, to: usize) {
         self.begin_move(key, to).await;
         self.move_keys(key, to).await;
         self.end_move(key, to).await;
     }
 
-    /// The first half: keys that are missing at the owner are asked for at the other master.
+    /// The first half of a move: the owner redirects requests for missing keys to the other master.
     pub async fn begin_move(&self, key: &str, to: usize) {
         let from = cluster::owner(&self.masters, key).await;
         cluster::begin_move(key, &self.masters[from], &self.masters[to]).await;
@@ -369,13 +373,14 @@ impl Deployment {
         cluster::move_keys(key, &self.masters[from], &self.masters[to]).await;
     }
 
-    /// The second half: the other master is the owner. Keys that came meanwhile are moved as well.
+    /// The second half of a move: the other master becomes the owner. Keys that were written
+    /// meanwhile are moved as well.
     pub async fn end_move(&self, key: &str, to: usize) {
         cluster::end_move(key, &self.masters, to).await;
     }
 }
 
-/// So many servers, started at the same time.
+/// Starts this number of servers at the same time.
 pub async fn servers(number: usize, arguments: &[&str]) -> Vec<Server> {
     let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
     let start = |_| {

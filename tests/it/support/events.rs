@@ -1,4 +1,4 @@
-//! What the crate says to `tracing`, for one test among many that run at the same time.
+//! The crate's `tracing` events, for one test among many that run at the same time.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Mutex, Once};
@@ -7,30 +7,32 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// All of them, of all tests: `LEVEL message field=value field=value`, and spans as `SPAN name …`.
-/// Of what locks do all the time, only what those with [`TRACED`] in their names do.
+/// The events of all tests as `LEVEL message field=value …`, and spans as `SPAN name …`.
+/// DEBUG events and spans are recorded only for locks with [`TRACED`] in their names, and for
+/// rounds without a majority.
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// In the names of locks of which each event is kept.
+/// The prefix of locks whose DEBUG events and spans are recorded too.
 pub const TRACED: &str = "traced-";
 
 type Action = Box<dyn Fn() + Send>;
 
-/// What a test does as a subscriber, when an event has this in it.
+/// Actions of tests to run inside the subscriber, each with the text of the event that triggers it.
 static ACTIONS: Mutex<Vec<(String, Action)>> = Mutex::new(Vec::new());
 
-/// Does something within the subscriber at each event that has this in it.
+/// Runs the action once, inside the subscriber, at the next event above DEBUG that contains
+/// the word.
 pub fn on_event(word: &str, action: impl Fn() + Send + 'static) {
     ACTIONS.lock().unwrap().push((word.to_owned(), Box::new(action)));
 }
 
-/// Begins to listen, for all tests.
+/// Installs the subscriber, for all tests.
 pub fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Listener).unwrap());
 }
 
-/// Those that name something which no other test has: a port, or the name of a lock.
+/// The events that contain a word. The word must be unique to the test: a port, or a lock's name.
 pub fn heard_of(word: &str) -> Vec<String> {
     HEARD.lock().unwrap().iter().filter(|event| event.contains(word)).cloned().collect()
 }
@@ -55,7 +57,7 @@ impl Subscriber for Listener {
         HEARD.lock().unwrap().push(line.clone());
         let position =
             |actions: &[(String, Action)]| actions.iter().position(|(word, _)| line.contains(word));
-        // Taken out: it may cause events itself.
+        // Removed from the list before it runs: it may cause events itself.
         let action = {
             let mut actions = ACTIONS.lock().unwrap();
             position(&actions).map(|index| actions.swap_remove(index))

@@ -1,8 +1,8 @@
-//! Servers of tests that have ended, kept for the next test of the same topology.
+//! Servers of finished tests, kept for the next test of the same topology.
 //!
-//! A cluster or a group with sentinels takes seconds to form. Whatever a test does to the servers
-//! themselves [changes](super::Server::is_changed) them: those are not kept, nor are those of a
-//! test that fails.
+//! A cluster or a group with sentinels takes seconds to form. Servers that a test has
+//! [changed](super::Server::is_changed) beyond their data are not kept, nor are those of a failed
+//! test.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -11,14 +11,14 @@ use std::sync::{LazyLock, Mutex};
 
 use super::{Deployment, Server, Topology};
 
-/// How many deployments are kept: tests run in the order of their names, so few topologies are in
-/// use at a time.
+/// The number of deployments to keep: tests run in the order of their names, so few topologies are
+/// in use at a time.
 const LIMIT: usize = 4;
 
 static IDLE: Mutex<VecDeque<Deployment>> = Mutex::new(VecDeque::new());
 
-/// Nothing drops a static, so a process of its own kills what is kept once this process has ended,
-/// however it ended.
+/// Statics are never dropped, so a separate process kills the idle servers once this process has
+/// ended, however it ended.
 static GUARDIAN: LazyLock<Mutex<Child>> = LazyLock::new(|| {
     let script = "while read -r word pid directory; do
         kept=$(printf '%s\n' \"$kept\" | grep -v \"^$pid \")
@@ -31,7 +31,7 @@ static GUARDIAN: LazyLock<Mutex<Child>> = LazyLock::new(|| {
     Mutex::new(shell)
 });
 
-/// Servers that nothing has changed and nothing uses, if any are kept.
+/// Takes idle servers of this topology, if any are kept.
 pub(super) async fn take(topology: Topology) -> Option<Deployment> {
     let deployment = {
         let mut idle = IDLE.lock().unwrap();
@@ -49,7 +49,7 @@ pub(super) async fn take(topology: Topology) -> Option<Deployment> {
     Some(deployment)
 }
 
-/// Keeps the servers of a test that has ended well, unless it has changed them.
+/// Keeps the servers of a successful test, unless it has changed them.
 pub(super) fn keep(deployment: Deployment) {
     if deployment.all().any(Server::is_changed) {
         return;

@@ -1,5 +1,5 @@
-//! What the servers have of a lock, read with plain commands by the layouts of `lua/README.md`:
-//! what the crate reports is compared with this, and not with itself.
+//! A lock's state on the servers, read with plain commands according to `lua/README.md`. Tests
+//! compare the crate's reports with this, and not with the crate itself.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -14,14 +14,15 @@ use super::{AnyGuard, Deployment, Server, Setup};
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub side: String,
-    /// The owner; the attempt, if there is none.
+    /// The owner; the attempt's id, if there is no owner.
     pub owner: String,
     pub count: u64,
-    /// Until the server ends it, unless it is renewed.
+    /// The time until the server expires it, unless it is renewed.
     pub remaining: Duration,
 }
 
-/// One lock on one server, or what a majority of the servers agrees on. An expired hold is none.
+/// One lock on one server, or the state that a majority of the servers agrees on. Expired holds are
+/// left out.
 #[derive(Debug)]
 pub struct LockState {
     pub mode: Mode,
@@ -34,10 +35,10 @@ pub struct LockState {
 }
 
 impl LockState {
-    /// On the server of this connection.
+    /// The state on the server of this connection.
     pub async fn on(connection: &mut MultiplexedConnection, key: &str) -> LockState {
         let queue = companion(key, "waiters");
-        // A counter that holds something else has no token.
+        // A counter key with a value of another type has no token.
         let token = redis::cmd("GET").arg(companion(key, "fence")).query_async(connection).await;
         let token: Option<String> = token.unwrap_or(None);
         let mut ask = redis::pipe();
@@ -80,13 +81,13 @@ impl LockState {
         self.holds().next().is_some()
     }
 
-    /// On both sides.
+    /// The waiters of both sides.
     pub fn waiters(&self) -> u64 {
         self.waiting_writers + self.waiting_readers
     }
 
-    /// Whether one of the holders is that of this guard. A hold without an owner is known by its
-    /// token: the last one granted is its.
+    /// Whether one of the holds is this guard's. A hold without an owner is identified by its
+    /// token, which is the last one granted.
     pub fn is_held_by(&self, guard: &AnyGuard) -> bool {
         let token = guard.lease().fencing_token();
         let is_last = || token.is_none_or(|token| self.last_token == Some(token.get()));
@@ -104,14 +105,14 @@ impl LockState {
         }
     }
 
-    /// The holds that a majority of these has, with the number and the end that it has; of the
-    /// rest, the largest.
+    /// The holds that a majority of these states has, with the count and the remaining time that a
+    /// majority reaches; of the other fields, the largest value.
     fn agreed(states: &[LockState], majority: usize) -> LockState {
         let mut agreed: Vec<Hold> = Vec::new();
         for hold in states.iter().flat_map(LockState::holds) {
             let is_same = |other: &Hold| (&other.side, &other.owner) == (&hold.side, &hold.owner);
             let same: Vec<&Hold> =
-                states.iter().filter_map(|state| state.holds().find(|it| is_same(it))).collect();
+                states.iter().filter_map(|state| state.holds().find(|one| is_same(one))).collect();
             if same.len() < majority || agreed.iter().any(is_same) {
                 continue;
             }
@@ -131,11 +132,11 @@ impl LockState {
     }
 }
 
-/// A mutex: its key holds the attempt.
+/// A mutex: the value of its key is the attempt's id.
 async fn holds_of_string(connection: &mut MultiplexedConnection, key: &str) -> Vec<Hold> {
     let (attempt, pttl): (Option<String>, i64) =
         redis::pipe().cmd("GET").arg(key).cmd("PTTL").arg(key).query_async(connection).await.unwrap();
-    // It may expire in between.
+    // The hold may expire between the two requests.
     attempt.map(|attempt| hold("write", &attempt, 1, pttl)).into_iter().collect()
 }
 
@@ -154,14 +155,14 @@ async fn holds_of_hash(connection: &mut MultiplexedConnection, key: &str) -> Vec
         }
         ["sole", side, owner, _] => vec![hold(side, owner, 1, pttl)],
         ["several"] => fields.iter().filter_map(|(field, value)| one_of_several(field, value, now)).collect(),
-        // It may expire in between.
+        // The hold may expire between the two requests.
         _ if fields.is_empty() => Vec::new(),
         _ => panic!("no lock has this layout: {fields:?}"),
     }
 }
 
-/// A field of a read-write lock: `read:<owner>` has an end and the attempts, `write` has an end,
-/// the owner and the attempts.
+/// Parses a field of a read-write lock: `read:<owner>` has an expiry time and the attempts; `write`
+/// has an expiry time, the owner and the attempts.
 fn one_of_several(field: &str, value: &str, now: i64) -> Option<Hold> {
     let words: Vec<&str> = value.split(' ').collect();
     let left = || words[0].parse::<i64>().ok().map(|end| end - now).filter(|left| *left > 0);
@@ -188,7 +189,7 @@ pub(super) fn companion(key: &str, suffix: &str) -> String {
     }
 }
 
-/// Servers that are asked what they have of a lock.
+/// Servers that can be asked for a lock's state.
 pub trait Oracle {
     async fn lock_state(&self, name: &Name) -> LockState;
 }
@@ -200,7 +201,7 @@ impl Oracle for Server {
 }
 
 impl Oracle for Deployment {
-    /// What a majority of the nodes has.
+    /// The state that a majority of the nodes has.
     async fn lock_state(&self, name: &Name) -> LockState {
         let mut states = Vec::new();
         for server in self.homes(name.key()).await {
@@ -211,7 +212,7 @@ impl Oracle for Deployment {
 }
 
 impl Setup {
-    /// What a majority of the nodes has.
+    /// The state that a majority of the nodes has.
     pub async fn state_of(&self, name: &Name) -> LockState {
         self.deployment.lock_state(name).await
     }

@@ -1,4 +1,4 @@
-//! The kinds of lock behind one face, so that one suite can be run over all of them.
+//! One interface to all kinds of lock, so that one suite tests all of them.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use serde::Serialize;
 pub enum Kind {
     Mutex,
     Reentrant,
-    /// To read, for an owner. Its rivals write.
+    /// The read side, with an owner. Its rivals write.
     Read,
-    /// To write, without an owner.
+    /// The write side, without an owner.
     Write,
 }
 
@@ -33,12 +33,12 @@ impl Kind {
         kinds.into_iter().find(|kind| kind.name() == name).expect("a kind")
     }
 
-    /// The kind of those whom this one excludes.
+    /// The kind that this one excludes.
     pub fn rival(self) -> Kind {
         if self == Kind::Read { Kind::Write } else { self }
     }
 
-    /// A lock of this kind; where there are owners, for one of its own.
+    /// A lock of this kind, with a new owner if the kind has owners.
     pub fn lock(self, locks: &Locks, name: &str) -> AnyLock {
         match self {
             Kind::Mutex => AnyLock::Mutex(locks.mutex(name).unwrap()),
@@ -65,7 +65,7 @@ pub enum AnyGuard {
     Write(RwLockWriteGuard),
 }
 
-/// What an inspection of any kind has.
+/// The fields that the inspections of all kinds have.
 #[derive(Debug, Serialize)]
 pub struct Seen {
     pub holders: Vec<Holder>,
@@ -74,7 +74,7 @@ pub struct Seen {
 }
 
 impl AnyLock {
-    /// The same lock for somebody else.
+    /// The same lock with another owner.
     pub fn for_another(&self) -> AnyLock {
         match self {
             AnyLock::Reentrant(lock, _) => AnyLock::Reentrant(lock.clone(), Owner::new()),
@@ -83,7 +83,7 @@ impl AnyLock {
         }
     }
 
-    /// The same lock for somebody else, who is excluded.
+    /// The same lock for a caller that this one excludes.
     pub fn for_rival(&self) -> AnyLock {
         match self {
             AnyLock::Read(lock, _) => AnyLock::Write(lock.clone()),
@@ -201,7 +201,7 @@ impl AnyGuard {
         }
     }
 
-    /// The fencing token; fails if there is none.
+    /// The fencing token; panics if there is none.
     pub fn token(&self) -> u64 {
         self.lease().fencing_token().expect("fencing is on").get()
     }

@@ -23,20 +23,20 @@ mod setup;
 #[cfg(feature = "tls")]
 pub mod tls;
 
-#[allow(unused_imports, reason = "the fault checker chooses what a server is")]
+#[allow(unused_imports, reason = "the fault checker chooses the server's binary itself")]
 pub use binary::binary;
 pub use deployment::{Deployment, Topology, servers};
 #[allow(unused_imports, reason = "the fault checker has an observer of its own")]
 pub use lock_state::{Hold, LockState, Oracle};
 pub use locks::{AnyGuard, AnyLock, Kind};
-#[allow(unused_imports, reason = "the fault checker has another door")]
+#[allow(unused_imports, reason = "the fault checker connects to other addresses")]
 pub use open::open_at;
 pub use port::free_port;
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
 pub use rwlock::{NEVER, see, told};
-#[allow(unused_imports, reason = "the fault checker keeps what it answers")]
+#[allow(unused_imports, reason = "used by the fault checker: its servers persist all data")]
 pub use server::{DURABLE, Environment};
 pub use server::{Server, count_waiters};
 pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
@@ -47,10 +47,10 @@ use std::time::{Duration, Instant};
 use redlatch::Locks;
 use tokio::task::JoinHandle;
 
-/// Longer than anything here takes on a machine that is busy with something else.
+/// Longer than any step of a test takes, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks again and again until the answer is yes, and fails loudly if it never is.
+/// Polls a condition until it is true, and panics if it is not within [`PATIENCE`].
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> F) {
     let start = Instant::now();
     while !ask().await {
@@ -59,7 +59,8 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut ask: impl FnMu
     }
 }
 
-/// Starts something that has to wait, and waits until more are queued than before, wherever they are counted.
+/// Starts a task that has to wait for a lock, and returns once each of the counted queues is longer
+/// than before.
 pub async fn queued<T: Send + 'static>(
     count: impl AsyncFn() -> Vec<u64>,
     work: impl Future<Output = T> + Send + 'static,
@@ -67,16 +68,16 @@ pub async fn queued<T: Send + 'static>(
     let before = count().await;
     let task = tokio::spawn(work);
     let more = || async { count().await.iter().zip(&before).all(|(now, before)| now > before) };
-    eventually("it queues", more).await;
+    eventually("the waiter queues", more).await;
     task
 }
 
-/// Fails instead of hanging.
+/// Awaits a future, and panics if it takes longer than [`PATIENCE`].
 pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Takes a lock and waits for it until the client is notified, so that it subscribes at one of the
+/// Makes the client wait for its own lock until it is notified, so that it subscribes at one of the
 /// servers.
 pub async fn subscribe(locks: &Locks, servers: &[&Server]) {
     let mutex = locks.mutex("x").unwrap();
@@ -85,7 +86,7 @@ pub async fn subscribe(locks: &Locks, servers: &[&Server]) {
         let mutex = mutex.clone();
         async move { mutex.lock().await }
     });
-    eventually("it subscribes", || async {
+    eventually("the client subscribes", || async {
         for server in servers {
             if !server.subscribers().await.is_empty() {
                 return true;

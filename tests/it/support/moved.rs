@@ -1,12 +1,13 @@
-//! What servers say of where and who they are, changed on its way through a proxy.
+//! Rewrites addresses and run ids in the replies that pass through a proxy.
 
 use super::proxy::DIRECT;
 
-/// Replaces what is said, in pieces of any length: the servers' address by the proxies', and perhaps who a server is
-/// by nothing of use.
+/// Replaces words in a stream that arrives in pieces of any length: the servers' address by the
+/// proxies', and optionally the field name `run_id`.
 pub struct Moved {
     replaced: Vec<(&'static [u8], Vec<u8>)>,
-    /// What was held back, since it may be the beginning of what is replaced. No reply ends like that.
+    /// The end of the last piece, held back since it may be the beginning of a word to replace. No
+    /// reply ends like that.
     kept: Vec<u8>,
 }
 
@@ -38,13 +39,13 @@ impl Moved {
 }
 
 #[test]
-fn proxy_replaces_addresses_in_pieces() {
-    let said = b"+MOVED 7 127.0.0.1:7000 1\r\n127.0.127.0.0.1112\r\nrun_run_id:7\r\n";
-    let heard = b"+MOVED 7 127.0.0.2:7000 1\r\n127.0.127.0.0.2112\r\nrun_hidden:7\r\n";
-    for length in 1..said.len() {
+fn proxy_replaces_addresses_split_between_pieces() {
+    let sent = b"+MOVED 7 127.0.0.1:7000 1\r\n127.0.127.0.0.1112\r\nrun_run_id:7\r\n";
+    let received = b"+MOVED 7 127.0.0.2:7000 1\r\n127.0.127.0.0.2112\r\nrun_hidden:7\r\n";
+    for length in 1..sent.len() {
         let mut moved = Moved::to(super::proxy::PROXIED, true);
-        let mut passed: Vec<u8> = said.chunks(length).flat_map(|piece| moved.pass(piece)).collect();
+        let mut passed: Vec<u8> = sent.chunks(length).flat_map(|piece| moved.pass(piece)).collect();
         passed.append(&mut moved.kept);
-        assert_eq!(passed, heard, "in pieces of {length}");
+        assert_eq!(passed, received, "in pieces of {length}");
     }
 }

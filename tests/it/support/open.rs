@@ -1,11 +1,11 @@
-//! How a client of each topology is opened: the one place that says so.
+//! Opens a client of each topology.
 
 use redlatch::deadpool_redis::{Config, Runtime};
 use redlatch::{Error, Locks, Options};
 
 use super::{Deployment, Protocol, Server, Topology, Wake};
 
-/// A client that comes in by this address of the machine: the servers' or the proxies'.
+/// A client that connects to this address of the machine: the servers' or the proxies'.
 pub async fn open(
     deployment: &Deployment,
     host: &str,
@@ -17,7 +17,7 @@ pub async fn open(
     open_at(deployment.topology(), host, &ports, protocol, wake, options).await
 }
 
-/// The same where there is nothing but the ports to come in by.
+/// The same for servers of which only the ports are known.
 pub async fn open_at(
     topology: Topology,
     host: &str,
@@ -50,7 +50,7 @@ pub async fn open_at(
         },
         Topology::Sentinel => {
             let urls = ports.iter().map(|port| format!("redis://{host}:{port}/"));
-            // What the master is to be shown; sentinels need not speak as it does.
+            // The URL applies to the master; the sentinels may use another protocol.
             let master = format!("redis://{}/?protocol={protocol}", super::sentinel::MASTER);
             Locks::builder().sentinel(urls, &master).options(options.wakeups(wakeups(wake))).connect().await
         }
@@ -68,7 +68,7 @@ fn wakeups(wake: Wake) -> redlatch::Wakeups {
 }
 
 impl Topology {
-    /// Whether it failed because of the servers: of one of them, or of too many in a quorum.
+    /// Whether a call failed because of the servers: one server, or a majority of a quorum.
     pub fn failed<T>(self, outcome: &Result<T, Error>) -> bool {
         match (self, outcome) {
             (_, Ok(_)) => false,

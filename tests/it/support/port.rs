@@ -1,14 +1,15 @@
-//! Ports for servers; for the tests inside the library as well.
+//! Ports for servers; the tests inside the library use them as well.
 
 use std::net::TcpListener;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How often another port is tried for one that was taken between finding and using it.
+/// The number of ports to try: a port may be taken between finding and using it.
 pub const TRIES: usize = 20;
 
-/// A port that is free, as is the one 10,000 above it, where the servers of a cluster talk. Both are below
-/// those that systems give to connections: nobody takes it while its server is down for a moment.
+/// A port that is free together with the port 10,000 above it, which a cluster's server uses for
+/// its bus. Both are below the ephemeral ports, so no connection takes them while a server
+/// restarts.
 pub fn free_port() -> u16 {
     static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
         let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();

@@ -1,4 +1,4 @@
-//! Worker processes: this very test binary, started again to play a role.
+//! Worker processes: this test binary, started again with a role.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -7,12 +7,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const ROLE: &str = "REDLATCH_TEST_ROLE";
 
-/// The role that this process was started for, if it is a worker, and its arguments.
+/// The role of this process and the role's arguments, if it is a worker.
 pub fn role() -> Option<Vec<String>> {
     std::env::var(ROLE).ok().map(|role| role.split('\u{1f}').map(str::to_owned).collect())
 }
 
-/// A process of its own, which says things line by line and is killed when this is dropped.
+/// A worker process, which prints lines and is killed when this is dropped.
 pub struct Worker {
     child: Child,
     stdin: ChildStdin,
@@ -20,7 +20,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker; `worker::main` plays the role.
+    /// Starts a worker; `worker::play` runs the role.
     pub fn start(role: &[&str]) -> Worker {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["worker::play", "--exact", "--nocapture", "--test-threads", "1"])
@@ -46,7 +46,7 @@ impl Worker {
         }
     }
 
-    /// Lets it go on.
+    /// Sends a line, for which the worker waits.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.stdin, "{line}").unwrap();
     }
@@ -55,12 +55,12 @@ impl Worker {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops it, and waits until all of its threads stand still.
+    /// Stops the worker, and waits until all of its threads have stopped.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let stands = |task: std::io::Result<std::fs::DirEntry>| {
             let stat = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
-            // The name in parentheses may hold anything; the state comes after it.
+            // The name in parentheses may contain any character; the state comes after it.
             stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
         };
         let tasks = format!("/proc/{}/task", self.child.id());
@@ -69,13 +69,13 @@ impl Worker {
         }
     }
 
-    /// Kills it without a word.
+    /// Kills the worker with SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Waits until it ends, and fails if it fails.
+    /// Waits until the worker ends, and panics if it failed.
     pub fn finish(mut self) {
         assert!(self.child.wait().unwrap().success(), "a worker failed");
     }

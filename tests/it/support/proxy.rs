@@ -1,7 +1,8 @@
-//! TCP proxies that lose, hold and cut what passes through them.
+//! TCP proxies that lose, delay and cut requests and replies.
 //!
-//! Each server on 127.0.0.1 has one on 127.0.0.2, at the same port. What the servers say of where they are is
-//! changed on its way, so a client that came in through a proxy meets all of them through proxies.
+//! Each server on 127.0.0.1 has a proxy on 127.0.0.2, at the same port. The proxies rewrite the
+//! addresses in the servers' replies, so a client that connects to one proxy reaches all servers
+//! through proxies.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,14 +16,14 @@ use tokio::task::JoinHandle;
 
 use super::moved::Moved;
 
-/// Where the servers are, and where the proxies are: as long as each other, so that lengths stay right.
+/// The addresses of servers and of proxies. They have the same length, so replacing one by the
+/// other keeps the lengths in replies right.
 pub const DIRECT: &str = "127.0.0.1";
 pub const PROXIED: &str = "127.0.0.2";
 
-/// What a proxy says that has passed a request on and then failed.
+/// The error of a proxy that has forwarded a request and failed afterwards.
 const UPSTREAM_FAILURE: &[u8] = b"-ERR upstream failure\r\n";
 
-/// Stands between clients and all servers of a deployment.
 pub struct Proxy {
     host: String,
     ports: Vec<u16>,
@@ -31,42 +32,36 @@ pub struct Proxy {
 }
 
 struct Faults {
-    /// So many replies to scripts are dropped and their connections cut, whichever server they are from.
+    /// The number of replies to scripts to drop, with their connections, from any server.
     lose_any: AtomicUsize,
-    /// So many of each server, since the beginning.
+    /// The same from each server; counted since the start of the proxy.
     lose_each: AtomicUsize,
-    /// So many replies to scripts are replaced by an error.
+    /// The number of replies to scripts to replace by an error.
     fail_any: AtomicUsize,
-    /// Cut after this many more bytes to the servers.
     cut_after: Mutex<Option<usize>>,
-    /// The same for bytes to the clients.
     cut_replies_after: Mutex<Option<usize>>,
-    /// Replies wait while this is set.
+    /// Replies are held back while this is set.
     hold_replies: watch::Sender<bool>,
-    /// Requests wait on all connections up to this one.
+    /// Requests are held back on all connections up to this number.
     hold_requests: watch::Sender<usize>,
-    /// New connections are accepted and then ignored.
     deaf: AtomicBool,
-    /// Where new connections go instead.
+    /// The port that new connections lead to instead.
     elsewhere: Mutex<Option<u16>>,
-    /// What passes waits so long, piece by piece.
+    /// The delay of each piece of data.
     slow: Mutex<Option<Duration>>,
-    /// On new connections, servers do not say who they are.
     hides: AtomicBool,
-    /// Servers have no `INFO`.
     no_info: AtomicBool,
     cut: Notify,
-    /// Whether those that are cut are reset, and not just closed.
+    /// Whether connections that are cut are reset, and not just closed.
     resets: AtomicBool,
     connections: AtomicUsize,
     closed: AtomicUsize,
     lost: AtomicUsize,
-    /// So many bytes were held back, swallowed or passed slowly.
     held: AtomicUsize,
 }
 
 impl Proxy {
-    /// In front of one server.
+    /// A proxy in front of one server.
     pub async fn start(port: u16) -> Proxy {
         Proxy::before(vec![port]).await
     }
@@ -75,7 +70,8 @@ impl Proxy {
         Proxy::at(PROXIED, ports).await
     }
 
-    /// At an address of its own, as long as the others: clients that come in there fail without others.
+    /// A proxy at another address of the same length: its faults affect only the clients that
+    /// connect there.
     pub async fn at(host: &str, ports: Vec<u16>) -> Proxy {
         assert_eq!(host.len(), DIRECT.len());
         let faults = Arc::new(Faults {
@@ -106,12 +102,13 @@ impl Proxy {
         Proxy { host: host.to_owned(), ports, faults, tasks }
     }
 
-    /// The way to the first server.
+    /// The URL that leads to the first server.
     pub fn url(&self) -> String {
         format!("redis://{}:{}/", self.host, self.ports[0])
     }
 
-    /// The next reply to a script is dropped after the server has sent it, and its connection is reset.
+    /// The next reply to a script is dropped after the server has sent it, and its connection is
+    /// closed.
     pub fn lose_next_reply(&self) {
         self.lose_replies(1);
     }
@@ -121,17 +118,18 @@ impl Proxy {
         self.faults.lose_each.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many replies were lost so far, and requests and replies cut.
+    /// The number of replies lost, and of requests and replies cut, so far.
     pub fn lost(&self) -> usize {
         self.faults.lost.load(Ordering::SeqCst)
     }
 
-    /// How many bytes were held back, swallowed or passed slowly so far.
+    /// The number of bytes held back, swallowed or delayed so far.
     pub fn held(&self) -> usize {
         self.faults.held.load(Ordering::SeqCst)
     }
 
-    /// The connection is reset after this many more bytes from clients, in the middle of a request.
+    /// The connection is closed after this many more bytes from clients, in the middle of a
+    /// request.
     pub fn cut_after(&self, bytes: Option<usize>) {
         *self.faults.cut_after.lock().unwrap() = bytes;
     }
@@ -146,13 +144,13 @@ impl Proxy {
         self.faults.hold_replies.send_replace(hold);
     }
 
-    /// Requests on the connections that there are now are held back, or let go: they arrive late, even if
-    /// their client has gone. New connections are not held.
+    /// Requests on the present connections are held back, or let go: they arrive late, even if
+    /// their client has disconnected. Later connections are not affected.
     pub fn hold_requests(&self, hold: bool) {
         self.faults.hold_requests.send_replace(if hold { self.connections() } else { 0 });
     }
 
-    /// New connections are accepted and never answered, or are served again.
+    /// New connections are accepted and then ignored, or are served again.
     pub fn be_deaf(&self, deaf: bool) {
         self.faults.deaf.store(deaf, Ordering::SeqCst);
     }
@@ -162,23 +160,24 @@ impl Proxy {
         *self.faults.elsewhere.lock().unwrap() = Some(port);
     }
 
-    /// What passes is held up for so long, 512 bytes at a time.
+    /// Each 512 bytes are delayed for this long.
     pub fn slow_down(&self, by: Option<Duration>) {
         *self.faults.slow.lock().unwrap() = by;
     }
 
-    /// The next so many replies to scripts are dropped after a server has sent them, and their connections are cut.
+    /// This many of the next replies to scripts are dropped after a server has sent them, and their
+    /// connections are closed.
     pub fn lose_replies(&self, number: usize) {
         self.faults.lose_any.store(number, Ordering::SeqCst);
     }
 
-    /// The next so many replies to scripts are replaced by an error of the proxy, after a server
-    /// has run them.
+    /// This many of the next replies to scripts are replaced by an error of the proxy, after a
+    /// server has run the scripts.
     pub fn fail_replies(&self, number: usize) {
         self.faults.fail_any.store(number, Ordering::SeqCst);
     }
 
-    /// How many of them are still to be replaced.
+    /// The number of replies that are still to be replaced.
     pub fn failures_left(&self) -> usize {
         self.faults.fail_any.load(Ordering::SeqCst)
     }
@@ -199,19 +198,19 @@ impl Proxy {
         self.faults.cut.notify_waiters();
     }
 
-    /// Resets all connections: what is under way in either direction is thrown away.
+    /// Resets all connections: data on its way in either direction is lost.
     pub fn reset(&self) {
         self.faults.resets.store(true, Ordering::SeqCst);
         self.faults.cut.notify_waiters();
     }
 
-    /// How many tasks it has itself.
+    /// The number of the proxy's own tasks.
     pub fn tasks(&self) -> usize {
         self.tasks.len() + self.connections() - self.faults.closed.load(Ordering::SeqCst)
     }
 
-    /// Waits until all clients have gone. Without a way to the servers, one that still has something to give
-    /// back would try to until its ttl is over.
+    /// Waits until all clients have disconnected. A client that cannot reach the servers would
+    /// retry its pending releases until their TTLs expire.
     pub async fn outlive_clients(self) {
         super::eventually("the clients have gone", || async {
             self.connections() == self.faults.closed.load(Ordering::SeqCst)
@@ -219,7 +218,6 @@ impl Proxy {
         .await;
     }
 
-    /// How many connections were made so far.
     pub fn connections(&self) -> usize {
         self.faults.connections.load(Ordering::SeqCst)
     }
@@ -237,7 +235,7 @@ fn take_one(left: &AtomicUsize) -> bool {
 }
 
 impl Faults {
-    /// Whether a reply to a script is to be lost, by a server that has lost so many.
+    /// Whether to lose this reply to a script; `lost` counts the server's replies in `lose_each`.
     fn loses(&self, lost: &AtomicUsize) -> bool {
         let each = self.lose_each.load(Ordering::SeqCst);
         let mine = lost.fetch_max(each, Ordering::SeqCst) < each;
@@ -246,7 +244,7 @@ impl Faults {
         loses
     }
 
-    /// How many of these bytes may pass, and whether the connection is cut after them.
+    /// The number of these bytes that may pass, and whether the connection is cut after them.
     fn passes(&self, after: &Mutex<Option<usize>>, count: usize) -> (usize, bool) {
         let mut cut_after = after.lock().unwrap();
         match *cut_after {
@@ -287,7 +285,7 @@ async fn accept(listener: TcpListener, host: String, port: u16, faults: Arc<Faul
     }
 }
 
-/// Until one of the two ends it, or it is cut.
+/// Relays until the client or the server closes the connection, or the proxy cuts it.
 async fn relay(
     mut client: TcpStream,
     host: &str,
@@ -323,7 +321,7 @@ async fn relay(
         () = replies(from_server, to_client, host, faults, lost, &asked) => false,
     };
     if is_cut && faults.resets.load(Ordering::SeqCst) {
-        // One that the other side has closed needs no more.
+        // Fails on a connection that the other side has closed, which needs no reset.
         let _ = client.set_zero_linger();
         let _ = server.set_zero_linger();
     }
@@ -336,7 +334,7 @@ async fn swallow(client: &mut TcpStream, faults: &Faults) {
     }
 }
 
-/// `asked` tells whether a script was among them.
+/// Relays requests. Sets `asked` if a script is among them.
 async fn requests(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
@@ -355,7 +353,7 @@ async fn requests(
         if is_held {
             faults.held.fetch_add(bytes.len(), Ordering::SeqCst);
         }
-        // What is sent behind it is held as well, and counted.
+        // Data sent meanwhile is held back and counted as well.
         while is_held {
             let let_go = async { held.wait_for(|held| *held < number).await.is_ok() };
             tokio::select! {
@@ -405,15 +403,16 @@ async fn replies(
         if held.wait_for(|held| !held).await.is_err() {
             return;
         }
-        // Others than scripts are asked in the background, and nobody misses their replies.
+        // Only replies to scripts are lost: other requests run in the background, so that losing
+        // their replies would test nothing.
         let is_of_script = asked.swap(false, Ordering::SeqCst);
         if is_of_script && faults.loses(lost) {
             return;
         }
         let fails = is_of_script && take_one(&faults.fail_any);
-        let heard = if fails { UPSTREAM_FAILURE.to_vec() } else { moved.pass(&buffer[..count]) };
-        let (passed, is_cut) = faults.passes(&faults.cut_replies_after, heard.len());
-        if faults.write(&mut to, &heard[..passed]).await.is_err() || is_cut {
+        let bytes = if fails { UPSTREAM_FAILURE.to_vec() } else { moved.pass(&buffer[..count]) };
+        let (passed, is_cut) = faults.passes(&faults.cut_replies_after, bytes.len());
+        if faults.write(&mut to, &bytes[..passed]).await.is_err() || is_cut {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! Random numbers that can be had again: a failing test prints its seed.
+//! Reproducible random numbers: a failing test prints its seed.
 
 /// xorshift64*.
 pub struct Random(u64);
@@ -14,7 +14,7 @@ impl Random {
         Random(seed | 1)
     }
 
-    /// The same numbers for the same seed; others for its neighbour.
+    /// Returns the same numbers for the same seed, and unrelated ones for the next seed.
     pub fn seeded(seed: u64) -> Random {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         random.below(1);

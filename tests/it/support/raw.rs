@@ -1,5 +1,4 @@
-//! Requests to the scripts as a program in any language would send them, without a client of this
-//! crate.
+//! Requests to the scripts, sent without this crate's client, as a program in any language would.
 
 use std::path::Path;
 
@@ -45,7 +44,7 @@ impl RawLock<'_> {
         format!("{{{}}}:waiters", self.key)
     }
 
-    /// The words of a request, from `EVALSHA` on.
+    /// All words of a request, starting with `EVALSHA`.
     async fn words(&self, name: &str, arguments: &[String]) -> Vec<String> {
         let sum: String = self.server.run(&["SCRIPT", "LOAD", &script(name)]).await;
         let keys = [self.key.to_owned(), format!("{{{}}}:fence", self.key), self.queue()];
@@ -59,7 +58,8 @@ impl RawLock<'_> {
         self.server.try_run(&words.iter().map(String::as_str).collect::<Vec<_>>()).await
     }
 
-    /// The owner of an attempt: each one has its own.
+    /// The attempt's id, and its owner if the kind has owners. Each attempt has an owner of its
+    /// own.
     fn owned(self, attempt: &str) -> Vec<String> {
         match self.kind {
             Kind::Mutex => vec![attempt.to_owned()],
@@ -67,7 +67,7 @@ impl RawLock<'_> {
         }
     }
 
-    /// The arguments of a request to acquire, with tokens that follow each other.
+    /// The arguments of an acquire request that asks for consecutive tokens.
     pub fn acquiring(self, attempt: &str, ttl_ms: u64, waiter: Option<RawWaiter<'_>>) -> Vec<String> {
         let mut arguments = self.owned(attempt);
         arguments.insert(1, ttl_ms.to_string());
@@ -88,7 +88,7 @@ impl RawLock<'_> {
         }
     }
 
-    /// The arguments of a request to release, which also leaves the queue and is remembered.
+    /// The arguments of a release request that also leaves the queue and is remembered.
     pub fn releasing(self, attempt: &str, waiter: RawWaiter<'_>) -> Vec<String> {
         let mut arguments = self.owned(attempt);
         let rest = ["0", "1", &waiter.claim_ms.to_string(), waiter.channel].map(str::to_owned);
@@ -103,7 +103,7 @@ impl RawLock<'_> {
         }
     }
 
-    /// Queues waiters that no client stands behind, all in one batch.
+    /// Queues waiters without a client, all in one batch.
     pub async fn queue_all(&self, attempts: impl Iterator<Item = String>, waiter: RawWaiter<'_>) {
         let name = script_of(self.kind, "acquire");
         let mut pipe = redis::pipe();
@@ -119,7 +119,7 @@ impl RawLock<'_> {
         let _: () = pipe.query_async(&mut self.server.connection().await).await.unwrap();
     }
 
-    /// Writes waiters into the queue that were last seen a second after the epoch.
+    /// Writes dead waiters into the queue: they were last seen a second after the epoch.
     pub async fn add_dead(&self, count: u64) {
         let lane = if self.kind == Kind::Read { -(1 << 52) } else { 0 };
         let mut add = redis::cmd("ZADD");
@@ -133,7 +133,7 @@ impl RawLock<'_> {
         self.server.run::<()>(&["PEXPIRE", &self.queue(), "60000"]).await;
     }
 
-    /// The waiters in their order, with their places.
+    /// The waiters in their order, with their scores.
     pub async fn waiters(&self) -> Vec<(String, f64)> {
         self.server.run(&["ZRANGEBYSCORE", &self.queue(), "-inf", WAITERS, "WITHSCORES"]).await
     }

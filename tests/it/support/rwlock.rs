@@ -1,12 +1,13 @@
-//! Read-write locks: what is seen of them, and how to tell who was told from who looked.
+//! Shorthands for read-write locks.
 
 use std::time::Duration;
 
 use redlatch::{Options, RwInspection, RwLock};
 
-/// Whoever is told in less was not polling.
+/// A `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
 pub const NEVER: Duration = Duration::from_secs(10);
 
+/// Options of waiters that acquire early only if they are notified.
 pub fn told() -> Options {
     Options::new().poll_cap(NEVER)
 }

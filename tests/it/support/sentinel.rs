@@ -1,4 +1,4 @@
-//! A master with replicas, and the sentinels that watch them.
+//! A master with replicas, and the sentinels that monitor them.
 
 use std::collections::HashMap;
 
@@ -6,12 +6,12 @@ use super::deployment::{PROMPT, servers};
 use super::port::{TRIES, free_port};
 use super::{Server, eventually};
 
-/// What the sentinels call the master.
+/// The sentinels' name of the master.
 pub const MASTER: &str = "mymaster";
 
 const SENTINELS: usize = 3;
 
-/// Milliseconds after which a master that does not answer is taken for dead: never.
+/// `down-after-milliseconds`: so long that no master is considered failed.
 const PATIENT: &str = "60000";
 
 /// A master, two replicas and three sentinels.
@@ -41,13 +41,13 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>, Vec<Server>)
     (masters, replicas, sentinels)
 }
 
-/// The sentinels know each other from the start: to find out takes seconds.
+/// Starts the sentinels. They are configured to know each other, since discovery takes seconds.
 async fn watch(master: &Server, replicas: &[Server]) -> Vec<Server> {
     let id = |place: usize| format!("{:040x}", place + 1);
     for _ in 0..TRIES {
         let ports: Vec<u16> = (0..SENTINELS).map(|_| free_port()).collect();
         let start = |place: usize| {
-            // Nobody is taken for dead, until failover is allowed.
+            // No master is considered failed until failover is allowed.
             let mut configuration = format!(
                 "sentinel myid {}\nsentinel monitor {MASTER} 127.0.0.1 {} 2\n\
                  sentinel down-after-milliseconds {MASTER} {PATIENT}\n\
@@ -77,10 +77,11 @@ async fn watch(master: &Server, replicas: &[Server]) -> Vec<Server> {
     panic!("no sentinels start")
 }
 
-/// From now on, a master that does not answer for a second or so is replaced.
+/// Allows the sentinels to replace a master that does not respond for about a second.
 pub async fn allow_failover(sentinels: &[Server]) {
     for sentinel in sentinels {
-        // Who has just lost sight of the master would find that it has long been dead.
+        // A sentinel that has just lost its connection to the master would, with the shorter limit,
+        // consider it failed at once.
         eventually("the sentinel sees the master", || async {
             let seen: HashMap<String, String> = sentinel.run(&["SENTINEL", "MASTER", MASTER]).await;
             seen["flags"] == "master"
@@ -90,22 +91,23 @@ pub async fn allow_failover(sentinels: &[Server]) {
     }
 }
 
-/// From now on, nobody is taken for dead.
+/// Forbids failovers: no master is considered failed.
 pub async fn forbid_failover(sentinels: &[Server]) {
     for sentinel in sentinels {
         sentinel.run::<()>(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", PATIENT]).await;
     }
 }
 
-/// Has the master replaced.
+/// Starts a failover of the master.
 pub async fn fail_over(sentinel: &Server) {
-    eventually("a replica is good enough", || async {
+    eventually("a replica is eligible", || async {
         sentinel.try_run::<()>(&["SENTINEL", "FAILOVER", MASTER]).await.is_ok()
     })
     .await;
 }
 
-/// Waits until one of the replicas is the master, as all sentinels that live see it and as it does itself.
+/// Waits until one of the replicas is the master, in its own view and in that of all live
+/// sentinels. Returns its index.
 pub async fn heir(replicas: &[Server], sentinels: &[Server]) -> usize {
     let named = || async {
         let mut ports = Vec::new();
@@ -121,6 +123,6 @@ pub async fn heir(replicas: &[Server], sentinels: &[Server]) -> usize {
         let leads = role.first() == Some(&redis::Value::BulkString(b"master".to_vec()));
         (leads && ports.iter().all(|other| *other == port)).then_some(place)
     };
-    eventually("all name the heir", || async { named().await.is_some() }).await;
-    named().await.expect("nobody replaces it so soon")
+    eventually("all sentinels name the new master", || async { named().await.is_some() }).await;
+    named().await.expect("no other replica replaces it so soon")
 }

@@ -1,4 +1,4 @@
-//! A private server, on a free port, stopped when it is dropped.
+//! A private server on a free port, killed when it is dropped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,6 @@ use super::binary::binary;
 use super::port::{TRIES, free_port};
 use super::{PATIENCE, eventually};
 
-/// A server of one's own.
 pub struct Server {
     child: Child,
     port: u16,
@@ -23,14 +22,14 @@ pub struct Server {
     is_changed: AtomicBool,
 }
 
-/// Questions that begin as commands do that change more than data.
+/// Read-only subcommands of commands that can change more than data.
 const QUESTIONS: [&str; 9] =
     ["CKQUORUM", "GET", "GETUSER", "INFO", "KEYSLOT", "MASTER", "MYID", "NODES", "SLOTS"];
 
-/// What a server's process is told beside its arguments.
+/// Environment variables of a server's process.
 pub type Environment = Vec<(String, String)>;
 
-/// What keeps all that a server answers.
+/// Arguments with which a server persists every write before it replies.
 pub const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
 impl Server {
@@ -46,7 +45,7 @@ impl Server {
         for _ in 0..TRIES {
             let directory = tempfile::tempdir().unwrap();
             let port = free_port();
-            // Empty: what sentinels have it change is kept there.
+            // Empty at first: the server writes to it when sentinels reconfigure it.
             let file = directory.path().join("server.conf");
             std::fs::write(&file, "").unwrap();
             let (file, place) = (file.display().to_string(), directory.path().display().to_string());
@@ -62,7 +61,7 @@ impl Server {
         panic!("{} does not start", binary().display());
     }
 
-    /// A sentinel. It writes to its configuration. `None`: the port was taken.
+    /// Starts a sentinel, which writes to its configuration file. `None`: the port was taken.
     pub async fn start_sentinel(port: u16, configuration: &str) -> Option<Server> {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("sentinel.conf");
@@ -86,10 +85,10 @@ impl Server {
 
     async fn is_up(&mut self) -> bool {
         let start = Instant::now();
-        // Not just anybody who answers: the port may have become another's.
+        // Another process may have taken the port and answer there.
         let itself = format!("process_id:{}\r\n", self.child.id());
         loop {
-            // While it loads its data it has no PONG to give.
+            // While the server loads its data, it answers PING with an error.
             if self.try_run::<String>(&["PING"]).await.is_ok() {
                 return self
                     .try_run::<String>(&["INFO", "server"])
@@ -120,7 +119,7 @@ impl Server {
         Locks::builder().server(self.url()).options(options).connect().await.unwrap()
     }
 
-    /// A connection to look at the server with.
+    /// A connection for the test itself.
     pub async fn connection(&self) -> MultiplexedConnection {
         self.try_connection().await.unwrap()
     }
@@ -156,17 +155,17 @@ impl Server {
         self.is_changed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a test may have changed more than its data.
+    /// Whether a test may have changed more than the server's data.
     pub fn is_changed(&self) -> bool {
         self.is_changed.load(Ordering::Relaxed)
     }
 
-    /// What a topology needs was done: from here on, changes are the test's.
+    /// Marks the end of the topology's setup: later changes are the test's.
     pub(super) fn is_formed(&self) {
         self.is_changed.store(false, Ordering::Relaxed);
     }
 
-    /// Makes it as it was when it started, but for its data.
+    /// Resets everything but the data to the state at the start.
     pub(super) async fn reset(&self) {
         self.run::<()>(&["SCRIPT", "FLUSH"]).await;
         self.run::<()>(&["CONFIG", "RESETSTAT"]).await;
@@ -194,36 +193,36 @@ impl Server {
         self.signal(Signal::CONT);
     }
 
-    /// Cuts all connections but the one that asks for it.
+    /// Closes all connections but the one that requests it.
     pub async fn kill_connections(&self) {
         let _: i64 = self.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     }
 
-    /// Whether its process is there, as far as this test has not killed it.
+    /// Whether the server's process exists.
     pub fn is_alive(&self) -> bool {
         let pid = Pid::from_child(&self.child);
         rustix::process::test_kill_process(pid).is_ok()
     }
 
-    /// Kills it without a word.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.change();
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Starts it again on its port, with its directory.
+    /// Restarts the server on its port, with its directory.
     pub async fn restart(&mut self) {
         self.restart_unseen();
         self.is_back().await;
     }
 
-    /// Starts it again, and leaves waiting for it to [`is_back`](Server::is_back).
+    /// Restarts the server without waiting for it; [`is_back`](Server::is_back) waits.
     pub fn restart_unseen(&mut self) {
         self.child = spawn(&binary(), &self.arguments, &self.environment);
     }
 
-    /// The files with its data, as they are now.
+    /// The current files with the server's data.
     pub fn data(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let mut files = Vec::new();
         let mut directories = vec![self.directory.path().to_owned()];
@@ -234,14 +233,14 @@ impl Server {
                 if path.is_dir() {
                     directories.push(path);
                 } else if let (true, Ok(bytes)) = (is_data, std::fs::read(&path)) {
-                    files.push((path, bytes)); // one that has gone meanwhile was replaced by another
+                    files.push((path, bytes)); // a deleted file was replaced by another one
                 }
             }
         }
         files
     }
 
-    /// Replaces the files with its data, while it is down.
+    /// Replaces the data files of a server that is down.
     pub fn put_back(&self, data: &[(PathBuf, Vec<u8>)]) {
         for (path, _) in self.data() {
             std::fs::remove_file(path).unwrap();
@@ -255,40 +254,40 @@ impl Server {
         assert!(self.is_up().await, "port {} was taken meanwhile", self.port);
     }
 
-    /// Its clock, in microseconds.
+    /// The server's clock, in microseconds.
     pub async fn time(&self) -> i64 {
         let (seconds, micros): (i64, i64) = self.run(&["TIME"]).await;
         seconds * 1_000_000 + micros
     }
 
-    /// How many scripts it has run.
+    /// The number of scripts that the server has run.
     pub async fn scripts_run(&self) -> u64 {
         self.calls("cmdstat_eval").await
     }
 
-    /// How many messages its scripts and clients have published.
+    /// The number of messages that the server's scripts and clients have published.
     pub async fn published(&self) -> u64 {
         self.calls("cmdstat_publish:").await
     }
 
-    /// How many commands it has executed whose statistics begin with this.
+    /// The number of executed commands with this prefix in the statistics.
     async fn calls(&self, prefix: &str) -> u64 {
         let stats: String = self.run(&["INFO", "commandstats"]).await;
         let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
         stats.lines().filter(|line| line.starts_with(prefix)).filter_map(count).sum()
     }
 
-    /// How many replicas it feeds.
+    /// The number of replicas that are connected and synchronized.
     pub async fn replicas_online(&self) -> usize {
         self.run::<String>(&["INFO", "replication"]).await.matches("state=online").count()
     }
 
-    /// Whether it is a replica that has all that its master has, or will have it in a moment.
+    /// Whether the server is a replica that is connected to its master and synchronized.
     pub async fn follows(&self) -> bool {
         self.run::<String>(&["INFO", "replication"]).await.contains("master_link_status:up")
     }
 
-    /// The connections that are subscribed to something, but for those of sentinels.
+    /// The ids of the connections with a subscription, without those of sentinels.
     pub async fn subscribers(&self) -> Vec<String> {
         let list: String = self.run(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
         let word = |line: &str, key: &str| {
@@ -298,12 +297,12 @@ impl Server {
         clients.map(|line| word(line, "id=")).collect()
     }
 
-    /// How many wait in this queue. Marks, which are in the same sorted set, have larger scores.
+    /// The number of waiters in this queue. Marks are in the same sorted set, with larger scores.
     pub async fn waiters(&self, queue: &str) -> u64 {
         self.run(&count_waiters(queue)).await
     }
 
-    /// The queues that have a waiter. Those that have only marks are left to their TTL.
+    /// The queues with a waiter. Queues with marks alone may remain until their TTL expires.
     pub async fn queues(&self) -> Vec<String> {
         let queues = self.run::<Vec<String>>(&["KEYS", "*:waiters"]).await;
         let mut occupied = Vec::new();
@@ -315,19 +314,19 @@ impl Server {
         occupied
     }
 
-    /// What every test ends with, once its clients are gone: every key has a ttl, nobody is queued, and
-    /// nobody is subscribed.
+    /// Checks that the clients of a test have left no waiter, no subscription, and no key without a
+    /// TTL.
     pub async fn assert_nothing_left(&self) {
         eventually("no queue and no subscription left", || async {
             self.subscribers().await.is_empty() && self.queues().await.is_empty()
         })
         .await;
-        // What a guarded quorum's node knows of itself stays.
+        // The record that a guarded quorum's node has of itself stays.
         let keys = self.run::<Vec<Vec<u8>>>(&["KEYS", "*"]).await;
         for key in keys.into_iter().filter(|key| !key.ends_with(b"{}node")) {
             let mut connection = self.try_connection().await.unwrap();
             let pttl: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.unwrap();
-            assert_ne!(pttl, -1, "{:?} has no ttl", String::from_utf8_lossy(&key));
+            assert_ne!(pttl, -1, "{:?} has no TTL", String::from_utf8_lossy(&key));
         }
     }
 }
@@ -350,7 +349,7 @@ fn spawn(binary: &Path, arguments: &[String], environment: &Environment) -> Chil
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be stopped, or dead already.
+        // The server may have been killed already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! What a test of the suite is run over: a kind, a topology, and a way to be woken.
+//! The parameters of a suite test: a kind, a topology, a way to be woken, and a protocol.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -39,8 +39,8 @@ pub struct Setup {
     pub deployment: Deployment,
     tasks_before: usize,
     started: Instant,
-    /// Stays until the clients have gone: without a way to the servers, one that has something to give back
-    /// would try to until its ttl is over.
+    /// Dropped after the clients: a client that cannot reach the servers would retry its pending
+    /// releases until their TTLs expire.
     proxy: OnceLock<Arc<Proxy>>,
 }
 
@@ -63,12 +63,12 @@ impl Setup {
         self.deployment.topology()
     }
 
-    /// How many nodes decide about one lock.
+    /// The number of nodes that decide about one lock.
     pub fn nodes(&self) -> usize {
         self.topology().nodes()
     }
 
-    /// A client of its own, as another process would have it.
+    /// A new client, as another process would have it.
     pub async fn client(&self) -> Locks {
         self.client_with(Options::new()).await
     }
@@ -81,17 +81,18 @@ impl Setup {
         open::open(&self.deployment, DIRECT, self.protocol, self.wake, options).await
     }
 
-    /// A proxy in front of all servers. There is one.
+    /// Starts the proxy in front of all servers; may be called once.
     pub async fn proxy(&self) -> Arc<Proxy> {
         let proxy = Arc::new(Proxy::before(self.deployment.all().map(Server::port).collect()).await);
-        self.proxy.set(Arc::clone(&proxy)).ok().expect("it is the first");
+        self.proxy.set(Arc::clone(&proxy)).ok().expect("a test has one proxy");
         proxy
     }
 
-    /// The next answer about a lock is lost: a reply, or one of each node of a quorum. How many that makes.
+    /// Makes the proxy lose the next answer about a lock: one reply, or one of each node of a
+    /// quorum. Returns the number of replies.
     pub fn lose_next_answer(&self, proxy: &Proxy) -> usize {
         match self.nodes() {
-            // In a cluster, servers that have nothing to do with the lock may be asked in vain.
+            // In a cluster, most servers receive no request about the lock, so none of each.
             1 => proxy.lose_next_reply(),
             _ => proxy.lose_next_replies(),
         }
@@ -103,22 +104,22 @@ impl Setup {
         open::open(&self.deployment, PROXIED, self.protocol, self.wake, options).await.unwrap()
     }
 
-    /// A client that is woken in another way.
+    /// A client with this way to be woken.
     pub async fn client_woken(&self, wake: Wake) -> Locks {
         open::open(&self.deployment, DIRECT, self.protocol, wake, Options::new()).await.unwrap()
     }
 
-    /// A lock of this kind through a client of its own, which reaches all servers through the proxy.
+    /// A lock of this kind through a new client, which reaches all servers through the proxy.
     pub async fn lock_behind(&self, proxy: &Proxy, name: &str, options: Options) -> AnyLock {
         self.kind.lock(&self.client_behind(proxy, options).await, name)
     }
 
-    /// Whether it failed because of the servers.
+    /// Whether the call failed because of the servers.
     pub fn failed<T>(&self, outcome: &Result<T, Error>) -> bool {
         self.topology().failed(outcome)
     }
 
-    /// A lock of this kind through a client of its own.
+    /// A lock of this kind through a new client.
     pub async fn lock(&self, name: &str) -> AnyLock {
         self.lock_with(name, Options::new()).await
     }
@@ -127,7 +128,7 @@ impl Setup {
         self.kind.lock(&self.client_with(options).await, name)
     }
 
-    /// The same lock through a client of its own, for somebody whom this kind excludes.
+    /// The same lock through a new client, of the kind that this one excludes.
     pub async fn rival(&self, name: &str) -> AnyLock {
         self.rival_with(name, Options::new()).await
     }
@@ -136,12 +137,13 @@ impl Setup {
         self.kind.rival().lock(&self.client_with(options).await, name)
     }
 
-    /// One read-write lock, through a client of its own.
+    /// The read-write lock "rw" through a new client.
     pub async fn rwlock(&self, options: Options) -> RwLock {
         self.client_with(options).await.rwlock("rw").unwrap()
     }
 
-    /// Starts something that has to wait for the lock with this key, and waits until it is queued: on all nodes.
+    /// Starts a task that has to wait for the lock with this key, and returns once it is queued on
+    /// all nodes.
     pub async fn queued<T: Send + 'static>(
         &self,
         key: &str,
@@ -152,9 +154,8 @@ impl Setup {
         super::queued(async || self.deployment.run_at(&queue, &count).await, work).await
     }
 
-    /// Fails unless a majority of the nodes has published a message since then, where waiters are
-    /// notified. The time that a waiter waits does not prove it: a waiter that is not notified
-    /// polls.
+    /// Fails unless a majority of the nodes has published a message since then, if waiters are
+    /// notified. The waiting time proves no notification: a waiter that is not notified polls.
     pub async fn assert_notified(&self, published_before: u64) {
         if self.wake == Wake::Push {
             let messages = self.deployment.published().await - published_before;
@@ -162,8 +163,9 @@ impl Setup {
         }
     }
 
-    /// Whether a lease to read has the token of the last writer, or a larger one of its own. On one server that is only
-    /// if the clock was looked at in between, which clients do in steps of 10 s.
+    /// Whether a read lease has the token of the last writer, or a larger one of its own. On one
+    /// server, the token is larger only if the client has read the server's clock in between, which
+    /// clients do in steps of 10 s.
     pub fn reads_after(&self, lease: &Lease, written: Option<FencingToken>) -> bool {
         match self.topology() {
             Topology::Standalone if self.started.elapsed() < Duration::from_secs(9) => {
@@ -173,15 +175,15 @@ impl Setup {
         }
     }
 
-    /// A lease is never trusted for longer than the servers keep the lock.
+    /// Checks that the lease ends no later than the servers' hold.
     pub async fn assert_conservative(&self, lock: &AnyLock, guard: &AnyGuard) {
         let until = guard.lease().valid_until();
         let kept = self.deployment.kept_until(lock.key()).await;
-        assert!(until <= kept, "trusted for {:?} longer than it is kept", until - kept);
+        assert!(until <= kept, "the lease outlasts the servers' hold by {:?}", until - kept);
     }
 
-    /// What every test ends with, once it has dropped its clients: nothing is left, neither in the servers
-    /// nor here.
+    /// Ends a test that has dropped its clients: checks that the servers and this runtime have
+    /// nothing left of them.
     pub async fn finish(self) {
         let own = || self.tasks_before + self.proxy.get().map_or(0, |proxy| proxy.tasks());
         eventually("no task left", || async { tasks() <= own() }).await;
@@ -190,18 +192,18 @@ impl Setup {
     }
 }
 
-/// Waits until a client that is still there is busy with nothing: no lease is kept, no waiter and
-/// no queue is left, and nothing is shared. No server shows that.
+/// Waits until a client that still exists is idle: it has no lease, no waiter, no local queue and
+/// no shared hold. The servers do not show that.
 #[cfg(feature = "simulation")]
 pub async fn idles(locks: &Locks) {
     eventually("the client is idle", || async { locks.is_idle() }).await;
 }
 
-/// What a client is busy with is seen only through the crate's hook for tests.
+/// Does nothing: only the crate's hook for tests shows whether a client is idle.
 #[cfg(not(feature = "simulation"))]
 pub async fn idles(_: &Locks) {}
 
-/// Tasks of this runtime: keepers, subscribers, connections.
+/// The number of tasks of this runtime: keepers, subscribers, connections.
 fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }

@@ -1,4 +1,4 @@
-//! TLS: servers with certificates of a private CA that want one of the client.
+//! TLS: servers with certificates of a private CA that require a certificate of the client.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ impl Authority {
     pub fn new() -> Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Another name than that of the certificate, which OpenSSL would take to be its own issuer.
+        // Not the name of the certificate, which OpenSSL would take for self-signed otherwise.
         params.distinguished_name.push(DnType::CommonName, "an authority of the tests");
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let key = KeyPair::generate().unwrap();
@@ -43,7 +43,7 @@ impl Authority {
         Path::new(self.directory.path()).join(format!("{name}.pem")).display().to_string()
     }
 
-    /// What a server needs to speak TLS, and want certificates of its clients.
+    /// Arguments of a server that speaks TLS and requires certificates of its clients.
     fn settings(&self, port: u16) -> Vec<[String; 2]> {
         let setting = |name: &str, value: String| [name.to_owned(), value];
         vec![
@@ -55,8 +55,8 @@ impl Authority {
         ]
     }
 
-    /// A server that speaks TLS on the port that is returned, and on another one plainly with the
-    /// test. Arguments given here replace those of the authority.
+    /// Starts a server that speaks TLS on the returned port, and plain TCP with the test on another
+    /// one. The arguments given here override those of the authority.
     pub async fn server(&self, more: &[&str]) -> (Server, u16) {
         let port = free_port();
         let mut words = Vec::new();
@@ -104,7 +104,7 @@ impl Authority {
         [one, other]
     }
 
-    /// A sentinel that watches the TLS port of a master, and speaks TLS itself.
+    /// A sentinel that monitors the TLS port of a master, and speaks TLS itself.
     pub async fn sentinel(&self, master: u16) -> (Server, u16) {
         for _ in 0..20 {
             let port = free_port();
@@ -121,7 +121,7 @@ impl Authority {
     }
 }
 
-/// Whether the server that is tested against was built with TLS.
+/// Whether the tested server was built with TLS.
 pub async fn is_available() -> bool {
     let server = Server::start().await;
     let known: Vec<String> = server.run(&["CONFIG", "GET", "tls-port"]).await;

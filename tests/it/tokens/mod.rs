@@ -1,17 +1,20 @@
-//! Every state that a few attempts can bring three nodes to, under the protocol that fencing tokens of a quorum
-//! are to come from; and under protocols that look as good, and are not.
+//! A model of the protocol for a quorum's fencing tokens: a search of every state that a few
+//! attempts can bring three nodes to. Mutants of the protocol, which look as good, must fail.
 //!
-//! The protocol is strict accept: an attempt proposes a number, a node takes it if it is the largest so far, and
-//! a majority makes it the token. What is promised: an attempt that began after another one had finished has the
-//! larger token, and no two writers share one. A reader's is not smaller than that of any writer that had
-//! finished before, and smaller than that of every writer that begins later.
+//! The protocol is strict accept: an attempt proposes a number, a node accepts it if it is the
+//! largest so far, and a majority makes it the token. It promises:
+//! - An attempt that began after another one had finished has the larger token.
+//! - No two writers have the same token.
+//! - A reader's token is not smaller than that of any writer that had finished before, and smaller
+//!   than that of every writer that begins later.
 //!
-//! No clock is trusted: any order of arrival, a lease may be over at any step, any number may be proposed.
-//! `rules` has the protocols as data, `steps` what can happen, `search` the promises and the one loop.
+//! The model assumes nothing about clocks: requests arrive in any order, a lease may expire at any
+//! step, and any number may be proposed. `rules` has the protocols as data, `steps` the possible
+//! steps, `search` the promises and the loop.
 //!
-//! `REDLATCH_MODEL=1` widens the bounds: two minutes. What is not searched: more nodes, two that lose their
-//! memory at once, keys that an old snapshot brings back, an attempt that proposes a second number under the
-//! same name, and nodes that forget the numbers of names nobody uses.
+//! `REDLATCH_MODEL=1` widens the bounds: two minutes. The search leaves out: more nodes, two nodes
+//! that lose their data at once, keys that an old snapshot brings back, an attempt that proposes a
+//! second number under the same name, and nodes that forget the numbers of unused names.
 
 mod rules;
 mod search;
@@ -37,7 +40,7 @@ fn judge(list: &[Rules]) {
         match (search(rules), rules.outcome) {
             (Ok(size), Outcome::Holds(states)) => {
                 println!("{title}: {:?}, {size:?}", start.elapsed());
-                let mut what = amiss(rules, &size);
+                let mut what = wrong_coverage(rules, &size);
                 what.extend((size.states != states).then_some("another number of states"));
                 if !what.is_empty() {
                     wrong += &format!("{title}: {what:?}: {size:?}\n");
@@ -56,13 +59,13 @@ fn judge(list: &[Rules]) {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// A search that finds nothing must have seen all that its rules are about.
-fn amiss(rules: &Rules, size: &Size) -> Vec<&'static str> {
+/// The events that the rules require and the search has not met, or the reverse.
+fn wrong_coverage(rules: &Rules, size: &Size) -> Vec<&'static str> {
     let (writers, readers) = (rules.attempts.contains('w'), rules.attempts.contains('r'));
     let checks = [
-        ("who has the lock", size.acquired > 0, true),
-        ("who writes after another one", size.in_turn[0] > 0, writers),
-        ("who reads after another one", size.in_turn[1] > 0, writers && readers),
+        ("acquisitions", size.acquired > 0, true),
+        ("writes after another acquisition", size.in_turn[0] > 0, writers),
+        ("reads after another acquisition", size.in_turn[1] > 0, writers && readers),
         ("late requests", size.unheard > 0, true),
         ("second rounds", size.taken > 0, readers),
         ("re-creations", size.recreated > 0, rules.recreate != Recreate::Never),
@@ -74,7 +77,7 @@ fn amiss(rules: &Rules, size: &Size) -> Vec<&'static str> {
 }
 
 #[test]
-fn tokens_grow_and_are_unique_on_nodes_that_forget_nothing() {
+fn tokens_grow_and_are_unique_on_durable_nodes() {
     hold(DURABLE);
 }
 
@@ -84,11 +87,11 @@ fn tokens_of_readers_are_between_those_of_writers() {
 }
 
 #[test]
-fn tokens_grow_and_are_unique_when_a_node_forgets_and_rejoins() {
+fn tokens_grow_and_are_unique_after_node_loses_data_and_rejoins() {
     hold(REJOIN);
 }
 
 #[test]
-fn tokens_finds_every_mutant() {
+fn tokens_search_breaks_every_mutant() {
     judge(MUTANTS);
 }

@@ -1,30 +1,31 @@
-//! Protocols, ways to break them, and what must come of each.
+//! Protocols, ways to break them, and the expected outcome of each.
 
-/// What a request does at a node. Those that hold the lock there keep others out, if they exclude them.
+/// The effect of a request at a node. A node refuses a request if a holder there excludes the
+/// attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Takes the number if it is the largest so far, or the holder's own once more.
+    /// Accepts the number if it is the largest so far, or the holder's own once more.
     Accept,
-    /// Takes the number if there is no larger one.
+    /// Accepts the number if there is no larger one.
     AcceptEqual,
     /// Adds one to the largest number.
     Count,
-    /// Changes nothing but who holds the lock.
+    /// Changes only the holder.
     Look,
-    /// Raises the largest number. Does not ask who holds the lock.
+    /// Raises the largest number, whatever the holder.
     Store,
-    /// Raises the largest number; who holds the lock may share it.
+    /// Raises the largest number; several holders may share the lock.
     Share,
 }
 
 impl Request {
-    /// Whether it says a number in the first round.
+    /// Whether the request proposes a number in the first round.
     pub fn proposes(self) -> bool {
         !matches!(self, Request::Count | Request::Look)
     }
 }
 
-/// What an attempt makes of the answers of a majority.
+/// The token that an attempt takes after the answers of a majority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
     Own,
@@ -33,39 +34,40 @@ pub enum Take {
     Next,
 }
 
-/// How a token is come by.
+/// The rounds in which an attempt gets its token.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     pub first: Request,
     pub take: Take,
-    /// Sent with what was taken, until a majority has it.
+    /// Sent with the token that was taken, until a majority has it.
     pub second: Option<Request>,
 }
 
-/// What a node that lost its memory does, one after the other, before it votes again.
+/// A step of a node that lost its data, before it votes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mend {
-    /// Longer than the longest ttl: attempts that counted an earlier answer of it are over by then.
+    /// Waits for longer than the longest TTL: attempts that counted an earlier answer of this node
+    /// have ended by then.
     Wait,
-    /// The largest numbers of a majority of the others, not all at the same instant.
+    /// Copies the largest numbers of a majority of the others, not all at the same instant.
     Copy,
 }
 
-/// Where a holder makes its missing key anew.
+/// The nodes on which a holder re-creates its missing key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recreate {
     Never,
-    /// Where there is no larger number than its token.
+    /// Nodes that have no larger number than its token.
     NoneLarger,
     Anywhere,
 }
 
-/// What comes of a search.
+/// The result of a search.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome {
-    /// The promises hold in so many states.
+    /// The promises hold, in this number of states.
     Holds(usize),
-    /// One is broken, and so many steps are the shortest way to that.
+    /// A promise is broken, after this number of steps on the shortest path.
     Breaks(usize),
 }
 
@@ -74,17 +76,18 @@ pub struct Rules {
     pub title: &'static str,
     pub nodes: usize,
     pub majority: usize,
-    /// One after the other: `w` for one that writes, `r` for one that reads.
+    /// One letter per attempt: `w` for a writer, `r` for a reader.
     pub attempts: &'static str,
-    /// The largest number that is proposed: a clock may be wrong, so all of them are tried. Nodes only ask which
-    /// of two is larger, so it is enough that there are as many numbers as attempts.
+    /// The largest number that is proposed: a clock may be wrong, so all numbers are tried. Nodes
+    /// only compare numbers, so one number per attempt suffices.
     pub proposals: u32,
     pub writer: Way,
     pub reader: Way,
     pub recreate: Recreate,
-    /// Whether an answer may be lost, and a request arrive any number of times.
+    /// Whether an answer may be lost and a request may arrive several times.
     pub twice: bool,
-    /// How often a node forgets: its holders, and its largest number for a smaller one.
+    /// The number of crashes. A node that crashes loses its holders, and may return to a smaller
+    /// largest number.
     pub crashes: u32,
     pub mends: &'static [Mend],
     pub outcome: Outcome,
@@ -115,7 +118,7 @@ const fn holds(title: &'static str, states: usize, rules: Rules) -> Rules {
     Rules { title, outcome: Outcome::Holds(states), ..rules }
 }
 
-/// With second deliveries and re-creation.
+/// Adds second deliveries and re-creation.
 const fn all(rules: Rules) -> Rules {
     Rules { twice: true, recreate: Recreate::NoneLarger, ..rules }
 }
@@ -124,7 +127,7 @@ const fn breaks(title: &'static str, steps: usize, rules: Rules) -> Rules {
     Rules { title, outcome: Outcome::Breaks(steps), ..rules }
 }
 
-/// Nodes that forget nothing. Of these lists, the second is for wider bounds.
+/// Nodes that lose no data. The second of these lists is for wider bounds.
 pub const DURABLE: [&[Rules]; 2] = [
     &[
         holds("three attempts", 11_747, STRICT),
@@ -160,7 +163,7 @@ pub const READERS: [&[Rules]; 2] = [
     ],
 ];
 
-/// Nodes that forget.
+/// Nodes that lose data.
 pub const REJOIN: [&[Rules]; 2] = [
     &[
         holds("two attempts, two crashes", 11_359, Rules { crashes: 2, ..TWO }),
@@ -178,7 +181,7 @@ pub const REJOIN: [&[Rules]; 2] = [
     ],
 ];
 
-/// Two attempts are enough for most.
+/// Broken protocols. Two attempts suffice to break most.
 pub const MUTANTS: &[Rules] = &[
     breaks(
         "the largest of what the nodes count",
@@ -196,13 +199,13 @@ pub const MUTANTS: &[Rules] = &[
         Rules { writer: way(Request::Look, Take::Next, Some(Request::Store)), ..TWO },
     ),
     breaks(
-        "an equal number is accepted from anybody",
+        "an equal number is accepted from any attempt",
         9,
         Rules { writer: way(Request::AcceptEqual, Take::Own, None), ..TWO },
     ),
     breaks("two of four nodes are a majority", 8, Rules { nodes: 4, ..TWO }),
-    breaks("a key is made anew below a larger number", 17, Rules { recreate: Recreate::Anywhere, ..STRICT }),
-    breaks("a node that lost its memory votes at once", 9, Rules { mends: &[], ..CRASH }),
+    breaks("a key is re-created below a larger number", 17, Rules { recreate: Recreate::Anywhere, ..STRICT }),
+    breaks("a node that lost its data votes at once", 9, Rules { mends: &[], ..CRASH }),
     breaks("it waits, and copies nothing", 10, Rules { mends: &[Mend::Wait], ..CRASH }),
     breaks("it copies, and does not wait", 11, Rules { mends: &[Mend::Copy], ..CRASH }),
     breaks("it copies, and then it waits", 12, Rules { mends: &[Mend::Copy, Mend::Wait], ..CRASH }),

@@ -1,4 +1,4 @@
-//! The search: from every state every step, until there are no new states.
+//! The search: takes every step from every state, until there are no new states.
 
 use std::collections::HashSet;
 
@@ -6,13 +6,13 @@ use super::rules::Rules;
 use super::state::{BuildQuick, DONE, FLOOR, MOST, PHASE, READS, State, get};
 use super::steps::Step;
 
-/// How large a search was, and what happened in it.
+/// The size of a search, and counts of its steps.
 #[derive(Debug, Default)]
 pub struct Size {
     pub states: usize,
     pub steps: usize,
     pub acquired: usize,
-    /// Began after another one had finished: those that write, those that read.
+    /// Acquisitions that began after another one had finished: of writers, of readers.
     pub in_turn: [usize; 2],
     pub unheard: usize,
     pub taken: usize,
@@ -44,7 +44,7 @@ impl Size {
     }
 }
 
-/// A promise that was broken, and the shortest way there.
+/// A broken promise, and the shortest path to it.
 #[derive(Debug)]
 pub struct Found {
     pub what: String,
@@ -60,14 +60,14 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// A state, the one it was first reached from, and by which of the steps from there.
+/// A state, the state from which it was first reached, and the number of the step.
 struct Reached {
     state: State,
     from: usize,
     step: usize,
 }
 
-/// Searches until a promise is broken, or all is known.
+/// Searches until a promise is broken or all states are known.
 pub fn search(rules: &Rules) -> Result<Size, Found> {
     let mut size = Size::default();
     let mut known = HashSet::with_hasher(BuildQuick::default());
@@ -94,23 +94,24 @@ pub fn search(rules: &Rules) -> Result<Size, Found> {
     Ok(size)
 }
 
-/// What must not have happened.
+/// The promise that this step breaks, if any.
 fn broken(before: &State, step: Step) -> Option<String> {
     let Step::Acquire { one, token } = step else { return None };
     let (floor, reads) = (get(before.attempts[one], FLOOR), get(before.attempts[one], READS) == 1);
     if reads {
-        return (token < floor).then(|| format!("a writer that had finished before it began has {floor}"));
+        return (token < floor)
+            .then(|| format!("a writer that had finished before this reader began has {floor}"));
     }
     if token <= floor {
-        return Some(format!("what had finished before it began has {floor}"));
+        return Some(format!("an attempt that had finished before this writer began has {floor}"));
     }
     let same = |other: &u32| get(*other, PHASE) == DONE && get(*other, READS) == 0;
     let mut others = (0..MOST).filter(|other| same(&before.attempts[*other]));
     others.any(|other| before.token(other) == token).then(|| format!("another writer has {token} as well"))
 }
 
-/// The steps to a state, and one more. Each state is in its own order, so each step is taken again to see who
-/// is who.
+/// Describes the steps to a state, and one more. Attempts and nodes are sorted in each state, so
+/// the steps are repeated to follow each of them.
 fn way(rules: &Rules, reached: &[Reached], mut at: usize, last: usize) -> Vec<String> {
     let mut numbers = vec![last];
     while at != 0 {
@@ -129,7 +130,7 @@ fn way(rules: &Rules, reached: &[Reached], mut at: usize, last: usize) -> Vec<St
             let kind = if get(state.attempts[one], READS) == 1 { "reader" } else { "writer" };
             format!("{kind} {}", letter(one))
         };
-        way.push(step.tell(name, |node: usize| format!("node {}", nodes[node] + 1)));
+        way.push(step.describe(name, |node: usize| format!("node {}", nodes[node] + 1)));
         let (sorted, from_attempts, from_nodes) = after.sorted(rules);
         attempts = from_attempts.map(|from| attempts[from]);
         nodes = from_nodes.map(|from| nodes[from]);

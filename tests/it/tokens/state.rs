@@ -1,4 +1,4 @@
-//! What nodes and attempts remember, in a few words of memory.
+//! The state of nodes and attempts, in a few words of memory.
 
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
@@ -7,47 +7,47 @@ use super::rules::Rules;
 /// The most nodes, and the most attempts.
 pub const MOST: usize = 4;
 
-/// Words of four bits each. A node's begin with an answer for each attempt, as that attempt has heard it:
-/// 0, or one more than the number. Sorting the nodes carries the answers along.
+/// Fields of four bits each. A node's first fields are its answers to each attempt, as the attempt
+/// has received them: 0, or one more than the number. Sorting the nodes moves the answers along.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub nodes: [u32; MOST],
     pub attempts: [u32; MOST],
-    /// How many crashes are still to come.
+    /// The number of crashes that may still happen.
     pub crashes: u32,
 }
 
-/// Of a node: who holds the lock there, nobody, readers, or one more than the place of a writer.
+/// Of a node, its holder: [`FREE`], [`SHARED`], or one more than the index of a writer.
 pub const HELD: usize = 4;
-/// The largest number it accepted.
+/// The largest number that the node accepted.
 pub const MAX: usize = 5;
-/// 0 if it votes, otherwise one more than how many things it has done about its lost memory.
+/// 0 if the node votes, otherwise one more than the number of repair steps that it has done.
 pub const MENDS: usize = 6;
-/// Whether a node that lost its memory has copied from it.
+/// Whether a node that lost its data has copied from this one.
 pub const COPIED: usize = 7;
 
 /// Of an attempt: one of the phases below.
 pub const PHASE: usize = 0;
-/// What it sends first.
+/// The number that the attempt proposes.
 pub const SENDS: usize = 1;
-/// What it takes in view of the answers, if that is not what it sent.
+/// The number that the attempt takes after the answers, if it is not the proposed one.
 pub const TAKES: usize = 2;
-/// The largest token that binds it: of the acquisitions that had finished when it began.
+/// The largest token of the acquisitions that had finished when the attempt began.
 pub const FLOOR: usize = 3;
 pub const READS: usize = 4;
 
 pub const FREE: u32 = 0;
-/// It never matters which readers hold it, nor how many.
+/// Held by readers: which ones, and how many, never matters.
 pub const SHARED: u32 = 15;
 
 pub const IDLE: u32 = 0;
 pub const FIRST: u32 = 1;
 pub const SECOND: u32 = 2;
 pub const DONE: u32 = 3;
-/// It can succeed no more, but its requests may still be under way.
+/// The attempt cannot succeed any more, but its requests may still be in flight.
 pub const OVER: u32 = 4;
 
-/// For an answer: the request is not under way any more, and that is all that matters.
+/// As an answer: the request is no longer in flight, and its answer does not matter.
 pub const ARRIVED: u32 = 15;
 
 pub fn get(word: u32, field: usize) -> u32 {
@@ -68,10 +68,10 @@ impl State {
         state
     }
 
-    /// How many of the nodes have answered with a number that will do.
-    pub fn answered(&self, one: usize, will_do: impl Fn(u32) -> bool) -> usize {
+    /// The number of nodes that have answered with an accepted number.
+    pub fn answered(&self, one: usize, is_accepted: impl Fn(u32) -> bool) -> usize {
         let answers = self.nodes.iter().map(|node| get(*node, one));
-        answers.filter(|answer| *answer != 0 && will_do(*answer - 1)).count()
+        answers.filter(|answer| *answer != 0 && is_accepted(*answer - 1)).count()
     }
 
     pub fn token(&self, one: usize) -> u32 {
@@ -79,7 +79,7 @@ impl State {
         if get(word, TAKES) != 0 { get(word, TAKES) } else { get(word, SENDS) }
     }
 
-    /// The largest token of an acquisition that has finished. A reader asks only for those of writers.
+    /// The largest token of a finished acquisition. For readers, only those of writers count.
     pub fn finished(&self, of_writers: bool) -> u32 {
         let counts = |one: &usize| {
             get(self.attempts[*one], PHASE) == DONE && !(of_writers && get(self.attempts[*one], READS) == 1)
@@ -87,7 +87,7 @@ impl State {
         (0..MOST).filter(counts).map(|one| self.token(one)).max().unwrap_or(0)
     }
 
-    /// An attempt succeeds, or never will. What it heard is forgotten.
+    /// Ends an attempt with success or failure, and drops the answers that it has received.
     pub fn end(&mut self, one: usize, phase: u32, rules: &Rules) {
         set(&mut self.attempts[one], PHASE, phase);
         set(&mut self.attempts[one], FLOOR, 0);
@@ -98,13 +98,14 @@ impl State {
         }
     }
 
-    /// The same with nodes and attempts in order, as it does not matter which of them is which; and where
-    /// each attempt and each node had been. Ties may be left in either order: two states then stand for one.
+    /// The same state with sorted nodes and attempts, since they are interchangeable; and the
+    /// previous index of each attempt and each node. Ties may be left in either order: then two
+    /// states stand for one.
     pub fn sorted(&self, rules: &Rules) -> (State, [usize; MOST], [usize; MOST]) {
         let mut state = *self;
         let mut keys = [0; MOST];
         for (one, key) in keys.iter_mut().enumerate() {
-            // What nodes know of it, whichever they are.
+            // A sum over the nodes, so that their order does not matter.
             let mut known = 0_u64;
             for node in self.nodes {
                 let held = u64::from(get(node, HELD) == one as u32 + 1);
@@ -130,7 +131,8 @@ impl State {
     }
 }
 
-/// Sorts the first few, and says where they had been. The ordinary sort takes much longer in a debug build.
+/// Sorts the first few words, and returns their previous indices. The ordinary sort takes much
+/// longer in a debug build.
 fn order<T: Copy + PartialOrd>(words: &mut [T; MOST], few: usize) -> [usize; MOST] {
     let mut from = [0, 1, 2, 3];
     for end in 1..few {
@@ -155,7 +157,7 @@ impl Hash for State {
     }
 }
 
-/// Quick, and good enough where nobody chooses the keys.
+/// A fast hasher; it does not resist chosen keys, and the keys here are not chosen.
 #[derive(Default)]
 pub struct Quick(u64);
 

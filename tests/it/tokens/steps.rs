@@ -1,4 +1,4 @@
-//! What can happen next.
+//! The possible steps from a state.
 
 use super::rules::{Mend, Recreate, Request, Rules, Take};
 use super::state::{
@@ -6,10 +6,10 @@ use super::state::{
     SHARED, State, TAKES, get, set,
 };
 
-/// No node counts any further.
+/// The limit of the nodes' counters.
 const FAR: u32 = 9;
 
-/// Attempts and nodes by their places in the state before.
+/// A step; attempts and nodes are indices in the state before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Begin {
@@ -21,7 +21,7 @@ pub enum Step {
         node: usize,
         answer: u32,
     },
-    /// Late, once more, or the answer is lost.
+    /// A request that arrives late or once more, or whose answer is lost.
     Unheard {
         one: usize,
         node: usize,
@@ -57,8 +57,8 @@ pub enum Step {
 }
 
 impl Step {
-    /// In words. `one` names attempts, `node` nodes, by their places.
-    pub fn tell(self, name: impl Fn(usize) -> String, node_name: impl Fn(usize) -> String) -> String {
+    /// Describes the step; the functions name attempts and nodes by their indices.
+    pub fn describe(self, name: impl Fn(usize) -> String, node_name: impl Fn(usize) -> String) -> String {
         match self {
             Step::Begin { one, sends: 0 } => format!("{} begins", name(one)),
             Step::Begin { one, sends } => format!("{} begins, and sends {sends}", name(one)),
@@ -66,38 +66,38 @@ impl Step {
                 format!("{} grants {}, and answers {answer}", node_name(node), name(one))
             }
             Step::Unheard { one, node, sent } => {
-                format!("{} serves the {sent} of {}, unheard", node_name(node), name(one))
+                format!("{} serves the {sent} of {}, whose answer is lost", node_name(node), name(one))
             }
             Step::Take { one, takes } => format!("{} takes {takes}, and sends that", name(one)),
             Step::Acquire { one, token } => format!("{} has the lock, with the token {token}", name(one)),
             Step::Recreate { one, node } => {
-                format!("{} makes its key anew on {}", name(one), node_name(node))
+                format!("{} re-creates its key on {}", name(one), node_name(node))
             }
             Step::Expire { writer: Some(one), node } => {
-                format!("the lease of {} on {} is over", name(one), node_name(node))
+                format!("the lease of {} on {} expires", name(one), node_name(node))
             }
             Step::Expire { writer: None, node } => {
-                format!("the readers' leases on {} are over", node_name(node))
+                format!("the readers' leases on {} expire", node_name(node))
             }
             Step::Crash { node, left } => format!("{} crashes, and remembers {left}", node_name(node)),
-            Step::Wait { node } => format!("{} has waited longer than every ttl", node_name(node)),
+            Step::Wait { node } => format!("{} has waited longer than every TTL", node_name(node)),
             Step::Copy { node, from } => format!("{} copies from {}", node_name(node), node_name(from)),
         }
     }
 }
 
-/// A step, and where it leads.
+/// Steps, each with the state that it leads to.
 pub type Next = Vec<(Step, State)>;
 
 impl State {
-    /// All that can happen. Nothing that is refused is among it: a refusal changes no node, and an attempt that
-    /// knows of it can do no more than one whose request is under way for ever. Nor is a release: it is as if
-    /// the lease were over.
+    /// All possible steps. Refusals are left out: a refusal changes no node, and an attempt that
+    /// knows of it can do no more than one whose request never arrives. Releases are left out: a
+    /// release has the effect of an expiry.
     pub fn steps(&self, rules: &Rules, next: &mut Next) {
         for one in 0..rules.attempts.len() {
             match get(self.attempts[one], PHASE) {
                 IDLE => {
-                    // Those that are alike begin in the order of their places.
+                    // Equal attempts begin in the order of their indices.
                     if one == 0 || self.attempts[one - 1] != self.attempts[one] {
                         self.begin(rules, one, next);
                     }
@@ -131,7 +131,8 @@ impl State {
         }
     }
 
-    /// A majority has answered. Further answers may be under way, so that any majority may be the one heard.
+    /// A majority has answered. Further answers may be in flight, so any majority may be the one
+    /// that the attempt receives.
     fn decide(&self, rules: &Rules, one: usize, next: &mut Next) {
         let way = rules.way(get(self.attempts[one], READS) == 1);
         if way.take == Take::Own {
@@ -142,8 +143,8 @@ impl State {
         }
         for (node, word) in self.nodes.iter().enumerate() {
             let Some(largest) = get(*word, one).checked_sub(1) else { continue };
-            let told = self.nodes[..node].iter().any(|before| get(*before, one) == largest + 1);
-            if told || self.answered(one, |answer| answer <= largest) < rules.majority {
+            let is_known = self.nodes[..node].iter().any(|before| get(*before, one) == largest + 1);
+            if is_known || self.answered(one, |answer| answer <= largest) < rules.majority {
                 continue;
             }
             let takes = largest + u32::from(way.take == Take::Next);
@@ -155,7 +156,7 @@ impl State {
             set(&mut after.attempts[one], PHASE, SECOND);
             set(&mut after.attempts[one], TAKES, takes);
             for word in &mut after.nodes {
-                // Who answered with as much has it.
+                // A node that answered with this number has it.
                 let has = get(*word, one) > takes;
                 set(word, one, if has { takes + 1 } else { 0 });
             }
@@ -172,7 +173,7 @@ impl State {
         next.push((Step::Acquire { one, token }, after));
     }
 
-    /// What may arrive from an attempt.
+    /// The requests of an attempt that may arrive.
     fn arrive(&self, rules: &Rules, one: usize, next: &mut Next) {
         let word = self.attempts[one];
         let way = rules.way(get(word, READS) == 1);
@@ -190,15 +191,15 @@ impl State {
             if let Some((answer, after)) =
                 self.serve(request, sent, one, node).filter(|_| pending || rules.twice)
             {
-                let heard = pending && matches!(phase, FIRST | SECOND);
-                if heard {
+                let is_awaited = pending && matches!(phase, FIRST | SECOND);
+                if is_awaited {
                     let mut after = after;
-                    // In the second round it matters only that there is an answer.
+                    // In the second round, only the fact of an answer matters.
                     let answer = if second.is_some() { sent } else { answer };
                     set(&mut after.nodes[node], one, answer + 1);
                     next.push((Step::Grant { one, node, answer }, after));
                 }
-                if after != *self && (rules.twice || !heard) {
+                if after != *self && (rules.twice || !is_awaited) {
                     let mut after = after;
                     if !rules.twice {
                         set(&mut after.nodes[node], one, ARRIVED);
@@ -214,7 +215,7 @@ impl State {
         }
     }
 
-    /// A node's answer and what it does, unless it refuses.
+    /// A node's answer and the state after it, unless the node refuses.
     fn serve(&self, request: Request, sent: u32, one: usize, node: usize) -> Option<(u32, State)> {
         let (held, max) = (get(self.nodes[node], HELD), get(self.nodes[node], MAX));
         let holder = self.holder(one);
@@ -239,7 +240,8 @@ impl State {
         if get(self.attempts[one], READS) == 1 { SHARED } else { one as u32 + 1 }
     }
 
-    /// Only a holder whose lease is valid sends this; but it may arrive at any time.
+    /// Only a holder with a valid lease sends a re-creation, but the request may arrive at any
+    /// time.
     fn recreate(&self, rules: &Rules, one: usize, next: &mut Next) {
         let (token, holder) = (self.token(one), self.holder(one));
         for node in 0..rules.nodes {
@@ -265,8 +267,8 @@ impl State {
         }
     }
 
-    /// A node loses its memory, or does something about that. A node that loses nothing needs no step: it is as
-    /// if its leases were over, and requests late.
+    /// A node loses data, or repairs that. A crash without loss needs no step: it has the effect of
+    /// expired leases and late requests.
     fn crash(&self, rules: &Rules, node: usize, next: &mut Next) {
         let word = self.nodes[node];
         let Some(mended) = get(word, MENDS).checked_sub(1) else {
@@ -312,7 +314,7 @@ impl State {
         }
     }
 
-    /// When all is done, it votes again.
+    /// A node votes again once all repair steps are done.
     fn mended(&mut self, rules: &Rules, node: usize, mended: u32) {
         let more = (mended as usize) < rules.mends.len();
         set(&mut self.nodes[node], MENDS, if more { mended + 1 } else { 0 });
