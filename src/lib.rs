@@ -1,5 +1,5 @@
-// A link's first definition counts: these lead into this documentation, those at the end of each page
-// to the files beside it on a git host.
+// A link's first definition counts: these lead into this documentation, those at the end of each
+// page to the files beside it on a git host.
 #![doc = include_str!("../docs/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]

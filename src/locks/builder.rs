@@ -48,7 +48,8 @@ impl LocksBuilder {
         self.with(Topology::Server(server.into()))
     }
 
-    /// Connects to the master that sentinels watch under a name. See [Sentinel](crate::guide::connecting#sentinel).
+    /// Connects to the master that sentinels watch under a name. See
+    /// [Sentinel](crate::guide::connecting#sentinel).
     #[cfg(feature = "sentinel")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
     pub fn sentinel(
@@ -73,7 +74,8 @@ impl LocksBuilder {
         self.with(Topology::Quorum(sources(servers)))
     }
 
-    /// Connects to one server, with the settings of an application's pool. See [pools](crate::guide::connecting#pools).
+    /// Connects to one server, with the settings of an application's pool. See
+    /// [pools](crate::guide::connecting#pools).
     #[cfg(feature = "pool")]
     #[cfg_attr(docsrs, doc(cfg(feature = "pool")))]
     pub fn pool(self, pool: deadpool_redis::Pool) -> LocksBuilder {
@@ -88,8 +90,8 @@ impl LocksBuilder {
         self.with(Topology::ClusterPool(pool))
     }
 
-    /// Sets where a client of a [pool](crate::guide::connecting#pools) subscribes: the pool's server, or a node of its
-    /// cluster.
+    /// Sets where a client of a [pool](crate::guide::connecting#pools) subscribes: the pool's
+    /// server, or a node of its cluster.
     pub fn subscriber(mut self, subscriber: impl Into<Source>) -> LocksBuilder {
         self.subscriber = Some(subscriber.into());
         self
@@ -111,15 +113,16 @@ impl LocksBuilder {
     }
 
     /// Sets the name of the application, visible in `CLIENT LIST` and in `inspect`. See
-    /// [names](crate::guide::connecting#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and `.`.
+    /// [names](crate::guide::connecting#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and
+    /// `.`.
     pub fn client_name(mut self, name: impl Into<String>) -> LocksBuilder {
         self.client_name = Some(name.into());
         self
     }
 
     /// Sets the name of this instance of the application, such as that of its pod, visible in
-    /// `CLIENT LIST` and in `inspect`. See [names](crate::guide::connecting#names). 1 to 63 bytes: ASCII letters, digits,
-    /// `-`, `_` and `.`.
+    /// `CLIENT LIST` and in `inspect`. See [names](crate::guide::connecting#names). 1 to 63 bytes:
+    /// ASCII letters, digits, `-`, `_` and `.`.
     pub fn label(mut self, label: impl Into<String>) -> LocksBuilder {
         self.label = Some(label.into());
         self
