@@ -188,7 +188,8 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
 /// A holder of a lock.
 ///
 /// [`client_name`](Holder::client_name) and [`label`](Holder::label) identify its client, if that
-/// client was [made with them](crate::LocksBuilder#names). `Display` is one line for an operator:
+/// client was [made with them](crate::guide::connecting#names). `Display` is one line for an
+/// operator:
 ///
 /// ```
 /// # async fn run(locks: redlatch::Locks) -> Result<(), Box<dyn std::error::Error>> {

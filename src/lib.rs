@@ -1,3 +1,6 @@
+// A link's first definition counts: these lead into this documentation, those at the end of each
+// page to the files beside it on a git host.
+#![doc = include_str!("../docs/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -29,11 +32,44 @@ pub mod simulation {
     pub use crate::wire::memory::{Dialled, dialled, stay_in_memory};
 }
 
-#[doc = include_str!("../docs/errors.md")]
-pub mod errors {}
+/// The guide: one page for each subject.
+pub mod guide {
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/caches.md")]
+    pub mod caches {}
 
-#[doc = include_str!("../docs/topologies.md")]
-pub mod topologies {}
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/connecting.md")]
+    pub mod connecting {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/design.md")]
+    pub mod design {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/errors.md")]
+    pub mod errors {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/promises.md")]
+    pub mod promises {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/rights.md")]
+    pub mod rights {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/testing.md")]
+    pub mod testing {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/topologies.md")]
+    pub mod topologies {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/waiting.md")]
+    pub mod waiting {}
+}
 
 #[cfg(feature = "pool")]
 pub use deadpool_redis;

@@ -16,7 +16,7 @@ pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain};
 /// Why a call on a lock did not succeed.
 ///
 /// A lock that another client holds is no error: a `try_` call returns `None`. [The table of
-/// errors](crate::errors) says what to do about each.
+/// errors](crate::guide::errors) says what to do about each.
 ///
 /// The text names the operation, the lock, the server where there is one, and the reason. It does
 /// not repeat the [source](std::error::Error::source), so log both. The source is the client

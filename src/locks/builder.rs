@@ -12,7 +12,8 @@ use crate::options::{Options, Wakeups};
 use crate::wire::{Certificates, Endpoint, NodeSet, WakeupEndpoint};
 
 /// Makes a [`Locks`] from one topology, and what differs from the defaults.
-#[doc = include_str!("../../docs/connecting.md")]
+///
+/// [Connecting](crate::guide::connecting) shows every topology, TLS, pools and names.
 #[must_use = "a builder connects nowhere until it is told to"]
 #[derive(Clone, Default)]
 pub struct LocksBuilder {
@@ -42,12 +43,13 @@ enum Topology {
 }
 
 impl LocksBuilder {
-    /// Connects to one server. See [one server](#one-server).
+    /// Connects to one server. See [one server](crate::guide::connecting#one-server).
     pub fn server(self, server: impl Into<Source>) -> LocksBuilder {
         self.with(Topology::Server(server.into()))
     }
 
-    /// Connects to the master that sentinels watch under a name. See [Sentinel](#sentinel).
+    /// Connects to the master that sentinels watch under a name. See
+    /// [Sentinel](crate::guide::connecting#sentinel).
     #[cfg(feature = "sentinel")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
     pub fn sentinel(
@@ -59,7 +61,7 @@ impl LocksBuilder {
     }
 
     /// Connects to a Redis Cluster, named by some of its nodes. See [Redis
-    /// Cluster](#redis-cluster).
+    /// Cluster](crate::guide::connecting#redis-cluster).
     #[cfg(feature = "cluster")]
     #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
     pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<Source>>) -> LocksBuilder {
@@ -67,12 +69,13 @@ impl LocksBuilder {
     }
 
     /// Connects to independent servers, three or five, that decide by majority. See
-    /// [quorum](#quorum).
+    /// [quorum](crate::guide::connecting#quorum).
     pub fn quorum(self, servers: impl IntoIterator<Item = impl Into<Source>>) -> LocksBuilder {
         self.with(Topology::Quorum(sources(servers)))
     }
 
-    /// Connects to one server, with the settings of an application's pool. See [pools](#pools).
+    /// Connects to one server, with the settings of an application's pool. See
+    /// [pools](crate::guide::connecting#pools).
     #[cfg(feature = "pool")]
     #[cfg_attr(docsrs, doc(cfg(feature = "pool")))]
     pub fn pool(self, pool: deadpool_redis::Pool) -> LocksBuilder {
@@ -80,22 +83,22 @@ impl LocksBuilder {
     }
 
     /// Connects to a Redis Cluster, with the settings of an application's pool. See
-    /// [pools](#pools).
+    /// [pools](crate::guide::connecting#pools).
     #[cfg(all(feature = "cluster", feature = "pool"))]
     #[cfg_attr(docsrs, doc(cfg(all(feature = "cluster", feature = "pool"))))]
     pub fn cluster_pool(self, pool: deadpool_redis::cluster::Pool) -> LocksBuilder {
         self.with(Topology::ClusterPool(pool))
     }
 
-    /// Sets where a client of a [pool](#pools) subscribes: the pool's server, or a node of its
-    /// cluster.
+    /// Sets where a client of a [pool](crate::guide::connecting#pools) subscribes: the pool's
+    /// server, or a node of its cluster.
     pub fn subscriber(mut self, subscriber: impl Into<Source>) -> LocksBuilder {
         self.subscriber = Some(subscriber.into());
         self
     }
 
     /// Sets a private CA, a client certificate, or both, for all sources that are URLs. See
-    /// [TLS](#tls).
+    /// [TLS](crate::guide::connecting#tls).
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub fn tls(mut self, certificates: redis::TlsCertificates) -> LocksBuilder {
@@ -110,15 +113,16 @@ impl LocksBuilder {
     }
 
     /// Sets the name of the application, visible in `CLIENT LIST` and in `inspect`. See
-    /// [names](#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and `.`.
+    /// [names](crate::guide::connecting#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and
+    /// `.`.
     pub fn client_name(mut self, name: impl Into<String>) -> LocksBuilder {
         self.client_name = Some(name.into());
         self
     }
 
     /// Sets the name of this instance of the application, such as that of its pod, visible in
-    /// `CLIENT LIST` and in `inspect`. See [names](#names). 1 to 63 bytes: ASCII letters, digits,
-    /// `-`, `_` and `.`.
+    /// `CLIENT LIST` and in `inspect`. See [names](crate::guide::connecting#names). 1 to 63 bytes:
+    /// ASCII letters, digits, `-`, `_` and `.`.
     pub fn label(mut self, label: impl Into<String>) -> LocksBuilder {
         self.label = Some(label.into());
         self
@@ -146,7 +150,7 @@ impl LocksBuilder {
 
     /// Makes the client without any I/O: no server need be running. The first call that needs a
     /// server connects, and waits and fails as it does in an outage: see [lazy or
-    /// eager](#lazy-or-eager).
+    /// eager](crate::guide::connecting#lazy-or-eager).
     ///
     /// # Errors
     /// - [`ConfigError`]: the builder's settings do not fit together.

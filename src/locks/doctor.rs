@@ -92,7 +92,7 @@ impl Locks {
             Ok(()) => Verdict::Fine,
             Err(error @ Error::Redis { .. }) => Verdict::danger(
                 format!("a lock could not be taken and released: {}", Chain(&error)),
-                "give the user the rights that the README names",
+                "give the user the rights that the guide names",
             ),
             Err(error) => Verdict::danger(
                 format!("a lock could not be taken and released: {}", Chain(&error)),

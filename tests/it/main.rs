@@ -6,6 +6,7 @@
 mod cluster;
 mod dead_waiters;
 mod deployments;
+mod docs;
 mod errors;
 mod house;
 mod inspection;

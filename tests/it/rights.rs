@@ -1,4 +1,4 @@
-//! The rights that the README names are enough, in every topology.
+//! The rights that the guide names are enough, in every topology.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use redlatch::{Error, Locks, NodeStatus, Options, RestartGuard};
 use crate::support::{Deployment, Kind, Server, Topology, eventually, soon, ttl};
 
 const TTL: Duration = Duration::from_millis(600);
-const README: &str = include_str!("../../README.md");
+const GUIDE: &str = include_str!("../../docs/rights.md");
 
-/// The user of the README, with what else a topology needs, on all servers that have data.
+/// The user of the guide, with what else a topology needs, on all servers that have data.
 async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>) {
     let deployment = Deployment::start(topology).await;
-    let rights = README.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    let rights = GUIDE.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
     for right in more {
-        assert!(README.contains(&format!("`{right}`")), "{right} is documented");
+        assert!(GUIDE.contains(&format!("`{right}`")), "{right} is documented");
     }
     for server in deployment.masters().iter().chain(deployment.replicas()) {
         let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
@@ -159,11 +159,11 @@ async fn an_inspection_with_all_rights_is_one_request() {
     server.assert_nothing_left().await;
 }
 
-/// The rights that the README documents, and no more.
+/// The rights that the guide documents, and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn acl_the_documented_rights_are_enough() {
     let server = Server::start().await;
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../docs/rights.md");
     let rights =
         readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
     let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
@@ -214,12 +214,12 @@ async fn acl_the_documented_rights_are_enough() {
     assert!(matches!(foreign.mutex("x").unwrap().try_lock().await, Err(Error::Redis { .. })));
 }
 
-/// The rights that the README documents are enough to find out; without the right to publish it is
+/// The rights that the guide documents are enough to find out; without the right to publish it is
 /// not found out.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriber_is_verified_with_few_rights() {
     let (server, other) = (Server::start().await, Server::start().await);
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../docs/rights.md");
     let rights =
         readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
     for (user, less) in [("locks", "+ping"), ("silent", "-publish")] {

@@ -240,7 +240,9 @@ async fn replicas_missed_by_a_waiter_keep_the_lock_from_nobody() {
         });
         eventually("another one queues", || async { master.queued_for(&held).await == 2 }).await;
         guard.release().await.unwrap();
-        soon("the other one has it", next).await.unwrap().unwrap().release().await.unwrap();
+        let next = soon("the other one has it", next).await.unwrap().unwrap();
+        assert!(!waiting.is_finished(), "{kind:?}: the waiter kept the lock until it failed");
+        next.release().await.unwrap();
         let outcome = soon("it fails", waiting).await.unwrap();
         assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1, .. })), "{outcome:?}");
     }
