@@ -43,7 +43,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "if failure.replicas().is_some() {",
             "if failure.replicas().is_some() && waiter.entry.is_none() {",
         )],
-        test: "replicas::grants::replicas_missed_by_a_waiter_keep_the_lock_from_nobody",
+        test: "replicas::grants::replicas_missed_by_a_waiter_leave_the_lock_to_the_next",
     },
     Tested {
         name: "siblings-of-a-lost-lease-sought-among-all",
@@ -66,7 +66,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "limit-of-zero-tries-nothing",
         edits: &[edit("src/lease/acquire.rs", "if limit.is_zero() {", "if limit > limit {")],
-        test: "standalone::time_limits::a_limit_of_zero_is_one_try",
+        test: "standalone::time_limits::lock_timeout_of_zero_tries_once",
     },
     Tested {
         name: "revoked-lease-says-lost",
