@@ -171,7 +171,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "                    let _ = (node, time);\n",
         }],
-        test: "lease::renewal::renewals_raise_the_least_token_of_a_client",
+        test: "lease::renewal::renewals_raise_the_minimum_token_of_a_client",
     },
     Tested {
         name: "poll-cap-ignored",

@@ -68,7 +68,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "",
         }],
-        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
     Tested {
         name: "max-hold-compared-with-ttl-only",
@@ -78,7 +78,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "            && longest < self.ttl\n",
         }],
-        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
     Tested {
         name: "no-readers-allowed",
@@ -88,7 +88,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "if self.max_readers == u32::MAX {",
         }],
-        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
     Tested {
         name: "inspection-shows-the-longest-ttl",
