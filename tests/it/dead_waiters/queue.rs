@@ -41,7 +41,7 @@ async fn shrinks(kind: Kind, dead: Kind) {
     let waiting = tokio::spawn(async move { lock.lock().await });
     eventually("one waiter is left", || async { queue.waiters().await.len() == 1 }).await;
     let polls = server.scripts_run().await - before;
-    println!("FIG {kind:?}: {DEAD} dead entries of {dead:?} are gone after {polls} polls");
+    println!("FIG {kind:?}: {DEAD} dead entries of {dead:?} are removed after {polls} polls");
     // Each poll removes at most sixteen entries. A few more polls find the rest, and some run
     // before they are counted.
     assert!(polls < 2 * DEAD / 16, "{kind:?}: {polls} polls");

@@ -92,6 +92,6 @@ fn tokens_grow_and_are_unique_after_node_loses_data_and_rejoins() {
 }
 
 #[test]
-fn tokens_search_breaks_every_mutant() {
+fn tokens_search_finds_every_mutant() {
     judge(MUTANTS);
 }
