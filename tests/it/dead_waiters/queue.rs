@@ -48,7 +48,7 @@ async fn shrinks(kind: Kind, dead: Kind) {
     let alive: Vec<(String, f64)> = queue.waiters().await;
     assert!(!alive[0].0.starts_with("dead-"), "{kind:?}: {alive:?}");
     assert_eq!(raw.release("holder").await, 1);
-    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    soon("the waiter is granted the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
     drop(holder);
 }
 

@@ -44,7 +44,7 @@ impl Search<'_> {
                     self.take(&mut at, Move::Ask(*one), &mut steps);
                 }
             }
-            self.give_back(&mut at, &order, &mut steps);
+            self.release_one(&mut at, &order, &mut steps);
             if at != before {
                 continue;
             }
@@ -57,7 +57,7 @@ impl Search<'_> {
                 }
                 return Err(self.stuck(from, dead, &steps, "all clients have finished, but keys are left"));
             }
-            if !self.pass_away(&mut at, &order, &mut steps) {
+            if !self.expire_one(&mut at, &order, &mut steps) {
                 return Err(self.stuck(from, dead, &steps, "live clients wait for ever"));
             }
         }
@@ -66,7 +66,7 @@ impl Search<'_> {
 
     /// One client releases a hold or leaves the queue. An owner that waits keeps its other holds
     /// meanwhile.
-    fn give_back(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) {
+    fn release_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) {
         let beliefs = &self.nodes[*at].state.beliefs;
         let owner = |one: usize| self.cast.attempts[one].owner;
         let waits =
@@ -83,7 +83,7 @@ impl Search<'_> {
     }
 
     /// Lets one hold of dead clients expire, or one mark that no live client refreshes.
-    fn pass_away(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) -> bool {
+    fn expire_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) -> bool {
         let state = &self.nodes[*at].state;
         let kept: &Kept = &state.kept;
         let writer_waits = |owner: Option<usize>| {

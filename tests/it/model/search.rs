@@ -91,7 +91,8 @@ impl<'a> Search<'a> {
         judged.map(|()| search)
     }
 
-    /// Adds all requests of a state to the batch: each one twice, and a look at the state after each.
+    /// Adds all requests of a state to the batch: each one twice, and a read of the state after
+    /// each.
     fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, sums: &Sums, tools: &Tools, look: &Cmd) {
         let state = &self.nodes[at].state;
         let (moves, idle) = state.moves(self.cast);
@@ -190,6 +191,6 @@ fn answer(instant: i64, value: Option<Value>) -> Answer {
 fn seen(cast: &Cast, instant: i64, value: Option<Value>) -> Result<Seen, String> {
     match value {
         Some(Value::BulkString(text)) => Seen::read(cast, instant, std::str::from_utf8(&text).unwrap()),
-        other => panic!("a look at the state answers {other:?}"),
+        other => panic!("the read of the state answers {other:?}"),
     }
 }

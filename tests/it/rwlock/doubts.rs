@@ -80,7 +80,7 @@ async fn rwlock_standalone_release_admits_1500_readers_together() {
             writing.release().await.unwrap();
             None
         };
-        while let Some(outcome) = soon("all of them", readers.join_next()).await {
+        while let Some(outcome) = soon("all readers finish", readers.join_next()).await {
             outcome.unwrap();
         }
         let messages = server.published().await - before;
