@@ -30,8 +30,8 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The same point on the clock of the standard library, as far as it can express it. Never later: whoever is
-    /// interrupted between the two clocks finds that less is left.
+    /// The same point on the clock of the standard library, as far as it can express it. Never
+    /// later: a task that is interrupted between reading the two clocks finds less time left.
     pub(crate) fn to_instant(self) -> Instant {
         let instant = Instant::now();
         let now = Moment::now();
@@ -48,7 +48,7 @@ thread_local! {
     static PAUSED_AT: std::cell::Cell<Option<tokio::time::Instant>> = const { std::cell::Cell::new(None) };
 }
 
-/// Advances this thread's clock, from now on, by the time that a paused runtime skips.
+/// From now on, advances this thread's clock by the time that a paused runtime skips.
 #[cfg(feature = "simulation")]
 pub fn skip_with_the_runtime() {
     PAUSED_AT.set(Some(tokio::time::Instant::now()));

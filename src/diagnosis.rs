@@ -4,47 +4,47 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// One thing about one server that [`Locks::doctor`](crate::Locks::doctor) has looked at. In one
-/// line of text: `10.0.0.1:6379: eviction: danger: ...`.
+/// One check of one server by [`Locks::doctor`](crate::Locks::doctor). As one line of text:
+/// `10.0.0.1:6379: eviction: danger: ...`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The server: its address, or what the client knows of it (`pool`, the name of a master).
     pub server: String,
-    /// What was looked at.
+    /// The check.
     pub check: Check,
-    /// What was found.
+    /// The result.
     pub verdict: Verdict,
 }
 
-/// What [`Locks::doctor`](crate::Locks::doctor) looks at.
+/// The checks of [`Locks::doctor`](crate::Locks::doctor).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
-    /// The server answers.
+    /// The server replies.
     Connection,
-    /// It is a version that the scripts are tested on.
+    /// The scripts are tested on its version.
     Version,
-    /// The client's user may run the scripts on the keys of a lock. Found out by taking a lock of a
-    /// new name, and releasing it.
+    /// The client's user may run the scripts on the keys of a lock. Found out by acquiring and
+    /// releasing a lock of a new name.
     Scripts,
-    /// The client is notified when it is handed a lock, and may notify others.
+    /// The client is notified when it is granted a lock, and may notify others.
     Notifications,
     /// The server evicts no keys.
     Eviction,
-    /// A restart of the server forgets no lock.
+    /// A restart of the server loses no lock.
     Persistence,
-    /// A failover to a replica forgets no lock.
+    /// A failover to a replica loses no lock.
     Replicas,
 }
 
-/// What [`Locks::doctor`](crate::Locks::doctor) has found.
+/// The result of a check of [`Locks::doctor`](crate::Locks::doctor).
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing to be done.
+    /// Nothing is to be done.
     Fine,
     /// Locks may be lost, delayed, or held twice.
     Danger {
@@ -83,7 +83,7 @@ impl Verdict {
         Verdict::Unknown { why: why.into() }
     }
 
-    /// Whether locks are in danger.
+    /// Returns whether locks are in danger.
     pub fn is_danger(&self) -> bool {
         matches!(self, Verdict::Danger { .. })
     }
@@ -121,7 +121,7 @@ pub(crate) fn version(redis: Option<&str>) -> Verdict {
     }
 }
 
-/// Every key of a lock has a TTL, so that the policies that evict only such keys evict them first.
+/// Every key of a lock has a TTL, so policies that evict only such keys evict them first.
 pub(crate) fn eviction(maxmemory: Option<&str>, policy: Option<&str>) -> Verdict {
     match (maxmemory, policy) {
         (Some("0"), _) | (_, Some("noeviction")) => Verdict::Fine,
@@ -133,7 +133,7 @@ pub(crate) fn eviction(maxmemory: Option<&str>, policy: Option<&str>) -> Verdict
     }
 }
 
-/// `aof` as `INFO` has it, `fsync` as `CONFIG GET appendfsync` has it.
+/// `aof` as in `INFO`, `fsync` as in `CONFIG GET appendfsync`.
 pub(crate) fn persistence(aof: Option<&str>, fsync: Option<&str>) -> Verdict {
     let remedy =
         "set appendonly yes and appendfsync always; a quorum may switch on the restart guard instead";
@@ -149,8 +149,8 @@ pub(crate) fn persistence(aof: Option<&str>, fsync: Option<&str>) -> Verdict {
     }
 }
 
-/// `role` and `count` as `INFO` has them; `needed` as `CONFIG GET min-replicas-to-write`; `waits`
-/// if grants are confirmed.
+/// `role` and `count` as in `INFO`; `needed` as in `CONFIG GET min-replicas-to-write`; `waits` if
+/// grants are confirmed by replicas.
 pub(crate) fn replicas(
     role: Option<&str>,
     count: Option<&str>,

@@ -1,8 +1,8 @@
-//! Events for what happens in the background, where no return value can tell of it.
+//! Events for what happens in the background, where no return value can report it.
 
 /// `tracing::$level!(...)` with the feature `tracing`, nothing without it. Never under one of our
-/// locks: a subscriber is code of the application, which may drop a guard, block, or panic. What
-/// panics must not take leases with it.
+/// locks: a subscriber is code of the application, which may drop a guard, block, or panic. A panic
+/// must not take leases with it.
 macro_rules! event {
     ($level:ident, $($fields:tt)+) => {{
         #[cfg(feature = "tracing")]
@@ -15,5 +15,5 @@ macro_rules! event {
 
 pub(crate) use event;
 
-/// An event that is to be emitted once nothing waits for what happened: a subscriber may block.
+/// An event to be emitted after all that wait for its cause have continued: a subscriber may block.
 pub(crate) type Report = Box<dyn FnOnce() + Send>;

@@ -1,4 +1,4 @@
-//! [`Inspection`]: a lock as the server sees it.
+//! [`Inspection`]: a lock as the server reports it.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use crate::fencing::FencingToken;
 use crate::labels::Labels;
 use crate::shorten::shortened;
 
-/// A lock as the server saw it at one instant. It may have changed since: this is for people, logs and
-/// dashboards, not for deciding who may enter.
+/// A lock as the server reported it at one instant. It may have changed since: use it for logs and
+/// dashboards, not to decide which client may enter.
 ///
 /// With serde, durations are in milliseconds.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Inspection {
-    /// Who holds it; empty if nobody does.
+    /// The holders; empty if the lock is free.
     pub holders: Vec<Holder>,
-    /// How many clients are queued for it. Tasks of one client queue inside the client and count once.
+    /// The number of queued clients. Tasks of one client queue inside the client and count once.
     pub waiters: u64,
     /// The last token granted, if the server remembers one.
     pub fencing_token: Option<FencingToken>,
 }
 
 impl Inspection {
-    /// From the holders of an answer: `owner, count, pttl` each.
+    /// From the holders of a reply: `owner, count, pttl` each.
     pub(crate) fn from_reply(
         fencing_token: Option<FencingToken>,
         waiters: u64,
@@ -36,7 +36,7 @@ impl Inspection {
         Some(Inspection { holders, waiters, fencing_token })
     }
 
-    /// What a majority of nodes see.
+    /// What a majority of nodes report.
     pub(crate) fn agreed(mut views: Vec<Inspection>, majority: usize) -> Inspection {
         if majority == 1
             && let Some(only) = views.pop()
@@ -56,8 +56,8 @@ impl Inspection {
     }
 }
 
-/// A read-write lock as the server saw it at one instant. It may have changed since: this is for people, logs
-/// and dashboards, not for deciding who may enter.
+/// A read-write lock as the server reported it at one instant. It may have changed since: use it
+/// for logs and dashboards, not to decide which client may enter.
 ///
 /// With serde, durations are in milliseconds.
 #[non_exhaustive]
@@ -65,14 +65,15 @@ impl Inspection {
 pub struct RwInspection {
     /// What it is held for.
     pub mode: Mode,
-    /// Who writes.
+    /// The writer.
     pub writer: Option<Holder>,
-    /// Who reads; of more than five hundred, five hundred. An owner who writes may read as well.
+    /// The readers; of more than five hundred, five hundred. An owner that writes may read as well.
     pub readers: Vec<Holder>,
-    /// How many read, with those who crashed and whose place nobody has needed yet: of up to five hundred, count
-    /// `readers` instead.
+    /// The number of readers, including crashed ones that no request has removed yet: up to five
+    /// hundred, count `readers` instead.
     pub reader_count: u64,
-    /// How many are queued to write. Tasks of one client without an owner queue inside the client and count once.
+    /// How many are queued to write. Tasks of one client without an owner queue inside the client
+    /// and count once.
     pub waiting_writers: u64,
     /// How many are queued to read.
     pub waiting_readers: u64,
@@ -85,16 +86,17 @@ pub struct RwInspection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Nobody holds it.
+    /// It is free.
     Free,
-    /// Some read.
+    /// Some owners read.
     Read,
-    /// One writes.
+    /// One owner writes.
     Write,
 }
 
 impl RwInspection {
-    /// From the rest of an answer: `waiting_writers, readers`, then `side, owner, count, pttl` for each holder.
+    /// From the rest of a reply: `waiting_writers, readers`, then `side, owner, count, pttl` for
+    /// each holder.
     pub(crate) fn from_reply(
         fencing_token: Option<FencingToken>,
         waiters: u64,
@@ -123,7 +125,7 @@ impl RwInspection {
         })
     }
 
-    /// What a majority of nodes see.
+    /// What a majority of nodes report.
     pub(crate) fn agreed(mut views: Vec<RwInspection>, majority: usize) -> RwInspection {
         if majority == 1
             && let Some(only) = views.pop()
@@ -135,7 +137,7 @@ impl RwInspection {
         let reading: Vec<&[Holder]> = views.iter().map(|view| view.readers.as_slice()).collect();
         let writer = agreed(&writing, majority).pop();
         let readers = agreed(&reading, majority);
-        // As many as on the last node that it takes.
+        // The count of the last node that the majority needs.
         let mut counts: Vec<u64> = views.iter().map(|view| view.reader_count).collect();
         counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
         let reader_count = counts.get(majority - 1).copied().unwrap_or(0);
@@ -155,13 +157,13 @@ fn mode(writer: Option<&Holder>, readers: &[Holder], reader_count: u64) -> Mode 
     match (writer, readers.is_empty()) {
         (Some(_), _) => Mode::Write,
         (None, false) => Mode::Read,
-        // They were too many to be looked at, and most of them dead.
+        // There were too many readers to list, and most of the sample had expired.
         (None, true) if reader_count > 0 => Mode::Read,
         (None, true) => Mode::Free,
     }
 }
 
-/// Those who hold a lock on so many nodes, for as long as that many keep it.
+/// The holders of a lock on a majority of nodes, for as long as a majority keeps them.
 fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for holder in views.iter().flat_map(|view| view.iter()) {
@@ -175,7 +177,7 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
         }
         seen.sort_by_key(|holder| std::cmp::Reverse(holder.remaining));
         let remaining = seen[majority - 1].remaining;
-        // A minority may have kept a hold that was given up.
+        // A minority may have kept a hold that was released.
         seen.sort_by_key(|holder| std::cmp::Reverse(holder.count));
         let count = seen[majority - 1].count;
         holders.push(Holder { owner: holder.owner.clone(), count, remaining });
@@ -185,8 +187,8 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
 
 /// A holder of a lock.
 ///
-/// [`client_name`](Holder::client_name) and [`label`](Holder::label) say which client it is, if
-/// that client was [made with them](crate::LocksBuilder#names). `Display` is one line for an
+/// [`client_name`](Holder::client_name) and [`label`](Holder::label) identify its client, if that
+/// client was [made with them](crate::guide::connecting#names). `Display` is one line for an
 /// operator:
 ///
 /// ```
@@ -202,38 +204,39 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
 #[non_exhaustive]
 #[derive(Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The owner, if there is one; else the attempt: its id, and the labels of its client. A client
+    /// The owner, if there is one; otherwise the attempt: its id, and its client's labels. A client
     /// that knows it can release the lock: keep it out of public logs. `Debug` and `Display` show
-    /// only the start of it; serde writes it in full.
+    /// only its start; serde writes it in full.
     pub owner: String,
-    /// How many holds.
+    /// The number of its holds.
     pub count: u64,
-    /// How long the server keeps it, unless it is renewed. `None`: for ever, so not ours.
+    /// How long the server keeps it without renewal. `None`: for ever, so another program wrote it.
     pub remaining: Option<Duration>,
 }
 
 impl Holder {
-    /// From the `owner, count, pttl` of an answer.
+    /// From the `owner, count, pttl` of a reply.
     pub(crate) fn from_reply(texts: &[String]) -> Option<Holder> {
         let [owner, count, pttl] = texts else { return None };
         let remaining = u64::try_from(pttl.parse::<i64>().ok()?).ok().map(Duration::from_millis);
         Some(Holder { owner: owner.clone(), count: count.parse().ok()?, remaining })
     }
 
-    /// The [client name](crate::LocksBuilder::client_name) of the client that holds the lock.
-    /// `None` in the cases of [`label`](Holder::label).
+    /// Returns the [client name](crate::LocksBuilder::client_name) of the client that holds the
+    /// lock. `None` in the cases of [`label`](Holder::label).
     pub fn client_name(&self) -> Option<&str> {
         Some(Labels::of_attempt(&self.owner).client_name).filter(|name| !name.is_empty())
     }
 
-    /// The [label](crate::LocksBuilder::label) of the client that holds the lock.
+    /// Returns the [label](crate::LocksBuilder::label) of the client that holds the lock.
     ///
     /// `None` if
     /// - the client has no label,
     /// - another program holds the lock, or
     /// - the hold has an [`Owner`](crate::Owner), as every hold on a
     ///   [`ReentrantLock`](crate::ReentrantLock) has. Several clients may share an owner, and the
-    ///   server answers with the owner alone.
+    ///   server answers with the owner alone. An [`Owner::from_word`](crate::Owner::from_word) such
+    ///   as `billing.pod-7.<UUID>` identifies the instance here.
     pub fn label(&self) -> Option<&str> {
         Some(Labels::of_attempt(&self.owner).label).filter(|label| !label.is_empty())
     }
@@ -255,7 +258,8 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = shortened(&self.owner);
         match Labels::of_attempt(&self.owner).joined() {
-            // An owner may be any word of another program: what is no plain text is escaped.
+            // An owner may be any word of another program: characters that are no plain text are
+            // escaped.
             None => write!(f, "{}", owner.escape_debug())?,
             Some(labels) => write!(f, "{labels} ({owner})")?,
         }

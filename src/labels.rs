@@ -4,14 +4,14 @@ use uuid::Uuid;
 
 use crate::error::ConfigError;
 
-/// The most bytes that a [client name](crate::LocksBuilder::client_name) may have.
+/// The maximum length of a [client name](crate::LocksBuilder::client_name), in bytes.
 const LONGEST_NAME: usize = 31;
 
-/// The most bytes that a [label](crate::LocksBuilder::label) may have. With 32 digits, the longest
-/// name and two colons, it fills the 128 bytes that the scripts accept as an attempt.
+/// The maximum length of a [label](crate::LocksBuilder::label), in bytes. With 32 digits, the
+/// longest name and two colons, it fills the 128 bytes that the scripts accept as an attempt.
 const LONGEST_LABEL: usize = 63;
 
-/// The two words by which a client is recognized. Each is an empty string if it is not set.
+/// The two words that identify a client. A word that is not set is an empty string.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels<'a> {
     pub(crate) client_name: &'a str,
@@ -45,16 +45,16 @@ impl<'a> Labels<'a> {
         }
     }
 
-    /// How the connections are called in `CLIENT LIST`, and the holder in logs: `billing:pod-7`,
-    /// `billing` or `pod-7`.
+    /// The connections' name in `CLIENT LIST`, and the holder in logs: `billing:pod-7`, `billing`
+    /// or `pod-7`.
     pub(crate) fn joined(self) -> Option<String> {
         let words = [self.client_name, self.label].into_iter().filter(|word| !word.is_empty());
         let words: Vec<&str> = words.collect();
         (!words.is_empty()).then(|| words.join(":"))
     }
 
-    /// The end of each attempt of the client: `:billing:pod-7`, `:billing` or `::pod-7`; nothing
-    /// without labels, so that such a client sends no byte more.
+    /// The end of each attempt of the client: `:billing:pod-7`, `:billing` or `::pod-7`. Without
+    /// labels it is empty, so that such a client sends no byte more.
     pub(crate) fn suffix(self) -> String {
         match (self.client_name, self.label) {
             ("", "") => String::new(),
@@ -70,7 +70,8 @@ pub(crate) fn attempt_id(attempt: &str) -> Option<Uuid> {
     Uuid::try_parse(id).ok()
 }
 
-/// Whether it may be a part of an attempt, of a list of attempts, and of a name in `CLIENT LIST`.
+/// Whether the word may be a part of an attempt, of a list of attempts, and of a name in `CLIENT
+/// LIST`.
 fn is_word(word: &str) -> bool {
     word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }

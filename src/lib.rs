@@ -1,3 +1,6 @@
+// A link's first definition counts: these lead into this documentation, those at the end of each
+// page to the files beside it on a git host.
+#![doc = include_str!("../docs/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -9,10 +12,10 @@ mod fencing;
 mod inspection;
 mod labels;
 mod lease;
-mod lock;
 mod locks;
 mod mutex;
 mod name;
+mod named_lock;
 mod options;
 mod owner;
 mod reentrant;
@@ -29,11 +32,44 @@ pub mod simulation {
     pub use crate::wire::memory::{Dialled, dialled, stay_in_memory};
 }
 
-#[doc = include_str!("../docs/errors.md")]
-pub mod errors {}
+/// The guide: one page for each subject.
+pub mod guide {
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/caches.md")]
+    pub mod caches {}
 
-#[doc = include_str!("../docs/topologies.md")]
-pub mod topologies {}
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/connecting.md")]
+    pub mod connecting {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/design.md")]
+    pub mod design {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/errors.md")]
+    pub mod errors {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/promises.md")]
+    pub mod promises {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/rights.md")]
+    pub mod rights {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/testing.md")]
+    pub mod testing {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/topologies.md")]
+    pub mod topologies {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/waiting.md")]
+    pub mod waiting {}
+}
 
 #[cfg(feature = "pool")]
 pub use deadpool_redis;
@@ -44,10 +80,10 @@ pub use error::{ConfigError, Context, Error, NodeAnswer, NodeOutcome, NodeProble
 pub use fencing::FencingToken;
 pub use inspection::{Holder, Inspection, Mode, RwInspection};
 pub use lease::{Lease, LeaseEnd};
-pub use lock::HolderId;
 pub use locks::{Locks, LocksBuilder, NodeState, NodeStatus, Source};
 pub use mutex::{Mutex, MutexGuard};
 pub use name::{Name, NameError, NameProblem};
+pub use named_lock::HolderId;
 pub use options::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};
 pub use owner::{Owner, OwnerError};
 pub use reentrant::{ReentrantGuard, ReentrantLock};

@@ -1,8 +1,8 @@
-//! [`Locks`]: where locks come from.
+//! [`Locks`]: the client, from which locks are made.
 
 mod builder;
 mod doctor;
-mod nodes;
+mod node_status;
 mod rejoin;
 mod source;
 
@@ -12,32 +12,32 @@ use std::time::Duration;
 
 use crate::error::{ConfigError, Error};
 use crate::lease::Client;
-use crate::lock::Lock;
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
+use crate::named_lock::NamedLock;
 use crate::options::Options;
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
 
 pub use builder::LocksBuilder;
-pub use nodes::{NodeState, NodeStatus};
+pub use node_status::{NodeState, NodeStatus};
 pub use source::Source;
 
-/// A client of one Redis server, cluster, Sentinel group or quorum, and the source of locks on it. Cheap to clone; clones
-/// share everything.
+/// A client of one Redis server, cluster, Sentinel group or quorum, and the source of locks on it.
+/// Cheap to clone; clones share everything.
 ///
-/// It has one connection for requests, made with `TCP_NODELAY`, keepalive and timeouts, and, from the first
-/// time that somebody has to wait, one for wake-ups. One task renews all leases. Keep one for the whole
-/// application. The last clone, lock and guard to be dropped closes it.
+/// It has one connection for requests, with `TCP_NODELAY`, keepalive and timeouts, and, once a task
+/// has to wait, one for wake-ups. One task renews all leases. Keep one client for the whole
+/// application. Dropping the last clone, lock and guard closes it.
 ///
-/// A call takes memory of its task only: about 4 kB for its future, and 6 kB with the task and the
-/// lock. Calls wait inside the client while 256 others are at the server, for as long as their time
-/// limits allow, and that time does not count as silence of the server. 200,000 locks that were
+/// A call needs only its task's memory: about 4 kB for its future, 6 kB with the task and the lock.
+/// While 256 other requests are at the server, calls wait inside the client for as long as their
+/// time limits allow; that time does not count as silence of the server. 200,000 locks that were
 /// acquired and released at once took 3.8 s and 1.15 GB (two cores, Redis 7.0.15, release build).
 ///
-/// **What it does not do**: keep a runtime alive. The task lives on the runtime in which the client was
-/// opened; once that has shut down, leases end with their ttl, and who asks for more is told
-/// [`Error::RuntimeEnded`]. Tests that have a runtime each need a client each.
+/// **What it does not**: keep a runtime alive. Its task lives on the runtime in which the client
+/// was made. Once that has shut down, leases end with their TTL, and calls return
+/// [`Error::RuntimeEnded`]. Tests with a runtime each need a client each.
 #[derive(Clone)]
 pub struct Locks {
     client: Arc<Client>,
@@ -46,7 +46,7 @@ pub struct Locks {
 
 impl Locks {
     /// Connects to one server, with all defaults: `redis://[user:password@]host[:port][/database]`.
-    /// Everything else is [`builder`](Locks::builder).
+    /// [`builder`](Locks::builder) offers everything else.
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), redlatch::Error> {
@@ -55,9 +55,9 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Config`]: the URL cannot be read; found before anything is sent.
-    /// - [`Error::Redis`]: the server does not answer within the [node
-    ///   timeout](Options::node_timeout), or refuses.
+    /// - [`Error::Config`]: the URL is invalid; nothing was sent.
+    /// - [`Error::Redis`]: the server does not reply within the [node
+    ///   timeout](Options::node_timeout), or refuses the connection.
     ///
     /// # Cancel safety
     /// Cancel safe: dropped, nothing remains.
@@ -65,14 +65,14 @@ impl Locks {
         Locks::builder().server(url).connect().await
     }
 
-    /// The way to a client of every topology, with options, certificates and names.
+    /// Returns a builder of clients, for every topology, with options, certificates and names.
     pub fn builder() -> LocksBuilder {
         LocksBuilder::default()
     }
 
-    /// The same client with other options, for the locks made from what this returns. What
-    /// `options` does not set is as it is here: a section of a configuration file overrides only
-    /// what it names.
+    /// Returns the same client with other options for the locks made from it. Options that are not
+    /// set keep this client's values: a section of a configuration file overrides only what it
+    /// names.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -108,12 +108,12 @@ impl Locks {
         self.client.is_idle()
     }
 
-    /// Waits until everything that was dropped has been given back to the server, of a quorum to so many of its nodes that the
-    /// rest are in nobody's way; or left to its ttl, since the runtime of the client has ended.
+    /// Waits until everything that was dropped has been released, on a quorum by a majority of its
+    /// nodes; or has been left to its TTL because the client's runtime has ended.
     ///
-    /// A dropped guard is released by a task in the background, which ends with its runtime: to be sure of
-    /// it, wait here before `main` returns. Without it, the ttl frees the lock. Dropping goes on meanwhile
-    /// elsewhere, so stop what takes locks first.
+    /// A dropped guard is released by a background task that ends with its runtime. To be sure that
+    /// it ran, wait here before `main` returns; otherwise the TTL frees the lock. Tasks that still
+    /// run may drop more guards meanwhile, so stop them first.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -122,32 +122,34 @@ impl Locks {
     /// let outcome = work().await; // may fail: the guard is dropped then
     /// drop(guard);
     /// let limit = std::time::Duration::from_secs(5);
-    /// let _ = tokio::time::timeout(limit, locks.settled()).await; // not for ever, if the server is down
+    /// let _ = tokio::time::timeout(limit, locks.settled()).await; // the server may be down
     /// outcome
     /// # }
     /// ```
     ///
     /// # Cancel safety
-    /// It changes nothing.
+    /// Cancel safe: it changes nothing.
     pub async fn settled(&self) {
         self.client.settled().await;
     }
 
-    /// Releases everything that this client has, and acquires nothing from now on. The last call of
-    /// a program, and of its graceful shutdown.
+    /// Releases everything that this client holds, and acquires nothing from now on: the last call
+    /// of a program, and of its graceful shutdown.
     ///
-    /// - Calls that wait for a lock fail with [`Error::Closed`] and leave the queue, and so does
-    ///   every later call that acquires or downgrades.
-    /// - Leases of guards that are alive end at once, as
-    ///   [`LeaseEnd::Closed`](crate::LeaseEnd::Closed), and are released. A later `release()` of
-    ///   such a guard is no error and does nothing.
-    /// - What was dropped before is waited for, as by [`settled`](Locks::settled).
+    /// - Calls that wait for a lock leave the queue and return [`Error::Closed`], and so does every
+    ///   later call that acquires or downgrades.
+    /// - Leases of live guards end at once, as [`LeaseEnd::Closed`](crate::LeaseEnd::Closed), and
+    ///   are released. A later `release()` of such a guard does nothing and returns no error: this
+    ///   call reports what was not released.
+    /// - It waits for what was dropped before, like [`settled`](Locks::settled).
     ///
-    /// It concerns all clones, all locks and all guards of this client. `inspect` and
-    /// `force_release` still work. Calling it again waits again, and reports what is still left.
+    /// It concerns all clones, locks and guards of this client. `inspect` and `force_release` still
+    /// work. Calling it again waits again, and reports what is still left.
     ///
-    /// **What it does not**: stop the work that a lock protects. It ends with its lease only inside
-    /// [`while_held`](crate::Lease::while_held); so stop the work first. What was leaked stays.
+    /// **What it does not**: stop the work that a lock protects. Only work inside
+    /// [`while_held`](crate::Lease::while_held) ends with its lease, so stop other work first.
+    /// Leaked holds stay. While no server answers, nothing can be confirmed as released, even after
+    /// the TTLs have expired.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -160,50 +162,57 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Unreleased`]: not everything was released within `limit`. It returns at the
-    ///   limit, also if no server answers; a limit of zero starts the releases and waits for none.
-    /// - [`Error::RuntimeEnded`]: the client's runtime has ended. Its locks stay until their TTLs
-    ///   expire.
+    /// - [`Error::Unreleased`]: not everything was released within `limit`. It is returned at the
+    ///   limit, also if no server answers; a limit of zero starts the releases without waiting.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended. Its locks stay held until their
+    ///   TTLs expire.
     ///
     /// # Cancel safety
-    /// Once polled, the client is closed and all of its leases have ended. Dropped after that, the
-    /// releases go on in the background.
+    /// Cancel safe: once polled, the client is closed and all its leases have ended. Dropped after
+    /// that, the releases continue in the background.
     pub async fn close(&self, limit: Duration) -> Result<(), Error> {
         self.client.close(limit).await
     }
 
-    /// The options of the locks made from this.
+    /// Returns the options of the locks made from this client.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The mutex of this name. Asks nobody: a lock is a description, its guard is what holds.
+    /// Returns the mutex of this name. It sends no request: a lock is a description, and its guard
+    /// holds it.
     ///
     /// # Errors
-    /// [`NameError`] for a name that cannot be a key with companions; see [`NameProblem`](crate::NameProblem).
+    /// - [`NameError`]: the name cannot be a key with companions; see
+    ///   [`NameProblem`](crate::NameProblem).
     pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, NameError> {
         Ok(Mutex::new(self.lock(name.as_ref())?))
     }
 
-    /// The re-entrant lock of this name. Asks nobody: a lock is a description, its guard is what holds.
+    /// Returns the re-entrant lock of this name. It sends no request: a lock is a description, and
+    /// its guard holds it. Calls that nest need one owner: see
+    /// [`with_owner`](ReentrantLock::with_owner).
     ///
     /// # Errors
-    /// [`NameError`] for a name that cannot be a key with companions; see [`NameProblem`](crate::NameProblem).
+    /// - [`NameError`]: the name cannot be a key with companions; see
+    ///   [`NameProblem`](crate::NameProblem).
     pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantLock, NameError> {
         Ok(ReentrantLock::new(self.lock(name.as_ref())?))
     }
 
-    /// The read-write lock of this name. Asks nobody: a lock is a description, its guards are what holds.
+    /// Returns the read-write lock of this name. It sends no request: a lock is a description, and
+    /// its guards hold it.
     ///
     /// # Errors
-    /// [`NameError`] for a name that cannot be a key with companions; see [`NameProblem`](crate::NameProblem).
+    /// - [`NameError`]: the name cannot be a key with companions; see
+    ///   [`NameProblem`](crate::NameProblem).
     pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, NameError> {
         Ok(RwLock::new(self.lock(name.as_ref())?))
     }
 
-    fn lock(&self, name: &str) -> Result<Lock, NameError> {
+    fn lock(&self, name: &str) -> Result<NamedLock, NameError> {
         let name = Name::new(&self.options.prefix, name)?;
-        Ok(Lock { client: Arc::clone(&self.client), options: Arc::clone(&self.options), name })
+        Ok(NamedLock { client: Arc::clone(&self.client), options: Arc::clone(&self.options), name })
     }
 }
 

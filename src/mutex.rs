@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{Kind, Lease, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
-use crate::lock::{Lock, Sealed};
 use crate::name::Name;
+use crate::named_lock::{NamedLock, Sealed};
 use crate::wire::Script;
 
 static MUTEX: Kind = Kind {
@@ -50,11 +50,11 @@ static MUTEX: Kind = Kind {
 /// ```
 #[derive(Clone)]
 pub struct Mutex {
-    lock: Lock,
+    lock: NamedLock,
 }
 
 impl Mutex {
-    pub(crate) fn new(lock: Lock) -> Mutex {
+    pub(crate) fn new(lock: NamedLock) -> Mutex {
         Mutex { lock }
     }
 
@@ -147,7 +147,8 @@ impl Mutex {
     /// so unlike the other kinds it takes only a lease:
     ///
     /// ```compile_fail,E0308
-    /// # async fn run(locks: redlatch::Locks, owner: redlatch::Owner) -> Result<(), redlatch::Error> {
+    /// # use redlatch::{Error, Locks, Owner};
+    /// # async fn run(locks: Locks, owner: Owner) -> Result<(), Error> {
     /// locks.mutex("backup")?.is_held_by(&owner).await?;
     /// # Ok(()) }
     /// ```

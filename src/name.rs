@@ -1,4 +1,4 @@
-//! Names of locks, and the keys that they stand for.
+//! [`Name`]: names of locks, and the keys that they stand for.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// The longest name, in bytes.
 const LONGEST: usize = 512;
 
-/// Suffixes of the keys that live beside a lock.
+/// Suffixes of a lock's companion keys.
 const FENCE: &str = "fence";
 const WAITERS: &str = "waiters";
 
@@ -16,10 +16,10 @@ const NODE: &str = "{}node";
 
 /// The name of a lock, checked, with its keys. Cheap to clone.
 ///
-/// The lock itself lives at exactly `prefix + name`, where a person sees it and other libraries meet
-/// it. What belongs to it lives beside it in the same hash slot of a cluster: at `key:suffix` if the
-/// key has a [hash tag](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags),
-/// else at `{key}:suffix`.
+/// The lock itself is at exactly `prefix + name`, where operators and other libraries find it. Its
+/// companion keys are in the same hash slot of a cluster: at `key:suffix` if the key has a [hash
+/// tag](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags), else
+/// at `{key}:suffix`.
 #[derive(Clone)]
 pub struct Name(Arc<Keys>);
 
@@ -48,8 +48,8 @@ impl Name {
             if tagged { format!("{lock}:{suffix}") } else { format!("{{{lock}}}:{suffix}") }
         };
         let (fence, waiters) = (companion(FENCE), companion(WAITERS));
-        // A tagged key may look like a companion: `{a}:fence` belongs to `{a}`. And the companions of `{a}`
-        // would be those of `a`.
+        // A tagged key may look like a companion: `{a}:fence` belongs to `{a}`. And the companions
+        // of `{a}` would be those of `a`.
         let is_tag = lock.starts_with('{') && lock.find('}') == Some(lock.len() - 1);
         if tagged && (is_tag || belongs_to_another(&lock) || lock.ends_with(NODE)) {
             return Err(problem(NameProblem::Reserved));
@@ -57,12 +57,12 @@ impl Name {
         Ok(Name(Arc::new(Keys { prefix: prefix.len(), lock, fence, waiters })))
     }
 
-    /// The name as it was given, without the prefix.
+    /// Returns the name as it was given, without the prefix.
     pub fn as_str(&self) -> &str {
         &self.0.lock[self.0.prefix..]
     }
 
-    /// The key at which the lock lives.
+    /// Returns the lock's key.
     pub fn key(&self) -> &str {
         &self.0.lock
     }
@@ -75,18 +75,18 @@ impl Name {
         &self.0.waiters
     }
 
-    /// What a node of a guarded quorum keeps of itself. No lock can be there: its key is no name.
+    /// The key of a guarded quorum's node. No lock can be there: the key is no valid name.
     pub(crate) fn node(&self) -> String {
         node_key(&self.0.lock[..self.0.prefix])
     }
 }
 
-/// The key at which a node of a guarded quorum keeps what it remembers of itself.
+/// The key at which a node of a guarded quorum stores what it remembers about itself.
 pub(crate) fn node_key(prefix: &str) -> String {
     format!("{prefix}{NODE}")
 }
 
-/// Two names are one if they stand for the same key.
+/// Two names are equal if they stand for the same key.
 impl PartialEq for Name {
     fn eq(&self, other: &Name) -> bool {
         self.key() == other.key()
@@ -126,17 +126,17 @@ fn belongs_to_another(key: &str) -> bool {
     [FENCE, WAITERS].contains(&last) && hash_tag(front).is_some()
 }
 
-/// The name cannot be the name of a lock.
+/// The text cannot be the name of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is not a lock name: {problem}")]
 pub struct NameError {
-    /// As much of it as is worth printing.
+    /// Its start, at most a printable length.
     name: String,
     problem: NameProblem,
 }
 
 impl NameError {
-    /// Which rule the name breaks.
+    /// Returns the rule that the name breaks.
     pub fn problem(&self) -> &NameProblem {
         &self.problem
     }
@@ -146,20 +146,20 @@ impl NameError {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameProblem {
-    /// There is nothing to name the lock by.
+    /// It is empty.
     #[error("it is empty")]
     Empty,
     /// More than 512 bytes.
     #[error("it has {bytes} bytes, more than {LONGEST}")]
     TooLong {
-        /// How many it has.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// A `}` without a hash tag: what belongs to the lock could not share its slot in a cluster.
+    /// A `}` without a hash tag: the lock's companion keys could not share its slot in a cluster.
     #[error("it has a `}}` but no hash tag before it, like `{{tag}}`")]
     BrokenHashTag,
-    /// It is the key of something that belongs to another lock, like `{a}:fence`, or shares what belongs to
-    /// one, as `{a}` does with `a`.
+    /// It is a key that belongs to another lock, like `{a}:fence`, or shares that lock's companion
+    /// keys, like `{a}` those of `a`.
     #[error("it is, or shares, a key that belongs to another lock")]
     Reserved,
 }

@@ -12,22 +12,22 @@ use crate::shorten::shortened;
 /// The longest owner, in bytes.
 const LONGEST: usize = 256;
 
-/// Who holds a lock that may be held more than once.
+/// The owner of a lock that may be held more than once.
 ///
-/// A task has no identity that another part of the same call chain could ask for, so identity is a
-/// value: make one where the work begins and pass it down. It crosses `spawn`, processes and services
-/// as text or through serde; whoever has it, is the owner. So make one for each call chain, never one for a
-/// process: its tasks would all be inside at a time.
+/// An async task has no identity that the rest of its call chain could ask for, so identity is a
+/// value: make one where the work begins and pass it down. It crosses `spawn`, processes and
+/// services as text or through serde; every task that has it is the owner. So make one for each
+/// call chain, never one for a process: all tasks of the process would hold the lock together.
 ///
-/// **What it does not promise**: secrecy. Whoever may read the lock's key sees the owner, and whoever
-/// knows the owner may enter.
+/// **What it does not**: keep a secret. A user that may read the lock's key sees the owner, and a
+/// program that knows the owner may enter.
 ///
 /// ```
 /// use redlatch::Owner;
 /// let owner = Owner::new();
 /// let elsewhere: Owner = owner.to_string().parse()?;
 /// assert_eq!(owner, elsewhere);
-/// // Knowing an owner is the right to enter: `Debug` shows the start of it, `Display` all.
+/// // Knowing an owner is the right to enter: `Debug` shows its start, `Display` all.
 /// assert!(!format!("{owner:?}").contains(&owner.to_string()));
 /// # Ok::<(), redlatch::OwnerError>(())
 /// ```
@@ -38,19 +38,19 @@ pub struct Owner(Word);
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Word {
     Uuid(Uuid),
-    /// Of another library.
+    /// An owner of another library.
     Other(Arc<str>),
 }
 
 impl Owner {
-    /// An owner that nobody else is: 122 random bits.
+    /// Makes a unique owner: 122 random bits.
     #[expect(clippy::new_without_default, reason = "a default that differs each time would surprise")]
     pub fn new() -> Owner {
         Owner(Word::Uuid(Uuid::new_v4()))
     }
 
-    /// The owner that another library or program names by this word, like Redisson's
-    /// `8743c9c0-…:1`. The other side must make words that nobody can guess or repeat.
+    /// Makes an owner from the word with which another library or program names it, like Redisson's
+    /// `8743c9c0-…:1`. The other side must choose words that cannot be guessed or repeated.
     ///
     /// ```
     /// use redlatch::Owner;
@@ -61,9 +61,9 @@ impl Owner {
     /// ```
     ///
     /// # Errors
-    /// - [`OwnerError`]: the protocol does not allow the word. It has 1 to 256 bytes, no space, no `:` in front, and is not
-    ///   `mode`. The same UUID in other letters or without hyphens is another owner, as it is to
-    ///   the server.
+    /// - [`OwnerError`]: the protocol does not allow the word. It has 1 to 256 bytes, no space, no
+    ///   leading `:`, and is not `mode`. The same UUID with other letter case or without hyphens is
+    ///   another owner, as it is to the server.
     pub fn from_word(word: &str) -> Result<Owner, OwnerError> {
         let error = || OwnerError { text: word.chars().take(64).collect() };
         if let Some(uuid) = Uuid::try_parse(word).ok().filter(|uuid| uuid.to_string() == word) {
@@ -78,7 +78,7 @@ impl Owner {
 }
 
 impl From<Uuid> for Owner {
-    /// For programs that have an identity already. It must be one that nobody can guess or repeat.
+    /// Makes an owner from a program's own identity, which must not be guessable or repeated.
     fn from(uuid: Uuid) -> Owner {
         Owner(Word::Uuid(uuid))
     }
@@ -99,7 +99,7 @@ impl TryFrom<String> for Owner {
 }
 
 impl fmt::Debug for Owner {
-    /// The first characters: enough to tell owners apart in a log, too little to enter a lock with.
+    /// The first characters: enough to distinguish owners in a log, too few to enter a lock with.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Owner({:?})", shortened(&self.to_string()))
     }
@@ -117,7 +117,7 @@ impl fmt::Display for Owner {
 impl FromStr for Owner {
     type Err = OwnerError;
 
-    /// As [`Owner::from_word`].
+    /// Like [`Owner::from_word`].
     fn from_str(text: &str) -> Result<Owner, OwnerError> {
         Owner::from_word(text)
     }
@@ -125,7 +125,7 @@ impl FromStr for Owner {
 
 /// The text is not an [`Owner`]: see [`Owner::from_word`].
 ///
-/// It may be an owner with a space too many, so `Debug` shows only the start of it.
+/// It may be an owner with one space too many, so `Debug` shows only its start.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not an owner: an owner has 1 to 256 bytes, no space, no colon in front, and is not \"mode\""

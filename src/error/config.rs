@@ -1,4 +1,4 @@
-//! [`ConfigError`]: settings with which no client can be made.
+//! [`ConfigError`]: settings that do not make a client.
 
 use std::time::Duration;
 
@@ -6,36 +6,36 @@ use std::time::Duration;
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeProblem {
-    /// It is another one of the nodes as well.
+    /// It is the same server as another node.
     #[error("it is the same server as {other}")]
     SameServer {
-        /// The address of the other one.
+        /// The address of the other node.
         other: String,
     },
     /// It repeats what another server says.
     #[error("it is a replica")]
     Replica,
-    /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices that it
-    /// has started again.
+    /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices a
+    /// restart.
     #[error("it does not say who it is: its INFO has no run_id")]
     Unidentified,
 }
 
-/// A client cannot be set up like this. Found before anything is sent, but for
-/// [`ConfigError::Node`] and [`ConfigError::SubscriberElsewhere`].
+/// The settings do not make a client. Found before anything is sent, except [`ConfigError::Node`]
+/// and [`ConfigError::SubscriberElsewhere`].
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A span of time is out of its bounds.
+    /// A duration is out of its bounds.
     #[error("{option} is {value:?}; it must be from {least:?} to {most:?}")]
     Span {
         /// The option.
         option: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: Duration,
-        /// The least that it may be.
+        /// The least allowed value.
         least: Duration,
-        /// The most that it may be.
+        /// The largest allowed value.
         most: Duration,
     },
     /// The longest hold is shorter than a lease.
@@ -43,35 +43,35 @@ pub enum ConfigError {
     ShortHold {
         /// The longest hold.
         longest: Duration,
-        /// The ttl.
+        /// The longest TTL.
         ttl: Duration,
     },
     /// The drift is out of its bounds.
     #[error("drift is {drift}; it must be from 0 to 0.5")]
     Drift {
-        /// What it was set to.
+        /// Its value.
         drift: f64,
     },
-    /// No hold at all is allowed.
+    /// No hold would be granted.
     #[error("max_depth is 0; it must be at least 1")]
     NoDepth,
-    /// `max_readers` is 0, so no read would be granted.
+    /// No read would be granted.
     #[error("max_readers is 0; it must be at least 1")]
     NoReaders,
     /// An owner may have at most 1,024 holds.
     #[error("max_depth is {depth}: at most 1024")]
     LargeDepth {
-        /// What was asked for.
+        /// The value.
         depth: u32,
     },
     /// At most 100,000 readers may hold one lock.
     #[error("max_readers is {readers}: at most 100000")]
     ManyReaders {
-        /// What was asked for.
+        /// The value.
         readers: u32,
     },
     /// To wait for replicas, a request must know its server, which a cluster's client does not
-    /// tell.
+    /// reveal.
     #[error("replicas cannot be waited for in a cluster")]
     ReplicasOfCluster,
     /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: only other nodes can admit one.
@@ -80,15 +80,15 @@ pub enum ConfigError {
     /// The prefix is too long.
     #[error("the prefix has {bytes} bytes; it must have at most 128")]
     LongPrefix {
-        /// How many it has.
+        /// The number of its bytes.
         bytes: usize,
     },
     /// There are too few nodes for a quorum, or too many.
     #[error("a quorum of {count} nodes; it must have from 1 to {most}")]
     Nodes {
-        /// How many were named.
+        /// The number of nodes named.
         count: usize,
-        /// How many there may be.
+        /// The largest allowed number.
         most: usize,
     },
     /// A server may not be a node of this quorum.
@@ -96,7 +96,7 @@ pub enum ConfigError {
     Node {
         /// The address of the server.
         node: String,
-        /// Why not.
+        /// The reason.
         problem: NodeProblem,
     },
     /// No topology was named: see [`LocksBuilder`](crate::LocksBuilder).
@@ -105,7 +105,7 @@ pub enum ConfigError {
     /// More than one topology was named.
     #[error("both {first} and {second} were called; a client has one topology")]
     SeveralTopologies {
-        /// The one that was named first.
+        /// The first one.
         first: &'static str,
         /// The next one.
         second: &'static str,
@@ -113,14 +113,13 @@ pub enum ConfigError {
     /// A pool cannot subscribe.
     #[error("a pool cannot subscribe: call subscriber with its server, or set wakeups to poll every 100 ms")]
     PoolWithoutSubscriber,
-    /// A subscriber was named where the client knows by itself where to subscribe.
+    /// A subscriber was named although the client knows where to subscribe.
     #[error("subscriber is for a pool: a client made with {topology} subscribes where its requests go")]
     NeedlessSubscriber {
         /// The topology.
         topology: &'static str,
     },
-    /// What is published where requests go is not heard where the client subscribes. Found on
-    /// connecting.
+    /// The subscriber does not receive what is published where requests go. Found on connecting.
     #[error("the subscriber {subscriber} is another server than {server}, where requests go")]
     SubscriberElsewhere {
         /// The address of the subscriber.
@@ -134,7 +133,7 @@ pub enum ConfigError {
         /// The address of the server.
         server: String,
     },
-    /// Certificates were given for a server that is reached without TLS.
+    /// Certificates were given for a server without TLS.
     #[error("tls is for servers whose URL begins with rediss://: {server} is reached without TLS")]
     CertificatesWithoutTls {
         /// The address of the server.
@@ -148,37 +147,37 @@ pub enum ConfigError {
         /// The address of the node.
         server: String,
     },
-    /// A certificate or a key cannot be read.
+    /// A certificate or a key is invalid.
     #[error("a certificate or a key cannot be used")]
     Certificates {
-        /// What the client library says: the source.
+        /// The client library's error: the source.
         #[source]
         cause: redis::RedisError,
     },
-    /// A client name or a label has other than the allowed characters, or too many, or none.
+    /// A client name or a label has other than the allowed characters, too many, or none.
     #[error("{what} is {text:?}; it must have 1 to {most} ASCII letters, digits, '-', '_' or '.'")]
     Word {
         /// `client_name` or `label`.
         what: &'static str,
-        /// What it was set to; of a long one the beginning.
+        /// Its value; of a long one the start.
         text: String,
-        /// The most bytes that it may have.
+        /// The maximum number of bytes.
         most: usize,
     },
     /// A client was to be made outside of a tokio runtime, on which its tasks would live.
     #[error("a client is made on a tokio runtime: this thread is not on one")]
     NoRuntime,
-    /// An option that belongs to the connections was to be changed where they are there already.
+    /// An option belongs to the connections, which exist already.
     #[error("{option} belongs to the connections: give it to the builder, not to with_options")]
     ConnectionOption {
         /// The option.
         option: &'static str,
     },
-    /// The URL of the server cannot be read, or needs a feature that is off. The URL itself is not
-    /// shown: it may hold a password.
+    /// The URL of the server is invalid, or needs a feature that is off. The URL itself is not
+    /// shown: it may contain a password.
     #[error("the URL of the server cannot be used")]
     Url {
-        /// What the client library says: the source.
+        /// The client library's error: the source.
         #[source]
         cause: redis::RedisError,
     },

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::name::Name;
 
-/// What failed, where, and what is known of the request. It is in every [`Error`](crate::Error)
-/// that an operation returns.
+/// The operation that failed, on which lock and server, and what is known of the request. Every
+/// [`Error`](crate::Error) of an operation has one.
 ///
 /// ```
 /// fn label(error: &redlatch::Error) -> String {
@@ -27,7 +27,7 @@ struct Details {
     is_indeterminate: bool,
 }
 
-/// What a call was doing when it failed.
+/// The operation of a call that failed.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
@@ -41,7 +41,7 @@ pub enum Operation {
     Renew,
     /// A guard is released.
     Release,
-    /// A write is made a read.
+    /// A hold to write becomes a hold to read.
     Downgrade,
     /// A call reads the state of a lock: `inspect`, `is_locked`, `is_held_by`.
     Inspect,
@@ -49,14 +49,14 @@ pub enum Operation {
     ForceRelease,
     /// The nodes of a quorum are listed.
     ListNodes,
-    /// Nodes of a guarded quorum get their votes again.
+    /// Nodes of a guarded quorum are admitted again.
     Rejoin,
     /// A client is closed.
     Close,
 }
 
 impl Operation {
-    /// The operation as one word, in lower case.
+    /// Returns the operation as one word, in lower case.
     #[must_use]
     pub fn verb(self) -> &'static str {
         match self {
@@ -75,7 +75,7 @@ impl Operation {
     }
 }
 
-/// Without the judgement on the request: [`Error::is_transient`](crate::Error::is_transient) knows
+/// Without the flags about the request: [`Error::is_transient`](crate::Error::is_transient) knows
 /// more about it than the context does.
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,26 +109,26 @@ impl Context {
         self
     }
 
-    /// Says whether a retry may help, and whether the request may have taken effect.
+    /// Sets whether a retry may help, and whether the request may have taken effect.
     pub(crate) fn judged(mut self, is_transient: bool, is_indeterminate: bool) -> Context {
         (self.0.is_transient, self.0.is_indeterminate) = (is_transient, is_indeterminate);
         self
     }
 
-    /// What the call was doing.
+    /// Returns the operation.
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.0.operation
     }
 
-    /// The lock; `None` if the operation concerns the client or its nodes.
+    /// Returns the lock; `None` if the operation concerns the client or its nodes.
     #[must_use]
     pub fn lock(&self) -> Option<&Name> {
         self.0.lock.as_ref()
     }
 
-    /// The server's address, Sentinel's name of the master, `cluster`, or `pool`. `None` if a
-    /// quorum decides together: [`Error::NoQuorum`](crate::Error::NoQuorum) lists its nodes.
+    /// Returns the server's address, Sentinel's name of the master, `cluster`, or `pool`. `None` on
+    /// a quorum: [`Error::NoQuorum`](crate::Error::NoQuorum) lists its nodes.
     #[must_use]
     pub fn server(&self) -> Option<&str> {
         self.0.server.as_deref()

@@ -1,5 +1,5 @@
-//! What can go wrong, told apart: the lock is held by another client, the lease was lost, the
-//! caller gave up, the server failed.
+//! The errors, by what happened: another client holds the lock, the lease was lost, the limit
+//! elapsed, the server failed.
 
 mod config;
 mod context;
@@ -11,16 +11,16 @@ use crate::name::{Name, NameError};
 
 pub use config::{ConfigError, NodeProblem};
 pub use context::{Context, Operation};
-pub(crate) use text::{Chain, MOST_NAMES, NO_VOTE, ReasonChain};
+pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain};
 
-/// Why a call on a lock did not do what its name says.
+/// Why a call on a lock did not succeed.
 ///
-/// That another client holds the lock is not among them: it is the answer `None` of a `try_` call.
-/// [The table of errors](crate::errors) says what to do about each.
+/// A lock that another client holds is no error: a `try_` call returns `None`. [The table of
+/// errors](crate::guide::errors) says what to do about each.
 ///
 /// The text names the operation, the lock, the server where there is one, and the reason. It does
-/// not repeat the [source](std::error::Error::source), so print both, as `anyhow` does with `{:#}`.
-/// The source is what the client library said: it can be downcast to [`redis::RedisError`].
+/// not repeat the [source](std::error::Error::source), so log both. The source is the client
+/// library's error: it can be downcast to [`redis::RedisError`].
 ///
 /// ```
 /// use std::error::Error as _;
@@ -53,17 +53,17 @@ pub enum Error {
         /// Which operation failed, and where.
         context: Context,
     },
-    /// The client was [closed](crate::Locks::close): it acquires no locks any more, and has
-    /// released what it held.
+    /// The client was [closed](crate::Locks::close): it acquires no more locks, and has released
+    /// what it held.
     Closed {
         /// Which operation failed, and where.
         context: Context,
     },
     /// [`Locks::close`](crate::Locks::close) could not release everything within its limit: the
-    /// servers may have these locks until their TTLs expire. Releases go on in the background while
-    /// the client lives. Transient and indeterminate.
+    /// servers may hold these locks until their TTLs expire. Releases continue in the background
+    /// while the client lives. Transient and indeterminate.
     Unreleased {
-        /// How many holds and places in queues.
+        /// The number of holds and places in queues.
         count: usize,
         /// Their locks, each once; the first 32.
         names: Vec<Name>,
@@ -75,19 +75,19 @@ pub enum Error {
         /// Which operation failed, and where.
         context: Context,
     },
-    /// The answer to a release was lost, and the lock has had another holder since, so that it is
-    /// not known whether the lease had lasted until then. Nothing is held any more. Indeterminate.
+    /// The reply to a release was lost, and the lock has had another holder since, so it is unknown
+    /// whether the lease had lasted until then. Nothing is held any more. Indeterminate.
     Unconfirmed {
         /// Which operation failed, and where.
         context: Context,
-        /// How the answer was lost: the source.
+        /// How the reply was lost: the source.
         cause: Box<Error>,
     },
     /// The owner has as many holds as [`Options::max_depth`](crate::Options::max_depth) allows.
     TooDeep {
         /// Which operation failed, and where.
         context: Context,
-        /// How many holds the owner has.
+        /// The number of the owner's holds.
         depth: u32,
     },
     /// The owner reads and wants to write, and so does another reader: each would wait for the
@@ -97,8 +97,8 @@ pub enum Error {
         /// Which operation failed, and where.
         context: Context,
     },
-    /// As many hold the lock or are queued for it as
-    /// [`Options::max_readers`](crate::Options::max_readers) allows. Owners that hold it already
+    /// As many readers hold the lock or are queued for it as
+    /// [`Options::max_readers`](crate::Options::max_readers) allows. Owners that already hold it
     /// are not refused. Transient.
     Crowded {
         /// Which operation failed, and where.
@@ -106,7 +106,7 @@ pub enum Error {
         /// The limit.
         limit: u32,
     },
-    /// The key holds something else than such a lock. It is left as it is: delete it by hand if
+    /// The key holds something else than such a lock. It was not changed: delete it by hand if
     /// nothing needs it.
     WrongType {
         /// Which operation failed, and where.
@@ -114,9 +114,9 @@ pub enum Error {
         /// What was found there.
         found: &'static str,
     },
-    /// A key that belongs to the lock, its fencing counter or its queue, holds something else. It
-    /// is left as it is: repair or delete it. A new fencing counter continues with the server's
-    /// clock. Indeterminate if the script may have written before it found out.
+    /// A companion key of the lock, its fencing counter or its queue, holds something else. It was
+    /// not changed: repair or delete it. A new fencing counter continues with the server's clock.
+    /// Indeterminate if the script may have written before it found out.
     Corrupt {
         /// Which operation failed, and where.
         context: Context,
@@ -124,41 +124,42 @@ pub enum Error {
         key: String,
         /// What is wrong with it.
         problem: &'static str,
-        /// The server's answer: the source.
+        /// The server's error reply: the source.
         cause: redis::RedisError,
     },
-    /// The server could not be reached, did not answer in time, or refused the request. Transient
-    /// and indeterminate as the methods of this error say.
+    /// The server could not be reached, did not reply in time, or refused the request.
+    /// [`is_transient`](Error::is_transient) and [`is_indeterminate`](Error::is_indeterminate)
+    /// distinguish these.
     Redis {
         /// Which operation failed, and where.
         context: Context,
-        /// What the client library says: the source.
+        /// The client library's error: the source.
         cause: redis::RedisError,
     },
-    /// The runtime that the client was made on has ended, and with it the client's connections and
-    /// renewals. Make another client, on a runtime that lasts as long. Indeterminate if a request
-    /// had left.
+    /// The runtime on which the client was made has ended, and with it the client's connections and
+    /// renewals. Make another client on a runtime that lasts. Indeterminate if a request had been
+    /// sent.
     RuntimeEnded {
         /// Which operation failed, and where.
         context: Context,
     },
-    /// The server answered a script with something that the script never answers. Indeterminate.
+    /// The server's reply is outside the script's contract. Indeterminate.
     Reply {
         /// Which operation failed, and where.
         context: Context,
         /// The script.
         script: &'static str,
-        /// The answer.
+        /// The reply.
         reply: String,
     },
-    /// Fewer replicas than [`Options::replicas`](crate::Options::replicas) asks for have confirmed
-    /// what was granted: it is released. Transient and indeterminate.
+    /// Fewer replicas than [`Options::replicas`](crate::Options::replicas) requires have confirmed
+    /// the grant, which is released. Transient and indeterminate.
     TooFewReplicas {
         /// Which operation failed, and where.
         context: Context,
-        /// How many have it.
+        /// The number of replicas that confirmed.
         have: u64,
-        /// How many must.
+        /// The required number.
         want: u32,
     },
     /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it has started, or lost
@@ -167,24 +168,23 @@ pub enum Error {
         /// Which operation failed, and where.
         context: Context,
     },
-    /// Of the nodes of a quorum, no majority answered alike. Transient unless a majority is kept by
-    /// lasting failures; indeterminate if any node may have run the request.
+    /// No majority of the nodes of a quorum gave the same reply. Transient unless lasting failures
+    /// prevent a majority; indeterminate if any node may have run the request.
     NoQuorum {
         /// Which operation failed, and where.
         context: Context,
-        /// Every node, and what it answered.
+        /// Every node, and its reply.
         nodes: Vec<NodeOutcome>,
     },
-    /// Not a lock's name.
+    /// The text is not a lock's name.
     Name(NameError),
-    /// Not a way to set up a client.
+    /// The settings do not make a client.
     Config(ConfigError),
 }
 
 impl Error {
-    /// Returns which operation failed, on which lock and server. `None` of
-    /// [`Name`](Error::Name), [`Config`](Error::Config) and [`Unreleased`](Error::Unreleased),
-    /// which lists its locks.
+    /// Returns which operation failed, on which lock and server. `None` for [`Name`](Error::Name),
+    /// [`Config`](Error::Config) and [`Unreleased`](Error::Unreleased), which lists its locks.
     #[must_use]
     pub fn context(&self) -> Option<&Context> {
         match self {
@@ -209,11 +209,12 @@ impl Error {
         }
     }
 
-    /// Returns whether the same call may succeed later without anybody repairing anything. False of
-    /// everything that is unknown, such as an error code that no server documents.
+    /// Returns whether the same call may succeed later without any repair. False for everything
+    /// unknown, such as an error code that no server documents.
     ///
-    /// A guard is consumed by its release, which the client repeats by itself: there it says
-    /// whether that may succeed.
+    /// Pause before a retry: during an outage that the client already knows, calls fail at once. A
+    /// guard is consumed by its release, which the client repeats by itself: there it says whether
+    /// that may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -224,10 +225,10 @@ impl Error {
         }
     }
 
-    /// Returns whether the request may have taken effect, or may yet.
+    /// Returns whether the request may have taken effect, or may do so later.
     ///
     /// The client follows up: what may have been acquired is released in the background, and what
-    /// may not have been released is released again. So this matters to the caller only of
+    /// may not have been released is released again. So this matters to the caller only for
     /// `release`, `downgrade` and `force_release`.
     #[must_use]
     pub fn is_indeterminate(&self) -> bool {
@@ -263,29 +264,29 @@ impl From<ConfigError> for Error {
     }
 }
 
-/// What one node of a quorum came to. Its text has the causes of a failure in it.
+/// The outcome of one node of a quorum. Its text includes the causes of a failure.
 #[non_exhaustive]
 #[derive(Debug)]
 pub struct NodeOutcome {
-    /// Its address.
+    /// The node's address.
     pub node: String,
-    /// What it answered.
+    /// The node's answer.
     pub answer: NodeAnswer,
 }
 
-/// What one node of a quorum answered.
+/// The answer of one node of a quorum.
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum NodeAnswer {
     /// It did what was asked, or may vote.
     Granted,
-    /// It answered otherwise: the lock is held there by another client, or there was nothing to do.
+    /// Another client holds the lock there, or there was nothing to do.
     Refused,
-    /// It was not asked, or the client did not wait for its answer.
+    /// It was not asked, or the client did not wait for its reply.
     Pending,
-    /// It could not be reached or did not answer in time.
+    /// It could not be reached or did not reply in time.
     Silent(Error),
-    /// It answered with an error.
+    /// It replied with an error.
     Failed(Error),
 }
 
@@ -297,7 +298,7 @@ impl NodeAnswer {
         }
     }
 
-    /// Returns why there is no answer of this node, if it failed.
+    /// Returns why this node has no answer, if it failed.
     #[must_use]
     pub fn error(&self) -> Option<&Error> {
         match self {

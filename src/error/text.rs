@@ -1,7 +1,7 @@
-//! What errors say: `could not <verb> lock "<name>" on <server>: <reason>`.
+//! The texts of errors: `could not <verb> lock "<name>" on <server>: <reason>`.
 //!
 //! The text of an error does not repeat its source: a reporter prints both. Only a list of nodes
-//! has the causes in the text, since an error has one source.
+//! includes the causes, since an error has one source.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,10 +9,10 @@ use std::fmt;
 use super::{Context, Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::Name;
 
-/// How many locks an error names.
-pub(crate) const MOST_NAMES: usize = 32;
+/// The maximum number of locks that an error names.
+pub(crate) const MAX_NAMES: usize = 32;
 
-/// What is said of a node that must rejoin its quorum.
+/// The text for a node that must rejoin its quorum.
 pub(crate) const NO_VOTE: &str = "the node has no vote since it started or lost its data: call Locks::rejoin";
 
 /// An error followed by its sources, for a log.
@@ -64,7 +64,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Why an operation failed, without which one it was.
+/// Why an operation failed, without naming the operation.
 struct Reason<'a>(&'a Error);
 
 impl fmt::Display for Reason<'_> {
@@ -134,7 +134,7 @@ fn unreleased(
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
     let listed: Vec<_> = names.iter().map(|name| format!("{:?}", name.as_str())).collect();
-    let more = if names.len() == MOST_NAMES { " and possibly others" } else { "" };
+    let more = if names.len() == MAX_NAMES { " and possibly others" } else { "" };
     let listed = listed.join(", ");
     write!(
         f,
@@ -143,7 +143,7 @@ fn unreleased(
     )
 }
 
-/// "1 granted, 1 refused, 1 silent, of 3 nodes; 2 must agree", and why the others did not answer.
+/// `1 granted, 1 refused, 1 silent of 3 nodes; 2 must agree`, and why the others failed.
 fn no_quorum(nodes: &[NodeOutcome], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let word = |node: &NodeOutcome| match node.answer {
         NodeAnswer::Granted => "granted",

@@ -15,7 +15,7 @@ use super::keeper::Keeper;
 use super::lease::LeaseEnd;
 use super::lock_request::LockRequest;
 use super::owned_lease::OwnedLease;
-use crate::error::{Error, MOST_NAMES, Operation};
+use crate::error::{Error, MAX_NAMES, Operation};
 use crate::name::Name;
 
 /// Whether a client is being closed, and the calls that may yet acquire or release something.
@@ -90,7 +90,7 @@ pub(super) struct Unreleased {
 impl Unreleased {
     pub(super) fn add(&mut self, name: &Name) {
         self.count += 1;
-        if self.names.len() < MOST_NAMES && !self.names.contains(name) {
+        if self.names.len() < MAX_NAMES && !self.names.contains(name) {
             self.names.push(name.clone());
         }
     }

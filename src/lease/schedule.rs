@@ -117,8 +117,8 @@ impl Schedule {
         lease.end(how)
     }
 
-    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_counted` if
-    /// it concerns more than a minority. If the schedule is full, it returns the attempt that is
+    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_counted`
+    /// if it concerns more than a minority. If the schedule is full, it returns the attempt that is
     /// left to its TTL instead.
     pub(super) fn abandon(
         &mut self,

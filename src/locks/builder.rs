@@ -1,4 +1,4 @@
-//! [`LocksBuilder`]: the way to a client.
+//! [`LocksBuilder`]: makes a client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,8 +11,9 @@ use crate::lease::{Client, Servers};
 use crate::options::{Options, Wakeups};
 use crate::wire::{Certificates, Endpoint, NodeSet, WakeupEndpoint};
 
-/// Makes a [`Locks`]: from one topology, with what differs from the defaults.
-#[doc = include_str!("../../docs/connecting.md")]
+/// Makes a [`Locks`] from one topology, and what differs from the defaults.
+///
+/// [Connecting](crate::guide::connecting) shows every topology, TLS, pools and names.
 #[must_use = "a builder connects nowhere until it is told to"]
 #[derive(Clone, Default)]
 pub struct LocksBuilder {
@@ -42,12 +43,13 @@ enum Topology {
 }
 
 impl LocksBuilder {
-    /// One server. See [one server](#one-server).
+    /// Connects to one server. See [one server](crate::guide::connecting#one-server).
     pub fn server(self, server: impl Into<Source>) -> LocksBuilder {
         self.with(Topology::Server(server.into()))
     }
 
-    /// The master that sentinels watch under a name. See [Sentinel](#sentinel).
+    /// Connects to the master that sentinels watch under a name. See
+    /// [Sentinel](crate::guide::connecting#sentinel).
     #[cfg(feature = "sentinel")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
     pub fn sentinel(
@@ -58,40 +60,45 @@ impl LocksBuilder {
         self.with(Topology::Sentinel { sentinels: sources(sentinels), master: master.into() })
     }
 
-    /// A Redis Cluster, named by some of its nodes. See [Redis Cluster](#redis-cluster).
+    /// Connects to a Redis Cluster, named by some of its nodes. See [Redis
+    /// Cluster](crate::guide::connecting#redis-cluster).
     #[cfg(feature = "cluster")]
     #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
     pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<Source>>) -> LocksBuilder {
         self.with(Topology::Cluster(sources(nodes)))
     }
 
-    /// Independent servers, of which a majority decides: three or five. See [quorum](#quorum).
+    /// Connects to independent servers, three or five, that decide by majority. See
+    /// [quorum](crate::guide::connecting#quorum).
     pub fn quorum(self, servers: impl IntoIterator<Item = impl Into<Source>>) -> LocksBuilder {
         self.with(Topology::Quorum(sources(servers)))
     }
 
-    /// One server, with the settings of an application's pool. See [pools](#pools).
+    /// Connects to one server, with the settings of an application's pool. See
+    /// [pools](crate::guide::connecting#pools).
     #[cfg(feature = "pool")]
     #[cfg_attr(docsrs, doc(cfg(feature = "pool")))]
     pub fn pool(self, pool: deadpool_redis::Pool) -> LocksBuilder {
         self.with(Topology::Pool(pool))
     }
 
-    /// A Redis Cluster, with the settings of an application's pool. See [pools](#pools).
+    /// Connects to a Redis Cluster, with the settings of an application's pool. See
+    /// [pools](crate::guide::connecting#pools).
     #[cfg(all(feature = "cluster", feature = "pool"))]
     #[cfg_attr(docsrs, doc(cfg(all(feature = "cluster", feature = "pool"))))]
     pub fn cluster_pool(self, pool: deadpool_redis::cluster::Pool) -> LocksBuilder {
         self.with(Topology::ClusterPool(pool))
     }
 
-    /// Where a client of a [pool](#pools) subscribes: the server of the pool, or a node of its
-    /// cluster.
+    /// Sets where a client of a [pool](crate::guide::connecting#pools) subscribes: the pool's
+    /// server, or a node of its cluster.
     pub fn subscriber(mut self, subscriber: impl Into<Source>) -> LocksBuilder {
         self.subscriber = Some(subscriber.into());
         self
     }
 
-    /// A private CA, a client certificate, or both, for all sources that are URLs. See [TLS](#tls).
+    /// Sets a private CA, a client certificate, or both, for all sources that are URLs. See
+    /// [TLS](crate::guide::connecting#tls).
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub fn tls(mut self, certificates: redis::TlsCertificates) -> LocksBuilder {
@@ -99,39 +106,39 @@ impl LocksBuilder {
         self
     }
 
-    /// How locks behave; the defaults unless set.
+    /// Sets how locks behave. Options that are not set have their defaults.
     pub fn options(mut self, options: Options) -> LocksBuilder {
         self.options = options;
         self
     }
 
-    /// The name of the application, visible in `CLIENT LIST` and in `inspect`. See
-    /// [names](#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and `.`.
+    /// Sets the name of the application, visible in `CLIENT LIST` and in `inspect`. See
+    /// [names](crate::guide::connecting#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and
+    /// `.`.
     pub fn client_name(mut self, name: impl Into<String>) -> LocksBuilder {
         self.client_name = Some(name.into());
         self
     }
 
-    /// The name of this instance of the application, such as that of its pod, visible in `CLIENT
-    /// LIST` and in `inspect`. See [names](#names). 1 to 63 bytes: ASCII letters, digits, `-`, `_`
-    /// and `.`.
+    /// Sets the name of this instance of the application, such as that of its pod, visible in
+    /// `CLIENT LIST` and in `inspect`. See [names](crate::guide::connecting#names). 1 to 63 bytes:
+    /// ASCII letters, digits, `-`, `_` and `.`.
     pub fn label(mut self, label: impl Into<String>) -> LocksBuilder {
         self.label = Some(label.into());
         self
     }
 
-    /// Connects, and fails if the server, or a majority of a quorum, does not answer within the
-    /// [node timeout](Options::node_timeout).
+    /// Connects. Fails if the server, or a majority of a quorum, does not reply within the [node
+    /// timeout](Options::node_timeout).
     ///
     /// # Errors
-    /// - [`Error::Config`]: the builder's settings do not fit together; found before anything is
-    ///   sent.
-    /// - [`Error::Config`] with [`ConfigError::Node`]: two nodes of a quorum are one server, or one
-    ///   is a replica.
+    /// - [`Error::Config`]: the builder's settings do not fit together; nothing was sent.
+    /// - [`Error::Config`] with [`ConfigError::Node`]: two nodes of a quorum are one server, or a
+    ///   node is a replica.
     /// - [`Error::Config`] with [`ConfigError::SubscriberElsewhere`]: the subscriber is another
     ///   server.
-    /// - [`Error::Redis`]: the server does not answer, or refuses the connection.
-    /// - [`Error::NoQuorum`]: no majority of the nodes of a quorum answers.
+    /// - [`Error::Redis`]: the server does not reply, or refuses the connection.
+    /// - [`Error::NoQuorum`]: no majority of the nodes of a quorum replies.
     ///
     /// # Cancel safety
     /// Cancel safe: dropped, nothing remains.
@@ -141,8 +148,9 @@ impl LocksBuilder {
         Ok(locks)
     }
 
-    /// Makes the client without any I/O: no server need be there. The first call that needs one
-    /// connects, and waits and fails as it does in an outage: see [lazy or eager](#lazy-or-eager).
+    /// Makes the client without any I/O: no server need be running. The first call that needs a
+    /// server connects, and waits and fails as it does in an outage: see [lazy or
+    /// eager](crate::guide::connecting#lazy-or-eager).
     ///
     /// # Errors
     /// - [`ConfigError`]: the builder's settings do not fit together.
@@ -162,7 +170,7 @@ impl LocksBuilder {
         self
     }
 
-    /// Where to connect, if everything fits together.
+    /// Where to connect, if all settings fit together.
     fn servers(&self) -> Result<Servers, ConfigError> {
         let topology = match self.topologies.as_slice() {
             [] => return Err(ConfigError::NoTopology),
@@ -241,7 +249,8 @@ impl LocksBuilder {
     ) -> Result<(Endpoint, Option<WakeupEndpoint>), ConfigError> {
         let limit = self.options.node_timeout;
         let (speak_tls, master_speaks_tls) = (sentinels.iter().any(Source::is_tls), master.is_tls());
-        // Certificates may be for one of both alone, but not for some of the sentinels.
+        // Certificates may be for servers or for sentinels alone, but not for only some of the
+        // sentinels.
         let given = self.certificates.as_ref();
         let theirs = given.filter(|_| speak_tls || !master_speaks_tls);
         let its = given.filter(|_| master_speaks_tls || !master.is_url() || !speak_tls);
@@ -253,7 +262,7 @@ impl LocksBuilder {
         Ok((Endpoint::Sentinel(Arc::clone(&sentinel)), Some(WakeupEndpoint::Sentinel(sentinel))))
     }
 
-    /// Where a client of a pool listens.
+    /// Where a client of a pool subscribes.
     #[cfg(feature = "pool")]
     fn wakeup_endpoint(&self, in_cluster: bool) -> Result<Option<WakeupEndpoint>, ConfigError> {
         let Some(source) = &self.subscriber else { return Ok(None) };
@@ -284,8 +293,7 @@ fn cluster(
     if certificates.is_none()
         && let Some(info) = seeds.iter().find(brings_certificates)
     {
-        // The library connects to the servers that a seed names without the certificates of the
-        // seed.
+        // The library connects to the servers that a seed names without the seed's certificates.
         return Err(ConfigError::CertificatesOfSeed { server: info.addr().to_string() });
     }
     let built = crate::wire::cluster(seeds, certificates, limit);

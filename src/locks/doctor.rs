@@ -1,4 +1,4 @@
-//! [`Locks::doctor`]: what on a deployment endangers its locks.
+//! [`Locks::doctor`]: finds what on a deployment endangers its locks.
 
 use std::time::Duration;
 
@@ -8,16 +8,20 @@ use crate::error::{Chain, Error};
 use crate::options::{Options, RestartGuard, Wakeups};
 
 impl Locks {
-    /// Looks for everything on this deployment that endangers locks: servers that do not answer,
-    /// rights that are missing, keys that are evicted, restarts and failovers that forget locks.
+    /// Checks this deployment for everything that endangers locks: servers that do not reply,
+    /// missing rights, evicted keys, restarts and failovers that lose locks.
     ///
-    /// Each server is asked `INFO` and `CONFIG GET`; of a cluster each master. A lock of a new name
-    /// is taken and released. What the rights of the user do not allow to find out is
-    /// [unknown](Verdict::Unknown); what they do not allow to do is a danger. Where no server can
-    /// be used, only [`Check::Connection`] says more. Once the client's runtime has ended, nothing
-    /// is asked, and every connection is unknown.
+    /// It sends `INFO` and `CONFIG GET` to each server; in a cluster to each master. It acquires
+    /// and releases a lock of a new name, whose fencing counter stays for one second. What the user
+    /// has no right to find out is [unknown](Verdict::Unknown); what the user has no right to do is
+    /// a danger. If no server can be used, only [`Check::Connection`] says more. Once the client's
+    /// runtime has ended, nothing is sent, and every connection is unknown.
     ///
-    /// **What it does not**: find out how servers stand later, or whether their clocks are right.
+    /// On one server without `appendfsync always`, [`Check::Persistence`] is always a danger.
+    /// Choose which checks stop a deployment.
+    ///
+    /// **What it does not**: find out how servers will behave later, or whether their clocks are
+    /// right.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) {
@@ -28,7 +32,7 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, the lock that it may have taken is released in the background.
+    /// Cancel safe: dropped, the lock that it may have acquired is released in the background.
     pub async fn doctor(&self) -> Vec<Finding> {
         let nodes = &self.client.nodes;
         if self.client.has_ended().await {
@@ -62,7 +66,7 @@ impl Locks {
         findings
     }
 
-    /// The connections ended with the client's runtime: nothing can be asked.
+    /// The connections ended with the client's runtime: no server can be queried.
     fn nothing_is_known(&self) -> Vec<Finding> {
         let why =
             "the runtime that this client was made on has ended: make another client, on one that lasts";
@@ -77,7 +81,7 @@ impl Locks {
     async fn examine_scripts(&self) -> Verdict {
         let name = format!("doctor-{}", uuid::Uuid::new_v4().simple());
         let tried = async {
-            // Its fencing counter is a key that outlives it.
+            // The fencing counter is a key that outlives the lock.
             let options = Options::new().token_ttl(Duration::from_secs(1));
             match self.with_options(options)?.mutex(&name)?.try_lock().await? {
                 Some(guard) => guard.release().await,
@@ -88,7 +92,7 @@ impl Locks {
             Ok(()) => Verdict::Fine,
             Err(error @ Error::Redis { .. }) => Verdict::danger(
                 format!("a lock could not be taken and released: {}", Chain(&error)),
-                "give the user the rights that the README names",
+                "give the user the rights that the guide names",
             ),
             Err(error) => Verdict::danger(
                 format!("a lock could not be taken and released: {}", Chain(&error)),

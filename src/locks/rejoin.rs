@@ -1,4 +1,4 @@
-//! Letting a node vote again that may have forgotten what it has granted.
+//! [`Locks::rejoin`]: lets a node vote again that may have lost what it granted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Locks;
-use super::nodes::{NodeState, NodeStatus, Survey};
+use super::node_status::{NodeState, NodeStatus, Survey};
 use crate::error::{Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::node_key;
 use crate::options::RestartGuard;
@@ -14,29 +14,34 @@ use crate::wire::{Answer, Call, Failure, NodeReplies, NodeReply, NodeSet, Script
 
 static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
 
-/// A node accepts no token that is further ahead of its clock, in microseconds.
+/// A node accepts no token that is further ahead of its clock than this, in microseconds.
 const DAY: u64 = 86_400_000_000;
 
-/// The latest of the nodes' clocks, but for those so far ahead that no majority would accept what comes after them.
+/// The latest of the nodes' clocks, except those so far ahead that no majority would accept later
+/// tokens.
 fn latest(clocks: &[u64], majority: usize) -> u64 {
     let median_clock = median_clock(clocks.to_vec(), majority).unwrap_or_default();
     clocks.iter().copied().filter(|clock| *clock <= median_clock + DAY).max().unwrap_or(median_clock)
 }
 
 impl Locks {
-    /// Lets all nodes of a [guarded](crate::RestartGuard) quorum vote that may not: those that have started, or lost
-    /// their data, since they were admitted. Once for a new quorum, and after every restart of a node.
+    /// Admits all nodes of a [guarded](crate::RestartGuard) quorum that may not vote: those that
+    /// have started, or lost their data, since they were admitted. Call it once for a new quorum,
+    /// and after every restart of a node.
     ///
-    /// It waits for longer than the longest lease that the other nodes have granted, and at least for the longest ttl
-    /// of the [options](Locks::options): after that, nothing of what the node has forgotten is valid. Then it tells
-    /// the node the largest fencing token of a majority of the others. Both are needed, and it changes nothing
-    /// unless a majority of the *other* nodes may vote. If fewer may, nobody can get a lock: then it founds the quorum
-    /// anew, once all nodes answer, with tokens above all that is known and all their clocks, but for one that is more
-    /// than a day ahead of most.
+    /// It waits for longer than the longest lease that the other nodes have granted, and at least
+    /// for the longest TTL of the [options](Locks::options). After that, nothing that the node has
+    /// lost is still valid. Then it sends the node the largest fencing token of a majority of the
+    /// others.
     ///
-    /// It answers with all nodes that had no vote, and how they stand now: [`NodeState::Voter`] if it has admitted them.
-    /// Those that do not answer are passed over, and say why: once they are back, call it again. It may be called by
-    /// several at a time, and begun anew.
+    /// Both steps need a majority of the *other* nodes that may vote; otherwise nothing changes. If
+    /// fewer may vote, no lock can be acquired. Then it founds the quorum anew once all nodes
+    /// reply, with tokens above all known tokens and clocks, ignoring a clock that is more than a
+    /// day ahead of most.
+    ///
+    /// It returns all nodes that had no vote, with their present state: [`NodeState::Voter`] if
+    /// they were admitted. Nodes that do not reply are skipped, and their state says why; call it
+    /// again once they are back. Several clients may call it at a time, and it may be repeated.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -47,13 +52,13 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::NoQuorum`]: too few of the others may vote, and not all nodes answer.
+    /// - [`Error::NoQuorum`]: too few of the other nodes may vote, and not all nodes reply.
     /// - [`Error::NotAdmitted`]: a node has restarted or lost its data again meanwhile. Call it
     ///   again.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Dropped, nodes stay as they are: begin anew.
+    /// Cancel safe: dropped, the nodes stay as they are. Call it again.
     pub async fn rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
         let nodes = &self.client.nodes;
         if nodes.deployment.decides_alone() || self.options.restart_guard == RestartGuard::Off {
@@ -67,7 +72,8 @@ impl Locks {
         let Some(founding) = self.is_new(&before) else { return Err(self.too_few(before)) };
         let ticket = Uuid::new_v4().to_string();
         let mut admitting = Vec::new();
-        // In one order for all: of two who admit nodes at a time, one fails at the first.
+        // One order for all clients: of two that admit nodes at a time, one fails at the first
+        // node.
         for (place, run) in before.strangers() {
             if let Some(ticket) = self.admit(place, run, &ticket, None, founding).await? {
                 admitting.push((place, run, ticket));
@@ -85,16 +91,16 @@ impl Locks {
             if known(&after) <= longest {
                 break after;
             }
-            // A request that was under way has granted a longer one.
+            // A request in flight has granted a longer lease.
             (waited, longest) = (longest, known(&after));
         };
-        // What was to be told by others must not be founded anew without another look.
+        // A quorum whose other nodes were to decide must not be founded anew without another check.
         match self.is_new(&after) {
             Some(new) if new && !founding => return Err(self.not_admitted()),
             Some(_) => {}
             None => return Err(self.too_few(after)),
         }
-        // Of a new quorum, so many may have forgotten that their clocks must vouch for the rest.
+        // In a new quorum, several nodes may have lost data: their clocks stand for what they lost.
         let floor =
             after.highest.max(if founding { latest(&after.clocks, nodes.deployment.majority()) } else { 0 });
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
@@ -104,7 +110,7 @@ impl Locks {
                 admitted = admitted.with(place);
             }
         }
-        // One that has restarted again meanwhile has another run than the one that was admitted.
+        // A node that has restarted again has another run id than the one that was admitted.
         let now = self.survey().await;
         if now.strangers().any(|(place, _)| admitted.contains(place)) {
             return Err(self.not_admitted());
@@ -112,7 +118,8 @@ impl Locks {
         Ok(self.without_vote(voted, now))
     }
 
-    /// Whether there is no majority of others to ask, but all nodes are there to begin anew. `None`: neither.
+    /// Whether no majority of other nodes can decide, but all nodes reply, so that the quorum can
+    /// be founded anew. `None`: neither.
     fn is_new(&self, survey: &Survey) -> Option<bool> {
         let nodes = &self.client.nodes;
         let (voters, strangers) = (survey.voters().count(), survey.strangers().count());
@@ -136,7 +143,7 @@ impl Locks {
             NodeOutcome { node, answer }
         };
         let nodes = self.statuses(survey).map(outcome).collect();
-        // Nodes that are away may come back.
+        // Missing nodes may return.
         Error::NoQuorum { context: context.judged(true, false), nodes }
     }
 
@@ -144,16 +151,17 @@ impl Locks {
         Error::NotAdmitted { context: self.client.context_of_nodes(Operation::Rejoin) }
     }
 
-    /// Those who had no vote before, or have none now.
+    /// The nodes that had no vote before, or have none now.
     fn without_vote(&self, before: NodeSet, now: Survey) -> Vec<NodeStatus> {
         let statuses = self.statuses(now);
         let without = statuses.filter(|(place, status)| !before.contains(*place) || !status.is_voter());
         without.map(|(_, status)| status).collect()
     }
 
-    /// The first step, which gives the ticket for the second one: that of another who admits it, if there is one, since each
-    /// of the two waits for long enough. `None`: it does not answer any more, as if it never had; but founding takes all, and a
-    /// refusal is for people.
+    /// The first step, which returns the ticket for the second one. If another client is admitting
+    /// the node, it is that client's ticket, since both wait for long enough. `None`: the node does
+    /// not reply any more, as if it had never replied; but founding needs all nodes, and a refusal
+    /// needs an operator.
     async fn admit(
         &self,
         place: usize,

@@ -1,4 +1,4 @@
-//! [`Source`]: where a server is.
+//! [`Source`]: the address and the credentials of a server.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 use crate::error::ConfigError;
 use crate::wire::{Certificates, provide_cryptography, with_certificates, with_tcp};
 
-/// Where a server is and what it wants to be shown: a URL, or a [`redis::Client`] or
-/// [`redis::ConnectionInfo`] of the application's own. Made with `into()`.
+/// The address and the credentials of a server: a URL, or the application's own [`redis::Client`]
+/// or [`redis::ConnectionInfo`]. Made with `into()`.
 ///
 /// A URL is `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS, or
 /// `unix://path`. With `?protocol=resp3` requests speak RESP3. The sockets of all sources get
@@ -68,7 +68,7 @@ impl From<ConnectionInfo> for Source {
     }
 }
 
-/// Its address, without a password.
+/// The address, without a password.
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -82,8 +82,8 @@ impl fmt::Debug for Source {
 }
 
 impl Source {
-    /// The description of the server, with the sockets that a lock needs and these certificates, if
-    /// there are any.
+    /// The server's settings, with the sockets that a lock needs and these certificates, if there
+    /// are any.
     pub(super) fn resolve(
         &self,
         certificates: Option<&Certificates>,
@@ -101,7 +101,7 @@ impl Source {
         prepare(info, certificates, limit)
     }
 
-    /// Whether it is reached through TLS, as far as it can be read.
+    /// Whether it uses TLS, as far as the source shows.
     #[cfg(feature = "sentinel")]
     pub(super) fn is_tls(&self) -> bool {
         match &self.0 {
@@ -110,14 +110,14 @@ impl Source {
         }
     }
 
-    /// Whether it is more than the name of a master.
+    /// Whether it is more than a master's name.
     #[cfg(feature = "sentinel")]
     pub(super) fn is_url(&self) -> bool {
         !matches!(&self.0, Given::Text(text) if !text.contains("://"))
     }
 
-    /// The description of a master, with its name in place of the host. A name alone is reached as
-    /// its sentinels are.
+    /// A master's settings, with its name in place of the host. A name alone gets the settings of
+    /// its sentinels.
     #[cfg(feature = "sentinel")]
     pub(super) fn resolve_master(
         &self,
@@ -160,7 +160,7 @@ fn prepare(
     Ok(with_tcp(info, limit))
 }
 
-/// Whether it is reached through TLS.
+/// Whether it uses TLS.
 fn is_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }

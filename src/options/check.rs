@@ -1,4 +1,4 @@
-//! What is refused, before anything is sent.
+//! Checks of options, before anything is sent.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::{Options, RestartGuard};
 use crate::error::ConfigError;
 
 impl Options {
-    /// Of either side.
+    /// The longer TTL of the two sides.
     pub(crate) fn longest_ttl(&self) -> Duration {
         [Some(self.ttl), self.read_ttl, self.write_ttl].into_iter().flatten().max().unwrap_or(self.ttl)
     }

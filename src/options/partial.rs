@@ -1,4 +1,4 @@
-//! Which options were set, so that the rest can be taken from others.
+//! Which options were set, so that the others can be taken from elsewhere.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use super::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};
 use crate::error::ConfigError;
 
-/// The options that were set. All are equal: it says nothing of their values.
+/// The options that were set. All compare equal: the value does not describe the lock.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Named(u32);
 
@@ -18,7 +18,7 @@ impl PartialEq for Named {
     }
 }
 
-/// Internal: the values are what a reader looks for.
+/// Internal: readers want the values.
 impl fmt::Debug for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("..")
@@ -57,13 +57,13 @@ impl Named {
 }
 
 impl Options {
-    /// Takes note that an option was set.
+    /// Records that an option was set.
     pub(super) fn named(mut self, field: Field) -> Options {
         self.named.0 |= 1 << field as u32;
         self
     }
 
-    /// These options, with what was not set taken from others.
+    /// These options; those that are not set are taken from `base`.
     pub(crate) fn over(self, base: &Options) -> Options {
         let named = self.named;
         let mut all = base.clone();
@@ -100,7 +100,7 @@ impl Options {
         all
     }
 
-    /// An error for an option that belongs to the connections, which are there already.
+    /// An error if an option differs that belongs to the existing connections.
     pub(crate) fn check_connections(&self, connected: &Options) -> Result<(), ConfigError> {
         let differs = [
             ("node_timeout", self.node_timeout != connected.node_timeout),
@@ -114,7 +114,7 @@ impl Options {
     }
 }
 
-/// A span of time in milliseconds.
+/// A duration in milliseconds.
 struct Millis(Duration);
 
 impl<'de> Deserialize<'de> for Millis {
@@ -123,7 +123,7 @@ impl<'de> Deserialize<'de> for Millis {
     }
 }
 
-/// What is there was set, be it to `null`.
+/// A present value is set, even if it is `null`.
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }

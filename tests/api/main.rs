@@ -12,6 +12,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use redlatch::{Error, Locks, Mutex, MutexGuard, NodeStatus, Owner, ReentrantGuard, ReentrantLock};
+
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/api/public.txt");
 
 /// What the compiler finds out by itself, and names differently from version to version.
@@ -120,4 +122,17 @@ fn public_api_is_the_one_that_is_checked_in() {
         gone.is_empty() && new.is_empty(),
         "the public API has changed; UPDATE_API=1 writes the list.\ngone: {gone:#?}\nnew: {new:#?}"
     );
+}
+
+#[test]
+fn public_types_may_cross_threads() {
+    fn send_sync<T: Send + Sync + Unpin + 'static>() {}
+    send_sync::<Locks>();
+    send_sync::<Mutex>();
+    send_sync::<MutexGuard>();
+    send_sync::<ReentrantLock>();
+    send_sync::<ReentrantGuard>();
+    send_sync::<Owner>();
+    send_sync::<Error>();
+    send_sync::<NodeStatus>();
 }

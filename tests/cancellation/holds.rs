@@ -6,8 +6,8 @@ use redlatch::{Nesting, Options, Owner, RwLock};
 use tokio::time::sleep;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
-use super::net::{Net, Whose};
-use super::stage::{Case, Scene, Stage, open};
+use super::network::{Net, Whose};
+use super::scenario::{Case, Scene, Stage, open};
 
 /// What each hold passes.
 pub(super) const HOLD: &[&str] = &["acquire", "release"];

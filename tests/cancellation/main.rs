@@ -9,21 +9,21 @@
 
 #[path = "../it/support/binary.rs"]
 mod binary;
-mod line;
+mod connection;
 #[path = "../it/support/locks.rs"]
 #[allow(dead_code, missing_debug_implementations, reason = "shared with another test binary")]
 mod locks;
-mod net;
+mod network;
 #[path = "../it/support/port.rs"]
 mod port;
+mod request_names;
+mod scenario;
 mod server;
-mod stage;
-mod walk;
-mod word;
+mod steps;
 
 mod holds;
-mod minority;
+mod node_failures;
 mod quorum;
 mod replicas;
-mod splits;
-mod waits;
+mod split_grants;
+mod waiting;

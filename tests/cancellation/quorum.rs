@@ -3,9 +3,9 @@ use redlatch::{Options, Wakeups};
 
 use super::holds::{disturbed, downgraded, held, nested, renewed, upgraded, waited_to_upgrade};
 use super::locks::Kind;
-use super::net::Order;
-use super::stage::{Case, Scene, Stage};
-use super::waits::{POLL, WAIT, waited};
+use super::network::Order;
+use super::scenario::{Case, Scene, Stage};
+use super::waiting::{POLL, WAIT, waited};
 
 fn everywhere(
     name: &'static str,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::holds::held;
 use super::locks::Kind;
-use super::stage::{Case, Scene, Stage};
-use super::waits::waited;
+use super::scenario::{Case, Scene, Stage};
+use super::waiting::waited;
 
 /// For a replica that follows.
 fn patient(options: Options) -> Options {

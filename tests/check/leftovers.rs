@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::sleep;
 
-use crate::arena::Window;
 use crate::history::Time;
 use crate::plan::{Fault, Plan};
+use crate::run::Window;
 use crate::support::{Deployment, Server};
 
 /// So much less is the score of those who wait to read.

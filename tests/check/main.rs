@@ -4,25 +4,25 @@
 //!
 //! `scripts/check` runs it; docs/testing.md says what it found and how it judges.
 
-mod arena;
 mod arguments;
 mod clock;
-mod crew;
 mod faults;
 mod history;
+mod history_files;
 mod judge;
-mod kept;
 mod leftovers;
 mod mutants;
 mod observer;
 mod plan;
 mod report;
 mod resource;
+mod run;
 #[path = "../it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the suite uses the rest")]
 mod support;
-mod visit;
 mod worker;
+mod workers;
+mod workload;
 
 use std::process::ExitCode;
 

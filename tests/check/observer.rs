@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::history::Time;
 use crate::support::Kind;
-use crate::visit::LOCKS;
+use crate::workload::LOCKS;
 
 /// How often it looks.
 const GLANCE: Duration = Duration::from_millis(20);

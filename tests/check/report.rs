@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arena;
 use crate::arguments::Arguments;
+use crate::history_files;
 use crate::judge::{LostWindow, Verdict, judge};
-use crate::kept;
 use crate::mutants;
 use crate::plan::{Fault, Plan, TOPOLOGIES, topology_name};
+use crate::run;
 
 /// So many violations of each rule are shown of a run.
 const SHOWN: usize = 4;
@@ -89,9 +89,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 /// Judges what was kept, and nothing else.
 fn judge_again(directory: &Path, arguments: &Arguments) -> ExitCode {
     let mut sum = Sum::default();
-    let judged = kept::runs(directory).and_then(|runs| {
+    let judged = history_files::runs(directory).and_then(|runs| {
         runs.iter().try_for_each(|run| {
-            let (plan, record) = kept::read(run)?;
+            let (plan, record) = history_files::read(run)?;
             let verdict = judge(&plan, &record, run);
             show(&plan, &verdict);
             sum.add(&plan, &verdict);
@@ -111,7 +111,7 @@ fn judge_again(directory: &Path, arguments: &Arguments) -> ExitCode {
 fn check(plan: &Plan, directory: &Path) -> Option<Verdict> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (own_plan, own_directory) = (plan.clone(), directory.to_owned());
-    let mut running = runtime.spawn(async move { arena::run(&own_plan, &own_directory).await });
+    let mut running = runtime.spawn(async move { run::run(&own_plan, &own_directory).await });
     let ended = runtime.block_on(async {
         tokio::select! {
             ended = &mut running => Some(ended),
@@ -124,7 +124,7 @@ fn check(plan: &Plan, directory: &Path) -> Option<Verdict> {
     });
     match ended? {
         Ok(record) => {
-            kept::write(plan, &record, directory);
+            history_files::write(plan, &record, directory);
             Some(judge(plan, &record, directory))
         }
         // Servers that do not do as they are told prove nothing either way.

@@ -12,7 +12,7 @@ use crate::history::Recorder;
 use crate::plan::{Duty, NODE_TIMEOUT, POLL_CAP, TTL, topology_named};
 use crate::resource::Resource;
 use crate::support::{Protocol, Random, Wake, open_at};
-use crate::visit::visit;
+use crate::workload::visit;
 
 /// How many tasks of a process want locks at a time.
 const TASKS: u64 = 8;

@@ -2,39 +2,35 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 //! The tests: one binary, private servers, one behaviour suite for every kind and every way to be woken.
 
-mod builder;
-mod burst;
-mod clients;
-mod closing;
+#[cfg(all(feature = "cluster", feature = "sentinel"))]
+mod cluster;
 mod dead_waiters;
 mod deployments;
-mod doctor;
+mod docs;
 mod errors;
-#[cfg(all(feature = "cluster", feature = "sentinel"))]
-mod failover;
-mod holders;
 mod house;
-mod kinds;
-mod labels;
-mod lease_ends;
-mod loading;
+mod inspection;
+mod lease;
+mod locks;
 mod logs;
 mod model;
-mod names;
+mod name;
 mod options;
-mod processes;
+mod owner;
 mod quorum;
 mod reentrant;
+#[cfg(all(feature = "cluster", feature = "sentinel"))]
+mod replicas;
 mod rights;
 mod rwlock;
 mod scripts;
+#[cfg(all(feature = "cluster", feature = "sentinel"))]
+mod sentinel;
 #[cfg(all(feature = "pool", feature = "tls", feature = "tracing"))]
 mod service;
+mod standalone;
 mod suite;
 #[allow(dead_code, reason = "the fault checker uses it as well")]
 mod support;
-#[cfg(all(feature = "cluster", feature = "sentinel", feature = "tls"))]
-mod tls;
-mod tokens;
-mod wakeups;
 mod worker;
+mod wrong_type;

@@ -1,35 +1,10 @@
-//! Owners: who holds a lock, wherever he is.
+//! Re-entrant locks: owners that enter and that exclude each other.
 
 use std::time::{Duration, Instant};
 
 use redlatch::{Options, Owner};
 
 use crate::support::{Server, eventually, soon};
-
-#[test]
-fn reentrant_owners_travel_as_text_and_through_serde() {
-    let owner = Owner::new();
-    assert_ne!(owner, Owner::new());
-    assert_eq!(owner.to_string().parse::<Owner>().unwrap(), owner);
-    let json = serde_json::to_string(&owner).unwrap();
-    assert_eq!(json, format!("\"{owner}\""));
-    assert_eq!(serde_json::from_str::<Owner>(&json).unwrap(), owner);
-    let plain = owner.to_string().replace('-', "");
-    let capital = "0000000A-0000-0000-0000-000000000000";
-    let (long, longer) = ("o".repeat(256), "o".repeat(257));
-    for hostile in ["", "a b", ":fence", "mode", &longer] {
-        assert!(hostile.parse::<Owner>().is_err(), "{hostile:?}");
-        assert!(serde_json::from_str::<Owner>(&format!("{hostile:?}")).is_err());
-    }
-    // Words of other libraries. The same UUID in another form is another owner, as it is to the
-    // server.
-    for word in ["me", "8743c9c0-0795-4907-87fd-6c719a6b4586:61", "00000000-0000", &plain, capital, &long] {
-        let other = word.parse::<Owner>().unwrap();
-        assert_ne!(other, owner);
-        assert_eq!(other.to_string(), word);
-        assert_eq!(serde_json::from_str::<Owner>(&format!("{word:?}")).unwrap(), other);
-    }
-}
 
 /// Tasks of two owners wait in one client. Once a task of one owner gets the lock, the others of
 /// that owner enter with it, and wait neither for the task between them, which would be for ever,
@@ -67,4 +42,23 @@ async fn reentrant_tasks_enter_as_soon_as_their_owner_holds_the_lock_in_their_cl
     soon("a turn", tasks.remove(0)).await.unwrap().unwrap().release().await.unwrap();
     drop((lock, locks, holder, elsewhere));
     server.assert_nothing_left().await;
+}
+
+/// Without an owner, holds of a re-entrant lock exclude each other; the owner of one can be passed
+/// on.
+#[tokio::test]
+async fn reentrant_holds_without_an_owner_exclude_each_other() {
+    let server = Server::start().await;
+    let lock = server.locks().await.reentrant("alone").unwrap();
+    assert!(lock.owner().is_none());
+    let outer = lock.lock().await.unwrap();
+    assert!(lock.try_lock().await.unwrap().is_none());
+    let bound = lock.with_owner(outer.owner());
+    assert_eq!(bound.owner(), Some(outer.owner()));
+    let inner = bound.try_lock().await.unwrap().expect("it is of the same owner");
+    let count: String = server.run(&["HGET", "lock:alone", &outer.owner().to_string()]).await;
+    assert_eq!(count, "2");
+    inner.release().await.unwrap();
+    outer.release().await.unwrap();
+    assert_eq!(server.run::<i64>(&["EXISTS", "lock:alone"]).await, 0);
 }

@@ -1,20 +1,21 @@
-//! The rights that the README names are enough, in every topology.
+//! The rights that the guide names are enough, in every topology.
 
 use std::time::Duration;
 
-use redlatch::{Locks, NodeStatus, Options, RestartGuard};
+use redlatch::deadpool_redis::{Config, Runtime};
+use redlatch::{Error, Locks, NodeStatus, Options, RestartGuard};
 
-use crate::support::{Deployment, Kind, Server, Topology, eventually, soon};
+use crate::support::{Deployment, Kind, Server, Topology, eventually, soon, ttl};
 
 const TTL: Duration = Duration::from_millis(600);
-const README: &str = include_str!("../../README.md");
+const GUIDE: &str = include_str!("../../docs/rights.md");
 
-/// The user of the README, with what else a topology needs, on all servers that have data.
+/// The user of the guide, with what else a topology needs, on all servers that have data.
 async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>) {
     let deployment = Deployment::start(topology).await;
-    let rights = README.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    let rights = GUIDE.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
     for right in more {
-        assert!(README.contains(&format!("`{right}`")), "{right} is documented");
+        assert!(GUIDE.contains(&format!("`{right}`")), "{right} is documented");
     }
     for server in deployment.masters().iter().chain(deployment.replicas()) {
         let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
@@ -156,4 +157,84 @@ async fn an_inspection_with_all_rights_is_one_request() {
     assert!(stats.contains("cmdstat_evalsha:") && !stats.contains("_ro:"), "{stats}");
     drop((mutex, locks));
     server.assert_nothing_left().await;
+}
+
+/// The rights that the guide documents, and no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn acl_the_documented_rights_are_enough() {
+    let server = Server::start().await;
+    let readme = include_str!("../../docs/rights.md");
+    let rights =
+        readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
+    words.extend(rights.split_whitespace());
+    server.run::<()>(&words).await;
+    let url = server.url().replace("redis://", "redis://locks:secret@");
+    for protocol in ["resp2", "resp3"] {
+        let locks = Locks::builder()
+            .server(format!("{url}?protocol={protocol}"))
+            .options(ttl(600))
+            .connect()
+            .await
+            .unwrap();
+        for kind in [Kind::Mutex, Kind::Reentrant] {
+            let lock = kind.lock(&locks, &format!("limited-{}-{protocol}", kind.name()));
+            let guard = lock.lock().await.unwrap();
+            let waiting = tokio::spawn({
+                let other = lock.for_another();
+                async move { other.lock().await }
+            });
+            eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+            let told: Vec<String> = server.run(&["PUBSUB", "CHANNELS", "lock:wake:*"]).await;
+            assert_eq!(told.len(), 1, "it is subscribed");
+            tokio::time::sleep(Duration::from_millis(900)).await;
+            assert!(!guard.lease().is_lost(), "renewed");
+            let before = server.published().await;
+            guard.release().await.unwrap();
+            drop(soon("handed over", waiting).await.unwrap().unwrap());
+            assert!(server.published().await > before, "it is notified");
+            eventually("free", || async { !server.is_locked(&lock).await }).await;
+            assert!(!lock.force_release().await.unwrap());
+        }
+    }
+    // Without the right to publish nothing fails: the waiter looks.
+    server.run::<()>(&["ACL", "SETUSER", "locks", "-publish"]).await;
+    let locks = Locks::open(&url).await.unwrap();
+    let lock = Kind::Mutex.lock(&locks, "unpublished");
+    let guard = lock.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let other = lock.for_another();
+        async move { other.lock().await }
+    });
+    eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+    guard.release().await.unwrap();
+    soon("found", waiting).await.unwrap().unwrap().release().await.unwrap();
+    // Another application's locks are out of reach.
+    let foreign = locks.with_options(Options::new().prefix("other:")).unwrap();
+    assert!(matches!(foreign.mutex("x").unwrap().try_lock().await, Err(Error::Redis { .. })));
+}
+
+/// The rights that the guide documents are enough to find out; without the right to publish it is
+/// not found out.
+#[tokio::test(flavor = "multi_thread")]
+async fn subscriber_is_verified_with_few_rights() {
+    let (server, other) = (Server::start().await, Server::start().await);
+    let readme = include_str!("../../docs/rights.md");
+    let rights =
+        readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    for (user, less) in [("locks", "+ping"), ("silent", "-publish")] {
+        for server in [&server, &other] {
+            let mut words = vec!["ACL", "SETUSER", user, "on", ">secret"];
+            words.extend(rights.split(' ').chain([less]));
+            server.run::<()>(&words).await;
+        }
+        let url = |server: &Server| server.url().replace("redis://", &format!("redis://{user}:secret@"));
+        let builder = || {
+            Locks::builder().pool(Config::from_url(url(&server)).create_pool(Some(Runtime::Tokio1)).unwrap())
+        };
+        let locks = builder().subscriber(url(&server)).connect().await.unwrap();
+        locks.mutex("x").unwrap().lock().await.unwrap().release().await.unwrap();
+        let outcome = builder().subscriber(url(&other)).connect().await;
+        assert_eq!(outcome.is_err(), user == "locks", "{user}: {outcome:?}");
+    }
 }

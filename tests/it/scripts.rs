@@ -142,7 +142,7 @@ fn scripts_need_exactly_the_documented_rights() {
             text.split("call('").skip(1).filter_map(|rest| Some(rest.split_once('\'')?.0.to_lowercase())),
         );
     }
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../docs/rights.md");
     let line = readme.lines().find(|line| line.starts_with("ACL SETUSER")).unwrap();
     let given: BTreeSet<String> = line.split(" +").skip(1).map(str::to_owned).collect();
     assert_eq!(given, needed);

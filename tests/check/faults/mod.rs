@@ -10,10 +10,10 @@ use std::time::Duration;
 use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
-use crate::arena::Window;
 use crate::faults::servers::Outcome;
 use crate::history::Time;
 use crate::plan::{Fault, POLL_CAP, SLACK, TTL};
+use crate::run::Window;
 use crate::support::Random;
 
 /// What a lane needs to know, and where it says what it did.

@@ -6,9 +6,9 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use super::Scene;
-use crate::crew::{Crew, WORKERS};
 use crate::history::Time;
 use crate::plan::{Fault, TTL};
+use crate::workers::{Crew, WORKERS};
 
 pub async fn disturb(mut scene: Scene<'_>, crew: &mut Crew) {
     let mut left = Vec::new();

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
-use crate::arena::Window;
 use crate::history::Why;
 use crate::plan::{Fault, NODE_TIMEOUT};
-use crate::visit::LOCKS;
+use crate::run::Window;
+use crate::workload::LOCKS;
 
 /// A minority that is away for so long, all times together, is enough to judge by the others.
 const LONG: Duration = Duration::from_secs(2);

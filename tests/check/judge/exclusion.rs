@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::{Case, Hold, LostWindow, PROMPT, Verdict};
-use crate::arena::Window;
 use crate::history::{Mode, Time, Verb};
 use crate::observer::Observation;
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
+use crate::run::Window;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let mut missed: Vec<(&Hold, Time)> = Vec::new();

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::crew;
 use crate::history::{self, End, Event, Mode, Time, Verb, What, Why};
 use crate::observer::Observation;
 use crate::plan::TTL;
+use crate::workers;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
@@ -97,7 +97,7 @@ pub fn read(directory: &Path) -> Vec<Hold> {
     let mut holds = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
-        if let Some(place) = crew::place(&path) {
+        if let Some(place) = workers::place(&path) {
             holds.extend(put_together(place, history::read(&path)));
         }
     }
@@ -115,7 +115,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
                 Hold {
                     number,
                     place,
-                    is_told: crew::is_told(number >> 32),
+                    is_told: workers::is_told(number >> 32),
                     lock,
                     mode,
                     owner,

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Case, Hold, PROMPT, Verdict};
-use crate::arena::STALL;
 use crate::history::Time;
 use crate::observer::Observation;
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
+use crate::run::STALL;
 
 /// How often a holder looks who does not wait to be told.
 const GLANCE: Duration = Duration::from_millis(50);

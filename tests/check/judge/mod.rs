@@ -1,9 +1,9 @@
 //! Judges what a run left: what must never have happened, whatever was done to it.
 
+mod dead_waiters;
 mod deadlines;
 mod decisions;
 mod exclusion;
-mod ghosts;
 mod holds;
 mod losses;
 mod overtaking;
@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::arena::{Record, Window};
 use crate::history::{Time, Verb, Why};
 use crate::plan::{Fault, Plan, TTL};
+use crate::run::{Record, Window};
 pub use holds::Hold;
 
 /// Something that must not happen.

@@ -29,7 +29,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         };
         // A renewal may have been under way, and then what it tells to do, for a quarter of a ttl each.
         let latest = last + TTL + TTL / 2;
-        let late = |window: &crate::arena::Window| {
+        let late = |window: &crate::run::Window| {
             let delays = window.fault != Fault::WorkerKilled && window.place == Some(holds[0].place);
             delays || window.fault.lane() == Lane::Servers
         };

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Case, Hold, PROMPT, Verdict, ghosts};
-use crate::arena::Window;
+use super::{Case, Hold, PROMPT, Verdict, dead_waiters};
 use crate::clock::STEP;
 use crate::history::{End, Time, Why};
 use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
+use crate::run::Window;
 
 /// After a fault, and after what was held by those it hit has ended: whoever waits looks again.
 const AFTER_FAULTS: Duration = POLL_CAP.saturating_add(SLACK);
@@ -28,12 +28,12 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
                 Some((from, to, *hold))
             })
             .collect();
-        let ghosts = ghosts::of(case, &holds);
+        let ghosts = dead_waiters::of(case, &holds);
         let mut worst: Option<(Duration, &Hold, Time, bool)> = None;
         for waiter in holds.iter().filter(|hold| hold.may_queue()) {
             for (idle, from) in idle(case, waiter, &busy) {
                 let in_peace = case.windows_during(from - 2 * TTL, from + idle).next().is_none();
-                let dead = ghosts::kept_until(case, &ghosts, &holds, from, from + idle);
+                let dead = dead_waiters::kept_until(case, &ghosts, &holds, from, from + idle);
                 let dead = dead.map_or(Duration::ZERO, |until| until.since(from));
                 let bound =
                     if in_peace { dead + IN_PEACE } else { dead.max(ending(case, from)) + AFTER_FAULTS };

@@ -16,14 +16,14 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "let owner = Some(sought.owner());",
             "let owner = Some(sought.owner()).filter(|owner| owner.is_empty());",
         )],
-        test: "holders::is_held_by_takes_a_lease_or_an_owner_on_every_kind",
+        test: "inspection::holders::is_held_by_takes_a_lease_or_an_owner_on_every_kind",
     },
     Tested {
         name: "lost-answer-of-a-release-counts-as-not-held",
         edits: &[edit(
             "src/lease/release.rs",
             "if self.unanswered.contains(*node) && !record_answer =>",
-            "if self.unanswered.contains(*node) && !record_answer && votes.of() == 0 =>",
+            "if self.unanswered.contains(*node) && !record_answer && votes.deployment.nodes == 0 =>",
         )],
         test: "suite::mutex_standalone_push_resp2::release_succeeds_if_its_first_reply_is_lost",
     },
@@ -43,7 +43,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "if failure.replicas().is_some() {",
             "if failure.replicas().is_some() && waiter.entry.is_none() {",
         )],
-        test: "failover::replicas::replicas_missed_by_a_waiter_keep_the_lock_from_nobody",
+        test: "replicas::grants::replicas_missed_by_a_waiter_keep_the_lock_from_nobody",
     },
     Tested {
         name: "siblings-of-a-lost-lease-sought-among-all",
@@ -52,7 +52,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
             "        let own = owned(lease);\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one) == own).map(|(key, _)| *key).collect();\n        let keys = keys.into_iter().filter(|_| own.is_some());\n",
         )],
-        test: "clients::reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes",
+        test: "lease::renewal::reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes",
     },
     Tested {
         name: "short-leases-wait-long-between-renewals",
@@ -61,12 +61,12 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "let pause = (lease.options().ttl / 30).min(PAUSES.1);",
             "let pause = (lease.options().ttl / 30).max(Duration::from_millis(50)).min(PAUSES.1);",
         )],
-        test: "clients::leases_of_100_ms_outlast_one_slow_renewal",
+        test: "lease::renewal::leases_of_100_ms_outlast_one_slow_renewal",
     },
     Tested {
         name: "limit-of-zero-tries-nothing",
         edits: &[edit("src/lease/acquire.rs", "if limit.is_zero() {", "if limit > limit {")],
-        test: "clients::a_limit_of_zero_is_one_try",
+        test: "standalone::time_limits::a_limit_of_zero_is_one_try",
     },
     Tested {
         name: "revoked-lease-says-lost",
@@ -75,7 +75,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "schedule.remove(lease, LeaseEnd::Revoked);",
             "schedule.remove(lease, LeaseEnd::Lost);",
         )],
-        test: "lease_ends::a_lease_that_was_force_released_says_revoked",
+        test: "lease::end::a_lease_that_was_force_released_says_revoked",
     },
     Tested {
         name: "subscriber-not-verified",
@@ -84,7 +84,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "verify: self.subscriber.is_some(),",
             "verify: self.subscriber.is_some() && labels.joined().is_some(),",
         )],
-        test: "builder::subscriber_of_another_server_is_refused",
+        test: "locks::builder::subscriber_of_another_server_is_refused",
     },
     Tested {
         name: "outage-said-for-each-failure",
@@ -112,7 +112,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "(finding.check == Check::Eviction\n                            || finding.check",
             "(finding.check",
         )],
-        test: "doctor::doctor_warns_when_a_client_connects",
+        test: "locks::doctor::doctor_warns_when_a_client_connects",
     },
     Tested {
         name: "doctor-blames-rights-for-a-wrong-password",
@@ -121,6 +121,6 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "if findings.iter().any(Finding::is_usable) {",
             "if !findings.is_empty() {",
         )],
-        test: "doctor::doctor_names_only_the_password_if_it_is_wrong",
+        test: "locks::doctor::doctor_names_only_the_password_if_it_is_wrong",
     },
 ];

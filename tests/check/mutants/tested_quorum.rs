@@ -18,7 +18,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "(supporters(one), one.epoch)",
         }],
-        test: "failover::masters::sentinel_the_latest_configuration_counts",
+        test: "sentinel::two_masters::sentinel_the_latest_configuration_counts",
     },
     Tested {
         name: "accepted-token-forgotten",
@@ -68,7 +68,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "",
         }],
-        test: "names::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
     },
     Tested {
         name: "max-hold-compared-with-ttl-only",
@@ -78,7 +78,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "            && longest < self.ttl\n",
         }],
-        test: "names::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
     },
     Tested {
         name: "no-readers-allowed",
@@ -88,7 +88,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "if self.max_readers == u32::MAX {",
         }],
-        test: "names::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
     },
     Tested {
         name: "inspection-shows-the-longest-ttl",
@@ -98,7 +98,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "seen[0].remaining",
         }],
-        test: "quorum::inspect::quorum_inspection_shows_what_a_majority_keeps",
+        test: "quorum::inspection::quorum_inspection_shows_what_a_majority_keeps",
     },
     Tested {
         name: "inspection-shows-the-most-holds",
@@ -108,7 +108,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "seen[0].count",
         }],
-        test: "quorum::inspect::quorum_inspection_shows_what_a_majority_keeps",
+        test: "quorum::inspection::quorum_inspection_shows_what_a_majority_keeps",
     },
     Tested {
         name: "inspection-shows-the-most-readers",
@@ -118,7 +118,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "counts.first()",
         }],
-        test: "quorum::inspect::quorum_inspection_counts_the_readers_of_a_majority",
+        test: "quorum::inspection::quorum_inspection_counts_the_readers_of_a_majority",
     },
     Tested {
         name: "queue-entry-left-on-a-minority",

@@ -1,6 +1,6 @@
 //! What errors say: which operation failed, on which lock and server, why, and what is known of it.
 
-mod corrupt;
+mod corrupt_keys;
 mod outcomes;
 mod runtime;
 

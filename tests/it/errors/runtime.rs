@@ -1,7 +1,10 @@
 //! A client whose runtime has ended says so, whatever it is asked.
 
+use std::time::Duration;
+
 use redlatch::{Error, Locks, Operation};
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::Instant;
 
 use super::{KINDS, inspect, options};
 use crate::support::{AnyGuard, Server, soon};
@@ -50,4 +53,29 @@ fn every_call_after_the_clients_runtime_says_so() {
             }));
         }
     }
+}
+
+/// A client in a static, and a runtime for each test: the second one is told at once what is wrong.
+#[test]
+fn clients_end_with_their_runtime() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (outer, second) = (runtime(), runtime());
+    let server = outer.block_on(Server::start());
+    for kind in KINDS {
+        let first = runtime();
+        let locks = first.block_on(server.locks());
+        let held = first.block_on(kind.lock(&locks, kind.name()).lock()).unwrap();
+        drop(first);
+        drop(held);
+        second.block_on(async {
+            let lock = kind.lock(&locks, "after");
+            let start = Instant::now();
+            for outcome in [lock.try_lock().await.map(drop), lock.lock().await.map(drop)] {
+                assert!(matches!(outcome, Err(Error::RuntimeEnded { .. })), "{kind:?}: {outcome:?}");
+            }
+            assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+            soon("nothing is given back any more", locks.settled()).await;
+        });
+    }
+    drop((second, server, outer));
 }

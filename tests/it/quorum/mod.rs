@@ -1,19 +1,19 @@
 //! Independent servers, of which more than half decide: what each of them may do, and what it costs.
 
-#[cfg(feature = "tracing")]
-mod events;
-mod guard;
-mod inspect;
-mod late;
+mod contention;
+mod inspection;
+mod late_requests;
 mod leases;
-mod nested;
+#[cfg(feature = "tracing")]
+mod logs;
+mod nested_tokens;
+mod node_failures;
 mod nodes;
 mod queue;
-mod races;
 mod refusals;
 mod rejoin;
+mod restart_guard;
 mod status;
-mod subsets;
 mod tokens;
 
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Locks, Renewal};
+use redlatch::{Error, Locks, Owner, Renewal};
 
 use super::{ALONE, KINDS, Quorum, no_quorum, options};
 use crate::support::{eventually, soon};
@@ -102,4 +102,56 @@ async fn quorum_says_that_those_who_answer_do_not_agree() {
     client.settled().await;
     drop(client);
     quorum.finish().await;
+}
+
+/// Two who read want to write, and each is the first to be heard by one of the two nodes that are left. Neither waits for
+/// the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_refuses_one_of_two_upgrades_while_one_is_dead() {
+    let mut quorum = Quorum::start(3).await;
+    // Nobody is given up for being slow.
+    let options = || options().node_timeout(Duration::from_secs(10));
+    let proxies = quorum.proxies().await;
+    let one = quorum.client_behind(&proxies, options()).await;
+    let other = quorum.client(options()).await;
+    // Who has waited once listens already: his first request queues.
+    let held = other.mutex("listens").unwrap().lock().await.unwrap();
+    let limit = Duration::from_millis(100);
+    assert!(one.mutex("listens").unwrap().lock_timeout(limit).await.is_err());
+    held.release().await.unwrap();
+    for round in 0..3 {
+        let name = format!("upgrades-{round}");
+        let (lock, rival) = (one.rwlock(&name).unwrap(), other.rwlock(&name).unwrap());
+        let (owner, its_owner) = (Owner::new(), Owner::new());
+        let first = lock.with_owner(&owner).read().await.unwrap();
+        let second = rival.with_owner(&its_owner).read().await.unwrap();
+        let key = lock.name().key().to_owned();
+        let both = || async {
+            quorum.run::<Option<u32>>(0b011, &["HGET", &key, "readers"]).await == [Some(2), Some(2)]
+        };
+        eventually("both read on both", both).await;
+        quorum.kill(0b100);
+        proxies[1].hold_requests(true);
+        let upgrading = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.with_owner(&owner).write().await }
+        });
+        let marked = |place: u32| {
+            let (quorum, key) = (&quorum, &key);
+            async move { quorum.run::<u32>(1 << place, &["HEXISTS", key, "upgrade"]).await == [1] }
+        };
+        eventually("the first node hears one", || marked(0)).await;
+        let outcome = soon("the other is told", rival.with_owner(&its_owner).write()).await;
+        assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
+        second.release().await.unwrap();
+        proxies[1].hold_requests(false);
+        let writing = soon("upgraded", upgrading).await.unwrap().unwrap();
+        writing.release().await.unwrap();
+        first.release().await.unwrap();
+        quorum.restart(0b100).await;
+        other.settled().await;
+        one.settled().await;
+    }
+    drop((one, other));
+    quorum.finish_behind(proxies).await;
 }

@@ -1,10 +1,10 @@
 //! Read-write locks on one server: the behaviour and the cost of the scripts. The suite tests which
 //! holds exclude each other.
 
-mod crowds;
-mod doubts;
-mod downgrades;
-mod ends;
+mod batches;
+mod expiry;
+mod many_readers;
+mod tokens;
 
 use std::future::Future;
 

@@ -3,18 +3,18 @@
 //! A behaviour is written once, as a function of a [`Setup`]; `matrix!` makes a test of it for each
 //! cell. A test is named `suite::<kind>_<topology>_<wake>_<protocol>::<behaviour>`.
 
-mod cells;
-mod doubts;
 mod downgrades;
-mod ends;
+mod exclusion;
 mod fairness;
 mod faults;
-mod holds;
+mod matrix;
 mod nesting;
 mod readers;
-mod sides;
+mod release;
+mod rw_modes;
+mod unknown_outcomes;
 mod upgrades;
-mod waits;
+mod waiting;
 
 use std::pin::Pin;
 
@@ -22,7 +22,7 @@ use redlatch::RwLock;
 use tokio::task::JoinHandle;
 
 use crate::support::{Cell, Setup, see};
-use cells::matrix;
+use matrix::matrix;
 
 type Behaviour = fn(Setup) -> Pin<Box<dyn Future<Output = ()>>>;
 

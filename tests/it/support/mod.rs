@@ -5,6 +5,7 @@ mod cluster;
 mod deployment;
 #[cfg(feature = "tracing")]
 pub mod events;
+pub mod failover;
 mod idle;
 mod lock_state;
 mod locks;

@@ -10,7 +10,7 @@ use crate::faults::Scene;
 use crate::history::Time;
 use crate::plan::Fault;
 use crate::support::{Deployment, Server, Topology};
-use crate::visit::LOCKS;
+use crate::workload::LOCKS;
 
 /// A replica that has not heard of the last writes takes over at once, so that what it does not know of is still held.
 /// The master is killed, or else finds out that it is none any more; it comes back as a replica.

@@ -5,7 +5,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use crate::history::Time;
 use crate::support::Server;
-use crate::visit::LOCKS;
+use crate::workload::LOCKS;
 
 /// One lock, as a server has it.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,163 @@
+//! [`Locks::nodes`]: which nodes vote, and why the others do not.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::Locks;
+use crate::error::{Error, NO_VOTE, Operation, ReasonChain};
+use crate::name::node_key;
+use crate::options::RestartGuard;
+use crate::wire::{Call, Failure, Reply, Script, WaitFor};
+
+static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
+
+/// The state of a node, as it replied. Human-readable, for logs and dashboards.
+#[non_exhaustive]
+#[derive(Debug)]
+pub struct NodeStatus {
+    /// The node's address. For a Sentinel group: the name of the master. For a cluster: `cluster`.
+    /// For a pool, which does not reveal its address: `pool`.
+    pub node: String,
+    /// Whether the node votes.
+    pub state: NodeState,
+}
+
+/// Whether a node votes.
+#[non_exhaustive]
+#[derive(Debug)]
+pub enum NodeState {
+    /// It replies, and votes.
+    Voter,
+    /// It replies, but has no vote: it has started, or lost its data, since it was admitted to its
+    /// [guarded](RestartGuard) quorum. See [`Locks::rejoin`].
+    NotAdmitted,
+    /// It does not reply, or must not vote.
+    Failed(Error),
+}
+
+impl NodeStatus {
+    /// Returns whether the node votes.
+    pub fn is_voter(&self) -> bool {
+        matches!(self.state, NodeState::Voter)
+    }
+}
+
+/// One line: `10.0.0.1:6379: votes`, or why not.
+impl fmt::Display for NodeStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NodeStatus { node, state } = self;
+        match state {
+            NodeState::Voter => write!(f, "{node}: votes"),
+            NodeState::NotAdmitted => write!(f, "{node}: {NO_VOTE}"),
+            NodeState::Failed(error) => write!(f, "{node}: {}", ReasonChain(error)),
+        }
+    }
+}
+
+/// What the nodes store about themselves.
+#[derive(Default)]
+pub(super) struct Survey {
+    /// By their places.
+    pub(super) nodes: BTreeMap<usize, Seen>,
+    /// The largest token that a node knows.
+    pub(super) highest: u64,
+    /// The longest lease that a node has granted, in milliseconds.
+    pub(super) longest_ttl: u64,
+    pub(super) clocks: Vec<u64>,
+}
+
+pub(super) enum Seen {
+    Voter,
+    /// May not vote; with the server's run id.
+    Stranger(String),
+    Failed(Error),
+}
+
+impl Survey {
+    pub(super) fn voters(&self) -> impl Iterator<Item = usize> {
+        self.nodes.iter().filter(|(_, seen)| matches!(seen, Seen::Voter)).map(|(place, _)| *place)
+    }
+
+    pub(super) fn strangers(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.nodes.iter().filter_map(|(place, seen)| match seen {
+            Seen::Stranger(run) => Some((*place, run.as_str())),
+            _ => None,
+        })
+    }
+}
+
+impl Locks {
+    /// Queries all nodes of a quorum for whether they vote, in the order in which they were named.
+    /// Other topologies are one node, which votes if it replies; in a cluster, one of its masters
+    /// is queried.
+    ///
+    /// A quorum grants locks as long as a majority of its nodes are [voters](NodeState::Voter).
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) {
+    /// for node in locks.nodes().await {
+    ///     println!("{node}"); // 10.0.0.1:6379: votes
+    /// }
+    /// # }
+    /// ```
+    pub async fn nodes(&self) -> Vec<NodeStatus> {
+        let survey = self.survey().await;
+        self.statuses(survey).map(|(_, status)| status).collect()
+    }
+
+    /// The survey, human-readable.
+    pub(super) fn statuses(&self, survey: Survey) -> impl Iterator<Item = (usize, NodeStatus)> {
+        survey.nodes.into_iter().map(|(place, seen)| {
+            let state = match seen {
+                Seen::Voter => NodeState::Voter,
+                Seen::Stranger(_) => NodeState::NotAdmitted,
+                Seen::Failed(error) => NodeState::Failed(error),
+            };
+            (place, NodeStatus { node: self.client.nodes.label(place).to_owned(), state })
+        })
+    }
+
+    pub(super) async fn survey(&self) -> Survey {
+        let nodes = &self.client.nodes;
+        let key = node_key(&self.options.prefix);
+        let call = Call::new(&INSPECT, &[&key]);
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
+        let mut survey = Survey::default();
+        for (place, outcome) in votes.received {
+            let seen = self.look(place, outcome, &mut survey).await.unwrap_or_else(Seen::Failed);
+            survey.nodes.insert(place, seen);
+        }
+        survey
+    }
+
+    async fn look(
+        &self,
+        place: usize,
+        outcome: Result<Reply, Failure>,
+        survey: &mut Survey,
+    ) -> Result<Seen, Error> {
+        let node = self.client.nodes.label(place);
+        let error = |failure: Failure| {
+            let context = self.client.context_of_nodes(Operation::ListNodes).on(node);
+            self.client.error(failure.of_other_request(), context)
+        };
+        let reply = outcome.map_err(error)?;
+        let texts = reply.texts().map_err(error)?;
+        let numbers: Option<Vec<u64>> = texts.iter().skip(1).map(|text| text.parse().ok()).collect();
+        let (Some(admitted), Some([highest, ttl, time])) = (texts.first(), numbers.as_deref()) else {
+            return Err(error(reply.unexpected()));
+        };
+        survey.highest = survey.highest.max(*highest);
+        survey.longest_ttl = survey.longest_ttl.max(*ttl);
+        survey.clocks.push(*time);
+        if self.options.restart_guard == RestartGuard::Off {
+            return Ok(Seen::Voter);
+        }
+        match self.client.nodes.run_id(place).await {
+            Ok(Some(run)) if *run == **admitted => Ok(Seen::Voter),
+            Ok(run) => Ok(Seen::Stranger(run.as_deref().unwrap_or_default().to_owned())),
+            Err(cause) => Err(error(Failure::unsent(cause))),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! [`NamedLock`]: what the locks of all kinds are made of. [`HolderId`]: what identifies a holder.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, Operation};
+use crate::fencing::FencingToken;
+use crate::inspection::Inspection;
+use crate::lease::{Attempt, Client, Kind, Lease, LockRequest, decide};
+use crate::name::Name;
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::wire::{Answer, Call, Failure, WaitFor};
+
+/// Identifies a holder of a lock for `is_held_by`. It is implemented for two types, and cannot be
+/// implemented for others:
+///
+/// - A [`Lease`] identifies the hold that it was granted for. A lease of another lock, or of
+///   another kind of lock, never holds this one. The server counts the holds of one owner without
+///   distinguishing them, so with an owner the answer is whether that owner still has any.
+/// - An [`Owner`] identifies all holds of this owner, through any client. A hold without an owner,
+///   as on a [`Mutex`](crate::Mutex), is identified by its lease alone.
+pub trait HolderId: Sealed {}
+
+impl HolderId for Lease {}
+impl HolderId for Owner {}
+
+pub trait Sealed {
+    fn sought(&self) -> Sought<'_>;
+}
+
+impl Sealed for Lease {
+    fn sought(&self) -> Sought<'_> {
+        Sought { owner: Cow::Borrowed(self.owner()), of: Some((self.name(), self.kind())) }
+    }
+}
+
+impl Sealed for Owner {
+    fn sought(&self) -> Sought<'_> {
+        Sought { owner: Cow::Owned(self.to_string()), of: None }
+    }
+}
+
+/// A holder, as the server names it.
+#[allow(missing_debug_implementations, reason = "no one outside can name it")]
+pub struct Sought<'a> {
+    owner: Cow<'a, str>,
+    /// The only lock that it may hold.
+    of: Option<(&'a Name, &'static Kind)>,
+}
+
+impl Sought<'_> {
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    pub(crate) fn may_hold(&self, name: &Name, kind: &'static Kind) -> bool {
+        self.of.is_none_or(|(of, by)| of == name && std::ptr::eq(by, kind))
+    }
+}
+
+/// A name, with the client and the options to lock it with.
+#[derive(Clone)]
+pub(crate) struct NamedLock {
+    pub(crate) client: Arc<Client>,
+    pub(crate) options: Arc<Options>,
+    pub(crate) name: Name,
+}
+
+impl NamedLock {
+    pub(crate) fn request(&self, kind: &'static Kind, owner: Option<&Owner>) -> LockRequest {
+        LockRequest {
+            client: Arc::clone(&self.client),
+            kind,
+            name: self.name.clone(),
+            options: Arc::clone(&self.options),
+            owner: owner.map(Owner::to_string),
+        }
+    }
+
+    fn attempt(&self, kind: &'static Kind) -> Attempt {
+        Attempt::new(&self.client, kind, self.name.clone(), Arc::clone(&self.options), None)
+    }
+
+    pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
+        self.look(kind, None, Inspection::from_reply, Inspection::agreed).await
+    }
+
+    pub(crate) async fn is_held_by(&self, kind: &'static Kind, sought: &Sought<'_>) -> Result<bool, Error> {
+        Ok(sought.may_hold(&self.name, kind) && self.inspect(kind).await?.is_held_by(sought.owner()))
+    }
+
+    /// Returns what the nodes report about the lock, or about one owner's holds. `read` receives
+    /// the last token, the number of waiters, and the rest of the reply; `agree` receives all
+    /// nodes' reports and how many form a majority.
+    pub(crate) async fn look<T>(
+        &self,
+        kind: &'static Kind,
+        owner: Option<&str>,
+        read: fn(Option<FencingToken>, u64, &[String]) -> Option<T>,
+        agree: fn(Vec<T>, usize) -> T,
+    ) -> Result<T, Error> {
+        let keys = [self.name.key(), self.name.fence(), self.name.waiters()];
+        let call = Call::new(&kind.inspect, &keys).only_reads();
+        let call = owner.into_iter().fold(call, Call::text);
+        let nodes = &self.client.nodes;
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
+        let context = self.client.context(Operation::Inspect, &self.name);
+        // The call writes nothing, so it has no unknown effect.
+        let error = |failure: Failure| self.client.error(failure.of_other_request(), context.clone());
+        let (mut views, mut refusal) = (Vec::new(), None);
+        for (node, outcome) in &votes.received {
+            let Ok(reply) = outcome else { continue };
+            let texts = reply.texts().map_err(error)?;
+            let numbers: Option<Vec<i64>> = texts.iter().take(4).map(|text| text.parse().ok()).collect();
+            let Some([status, fence, waiters, time]) = numbers.as_deref() else {
+                return Err(error(reply.unexpected()));
+            };
+            if *status != 1 {
+                let refused = self.attempt(kind).refusal(*status, context.clone());
+                refusal = Some(refused.unwrap_or_else(|| error(reply.unexpected())));
+                continue;
+            }
+            nodes.node(*node).observe(time.unsigned_abs());
+            let token = FencingToken::from_reply(fence.unsigned_abs());
+            let view = read(token, waiters.unsigned_abs(), &texts[4..]);
+            views.push(view.ok_or_else(|| error(reply.unexpected()))?);
+        }
+        match refusal {
+            _ if views.len() >= votes.deployment.majority() => Ok(agree(views, votes.deployment.majority())),
+            Some(refusal) => Err(refusal),
+            None => Err(error(votes.failure())),
+        }
+    }
+
+    pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
+        let attempt = self.attempt(kind);
+        let context = self.client.context(Operation::ForceRelease, &self.name);
+        let error = |failure: Failure| self.client.error(failure, context.clone());
+        let settled = decide(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;
+        match settled.answer {
+            Answer::Final(0) => Ok(false),
+            Answer::Final(1..) => Ok(true),
+            Answer::Final(answer) => {
+                let refused = attempt.refusal(answer, context.clone());
+                Err(refused.unwrap_or_else(|| error(settled.reply.unexpected())))
+            }
+            Answer::Busy(..) | Answer::TooLow(_) => Err(error(settled.reply.unexpected())),
+        }
+    }
+
+    pub(crate) fn describe(
+        &self,
+        kind: &str,
+        owner: Option<&Owner>,
+        f: &mut fmt::Formatter<'_>,
+    ) -> fmt::Result {
+        let mut text = f.debug_struct(kind);
+        text.field("name", &self.name);
+        if let Some(owner) = owner {
+            text.field("owner", owner);
+        }
+        text.field("options", &self.options).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,31 @@
+//! Redis Cluster: failovers, slots that move, and which nodes a client uses.
+
+mod failover;
+mod nodes;
+mod slots;
+
+use redlatch::{Locks, Options};
+
+use crate::support::Deployment;
+use crate::support::failover::urls;
+
+/// A client that knows all masters.
+pub async fn open(deployment: &Deployment, options: Options) -> Locks {
+    Locks::builder()
+        .cluster(urls("127.0.0.1", deployment.masters()))
+        .options(options)
+        .connect()
+        .await
+        .unwrap()
+}
+
+/// A hash tag whose slot this master has.
+pub async fn tag_at(deployment: &Deployment, master: usize) -> String {
+    for number in 0.. {
+        let tag = format!("{{{number}}}");
+        if deployment.owner(&tag).await == Some(master) {
+            return tag;
+        }
+    }
+    unreachable!("each has some")
+}

@@ -1,0 +1,4 @@
+//! What `inspect` and `is_held_by` report.
+
+mod holders;
+mod labels;

@@ -1,0 +1,138 @@
+//! Renewals: of 10,000 leases, of short ones, and what a client learns from them.
+
+use std::time::Duration;
+
+use redlatch::Locks;
+use tokio::time::Instant;
+
+use crate::support::{AnyGuard, Kind, Proxy, Server, eventually, soon, ttl};
+
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+
+const LEASES: usize = 10_000;
+
+async fn ten_thousand_leases(kind: Kind, locks: &Locks) -> Vec<AnyGuard> {
+    let mut guards = Vec::with_capacity(LEASES);
+    for hundred in 0..LEASES / 100 {
+        let mut round = tokio::task::JoinSet::new();
+        for one in 0..100 {
+            let lock = kind.lock(locks, &format!("many-{hundred}-{one}"));
+            round.spawn(async move { lock.lock().await.unwrap() });
+        }
+        while let Some(guard) = round.join_next().await {
+            guards.push(guard.unwrap());
+        }
+    }
+    guards
+}
+
+async fn ten_thousand_leases_are_renewed(kind: Kind) {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(4_000)).await;
+    let guards = ten_thousand_leases(kind, &locks).await;
+    let clients: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]).await;
+    assert!(clients.lines().count() <= 2, "one connection, and this one:\n{clients}");
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        let lost = guards.iter().filter(|guard| guard.lease().is_lost()).count();
+        assert_eq!(lost, 0, "{lost} of {LEASES} lost");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    drop(guards);
+    drop(locks);
+    eventually("all are released in the background", || async {
+        server.run::<Vec<String>>(&["KEYS", "lock:many-*"]).await.is_empty()
+    })
+    .await;
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mutex_standalone_ten_thousand_leases_are_renewed() {
+    ten_thousand_leases_are_renewed(Kind::Mutex).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_ten_thousand_leases_are_renewed() {
+    ten_thousand_leases_are_renewed(Kind::Reentrant).await;
+}
+
+/// Where a hold is lost, the other holds of its owner are asked about at once: to find them costs
+/// no look at all leases.
+#[tokio::test(flavor = "multi_thread")]
+async fn reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes() {
+    let server = Server::start().await;
+    let mut times = Vec::new();
+    for kind in [Kind::Mutex, Kind::Reentrant] {
+        let locks = server.locks_with(ttl(6_000)).await;
+        let guards = ten_thousand_leases(kind, &locks).await;
+        let start = Instant::now();
+        server.run::<()>(&["FLUSHALL"]).await;
+        for guard in &guards {
+            soon("lost", guard.lease().lost()).await;
+        }
+        times.push(start.elapsed());
+    }
+    // Either takes a third of a TTL, since no renewal comes before.
+    println!("lost within {times:?}");
+    assert!(times[1] < times[0] * 2, "{times:?}");
+    server.assert_nothing_left().await;
+}
+
+/// A client that only renews for long learns the time from renewals: its tokens are larger than
+/// those that others took meanwhile, even if the server has forgotten them.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_raise_the_least_token_of_a_client() {
+    /// By how much the time that a client has seen may be behind the server's clock.
+    const STEP: i64 = 10_000_000;
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(1_500)).await;
+    let connected = server.time().await;
+    let guard = locks.mutex("renewed").unwrap().lock().await.unwrap();
+    eventually("a step has passed", || async { server.time().await > connected + STEP }).await;
+    let before = server.scripts_run().await;
+    eventually("two renewals", || async { server.scripts_run().await >= before + 2 }).await;
+    for kind in KINDS {
+        // Counters are back where they were half a step after the client connected.
+        let lock = kind.lock(&locks, kind.name());
+        let counter = format!("{{{}}}:fence", lock.key());
+        server.run::<()>(&["SET", &counter, &(connected + STEP / 2).to_string(), "PX", "60000"]).await;
+        let next = lock.lock().await.unwrap();
+        assert!(next.token() >= (connected + STEP).unsigned_abs(), "{kind:?}: {}", next.token());
+        next.release().await.unwrap();
+    }
+    assert!(!guard.lease().is_lost());
+    guard.release().await.unwrap();
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// The shortest leases that are allowed, each with one renewal that is answered about 30 ms late.
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_of_100_ms_outlast_one_slow_renewal() {
+    const ROUNDS: u32 = 20;
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let locks = Locks::builder().server(proxy.url()).options(ttl(100)).connect().await.unwrap();
+    let lock = locks.mutex("short").unwrap();
+    let mut lost = 0;
+    for _ in 0..ROUNDS {
+        let guard = lock.lock().await.unwrap();
+        let renewals = async |more: u64| {
+            let end = server.scripts_run().await + more;
+            let renewed = || async { guard.lease().is_lost() || server.scripts_run().await >= end };
+            eventually("it is renewed or lost", renewed).await;
+        };
+        renewals(1).await;
+        proxy.hold_replies(true); // over the next renewal, which leaves after 33 ms
+        tokio::time::sleep(Duration::from_millis(63)).await;
+        proxy.hold_replies(false);
+        renewals(3).await;
+        lost += u32::from(guard.lease().is_lost());
+        let _lost_or_not = guard.release().await;
+    }
+    println!("FIG {lost} of {ROUNDS} leases of 100 ms were lost");
+    assert!(lost <= ROUNDS / 2, "{lost} of {ROUNDS} were lost");
+    drop((lock, locks));
+    proxy.outlive_clients().await;
+}

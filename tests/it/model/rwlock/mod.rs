@@ -1,0 +1,152 @@
+//! A search of every state that a few clients can bring a read-write lock to. It runs the real
+//! scripts on a server.
+//!
+//! In each state, the search sends each request that may arrive there, late ones too, and each of
+//! them twice; and it lets each expiry pass. `invariants` has the rules that hold after every step,
+//! `drain` checks that no client waits for ever. Mutants of the scripts must break a rule.
+//!
+//! The claim of each waiter may pass without a request: then the waiter is dead, unless it polls
+//! later.
+//!
+//! `REDLATCH_MODEL=1` begins one more attempt and goes one step further than an ordinary run: some
+//! minutes. The search leaves out: limits and large numbers, a lost queue or counter, and foreign
+//! values in the keys other than entries of the queue.
+
+mod clients;
+mod drain;
+mod invariants;
+mod lock_state;
+mod mutants;
+mod search;
+mod state_scripts;
+mod steps;
+
+use std::time::Instant;
+
+pub use clients::more;
+use clients::{Cast, Fencing};
+use search::{Found, Search};
+use state_scripts::Tools;
+use steps::{SCRIPTS, Sums};
+
+use crate::support::Server;
+
+/// The casts of an ordinary search, small ones first. They suffice to find the mutants.
+fn casts() -> Vec<Cast> {
+    vec![
+        Cast::new("a reader and a writer", 2, "A:r1 B:w2"),
+        Cast::new("the same, with late requests", 2, "A:r1! B:w2!"),
+        Cast::new("the same, beside other entries of the queue", 2, "A:r1! B:w2!").beside_others(),
+        Cast::new("the same, without fencing", 2, "A:r1! B:w2!").fenced(Fencing::Off),
+        Cast::new("an owner that writes twice", 3, "A:w1 A:w2 B:r3"),
+        Cast::new("an owner on both sides, twice", 4, "A:r1 A:r2 A:w3 A:w4"),
+        Cast::new("two owners that no message reaches", 4, "A:r1? A:w2? B:r3? B:w4?"),
+        Cast::new("two owners, three attempts", 3, "A:r1 A:w2 B:r3 B:w4"),
+        Cast::new("two owners", 4, "A:r1 A:w2 B:r3 B:w4").all_alive(),
+    ]
+}
+
+fn large_casts() -> Vec<Cast> {
+    vec![
+        Cast::new("an owner beside a stranger", 4, "A:r1 A:w2 -:r3 -:w4"),
+        Cast::new("readers, one of which upgrades without messages", 4, "A:r1 A:w2? B:r3 -:r4"),
+        Cast::new(
+            "an owner with late requests beside a stranger without messages",
+            3,
+            "A:r1! A:w2! -:r3? -:w4?",
+        ),
+        Cast::new("two owners and a stranger", 3, "A:r1 A:w2 B:r3 B:w4 -:r5 -:w6"),
+        Cast::new("two owners and a stranger, all at once", 5, "A:r1 A:w2! B:r3 B:w4 -:r5").within(6),
+    ]
+}
+
+struct Lab {
+    server: Server,
+    tools: Tools,
+}
+
+impl Lab {
+    async fn open() -> Lab {
+        let server = Server::start().await;
+        let tools = Tools::load(&server).await;
+        Lab { server, tools }
+    }
+
+    async fn load(&self, change: impl Fn(&str, String) -> String) -> Sums {
+        self.load_from(|_| "rwlock", change).await
+    }
+
+    /// Loads the scripts, each from its folder, after a change of the text.
+    async fn load_from(
+        &self,
+        folder: impl Fn(&str) -> &'static str,
+        change: impl Fn(&str, String) -> String,
+    ) -> Sums {
+        let mut sums = Vec::new();
+        for name in SCRIPTS {
+            let path = format!("{}/lua/{}/{name}.lua", env!("CARGO_MANIFEST_DIR"), folder(name));
+            let text = change(name, std::fs::read_to_string(path).unwrap());
+            sums.push(self.server.run(&["SCRIPT", "LOAD", &text]).await);
+        }
+        Sums(sums)
+    }
+
+    /// Searches and drains all states, and returns the size of the search.
+    async fn search(&self, cast: &Cast, sums: &Sums) -> Result<String, Found> {
+        let start = Instant::now();
+        let search = Search::run(cast, &self.server.connection().await, &self.tools, sums).await?;
+        // The last states of a bounded search have no known next states.
+        let drained = if cast.steps == usize::MAX { search.drain()? } else { 0 };
+        let (states, requests) = (search.nodes.len(), search.requests);
+        Ok(format!("{states} states, {requests} requests, {drained} drained, {:?}", start.elapsed()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn model_rwlock_standalone_excludes_loses_nothing_and_never_sticks() {
+    let lab = Lab::open().await;
+    let sums = lab.load(|_, text| text).await;
+    let mut broken = String::new();
+    for cast in casts().into_iter().chain(large_casts()) {
+        let bounds = format!("{}, {} of {} attempts", cast.title, cast.begun, cast.attempts.len());
+        match lab.search(&cast, &sums).await {
+            Ok(size) => println!("{bounds}: {size}"),
+            Err(found) => broken += &format!("{bounds}:\n{found}\n"),
+        }
+    }
+    assert!(broken.is_empty(), "{broken}");
+}
+
+/// Searches the scripts for quorums on one node.
+#[tokio::test(flavor = "multi_thread")]
+async fn model_rwlock_scripts_for_quorums_exclude_lose_nothing_and_never_stick() {
+    let lab = Lab::open().await;
+    let for_quorums = ["read_acquire", "write_acquire", "downgrade"];
+    let folder = |name: &str| if for_quorums.contains(&name) { "quorum" } else { "rwlock" };
+    let sums = lab.load_from(folder, |_, text| text).await;
+    for cast in casts().into_iter().map(Cast::on_quorum) {
+        let size = lab.search(&cast, &sums).await.unwrap_or_else(|found| panic!("{}:\n{found}", cast.title));
+        println!("{}: {size}", cast.title);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn model_rwlock_standalone_search_finds_every_mutant() {
+    let lab = Lab::open().await;
+    let mut missed = Vec::new();
+    for mutant in mutants::ALL {
+        let sums = lab.load(|name, text| mutant.apply(name, text)).await;
+        let mut found = None;
+        for cast in casts() {
+            if let Err(broken) = lab.search(&cast, &sums).await {
+                found = Some(broken);
+                break;
+            }
+        }
+        match found {
+            Some(found) => println!("{}: found in {} steps\n{found}", mutant.name, found.way.len()),
+            None => missed.push(mutant.name),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

@@ -1,0 +1,196 @@
+//! The search: takes every step from every state, until there are no new states.
+
+use std::collections::{HashMap, VecDeque};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Pipeline, Value};
+
+use super::clients::Cast;
+use super::invariants::{consistent, judge, judge_idle};
+use super::lock_state::Seen;
+use super::state_scripts::{Tools, instant};
+use super::steps::{Answer, Move, State, Sums};
+
+/// The number of states whose requests are sent at a time.
+const BATCH: usize = 64;
+
+/// A state, how it was first reached, and its next states.
+#[derive(Debug)]
+pub struct Node {
+    pub state: State,
+    depth: usize,
+    came: Option<(usize, Move, Option<Answer>)>,
+    pub steps: Vec<(Move, usize)>,
+}
+
+/// A broken rule, and the shortest path to it.
+#[derive(Debug)]
+pub struct Found {
+    pub what: String,
+    pub way: Vec<String>,
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (number, step) in self.way.iter().enumerate() {
+            writeln!(f, "  {}. {step}", number + 1)?;
+        }
+        write!(f, "  {}", self.what)
+    }
+}
+
+/// All states that a cast can reach.
+#[derive(Debug)]
+pub struct Search<'a> {
+    pub cast: &'a Cast,
+    pub nodes: Vec<Node>,
+    /// The number of requests judged.
+    pub requests: usize,
+    known: HashMap<Vec<u8>, usize>,
+}
+
+impl<'a> Search<'a> {
+    /// Searches until a rule is broken or all states are known.
+    pub async fn run(
+        cast: &'a Cast,
+        connection: &MultiplexedConnection,
+        tools: &Tools,
+        sums: &Sums,
+    ) -> Result<Search<'a>, Found> {
+        let mut search = Search { cast, nodes: Vec::new(), requests: 0, known: HashMap::new() };
+        search.reach(State::first(cast), None);
+        let look = tools.look();
+        let (mut next, mut asked) = (0, VecDeque::new());
+        let mut judged = Ok(());
+        loop {
+            // The server runs one batch while the answers of another are judged.
+            while judged.is_ok() && asked.len() < 2 {
+                let end = search.nodes.len().min(next + BATCH);
+                let instant = instant();
+                let batch: Vec<usize> =
+                    (next..end).filter(|at| search.nodes[*at].depth < cast.steps).collect();
+                next = end;
+                if batch.is_empty() {
+                    break;
+                }
+                let mut pipe = redis::pipe();
+                for at in &batch {
+                    search.ask(*at, instant, &mut pipe, sums, tools, &look);
+                }
+                let mut connection = connection.clone();
+                let answers = async move { pipe.query_async::<Vec<Value>>(&mut connection).await };
+                asked.push_back((batch, instant, tokio::spawn(answers)));
+            }
+            // No request may be in flight when this returns.
+            let Some((batch, instant, answers)) = asked.pop_front() else { break };
+            let mut values = answers.await.unwrap().expect("the server answers").into_iter();
+            for at in batch {
+                judged = judged.and_then(|()| search.explore(at, instant, &mut values));
+            }
+        }
+        judged.map(|()| search)
+    }
+
+    /// Adds all requests of a state to the batch: each one twice, and a read of the state after
+    /// each.
+    fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, sums: &Sums, tools: &Tools, look: &Cmd) {
+        let state = &self.nodes[at].state;
+        let (moves, idle) = state.moves(self.cast);
+        let request = |step: Move| step.request(self.cast, sums, state, instant).expect("a request");
+        let place = tools.place(self.cast, &state.kept, instant);
+        pipe.add_command(place.clone());
+        for step in idle {
+            pipe.add_command(request(step));
+            pipe.add_command(look.clone());
+        }
+        for step in moves.into_iter().filter(|step| step.is_request()) {
+            let request = request(step);
+            pipe.add_command(place.clone());
+            for _ in 0..2 {
+                pipe.add_command(request.clone());
+                pipe.add_command(look.clone());
+            }
+        }
+    }
+
+    /// Judges the outcomes of all steps from a state.
+    fn explore(
+        &mut self,
+        at: usize,
+        instant: i64,
+        values: &mut impl Iterator<Item = Value>,
+    ) -> Result<(), Found> {
+        let cast = self.cast;
+        let state = self.nodes[at].state.clone();
+        let (moves, idle) = state.moves(cast);
+        values.next();
+        for step in idle {
+            let answer = answer(instant, values.next());
+            self.requests += 1;
+            let seen = seen(cast, instant, values.next());
+            let judged = seen.and_then(|seen| judge_idle(cast, &state, step, answer, &seen));
+            judged.map_err(|what| self.found(at, Some((step, Some(answer))), what))?;
+        }
+        for step in moves {
+            let (after, answered) = if step.is_request() {
+                values.next();
+                let mut delivered = || (answer(instant, values.next()), seen(cast, instant, values.next()));
+                let (first, second) = (delivered(), delivered());
+                self.requests += 2;
+                let judged = match (first.1, second.1) {
+                    (Ok(one), Ok(two)) => judge(cast, &state, step, [first.0, second.0], [one, two]),
+                    (one, two) => one.and(two).map(|_| unreachable!("both were seen")),
+                };
+                (judged, Some(first.0))
+            } else {
+                let after = state.pass(cast, step);
+                (consistent(cast, &after).map(|()| after), None)
+            };
+            let after = after.map_err(|what| self.found(at, Some((step, answered)), what))?;
+            let to = self.reach(after, Some((at, step, answered)));
+            self.nodes[at].steps.push((step, to));
+        }
+        Ok(())
+    }
+
+    fn reach(&mut self, mut state: State, came: Option<(usize, Move, Option<Answer>)>) -> usize {
+        state.settle(self.cast);
+        let next = self.nodes.len();
+        let at = *self.known.entry(state.outline(self.cast)).or_insert(next);
+        if at == next {
+            let depth = came.map_or(0, |(from, ..)| self.nodes[from].depth + 1);
+            self.nodes.push(Node { state, depth, came, steps: Vec::new() });
+        }
+        at
+    }
+
+    /// A broken rule with the path to a node and one more step.
+    pub fn found(&self, mut at: usize, step: Option<(Move, Option<Answer>)>, what: String) -> Found {
+        let mut way = Vec::new();
+        way.extend(step.map(|(step, answer)| step.describe(self.cast, answer)));
+        while let Some((from, step, answer)) = self.nodes[at].came {
+            way.push(step.describe(self.cast, answer));
+            at = from;
+        }
+        way.reverse();
+        Found { what, way }
+    }
+}
+
+fn answer(instant: i64, value: Option<Value>) -> Answer {
+    match value {
+        Some(Value::Int(answer)) => Answer::Final(answer),
+        Some(Value::Array(items)) => match &items[..] {
+            [Value::Int(pttl), Value::Int(time)] if *pttl != -8 => Answer::Busy(time - instant),
+            _ => panic!("a script answers {items:?}"),
+        },
+        other => panic!("a script answers {other:?}"),
+    }
+}
+
+fn seen(cast: &Cast, instant: i64, value: Option<Value>) -> Result<Seen, String> {
+    match value {
+        Some(Value::BulkString(text)) => Seen::read(cast, instant, std::str::from_utf8(&text).unwrap()),
+        other => panic!("the read of the state answers {other:?}"),
+    }
+}

@@ -1,0 +1,357 @@
+//! The steps from a state: requests, each of them at any time, and expiries.
+
+use redis::Cmd;
+
+use super::clients::{CLAIM_MS, Cast, DEAF_CHANNEL, Fencing, KEYS, MAX_DEPTH};
+use super::lock_state::{Kept, Mode, PASSED, RECENT, UPGRADES};
+
+/// A client's view of one of its attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belief {
+    Idle,
+    /// It got the answer "busy", or none.
+    Waits,
+    /// It holds the read side, with this token.
+    Reads(i64),
+    Writes(i64),
+    /// Its hold was revoked or has expired.
+    Lost,
+    /// It got the answer that waiting would be a deadlock.
+    Refused,
+    /// It has been released, or has left the queue.
+    Done,
+    /// The same, and the server remembers its end.
+    Ended,
+}
+use Belief::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
+
+impl Belief {
+    pub fn holds(self) -> bool {
+        matches!(self, Reads(_) | Writes(_))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    pub kept: Kept,
+    pub beliefs: Vec<Belief>,
+    /// The token of the last writer.
+    pub written: i64,
+    /// The server's time in each waiter's first busy answer: its later requests have that place.
+    pub noted: Vec<Option<i64>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// Acquires or returns, without queueing.
+    Try(usize),
+    /// Acquires or queues.
+    Ask(usize),
+    /// The same request, but its client receives no answer.
+    Unheard(usize),
+    Release(usize),
+    /// Releases and leaves the queue.
+    Leave(usize),
+    Renew(usize),
+    Downgrade(usize),
+    ForceReaders,
+    ForceWriter,
+    /// A hold expires.
+    WriteOver,
+    ReadOver(usize),
+    /// One of two marks expires: the gate that keeps new readers out, or the upgrade's.
+    GateOver,
+    UpgradeOver,
+    /// A waiter did not poll for longer than its claim.
+    Missed(usize),
+    /// The key expires, after every hold in it.
+    KeyOver,
+}
+
+/// A script's answer: one integer, or "busy" with the server's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Final(i64),
+    Busy(i64),
+}
+
+/// A TTL longer than any search.
+const TTL: &str = "3600000";
+
+/// The scripts that are searched.
+pub const SCRIPTS: [&str; 7] =
+    ["read_acquire", "write_acquire", "release", "renew", "downgrade", "read_force", "write_force"];
+
+/// The SHA1 sums of these scripts.
+#[derive(Debug)]
+pub struct Sums(pub Vec<String>);
+
+impl Move {
+    pub fn is_request(self) -> bool {
+        use Move::{GateOver, KeyOver, Missed, ReadOver, UpgradeOver, WriteOver};
+        !matches!(self, WriteOver | ReadOver(_) | GateOver | UpgradeOver | KeyOver | Missed(_))
+    }
+
+    /// The command to send; `None` for an expiry. The places in the state are relative to this
+    /// instant.
+    pub fn request(self, cast: &Cast, sums: &Sums, state: &State, instant: i64) -> Option<Cmd> {
+        let send = |script: &str, keys: usize, arguments: &[&str]| {
+            let mut cmd = redis::cmd("EVALSHA");
+            let sum = &sums.0[SCRIPTS.iter().position(|name| *name == script).unwrap()];
+            cmd.arg(sum).arg(keys).arg(&KEYS[..keys]).arg(arguments);
+            Some(cmd)
+        };
+        let names = |one: usize| {
+            let name = cast.attempts[one].name;
+            (name, Some(cast.owners[cast.attempts[one].owner]).filter(|owner| *owner != name).unwrap_or(""))
+        };
+        let entry =
+            |one: usize| [CLAIM_MS, if cast.attempts[one].deaf { DEAF_CHANNEL } else { "" }, MAX_DEPTH];
+        let least = if cast.fencing == Fencing::Off { "" } else { "7" };
+        let proposal = match cast.fencing {
+            Fencing::Proposed => (state.kept.counter.unwrap_or(instant) + 5).to_string(),
+            _ => String::new(),
+        };
+        let acquire = |one: usize, entry: [&str; 3], place: Option<i64>| {
+            let (name, owner) = names(one);
+            let script = if cast.attempts[one].writes { "write_acquire" } else { "read_acquire" };
+            let place = place.map_or_else(String::new, |place| (instant + place).to_string());
+            let mut arguments = vec![name, TTL, owner];
+            if cast.quorum {
+                arguments.extend([&proposal, ""]);
+            } else {
+                arguments.push(least);
+            }
+            arguments.extend(entry);
+            arguments.extend([&place, "", ""]);
+            arguments.extend(cast.quorum.then_some(""));
+            arguments.extend((!cast.attempts[one].writes).then_some("100"));
+            send(script, 3, &arguments)
+        };
+        match self {
+            Move::Try(one) => acquire(one, ["", "", MAX_DEPTH], None),
+            Move::Ask(one) => acquire(one, entry(one), state.noted[one]),
+            Move::Unheard(one) => acquire(one, entry(one), None),
+            Move::Release(one) | Move::Leave(one) => {
+                let (name, owner) = names(one);
+                let [claim, channel, depth] = entry(one);
+                match self {
+                    _ if cast.attempts[one].doubted => {
+                        send("release", 3, &[name, owner, least, "1", claim, channel, depth])
+                    }
+                    Move::Leave(_) => send("release", 3, &[name, owner, least, "", claim, channel, depth]),
+                    _ => send("release", 3, &[name, owner, least]),
+                }
+            }
+            Move::Renew(one) => send("renew", 1, &[names(one).0, TTL, names(one).1]),
+            Move::Downgrade(one) => send("downgrade", 3, &[names(one).0, TTL, names(one).1, least]),
+            Move::ForceReaders => send("read_force", 3, &["f", least]),
+            Move::ForceWriter => send("write_force", 3, &["f", least]),
+            _ => None,
+        }
+    }
+
+    /// Describes the step and its answer.
+    pub fn describe(self, cast: &Cast, answer: Option<Answer>) -> String {
+        let name = |one: usize| {
+            let (owner, name) = (cast.owners[cast.attempts[one].owner], cast.attempts[one].name);
+            if owner == name { name.to_owned() } else { format!("{owner}'s {name}") }
+        };
+        let what = match self {
+            Move::Try(one) => format!("{} tries", name(one)),
+            Move::Ask(one) => format!("{} tries and queues", name(one)),
+            Move::Unheard(one) => format!("{} tries and queues, and its answer is lost or late", name(one)),
+            Move::Release(one) => format!("{} is released", name(one)),
+            Move::Leave(one) => format!("{} is released and leaves the queue", name(one)),
+            Move::Renew(one) => format!("{} is renewed", name(one)),
+            Move::Downgrade(one) => format!("{} is downgraded", name(one)),
+            Move::ForceReaders => "the readers' holds are revoked".to_owned(),
+            Move::ForceWriter => "the writer's hold is revoked".to_owned(),
+            Move::WriteOver => "the writer's hold expires".to_owned(),
+            Move::ReadOver(owner) => format!("the read hold of {} expires", cast.owners[owner]),
+            Move::GateOver => "the gate for new readers expires".to_owned(),
+            Move::UpgradeOver => "the upgrade's mark expires".to_owned(),
+            Move::KeyOver => "the key expires".to_owned(),
+            Move::Missed(one) => format!("{} does not poll for a claim", name(one)),
+        };
+        match answer {
+            Some(Answer::Final(answer)) => format!("{what}: {answer}"),
+            Some(Answer::Busy(_)) => format!("{what}: busy"),
+            None => what,
+        }
+    }
+}
+
+impl State {
+    pub fn first(cast: &Cast) -> State {
+        let attempts = cast.attempts.len();
+        State {
+            kept: Kept::new(cast),
+            beliefs: vec![Idle; attempts],
+            written: 0,
+            noted: vec![None; attempts],
+        }
+    }
+
+    /// The possible next steps; and the requests that can arrive, late or once more, but must
+    /// change nothing.
+    pub fn moves(&self, cast: &Cast) -> (Vec<Move>, Vec<Move>) {
+        let (mut moves, mut idle) = (Vec::new(), Vec::new());
+        let begun = self.beliefs.iter().filter(|belief| **belief != Idle).count();
+        for (one, attempt) in cast.attempts.iter().enumerate() {
+            match self.beliefs[one] {
+                Idle if begun == cast.begun => {}
+                Idle => {
+                    moves.extend([Move::Try(one), Move::Ask(one)]);
+                    moves.extend(attempt.doubted.then_some(Move::Unheard(one)));
+                }
+                Waits => {
+                    moves.extend([Move::Ask(one), Move::Leave(one)]);
+                    moves.extend(attempt.doubted.then_some(Move::Unheard(one)));
+                }
+                Writes(_) => {
+                    moves.extend([Move::Release(one), Move::Downgrade(one), Move::Unheard(one)]);
+                    idle.push(Move::Renew(one));
+                }
+                Reads(_) => {
+                    moves.push(Move::Release(one));
+                    idle.push(Move::Renew(one));
+                    if attempt.writes {
+                        idle.push(Move::Downgrade(one));
+                    }
+                    moves.extend((attempt.doubted || !attempt.writes).then_some(Move::Unheard(one)));
+                }
+                Lost | Refused => {
+                    let leaves = self.beliefs[one] == Refused;
+                    moves.push(if leaves { Move::Leave(one) } else { Move::Release(one) });
+                    idle.push(Move::Renew(one));
+                    moves.extend(attempt.doubted.then_some(Move::Unheard(one)));
+                }
+                Done => {
+                    moves.push(Move::Release(one));
+                    idle.push(Move::Renew(one));
+                    idle.extend(attempt.writes.then_some(Move::Downgrade(one)));
+                }
+                Ended => idle.extend([Move::Unheard(one), Move::Release(one)]),
+            }
+        }
+        let kept = &self.kept;
+        if kept.writes().is_some() {
+            moves.extend([Move::WriteOver, Move::ForceWriter]);
+        }
+        let readers = (0..cast.owners.len()).filter(|owner| kept.reads(*owner).is_some());
+        moves.extend(readers.clone().map(Move::ReadOver));
+        moves.extend(readers.clone().next().map(|_| Move::ForceReaders));
+        moves.extend((kept.writer_wait_until == Some(true)).then_some(Move::GateOver));
+        moves.extend(kept.upgrade.is_some_and(|(live, _)| live).then_some(Move::UpgradeOver));
+        moves.extend((kept.is_free() && !kept.is_gone()).then_some(Move::KeyOver));
+        let missed = (0..cast.attempts.len()).filter(|one| cast.may_miss && kept.is_alive(*one));
+        moves.extend(missed.map(Move::Missed));
+        (moves, idle)
+    }
+
+    /// The state after an expiry.
+    pub fn pass(&self, cast: &Cast, passes: Move) -> State {
+        let mut next = self.clone();
+        let kept = &mut next.kept;
+        let over = match passes {
+            Move::WriteOver => kept.write.as_mut(),
+            Move::ReadOver(owner) => kept.reads[owner].as_mut(),
+            _ => None,
+        };
+        if let Some(hold) = over {
+            hold.live = false;
+            for one in &hold.attempts {
+                if next.beliefs[*one].holds() {
+                    next.beliefs[*one] = Lost;
+                }
+            }
+        }
+        match passes {
+            Move::GateOver => kept.writer_wait_until = Some(false),
+            Move::UpgradeOver => kept.upgrade = kept.upgrade.map(|(_, owner)| (false, owner)),
+            Move::Missed(one) => next.miss(cast, one),
+            Move::WriteOver | Move::ReadOver(_) if kept.mode != Mode::Sole => {}
+            _ => {
+                let (queue, seen) = (std::mem::take(&mut kept.queue), std::mem::take(&mut kept.seen));
+                let (counter, ended) = (kept.counter, std::mem::take(&mut kept.ended));
+                *kept = Kept { queue, seen, ended, counter, ..Kept::new(cast) };
+            }
+        }
+        next
+    }
+
+    /// A claim passes without a poll of this attempt, nor of those that queued before it and have
+    /// not polled since.
+    fn miss(&mut self, cast: &Cast, one: usize) {
+        self.kept.seen[one] = false;
+        let missed = self.kept.queued(one);
+        for time in self.times() {
+            if *time > RECENT && missed.is_some_and(|place| *time <= place) {
+                *time -= PASSED;
+            }
+        }
+        self.kept.lapse(cast);
+    }
+
+    fn times(&mut self) -> impl Iterator<Item = &mut i64> {
+        let places = self.kept.queue.iter_mut().map(|(_, place)| place).filter(|place| **place != UPGRADES);
+        places.chain(&mut self.kept.writer_left).chain(self.noted.iter_mut().flatten())
+    }
+
+    /// Replaces all times by others in the same order that do not depend on a clock. All are older
+    /// than a claim, except the places of waiters that have not polled since they queued, and later
+    /// times.
+    fn order_times(&mut self) {
+        let kept = &self.kept;
+        let unseen = kept.queue.iter().filter(|(one, place)| *place > RECENT && !kept.seen[*one]);
+        let recent = unseen.map(|(_, place)| *place).min().unwrap_or(i64::MAX);
+        let mut times: Vec<i64> = self.times().map(|time| *time).collect();
+        times.sort_unstable();
+        times.dedup();
+        for time in self.times() {
+            let rank = times.binary_search(time).unwrap() as i64;
+            *time = 10 * rank - 1_000_000 - if *time < recent { PASSED } else { 0 };
+        }
+    }
+
+    /// Sets lost and refused attempts to `Done` if the server has nothing left of them and no
+    /// request is in flight: both have the same next steps.
+    pub fn settle(&mut self, cast: &Cast) {
+        for (one, belief) in self.beliefs.iter_mut().enumerate() {
+            let settled = !cast.attempts[one].doubted && !self.kept.names(one);
+            if settled && matches!(belief, Lost | Refused) {
+                *belief = Done;
+            }
+            // Its later requests have no place.
+            if *belief != Waits {
+                self.noted[one] = None;
+            }
+        }
+        self.order_times();
+    }
+
+    /// The bytes that distinguish this state from others.
+    pub fn outline(&self, cast: &Cast) -> Vec<u8> {
+        let mut outline = Vec::with_capacity(64);
+        for belief in &self.beliefs {
+            outline.push(match belief {
+                Idle => 0,
+                Waits => 1,
+                Reads(_) => 2,
+                Writes(_) => 3,
+                Lost => 4,
+                Refused => 5,
+                Done => 6,
+                Ended => 7,
+            });
+        }
+        for (one, noted) in self.noted.iter().enumerate() {
+            // It does not matter for an attempt that is queued at this place.
+            let matters = noted.is_some() && self.kept.queued(one).is_none_or(|place| place == UPGRADES);
+            outline.push(u8::from(matters) + u8::from(matters && *noted <= self.kept.writer_left));
+        }
+        self.kept.outline(cast, &mut outline);
+        outline
+    }
+}

@@ -1,0 +1,95 @@
+//! Names of locks: hostile ones, and prefixes.
+
+use std::time::Duration;
+
+use redlatch::{NameProblem, Options, Owner};
+
+use crate::support::{Kind, Oracle, Server, eventually, soon};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let longest = "x".repeat(512);
+    for name in [
+        "a b",
+        "line\nbreak",
+        "nul\0inside",
+        "🔒🦀",
+        "{tag}",
+        "a{tag}b",
+        "open{",
+        ":",
+        "*?[]\\",
+        "$(true)",
+        "\"'",
+        &longest,
+        "KEYS[1]",
+        "-- x",
+        "%s%.0f",
+        "{a}:ended:1",
+    ] {
+        let mutex = locks.mutex(name).unwrap();
+        let guard = soon(name, mutex.lock()).await.unwrap();
+        assert_eq!(mutex.name().as_str(), name);
+        let token: String = server.run(&["GET", &format!("lock:{name}")]).await;
+        assert_eq!(mutex.inspect().await.unwrap().holders[0].owner, token);
+        // Handed over through a message that carries the name.
+        let waiting = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await }
+        });
+        eventually("it queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 }).await;
+        let before = server.published().await;
+        guard.release().await.unwrap();
+        soon(name, waiting).await.unwrap().unwrap().release().await.unwrap();
+        assert!(server.published().await > before, "{name:?}: it is notified");
+        let guard = locks.reentrant(name).unwrap().with_owner(&Owner::new()).lock().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    let too_long = "x".repeat(600);
+    for (name, problem) in [
+        ("", NameProblem::Empty),
+        (&too_long, NameProblem::TooLong { bytes: 600 }),
+        ("}", NameProblem::BrokenHashTag),
+        ("{}", NameProblem::BrokenHashTag),
+        ("a}{b", NameProblem::BrokenHashTag),
+        ("{a}:fence", NameProblem::Reserved),
+        ("{a}:waiters", NameProblem::Reserved),
+    ] {
+        assert_eq!(locks.mutex(name).unwrap_err().problem(), &problem);
+        assert_eq!(locks.reentrant(name).unwrap_err().problem(), &problem);
+    }
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// A waiter is written as words with blanks between, and its channel begins with the prefix.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_with_blanks_in_the_prefix_are_handed_over() {
+    let server = Server::start().await;
+    let poll_cap = Duration::from_secs(10);
+    for prefix in ["my locks: ", " ", "tab\tline\nbreak\u{b}\r", "wide\u{3000}\u{a0}", "none:"] {
+        let options = Options::new().prefix(prefix).poll_cap(poll_cap);
+        let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
+        for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+            let (rival, lock) = (kind.rival().lock(&others, kind.name()), kind.lock(&locks, kind.name()));
+            assert_eq!(lock.key(), format!("{prefix}{}", kind.name()), "as it was given");
+            let guard = rival.lock().await.unwrap();
+            let waiting = tokio::spawn({
+                let lock = lock.clone();
+                async move { lock.lock().await }
+            });
+            eventually("it queues", || async {
+                waiting.is_finished() || server.queued_for(&lock).await == 1
+            })
+            .await;
+            let before = server.published().await;
+            guard.release().await.unwrap();
+            let guard = soon(prefix, waiting).await.unwrap().unwrap();
+            assert!(server.published().await > before, "{prefix:?} {kind:?}: it is notified");
+            guard.release().await.unwrap();
+        }
+    }
+    server.assert_nothing_left().await;
+}

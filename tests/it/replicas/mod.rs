@@ -1,0 +1,4 @@
+//! Grants that count only once replicas have them.
+
+mod confirmation;
+mod grants;

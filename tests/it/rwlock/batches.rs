@@ -1,0 +1,164 @@
+//! Wake-ups of readers: batches of waiters, and messages per client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+use super::{READ_LANE, client, queued, told};
+use crate::support::{Oracle, Server, eventually, soon};
+
+/// A release admits all waiting readers with one message per client, and notifies the writer only
+/// once it is granted the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_release_sends_one_message_per_client() {
+    const CLIENTS: usize = 3;
+    const READERS: usize = 5;
+    let server = Server::start().await;
+    let lock = client(&server, told()).await;
+    for _ in 0..3 {
+        let writing = lock.write().await.unwrap();
+        let inside = Arc::new(Barrier::new(CLIENTS * READERS));
+        let mut readers = JoinSet::new();
+        for _ in 0..CLIENTS {
+            let other = client(&server, told()).await;
+            // A client's first waiter subscribes; the subscription serves all of them.
+            for _ in 0..READERS {
+                let (other, inside) = (other.clone(), Arc::clone(&inside));
+                readers.spawn(async move {
+                    let guard = other.read().await.unwrap();
+                    inside.wait().await; // all of them hold the lock at the same time
+                    guard.release().await.unwrap();
+                });
+            }
+        }
+        let all = (CLIENTS * READERS) as u64;
+        eventually("the waiters queue", || async {
+            server.lock_state(lock.name()).await.waiting_readers == all
+        })
+        .await;
+        let writer = queued(&server, &lock, {
+            let other = client(&server, told()).await;
+            async move { other.write().await }
+        })
+        .await;
+        let before = server.published().await;
+        let start = Instant::now();
+        writing.release().await.unwrap();
+        soon("all readers finish", async {
+            while readers.join_next().await.transpose().unwrap().is_some() {}
+        })
+        .await;
+        let writing = soon("the writer acquires", writer).await.unwrap().unwrap();
+        assert!(start.elapsed() < super::NEVER / 2, "the waiters are notified: {:?}", start.elapsed());
+        assert_eq!(server.published().await - before, CLIENTS as u64 + 1, "one message for each client");
+        writing.release().await.unwrap();
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// More readers wait than one release admits, with dead ones between them: all live readers are
+/// admitted before the writer.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_release_admits_700_readers_past_dead_ones() {
+    const READERS: u32 = 700;
+    let server = Server::start().await;
+    let (lock, crowd) = (client(&server, told()).await, client(&server, told()).await);
+    let writing = lock.write().await.unwrap();
+    // Queued just now: only PUBLISH finds that their channel has no subscriber.
+    let now = server.time().await;
+    for number in 0..300 {
+        let dead =
+            format!("{number:032x} read 60000 lock:wake:00000000000000000000000000000000 o{number} 255");
+        let place = (now + number - READ_LANE).to_string();
+        let _: i64 = server.run(&["ZADD", "{lock:rw}:waiters", &place, &dead]).await;
+    }
+    let (inside, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut readers = JoinSet::new();
+    for _ in 0..READERS {
+        let (crowd, inside, most) = (crowd.clone(), Arc::clone(&inside), Arc::clone(&most));
+        readers.spawn(async move {
+            let guard = crowd.read().await.unwrap();
+            most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            assert!(!guard.lease().is_lost());
+            let token = guard.lease().fencing_token();
+            guard.release().await.unwrap();
+            token
+        });
+    }
+    eventually("the waiters queue", || async {
+        server.lock_state(lock.name()).await.waiting_readers == u64::from(READERS) + 300
+    })
+    .await;
+    let writer = queued(&server, &lock, {
+        let lock = client(&server, told()).await;
+        async move { lock.write().await }
+    })
+    .await;
+    let token = writing.lease().fencing_token();
+    let start = Instant::now();
+    writing.release().await.unwrap();
+    while let Some(outcome) = soon("all readers finish", readers.join_next()).await {
+        assert_eq!(outcome.unwrap(), token, "readers enter before the writer");
+    }
+    assert!(start.elapsed() < super::NEVER / 2, "{:?}", start.elapsed());
+    assert!(most.load(Ordering::SeqCst) > 250, "readers at the same time: {most:?}");
+    soon("the writer acquires", writer).await.unwrap().unwrap().release().await.unwrap();
+    drop((lock, crowd));
+    server.assert_nothing_left().await;
+}
+
+/// A release or downgrade admits 1,500 readers, which takes several batches. All hold the lock at
+/// the same time, without polling.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_release_admits_1500_readers_together() {
+    const READERS: usize = 1_500;
+    /// The number of waiters that one script admits.
+    const BATCH: u64 = 128;
+    let server = Server::start().await;
+    let lock = client(&server, told()).await;
+    for downgrades in [false, true] {
+        let writing = lock.write().await.unwrap();
+        let inside = Arc::new(Barrier::new(READERS));
+        let mut readers = JoinSet::new();
+        for _ in 0..2 {
+            // The default TTL: renewals are rare enough not to be late on a slow machine.
+            let crowd = client(&server, told()).await;
+            for _ in 0..READERS / 2 {
+                let (crowd, inside) = (crowd.clone(), Arc::clone(&inside));
+                readers.spawn(async move {
+                    let guard = crowd.read().await.unwrap();
+                    inside.wait().await;
+                    guard.release().await.unwrap();
+                });
+            }
+        }
+        eventually("the waiters queue", || async {
+            server.lock_state(lock.name()).await.waiting_readers as usize == READERS
+        })
+        .await;
+        let before = server.published().await;
+        let reading = if downgrades {
+            Some(writing.downgrade().await.unwrap())
+        } else {
+            writing.release().await.unwrap();
+            None
+        };
+        while let Some(outcome) = soon("all readers finish", readers.join_next()).await {
+            outcome.unwrap();
+        }
+        let messages = server.published().await - before;
+        println!("{messages} messages to {READERS} readers");
+        assert!(messages >= BATCH, "{messages} messages");
+        if let Some(reading) = reading {
+            reading.release().await.unwrap();
+        }
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}

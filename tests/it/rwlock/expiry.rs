@@ -1,0 +1,205 @@
+//! Expiry: each holder has an expiry of its own, and so has the mark of a waiting writer.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Mode, Options, Owner, Renewal};
+
+use super::{client, queued, told};
+use crate::support::{Oracle, Server, eventually, soon};
+
+/// Sends one acquire request of a writer that never polls again.
+async fn write_acquire(server: &Server, arguments: [&str; 6]) -> Vec<u64> {
+    let script = include_str!("../../../lua/rwlock/write_acquire.lua");
+    let mut words = vec!["EVAL", script, "3", "lock:rw", "{lock:rw}:fence", "{lock:rw}:waiters"];
+    words.extend(arguments);
+    server.run(&words).await
+}
+
+/// A renewal extends its own hold only.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let with = |options: Options| locks.with_options(options).unwrap().rwlock("rw").unwrap();
+    let still = with(Options::new().renewal(Renewal::Never));
+    let moving = with(Options::new().ttl(Duration::from_millis(300)));
+    let owners = [Owner::new(), Owner::new()];
+    let guards = [
+        still.with_owner(&owners[0]).read().await.unwrap(),
+        moving.with_owner(&owners[1]).read().await.unwrap(),
+    ];
+    let fields = owners.map(|owner| format!("read:{owner}"));
+    let value = |field: String| {
+        let server = &server;
+        async move { server.run::<String>(&["HGET", "lock:rw", &field]).await }
+    };
+    let before = [value(fields[0].clone()).await, value(fields[1].clone()).await];
+    eventually("the other hold is renewed", || async { value(fields[1].clone()).await != before[1] }).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(value(fields[0].clone()).await, before[0], "the other hold is unchanged");
+    for guard in guards {
+        assert!(!guard.lease().is_lost());
+        guard.release().await.unwrap();
+    }
+    drop((still, moving, locks));
+    server.assert_nothing_left().await;
+}
+
+/// A waiting writer dies without leaving the queue. It counts as dead one claim after its last
+/// poll; waiters find that by polling.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    let reading = lock.read().await.unwrap();
+    let busy =
+        write_acquire(&server, ["aa", "30000", "", "1", "600", "lock:wake:00000000000000000000000000000000"])
+            .await;
+    assert_eq!(busy.len(), 2);
+    let start = Instant::now();
+    assert!(lock.try_read().await.unwrap().is_none(), "a new reader is kept out");
+    let beside = soon("the waiter is admitted", lock.read()).await.unwrap();
+    assert!(start.elapsed() > Duration::from_millis(300), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    reading.release().await.unwrap();
+    beside.release().await.unwrap();
+    lock.try_write()
+        .await
+        .unwrap()
+        .expect("the dead writer does not block the lock")
+        .release()
+        .await
+        .unwrap();
+    drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// Unknown fields, as of a later version, are kept while the lock is held. A free lock has no key.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_unknown_fields_are_kept_until_lock_is_free() {
+    let server = Server::start().await;
+    let (lock, other) = (client(&server, told()).await, client(&server, told()).await);
+    let first = lock.read().await.unwrap();
+    let _: i64 = server.run(&["HSET", "lock:rw", "later", "1", "reading", "2"]).await;
+    let unknown = || async {
+        server.run::<Vec<Option<u32>>>(&["HMGET", "lock:rw", "later", "reading"]).await == [Some(1), Some(2)]
+    };
+    let second = other.read().await.unwrap();
+    first.release().await.unwrap();
+    let writer = queued(&server, &lock, {
+        let lock = lock.clone();
+        async move { lock.write().await }
+    })
+    .await;
+    second.release().await.unwrap();
+    let writing = soon("the waiter acquires", writer).await.unwrap().unwrap();
+    assert!(unknown().await);
+    let reading = writing.downgrade().await.unwrap();
+    let beside = other.read().await.unwrap();
+    reading.release().await.unwrap();
+    assert!(unknown().await);
+    beside.release().await.unwrap();
+    assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Free);
+    assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "deleted with the last hold");
+    drop((lock, other));
+    server.assert_nothing_left().await;
+}
+
+/// A reader dies while it waits for an upgrade: its mark expires with its claim, its hold with its
+/// TTL. Then the other reader's upgrade succeeds.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    let short = client(&server, Options::new().read_ttl(Duration::from_millis(700))).await;
+    let (dead, owner) = (Owner::new(), Owner::new());
+    short.with_owner(&dead).read().await.unwrap().leak();
+    let mine = lock.with_owner(&owner).read().await.unwrap();
+    // The upgrader died after it was queued: its channel has no subscriber.
+    let busy = write_acquire(
+        &server,
+        ["aa", "700", &dead.to_string(), "1", "400", "lock:wake:00000000000000000000000000000000"],
+    )
+    .await;
+    assert_eq!(busy.len(), 2);
+    assert!(matches!(lock.with_owner(&owner).write().await, Err(Error::WouldDeadlock { .. })));
+    let start = Instant::now();
+    eventually("the dead upgrader's mark expires", || async { lock.try_read().await.unwrap().is_some() })
+        .await;
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    let writing = soon("the upgrade is granted after the dead reader's TTL", lock.with_owner(&owner).write())
+        .await
+        .unwrap();
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    writing.release().await.unwrap();
+    mine.release().await.unwrap();
+    drop((lock, short));
+    server.assert_nothing_left().await;
+}
+
+/// The writer's hold expires, and no message is published: the waiter that queued first acquires
+/// first, on either side.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_waiters_acquire_by_age_after_dead_writer() {
+    let server = Server::start().await;
+    let dying =
+        client(&server, Options::new().write_ttl(Duration::from_millis(700)).renewal(Renewal::Never)).await;
+    let (lock, other) = (client(&server, Options::new()).await, client(&server, Options::new()).await);
+    for reader_first in [true, false] {
+        let dead = dying.write().await.unwrap();
+        let token = dead.lease().fencing_token();
+        dead.leak();
+        let reader = |lock: redlatch::RwLock| async move {
+            let guard = lock.read().await.unwrap();
+            let token = guard.lease().fencing_token();
+            guard.release().await.unwrap();
+            token
+        };
+        let writer = |lock: redlatch::RwLock| async move { lock.write().await?.release().await };
+        let (reader, writer) = if reader_first {
+            let reader = queued(&server, &lock, reader(lock.clone())).await;
+            (reader, queued(&server, &lock, writer(other.clone())).await)
+        } else {
+            let writer = queued(&server, &lock, writer(other.clone())).await;
+            (queued(&server, &lock, reader(lock.clone())).await, writer)
+        };
+        let seen = soon("the waiter acquires", reader).await.unwrap();
+        assert_eq!(seen == token, reader_first, "{seen:?} after {token:?}");
+        soon("the waiter acquires", writer).await.unwrap().unwrap();
+    }
+    drop((dying, lock, other));
+    server.assert_nothing_left().await;
+}
+
+/// One live reader among thousands of dead ones keeps the lock from being free.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_live_reader_blocks_writer_among_thousands_of_dead() {
+    let server = Server::start().await;
+    let lock = client(&server, Options::new()).await;
+    for _ in 0..5 {
+        let reading = lock.read().await.unwrap();
+        let other = lock.read().await.unwrap();
+        let mut dead = redis::pipe();
+        for number in 0..4_000 {
+            dead.hset("lock:rw", format!("read:{number}"), "1 dead").ignore();
+        }
+        dead.cmd("HINCRBY").arg(&["lock:rw", "readers", "4000"]).ignore();
+        dead.exec_async(&mut server.connection().await).await.unwrap();
+        assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Read);
+        assert!(lock.try_write().await.unwrap().is_none());
+        other.release().await.unwrap();
+        assert!(lock.try_write().await.unwrap().is_none());
+        let writer = queued(&server, &lock, {
+            let lock = lock.clone();
+            async move { lock.write().await }
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert!(!writer.is_finished(), "the live reader still reads");
+        reading.release().await.unwrap();
+        soon("the waiter acquires", writer).await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Free);
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}

@@ -1,0 +1,243 @@
+//! Many readers: the cost of each, and the duration of scripts beside them.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use redlatch::{Mode, Options, Owner, Renewal, RwLock};
+use tokio::task::JoinSet;
+
+use super::{READ_LANE, client, queued};
+use crate::support::{Oracle, Server, eventually, soon};
+
+/// Acquires this many read holds without owners.
+async fn crowd(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> {
+    let mut guards = Vec::with_capacity(readers);
+    // In batches: on a busy machine, requests of all at once would exceed their timeout.
+    while guards.len() < readers {
+        let mut tasks = JoinSet::new();
+        for _ in guards.len()..readers.min(guards.len() + 500) {
+            let lock = lock.clone();
+            tasks.spawn(async move { lock.read().await.unwrap() });
+        }
+        guards.extend(tasks.join_all().await);
+    }
+    guards
+}
+
+/// The server's average time per script since the last reset of its statistics, in microseconds.
+async fn script_time(server: &Server) -> f64 {
+    let stats: String = server.run(&["INFO", "commandstats"]).await;
+    let number = |line: &str, name: &str| -> f64 {
+        line.split_once(name).unwrap().1.split(',').next().unwrap().parse().unwrap()
+    };
+    let lines: Vec<&str> = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).collect();
+    number(lines[0], "usec=") / number(lines[0], "calls=")
+}
+
+const READERS: usize = 9_990;
+
+/// A read and its release take the server the same time beside one reader and beside ten thousand.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
+    const PAIRS: usize = 100;
+    let server = Server::start().await;
+    // A long TTL: renewals would be counted.
+    let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
+    let others = server.locks_with(Options::new().renewal(Renewal::Never)).await;
+    let (alone, crowded) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
+    let guards = crowd(&lock, READERS).await;
+    let one = alone.read().await.unwrap();
+    assert_eq!(server.lock_state(lock.name()).await.readers.len(), READERS);
+    // Alternating, so that other load affects both measurements.
+    let mut costs = [Vec::new(), Vec::new()];
+    for _ in 0..31 {
+        for (lock, costs) in [&alone, &crowded].into_iter().zip(&mut costs) {
+            server.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+            for _ in 0..PAIRS {
+                lock.read().await.unwrap().release().await.unwrap();
+            }
+            costs.push(script_time(&server).await);
+        }
+    }
+    let [alone_us, crowded_us] = costs.map(|mut costs| {
+        costs.sort_by(f64::total_cmp);
+        costs[costs.len() / 2]
+    });
+    println!("server time of a script beside 1 reader {alone_us:.2} us, beside {READERS} {crowded_us:.2} us");
+    assert!(
+        crowded_us < alone_us * 1.3,
+        "{crowded_us} us beside {READERS} readers, {alone_us} us beside one"
+    );
+    one.release().await.unwrap();
+    drop(guards);
+    eventually("all readers are released", || async {
+        server.lock_state(lock.name()).await.readers.is_empty()
+    })
+    .await;
+    drop((lock, alone, crowded, others));
+    server.assert_nothing_left().await;
+}
+
+/// No script takes longer than 5 ms beside ten thousand readers: not a writer's attempt, not the
+/// removal of dead readers, not an inspection, not `force`. The shortest of five runs counts, since
+/// the server's process may lose its core. The bound is wider, since other tests run meanwhile; a
+/// script that visits all readers takes longer than that.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
+    let server =
+        Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
+    let mut shortest: BTreeMap<&str, u64> = BTreeMap::new();
+    for _ in 0..5 {
+        let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
+        let other = client(&server, Options::new()).await;
+        let owner = Owner::new();
+        let one = lock.with_owner(&owner).read().await.unwrap();
+        let guards = crowd(&lock, READERS).await;
+        let mut note = |what, longest: u64| {
+            shortest.entry(what).and_modify(|best| *best = longest.min(*best)).or_insert(longest);
+        };
+
+        let took = longest(&server, async {
+            assert!(other.try_write().await.unwrap().is_none());
+            assert!(other.write_timeout(Duration::from_millis(300)).await.is_err());
+        });
+        note("a writer finds them", took.await);
+        let took = longest(&server, async {
+            let seen = lock.inspect().await.unwrap();
+            assert_eq!(
+                (seen.readers.len(), seen.reader_count as usize),
+                (500, READERS + 1),
+                "the inspection lists the first 500"
+            );
+        });
+        note("listed", took.await);
+
+        for guard in guards {
+            guard.leak();
+        }
+        expire_all_but(&server, &owner.to_string()).await;
+        let took = longest(&server, async {
+            let writer = queued(&server, &lock, {
+                let other = other.clone();
+                async move { other.write().await }
+            })
+            .await;
+            one.release().await.unwrap();
+            soon("the writer acquires past the dead readers", writer)
+                .await
+                .unwrap()
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+        });
+        note("a writer sweeps the dead", took.await);
+        assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "no dead reader is left");
+
+        for unknown in [false, true] {
+            let guards = crowd(&lock, READERS).await;
+            if unknown {
+                let _: i64 = server.run(&["HSET", "lock:rw", "later", "1"]).await;
+            }
+            let took = longest(&server, async { assert!(lock.force_release_read().await.unwrap()) });
+            note(if unknown { "force beside unknown fields" } else { "force" }, took.await);
+            assert!(other.try_write().await.unwrap().is_some());
+            guards.into_iter().for_each(redlatch::RwLockReadGuard::leak);
+        }
+        eventually("the lock is free", || async { server.lock_state(lock.name()).await.mode == Mode::Free })
+            .await;
+        let _: i64 = server.run(&["DEL", "lock:rw"]).await;
+        drop((lock, other));
+    }
+    println!("{shortest:?} us");
+    for (what, micros) in shortest {
+        // Other load on the machine makes any of them longer.
+        assert!(micros < 4 * 5_000, "{what}: {micros} us");
+    }
+    server.assert_nothing_left().await;
+}
+
+/// The longest time that a script took during the work, in microseconds, by the server's slow log.
+pub(super) async fn longest(server: &Server, work: impl Future<Output = ()>) -> u64 {
+    server.run::<()>(&["SLOWLOG", "RESET"]).await;
+    work.await;
+    let slow: Vec<(u64, u64, u64, Vec<redis::Value>, String, String)> =
+        server.run(&["SLOWLOG", "GET", "100000"]).await;
+    let is_script = |words: &[redis::Value]| matches!(&words[0], redis::Value::BulkString(word) if word.starts_with(b"EVAL"));
+    slow.iter().filter(|entry| is_script(&entry.3)).map(|entry| entry.2).max().unwrap_or(0)
+}
+
+/// The time that a script with a fixed amount of work takes at present, in microseconds. On two
+/// quiet cores it is about 3,000, about half of what a script may take. Other load makes both
+/// longer.
+pub(super) async fn yardstick(server: &Server) -> u64 {
+    let work = "
+        redis.call('ZADD', KEYS[1], 1, 'a', 2, 'b')
+        for _ = 1, 1600 do redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES') end
+        redis.call('DEL', KEYS[1])";
+    let took = longest(server, async { server.run::<()>(&["EVAL", work, "1", "yardstick"]).await });
+    took.await.max(1)
+}
+
+/// Moves the expiry of all other readers into the past.
+async fn expire_all_but(server: &Server, owner: &str) {
+    let script = "
+        for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+          if string.sub(field, 1, 5) == 'read:' and field ~= 'read:' .. ARGV[1] then
+            local hold = redis.call('HGET', KEYS[1], field)
+            redis.call('HSET', KEYS[1], field, (string.gsub(hold, '^%d+', '1')))
+          end
+        end";
+    let _: redis::Value = server.run(&["EVAL", script, "1", "lock:rw", owner]).await;
+}
+
+/// Thousands of dead waiters, of one client or of many: no script is slow because of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_release_is_short_past_thousands_of_dead_waiters() {
+    let server =
+        Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
+    let lock = client(&server, Options::new()).await;
+    // Dead by their age, or because their channel has no subscriber.
+    for (is_old, owners_differ) in [(false, true), (false, false), (true, true), (true, false)] {
+        for channels_differ in [false, true] {
+            let (mut best, mut took_best) = (f64::MAX, 0);
+            // Other load on the machine only adds to a time: the least of a few runs is the
+            // script's.
+            for _ in 0..20 {
+                if best < 3.0 {
+                    break;
+                }
+                let writing = lock.write().await.unwrap();
+                let mut queue = redis::pipe();
+                let now = if is_old { 1_000_000_000_000_000 } else { server.time().await };
+                for number in 0..9_990 {
+                    let owner = if owners_differ { number } else { 7 };
+                    let channel = if channels_differ { number } else { 7 };
+                    let dead = format!("{number:032x} read 60000 lock:wake:{channel:032x} o{owner} 255");
+                    queue.zadd("{lock:rw}:waiters", dead, now - READ_LANE + number);
+                }
+                queue.exec_async(&mut server.connection().await).await.unwrap();
+                let _: i64 = server.run(&["PEXPIRE", "{lock:rw}:waiters", "60000"]).await;
+                let took = longest(&server, async {
+                    writing.release().await.unwrap();
+                    let reading =
+                        soon("the reader acquires past the dead waiters", lock.read()).await.unwrap();
+                    reading.release().await.unwrap();
+                });
+                let took = took.await;
+                let ratio = took as f64 / yardstick(&server).await as f64;
+                if ratio < best {
+                    (best, took_best) = (ratio, took);
+                }
+                let _: i64 = server.run(&["DEL", "{lock:rw}:waiters"]).await;
+            }
+            let case =
+                format!("old {is_old}, owners differ {owners_differ}, channels differ {channels_differ}");
+            println!("FIG {case}: {took_best} us, {best:.2} of the yardstick");
+            assert!(best < 5.0, "{case}: {took_best} us, {best:.2} of the yardstick");
+        }
+    }
+    drop(lock);
+    server.assert_nothing_left().await;
+}

@@ -1,0 +1,4 @@
+//! Redis Sentinel: failovers, and two masters at a time.
+
+mod failover;
+mod two_masters;

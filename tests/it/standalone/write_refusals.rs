@@ -1,0 +1,191 @@
+//! A server that answers and refuses to write for a while.
+
+use std::time::Duration;
+
+use redlatch::{Error, Locks, Renewal};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::support::failover::{KINDS, told};
+use crate::support::{AnyLock, Kind, Server, eventually, soon};
+
+/// Longer than a test: what is free before was given back.
+const TTL: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    NoReplicas,
+    /// It cannot save.
+    Misconf,
+}
+
+impl Refusal {
+    async fn begin(self, server: &Server) {
+        match self {
+            Refusal::NoReplicas => set(server, "min-replicas-to-write", "1").await,
+            Refusal::Misconf => {
+                let dir: Vec<String> = server.run(&["CONFIG", "GET", "dir"]).await;
+                std::fs::create_dir_all(format!("{}/dump.rdb/full", dir[1])).unwrap();
+                set(server, "save", "3600 1").await;
+                server.run::<()>(&["BGSAVE"]).await;
+            }
+        }
+        let code = match self {
+            Refusal::NoReplicas => "NOREPLICAS",
+            Refusal::Misconf => "MISCONF",
+        };
+        eventually("it refuses to write", || async {
+            let outcome = server.try_run::<()>(&["SET", "written", "1", "PX", "1"]).await;
+            outcome.is_err_and(|error| error.code() == Some(code))
+        })
+        .await;
+    }
+
+    async fn end(self, server: &Server) {
+        match self {
+            Refusal::NoReplicas => set(server, "min-replicas-to-write", "0").await,
+            Refusal::Misconf => set(server, "save", "").await,
+        }
+    }
+}
+
+async fn set(server: &Server, name: &str, value: &str) {
+    server.run::<()>(&["CONFIG", "SET", name, value]).await;
+}
+
+/// The connections that scripts came through.
+async fn connections(server: &Server) -> Vec<String> {
+    let list: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]).await;
+    let scripts = list.lines().filter(|line| line.contains(" cmd=eval"));
+    scripts.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+}
+
+async fn held(locks: &Locks, kind: Kind, what: &str) -> (AnyLock, crate::support::AnyGuard) {
+    let lock = kind.lock(locks, &format!("{what}-{}", kind.name()));
+    let guard = lock.lock().await.unwrap();
+    (lock, guard)
+}
+
+async fn gives_back(refusal: Refusal) {
+    let server = Server::start().await;
+    let locks = server.locks_with(told().ttl(TTL)).await;
+    let (mut released, mut dropped) = (Vec::new(), Vec::new());
+    for kind in KINDS {
+        released.push(held(&locks, kind, "released").await);
+        dropped.push(held(&locks, kind, "dropped").await);
+    }
+    let used = connections(&server).await;
+    assert_eq!(used.len(), 1);
+    refusal.begin(&server).await;
+    let start = Instant::now();
+    let mut freed = Vec::new();
+    for (lock, guard) in released {
+        let outcome = guard.release().await;
+        assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+        freed.push(lock);
+    }
+    let before = server.scripts_run().await;
+    for (lock, guard) in dropped {
+        drop(guard);
+        freed.push(lock);
+    }
+    eventually("each was refused", || async { server.scripts_run().await >= before + 8 }).await;
+    assert_eq!(connections(&server).await, used, "another connection would be refused the same");
+    refusal.end(&server).await;
+    soon("all are given back", locks.settled()).await;
+    println!("{refusal:?}: given back after {:?}", start.elapsed());
+    for lock in freed {
+        assert!(!server.is_locked(&lock).await, "{lock:?}");
+    }
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+async fn is_waited_for(refusal: Refusal) {
+    let server = Server::start().await;
+    // The newcomers' patience is twice the longest that a request takes.
+    let patient = told().ttl(TTL).node_timeout(Duration::from_secs(10));
+    let (locks, others) = (server.locks_with(patient).await, server.locks().await);
+    let short =
+        others.with_options(told().ttl(Duration::from_millis(1_500)).renewal(Renewal::Never)).unwrap();
+    let mut waiting = JoinSet::new();
+    let mut expire = Vec::new();
+    for kind in KINDS {
+        let lock = kind.rival().lock(&short, &format!("queued-{}", kind.name()));
+        expire.push(lock.lock().await.unwrap());
+        let heir = kind.lock(&locks, &format!("queued-{}", kind.name()));
+        waiting.spawn(async move { heir.lock().await });
+        eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+    }
+    refusal.begin(&server).await;
+    for guard in &expire {
+        soon("it expires", guard.lease().lost()).await;
+    }
+    for kind in KINDS {
+        let lock = kind.lock(&locks, &format!("new-{}", kind.name()));
+        waiting.spawn(async move { lock.lock().await });
+    }
+    let before = server.scripts_run().await;
+    eventually("each is refused", || async { server.scripts_run().await >= before + 8 }).await;
+    refusal.end(&server).await;
+    while let Some(outcome) = soon("served", waiting.join_next()).await {
+        outcome.unwrap().unwrap().release().await.unwrap();
+    }
+    drop((locks, others, short, expire));
+    server.assert_nothing_left().await;
+}
+
+/// Whoever gives up while he is queued, and whoever downgrades.
+async fn says_so(refusal: Refusal) {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks_with(told().ttl(TTL)).await, server.locks_with(told()).await);
+    let written = locks.rwlock("downgraded").unwrap().write().await.unwrap();
+    let mut contended = Vec::new();
+    for kind in KINDS {
+        let lock = kind.rival().lock(&locks, kind.name());
+        let guard = lock.lock().await.unwrap();
+        let heir = kind.lock(&others, kind.name());
+        let waiting = tokio::spawn(async move { heir.lock().await });
+        eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+        contended.push((lock, guard, waiting));
+    }
+    refusal.begin(&server).await;
+    let before = server.scripts_run().await;
+    for (_, _, waiting) in &contended {
+        waiting.abort();
+    }
+    eventually("each was refused", || async { server.scripts_run().await >= before + 4 }).await;
+    let outcome = written.downgrade().await;
+    assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+    refusal.end(&server).await;
+    soon("all have left", others.settled()).await;
+    for (lock, guard, _) in contended {
+        assert_eq!(server.queued_for(&lock).await, 0, "{lock:?}");
+        guard.release().await.unwrap();
+    }
+    soon("given back", locks.settled()).await;
+    assert!(!server.is_locked(&Kind::Write.lock(&locks, "downgraded")).await);
+    drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_are_not_taken_for_done() {
+    for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
+        says_so(refusal).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_do_not_keep_what_is_given_back() {
+    for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
+        gives_back(refusal).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_are_waited_for() {
+    for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
+        is_waited_for(refusal).await;
+    }
+}

@@ -1,0 +1,173 @@
+//! The list of behaviours, and the macros that make a test of each in each cell.
+
+/// Behaviours of every lock. The first attributes are for the core, the others for the rest.
+macro_rules! all {
+    ($core:tt $rest:tt) => {
+        crate::suite::matrix::tests! { $core exclusion:
+            try_lock_returns_none_while_held renewal_holds_lock_for_ten_ttls
+            calls_return_wrong_type_for_foreign_value
+        }
+        crate::suite::matrix::tests! { $rest exclusion:
+            inspect_reports_holder_and_token leaked_lock_stays_held_until_its_ttl
+            lease_ends_with_its_ttl_if_never_renewed lease_ends_after_max_hold
+        }
+        crate::suite::matrix::tests! { $core waiting:
+            release_grants_at_once_to_waiter waiter_rejects_grant_received_after_its_claim
+        }
+        crate::suite::matrix::tests! { $rest waiting:
+            lock_times_out_and_leaves_queue waiter_acquires_after_holder_expires
+            waiter_finds_release_before_its_subscription
+            granted_lease_is_renewed_before_its_claim_ends grant_lasts_whole_ttl_if_never_renewed
+        }
+        crate::suite::matrix::tests! { $core release:
+            guard_drop_releases force_release_revokes_and_grants_to_waiter
+            holder_is_notified_of_deleted_key
+        }
+        crate::suite::matrix::tests! { $rest release:
+            dropped_lock_futures_leave_nothing_behind settled_waits_for_releases_of_dropped_guards
+            dropped_release_future_still_releases force_release_grants_at_once_to_waiter
+        }
+        crate::suite::matrix::tests! { $core unknown_outcomes: retried_release_of_lost_lock_returns_error }
+        crate::suite::matrix::tests! { $rest unknown_outcomes:
+            leak_during_renewal_keeps_lock_until_its_ttl
+            waiting_tasks_fail_together_while_server_is_paused
+            waiter_is_notified_after_first_waiters_runtime_ended
+            renewal_succeeds_despite_silent_connection lost_lease_is_released_once_replies_arrive
+            guard_dropped_during_outage_is_released_after_it
+            waiter_is_notified_after_its_subscription_broke
+            grant_with_lost_reply_is_released_after_reconnect
+        }
+        crate::suite::matrix::tests! { $core faults:
+            acquire_counts_once_if_its_reply_is_lost waiter_acquires_after_server_restarted_empty
+            acquire_is_refused_after_its_attempt_ended
+        }
+        crate::suite::matrix::tests! { $rest faults:
+            calls_fail_in_time_while_server_is_stopped release_succeeds_if_its_first_reply_is_lost
+            requests_succeed_after_connection_is_cut lock_succeeds_during_script_flush
+            waiters_acquire_while_subscribers_are_killed calls_fail_in_time_while_server_is_down
+            try_lock_returns_lost_if_reply_arrives_after_ttl
+            held_lock_is_renewed_and_released_on_full_server
+        }
+    };
+}
+
+/// Behaviours of exclusive locks: all but readers.
+macro_rules! alone {
+    ($core:tt $rest:tt Read) => {};
+    ($core:tt $rest:tt $kind:ident) => {
+        crate::suite::matrix::tests! { $core exclusion: holders_exclude_each_other_and_tokens_grow }
+        crate::suite::matrix::tests! { $rest exclusion:
+            tokens_grow_after_data_loss lease_has_no_token_if_fencing_is_off
+        }
+        crate::suite::matrix::tests! { $rest waiting:
+            release_grants_in_queue_order tasks_of_one_client_acquire_in_order
+            polling_and_notified_clients_take_turns
+        }
+        crate::suite::matrix::tests! { $rest unknown_outcomes: tokens_grow_after_restart_from_old_snapshot }
+        crate::suite::matrix::tests! { $rest faults: clients_take_turns_while_connections_are_cut }
+    };
+}
+
+/// Behaviours of locks that an owner may hold several times, or on both sides.
+macro_rules! owners {
+    ($core:tt $rest:tt Reentrant) => {
+        crate::suite::matrix::tests! { $core nesting:
+            nested_holds_are_counted_up_and_down owner_reenters_past_waiters
+        }
+        crate::suite::matrix::tests! { $rest nesting:
+            queued_owner_reenters_after_acquiring_elsewhere ttl_is_largest_of_nested_holds
+            stale_release_leaves_new_hold_alone loss_ends_leases_at_every_depth
+            lock_returns_too_deep_beyond_max_depth local_nesting_makes_no_round_trip
+        }
+    };
+    ($core:tt $rest:tt Write) => {
+        crate::suite::matrix::tests! { $core rw_modes:
+            owner_and_stranger_acquire_as_the_table_lists tokens_grow_with_each_write
+        }
+        crate::suite::matrix::tests! { $rest rw_modes:
+            write_is_refused_beside_another_reader
+            reads_and_writes_of_an_owner_are_counted_separately
+            read_stays_held_after_write_is_released each_side_returns_too_deep_beyond_max_depth
+            rwlock_returns_wrong_type_for_other_kind inner_write_keeps_larger_ttl
+        }
+        crate::suite::matrix::tests! { $core upgrades: upgrade_succeeds_once_owner_is_sole_reader }
+        crate::suite::matrix::tests! { $rest upgrades:
+            second_upgrade_returns_would_deadlock cancelled_upgrade_admits_waiting_readers
+            upgrade_overtakes_waiting_writers_of_same_client
+        }
+        crate::suite::matrix::tests! { $core downgrades: downgrade_admits_readers_before_any_writer }
+        crate::suite::matrix::tests! { $rest downgrades:
+            downgraded_lease_is_renewed downgrade_converts_one_of_several_holds
+            downgrade_counts_once_if_its_reply_is_lost downgrade_keeps_ttl_of_other_holds
+            late_downgrade_reply_yields_no_longer_lease
+        }
+        crate::suite::matrix::tests! { $rest readers:
+            dead_reader_blocks_writer_until_its_ttl owners_expire_independently
+            readers_enter_after_waiting_writer_gave_up force_release_revokes_one_side_only
+            inspect_reports_both_sides read_returns_crowded_beyond_max_readers
+        }
+        crate::suite::matrix::tests! { $rest fairness:
+            writer_enters_among_eight_readers reader_enters_among_eight_writers
+            readers_and_writers_get_fair_shares all_tasks_of_one_client_enter
+        }
+    };
+    ($core:tt $rest:tt $kind:ident) => {};
+}
+
+macro_rules! tests {
+    ($attributes:tt $module:ident: $($behaviour:ident)+) => {
+        $(crate::suite::matrix::test! { $attributes $module $behaviour })+
+    };
+}
+
+macro_rules! test {
+    ([$($attribute:tt)*] $module:ident $behaviour:ident) => {
+        #[test]
+        $($attribute)*
+        fn $behaviour() {
+            crate::suite::run(CELL, |setup| Box::pin(crate::suite::$module::$behaviour(setup)));
+        }
+    };
+}
+
+/// How much of a cell runs without `--full`:
+/// - `all`: every behaviour.
+/// - `wide`: the behaviours of all kinds, and the core of those with owners.
+/// - `core`: the core of all.
+/// - `full`: nothing.
+macro_rules! matrix {
+    (all; $($cells:tt)+) => { crate::suite::matrix::matrix! { [] [] [] $($cells)+ } };
+    (wide; $($cells:tt)+) => {
+        crate::suite::matrix::matrix! { [] [] [#[ignore = "takes long: scripts/test --full"]] $($cells)+ }
+    };
+    (core; $($cells:tt)+) => {
+        crate::suite::matrix::matrix! {
+            [] [#[ignore = "takes long: scripts/test --full"]] [#[ignore = "takes long: scripts/test --full"]]
+            $($cells)+
+        }
+    };
+    (full; $($cells:tt)+) => {
+        crate::suite::matrix::matrix! {
+            [#[ignore = "takes long: scripts/test --full"]] [#[ignore = "takes long: scripts/test --full"]]
+            [#[ignore = "takes long: scripts/test --full"]] $($cells)+
+        }
+    };
+    ($core:tt $rest:tt $owners:tt $($cell:ident = $topology:ident($kind:ident, $wake:ident, $protocol:ident);)+) => {
+        $(mod $cell {
+            use crate::support::{Cell, Kind, Protocol, Topology, Wake};
+
+            const CELL: Cell = Cell {
+                topology: Topology::$topology,
+                kind: Kind::$kind,
+                wake: Wake::$wake,
+                protocol: Protocol::$protocol,
+            };
+
+            crate::suite::matrix::all! { $core $rest }
+            crate::suite::matrix::alone! { $core $rest $kind }
+            crate::suite::matrix::owners! { $core $owners $kind }
+        })+
+    };
+}
+
+pub(crate) use {all, alone, matrix, owners, test, tests};

@@ -1,0 +1,169 @@
+//! Servers that fail, move what they have, or are replaced, while clients hold locks and wait for them.
+
+use std::time::Duration;
+
+use redlatch::{Error, Lease, Locks, Options};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::{AnyGuard, AnyLock, Kind, Oracle, Server, eventually, soon};
+
+pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+
+/// The default of the crate, and what everything that fails is measured by.
+pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a machine that is busy with something else may add.
+pub const SLACK: Duration = Duration::from_secs(1);
+
+/// Longer than a test: whoever is told in less was not polling.
+pub fn told() -> Options {
+    Options::new().poll_cap(Duration::from_secs(10))
+}
+
+pub fn urls(host: &str, servers: &[Server]) -> Vec<String> {
+    servers.iter().map(|server| format!("redis://{host}:{}/", server.port())).collect()
+}
+
+/// A lock that is held, and somebody else who is queued for it.
+pub struct Contended {
+    pub lock: AnyLock,
+    pub guard: AnyGuard,
+    pub rival: AnyLock,
+    pub waiting: JoinHandle<Result<AnyGuard, Error>>,
+}
+
+impl Contended {
+    pub async fn new(
+        servers: &impl Oracle,
+        kind: Kind,
+        name: &str,
+        locks: &Locks,
+        others: &Locks,
+    ) -> Contended {
+        let lock = kind.lock(locks, name);
+        let rival = kind.rival().lock(others, name);
+        let guard = lock.lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let rival = rival.for_another();
+            async move { rival.lock().await }
+        });
+        eventually("it queues", || async { servers.lock_state(lock.name()).await.waiters() == 1 }).await;
+        Contended { lock, guard, rival, waiting }
+    }
+
+    pub async fn of_each_kind(
+        servers: &impl Oracle,
+        tag: &str,
+        locks: &Locks,
+        others: &Locks,
+    ) -> Vec<Contended> {
+        let mut contended = Vec::new();
+        for kind in KINDS {
+            contended
+                .push(Contended::new(servers, kind, &format!("{tag}{}", kind.name()), locks, others).await);
+        }
+        contended
+    }
+
+    /// It is held, here and there, and nobody else gets it. The lock must be reachable.
+    pub async fn assert_held(&self, servers: &impl Oracle) {
+        assert!(!self.guard.lease().is_lost(), "{:?}", self.guard);
+        assert!(servers.lock_state(self.lock.name()).await.is_held_by(&self.guard), "{:?}", self.guard);
+        assert!(self.rival.try_lock().await.unwrap().is_none(), "{:?}", self.guard);
+    }
+
+    /// Released, it goes to the one who has been queued all the time. How long that takes.
+    pub async fn hand_over(self, servers: &impl Oracle) -> Duration {
+        let (token, start) = (self.guard.lease().fencing_token(), Instant::now());
+        self.guard.release().await.unwrap();
+        let next = soon("the waiter is served", self.waiting).await.unwrap().unwrap();
+        let took = start.elapsed();
+        assert!(next.lease().fencing_token() > token, "{next:?}");
+        let state = servers.lock_state(self.lock.name()).await;
+        assert!(state.is_held_by(&next), "as the server knows that released: {next:?}");
+        next.release().await.unwrap();
+        took
+    }
+}
+
+/// Watches how much of a lease is left, and says how little that was once it is stopped.
+pub struct Watch {
+    task: JoinHandle<()>,
+    least: tokio::sync::watch::Receiver<Duration>,
+}
+
+impl Watch {
+    pub fn over(leases: Vec<Lease>) -> Watch {
+        let (told, least) = tokio::sync::watch::channel(Duration::MAX);
+        let task = tokio::spawn(async move {
+            loop {
+                let now = std::time::Instant::now();
+                for lease in &leases {
+                    let left = lease.valid_until().saturating_duration_since(now);
+                    told.send_if_modified(|least| {
+                        let less = left < *least;
+                        *least = left.min(*least);
+                        less
+                    });
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        Watch { task, least }
+    }
+
+    pub fn least(&self) -> Duration {
+        *self.least.borrow()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Tries to take locks that cannot be reached, all at a time. How long the slowest took to fail.
+pub async fn fail(locks: impl IntoIterator<Item = AnyLock>) -> Duration {
+    let start = Instant::now();
+    let mut tries = tokio::task::JoinSet::new();
+    for lock in locks {
+        tries.spawn(async move { lock.try_lock().await });
+    }
+    while let Some(outcome) = tries.join_next().await {
+        let outcome = outcome.unwrap();
+        assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
+    }
+    start.elapsed()
+}
+
+/// Waits until so many replicas have everything, and have said so.
+pub async fn caught_up(master: &Server, replicas: usize) {
+    eventually("the replicas have everything", || async {
+        let info: String = master.run(&["INFO", "replication"]).await;
+        let end = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:")).unwrap();
+        let offset =
+            |line: &str| line.split(',').find_map(|word| word.strip_prefix("offset=")).map(str::to_owned);
+        let online = info.lines().filter(|line| line.contains("state=online")).filter_map(offset);
+        online.filter(|offset| offset == end.trim()).count() == replicas
+    })
+    .await;
+}
+
+/// Cuts replicas off, so that they miss what comes from now on; they go on once they are resumed.
+pub async fn cut_off(master: &Server, replicas: &[&Server]) {
+    caught_up(master, replicas.len()).await;
+    replicas.iter().for_each(|replica| replica.pause());
+    let words = ["CLIENT", "KILL", "TYPE", "replica"];
+    assert_eq!(master.run::<usize>(&words).await, replicas.len(), "they are cut off");
+}
+
+/// One number of `INFO commandstats`; 0 if the command was never sent.
+pub async fn stat(server: &Server, command: &str, key: &str) -> u64 {
+    let stats: String = server.run(&["INFO", "commandstats"]).await;
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+    let number =
+        |line: &str| line.split(',').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok());
+    line.map_or(0, |line| number(line).unwrap())
+}
