@@ -1,10 +1,11 @@
-//! What locks cost, on a private server: `scripts/bench`, or `scripts/bench --quick` for a first look.
+//! Measures what locks cost, on a private server: `scripts/bench`, or `scripts/bench --quick` for a
+//! first look.
 //!
-//! Everything is held against something of the same run: a lock and its release against two bare round
-//! trips, handovers among many clients against those between two. Absolute numbers belong to a machine;
-//! these ratios do not, or much less.
+//! Each figure is compared with another one of the same run: a lock and its release with two bare
+//! round trips, handovers among many clients with those between two. Absolute numbers depend on the
+//! machine; these ratios hardly do.
 //!
-//! Names of sections (`pairs`, `handover`, `renewal`, `server`) run only those.
+//! Arguments that name sections (`pairs`, `handover`, `renewal`, `server`) run only those.
 
 mod suite;
 
@@ -43,7 +44,7 @@ async fn main() -> Outcome<()> {
     report.write()
 }
 
-/// What the crate promises itself. A missed one is printed, not fatal: a busy machine misses them too.
+/// The targets of the crate. A missed target is printed, not fatal: a busy machine misses them too.
 fn targets(report: &Report) -> Vec<Target> {
     let mut targets = Vec::new();
     for row in report.pairs.iter().filter(|row| row.is_main()) {
@@ -60,16 +61,16 @@ fn targets(report: &Report) -> Vec<Target> {
         targets.push(Target::at_least(limit, row.fairness, 0.8));
     }
     if let Some(row) = &report.renewal {
-        let limit = format!("renewal: part of {} locks that stay held for 4 ttls, all", row.locks);
+        let limit = format!("renewal: part of {} locks that stay held for 4 TTLs, all", row.locks);
         targets.push(Target::at_least(limit, row.held_part(), 1.0));
-        let limit = "renewal: connections to the server, 1 while nobody waits";
+        let limit = "renewal: connections to the server, 1 without waiters";
         targets.push(Target::at_most(limit, f64::from(row.connections), 1.0));
     }
     targets.extend(report.server_cpu.iter().filter_map(server_cpu_target));
     targets
 }
 
-/// The floors have none.
+/// Returns the target of a kind. The floors have none.
 fn server_cpu_target(row: &server_cpu::Row) -> Option<Target> {
     let title = row.kind.title();
     let most = match row.kind {

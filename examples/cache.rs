@@ -1,15 +1,16 @@
-//! A shared cache: many readers and one refresher, in several processes, under a read-write lock. One
-//! refresher is stopped in the middle of its work until its lease is over; what it writes later is refused.
+//! A shared cache in several processes, under a read-write lock: many readers and one refresher.
+//! One refresher is stopped in the middle of its work until its lease has expired; its late writes
+//! are refused.
 //!
 //! ```text
-//! scripts/demo                                          # finds a server's binary, starts a private one
+//! scripts/demo                                          # finds or fetches a server, starts a private one
 //! cargo run --example cache                             # starts $REDLATCH_SERVER, or redis-server
 //! cargo run --example cache -- redis://127.0.0.1:6379/  # uses a server that runs already
 //! ```
 //!
-//! On a server that runs already it uses names of its own, with `cache-` and a number in them, and takes its
-//! keys away at the end, unless it is interrupted. It exits with 0 if everything was as it should be, 1 if
-//! not, 2 if it was told anything else. Stopping a process takes a Unix.
+//! On a server that runs already, it uses names of its own, with `cache-` and a number in them. It
+//! removes its keys at the end, unless it is interrupted. The exit status is 0 if every check
+//! passed, 1 if one failed, 2 for wrong arguments. It needs a Unix, to stop processes with signals.
 
 mod support;
 
@@ -26,21 +27,24 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use support::{Outcome, Stage, Worker, check, report, token, told_to_finish};
+use support::{Demo, Outcome, Worker, check, report, stdin_closed, token};
 
-/// The price list. All that is stored of a part is the version that it belongs to, so that a mixture shows.
+/// The price list. The value of each part is the version that it belongs to, so that a mixture
+/// shows.
 const PARTS: [&str; 6] = ["tea", "coffee", "cocoa", "sugar", "milk", "honey"];
 
-/// So many processes read, with so many tasks each, and pause between two parts and between two reads.
+/// The processes that read, the tasks of each, and their pause between two parts and between two
+/// reads.
 const PROCESSES: usize = 3;
 const TASKS: u64 = 4;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// So often a refresher refreshes in a row, with hardly a pause: two refreshes would fit into one read.
+/// How often a refresher refreshes in a row, and its pause: so short that two refreshes fit into
+/// one read.
 const REFRESHES: usize = 30;
 const PACE: Duration = Duration::from_millis(2);
 
-/// For how long a refresher that has stopped is in the way.
+/// How long a refresher that has stopped blocks others.
 const WRITE_TTL: Duration = Duration::from_secs(2);
 
 #[tokio::main]
@@ -50,9 +54,10 @@ async fn main() -> ExitCode {
 
 /// The cache: two copies of the price list, and the name of the one that is current.
 ///
-/// The lock keeps refreshers apart, and readers out while they work. A refresher that was stopped for too
-/// long does not know that its lease is over, so the lock alone cannot keep it from writing: its token does.
-/// And it leaves half a list behind, so the list that is current is never the one that is written.
+/// The lock keeps refreshers apart, and readers out while a refresher works. A refresher that is
+/// stopped for longer than its lease does not know that it has expired: the lock cannot keep it
+/// from writing, its smaller token does. It also leaves half a list behind, so the current copy is
+/// never the one that is written.
 #[derive(Clone)]
 struct Prices {
     lock: RwLock,
@@ -61,15 +66,15 @@ struct Prices {
 }
 
 impl Prices {
-    async fn connect(stage: &Stage, locks: &Locks) -> Outcome<Prices> {
+    async fn connect(demo: &Demo, locks: &Locks) -> Outcome<Prices> {
         let lock = locks.with_options(Options::new().write_ttl(WRITE_TTL))?.rwlock("prices")?;
         let patient = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
-        let client = Client::open(stage.url.as_str())?;
+        let client = Client::open(demo.url.as_str())?;
         let redis = client.get_multiplexed_async_connection_with_config(&patient).await?;
-        Ok(Prices { lock, redis, run: stage.run.clone() })
+        Ok(Prices { lock, redis, run: demo.run.clone() })
     }
 
-    /// All of them in one slot of a cluster, since a script compares one and writes another.
+    /// All keys are in one slot of a cluster, since a script compares one and writes another.
     fn key(&self, what: &str) -> String {
         format!("{{{}}}:{what}", self.run)
     }
@@ -78,7 +83,8 @@ impl Prices {
         Ok(self.redis.clone().get(self.key(what)).await?)
     }
 
-    /// Compares and writes, in one step. False: refused, since a larger token has written to any of the keys.
+    /// Compares and writes, in one step. False: refused, since a larger token has written to one of
+    /// the keys.
     async fn set(&self, token: u64, what: &str, value: &str) -> Outcome<bool> {
         let script = Script::new(include_str!("../lua/fenced/set.lua"));
         let mut call = script.key(self.key(what));
@@ -86,8 +92,8 @@ impl Prices {
         Ok(call.invoke_async(&mut self.redis.clone()).await?)
     }
 
-    /// The versions found in the list: one, unless it is a mixture. Each part takes a request of its own, and
-    /// a pause before the next, so that there would be time to mix.
+    /// Returns the versions in the list: one, unless it is a mixture. Each part is read with its
+    /// own request, and a pause before the next leaves time for a mixture.
     async fn read(&self, guard: RwLockReadGuard, pause: Duration) -> Outcome<BTreeSet<u64>> {
         let copy = self.get("current").await?.ok_or("nothing was published yet")?;
         let mut versions = BTreeSet::new();
@@ -96,7 +102,7 @@ impl Prices {
             versions.insert(found.ok_or_else(|| format!("there is no {part}"))?.parse()?);
             sleep(pause).await;
         }
-        guard.release().await?; // an error if the lease did not last: what was read is not to be trusted then
+        guard.release().await?; // an error if the lease was lost: what was read may be a mixture
         Ok(versions)
     }
 
@@ -106,7 +112,7 @@ impl Prices {
             check(refresh.put(part).await?, || format!("{part} was refused while the lock was held"))?;
         }
         check(refresh.publish().await?, || "a version was refused while the lock was held".into())?;
-        // From now on others read as well, but nobody refreshes before this has read.
+        // Other readers enter from here on, but no refresher does before this task has read.
         let guard = refresh.guard.downgrade().await?;
         let found = self.read(guard, Duration::ZERO).await?;
         check(found == BTreeSet::from([refresh.token]), || format!("{} became {found:?}", refresh.token))?;
@@ -133,84 +139,83 @@ impl Refresh<'_> {
     async fn begin(prices: &Prices) -> Outcome<Refresh<'_>> {
         let guard = prices.lock.write().await?;
         let token = token(guard.lease())?;
-        // From here on smaller tokens are refused, so what this reads next will not change behind its back.
+        // From here on smaller tokens are refused: no paused refresher can change what is read
+        // next.
         let begun = prices.set(token, "begun", &token.to_string()).await?;
         check(begun, || format!("{token} is not the largest token"))?;
         let copy = if prices.get("current").await?.as_deref() == Some("a") { "b" } else { "a" };
         Ok(Refresh { prices, guard, token, copy })
     }
 
-    /// Writes a part where nobody reads it yet.
+    /// Writes a part into the copy that is not current, so that no reader sees it yet.
     async fn put(&self, part: &str) -> Outcome<bool> {
         self.prices.set(self.token, &format!("{}:{part}", self.copy), &self.token.to_string()).await
     }
 
-    /// All of it at once.
+    /// Makes the written copy the current one, in one step.
     async fn publish(&self) -> Outcome<bool> {
         self.prices.set(self.token, "current", self.copy).await
     }
 }
 
-async fn show(stage: &Stage, locks: &Locks) -> Outcome {
-    let prices = Prices::connect(stage, locks).await?;
-    let outcome = run(stage, &prices).await;
+async fn show(demo: &Demo, locks: &Locks) -> Outcome {
+    let prices = Prices::connect(demo, locks).await?;
+    let outcome = run(demo, &prices).await;
     outcome.and(prices.remove().await)
 }
 
-async fn run(stage: &Stage, prices: &Prices) -> Outcome {
-    stage.title("1. One process refreshes a price list, others read it.")?;
-    let mut first = Worker::start(stage, "refresh", "-")?;
-    let mut second = Worker::start(stage, "refresh", "-")?;
+async fn run(demo: &Demo, prices: &Prices) -> Outcome {
+    demo.title("1. One process refreshes a price list, others read it.")?;
+    let mut first = Worker::start(demo, "refresh", "-")?;
+    let mut second = Worker::start(demo, "refresh", "-")?;
     let version = first.ask("refresh").await?;
-    stage.say(format!("  process {} has published version {version}", first.pid))?;
+    demo.say(format!("  process {} has published version {version}", first.pid))?;
     let mut readers = Vec::new();
     for _ in 0..PROCESSES {
-        readers.push(Worker::start(stage, "read", "-")?);
+        readers.push(Worker::start(demo, "read", "-")?);
     }
     for reader in &mut readers {
-        reader.hear().await?; // that each of its tasks has read
+        reader.next_line().await?; // each of its tasks has read once
     }
     let parts = PARTS.len();
-    stage
-        .say(format!("  {PROCESSES} processes, {TASKS} tasks in each, read its {parts} parts one by one"))?;
+    demo.say(format!("  {PROCESSES} processes, {TASKS} tasks in each, read its {parts} parts one by one"))?;
     let version = first.refreshes().await?;
-    stage.say(format!("  {REFRESHES} more versions came meanwhile, the last is {version}"))?;
+    demo.say(format!("  {REFRESHES} more versions came meanwhile, the last is {version}"))?;
 
-    stage.title("2. It is stopped in the middle of a refresh, and another process takes over.")?;
+    demo.title("2. It is stopped in the middle of a refresh, and another process takes over.")?;
     let stale: u64 = first.ask("refresh, with a break").await?.parse()?;
     first.stop(true)?;
     let stopped = Instant::now();
-    stage.say(format!("  process {} has written half of version {stale}, and is stopped", first.pid))?;
+    demo.say(format!("  process {} has written half of version {stale}, and is stopped", first.pid))?;
     let version: u64 = second.ask("refresh").await?.parse()?;
     let after = stopped.elapsed();
     let pid = second.pid;
-    stage.say(format!(
-        "  process {pid} has published version {version}, {after:.2?} later: the ttl is {WRITE_TTL:?}"
+    demo.say(format!(
+        "  process {pid} has published version {version}, {after:.2?} later: the TTL is {WRITE_TTL:?}"
     ))?;
     check(version > stale, || format!("version {version} came after {stale}"))?;
     first.stop(false)?;
-    let late = first.ask("go on").await?;
-    let (refused, lost) = late.split_once(' ').ok_or("half an answer")?;
+    let late = first.ask("continue").await?;
+    let (refused, lost) = late.split_once(' ').ok_or("an incomplete reply")?;
     let (refused, lost, rest) = (refused.parse::<usize>()?, lost.parse::<bool>()?, parts - parts / 2 + 1);
-    stage
-        .say(format!("  process {} goes on: {refused} of its {rest} late writes were refused", first.pid))?;
+    demo.say(format!("  process {} continues: {refused} of its {rest} late writes were refused", first.pid))?;
     check(refused == rest, || "a stale refresher wrote".into())?;
-    check(lost, || "a stale refresher did not learn that its lease was lost".into())?;
-    stage.say("    and it knows by now that its lease was lost")?;
+    check(lost, || "a stale refresher's lease did not report its loss".into())?;
+    demo.say("    and its lease reported the loss")?;
     let version = second.refreshes().await?;
-    stage.say(format!("  {REFRESHES} more versions came meanwhile, the last is {version}"))?;
+    demo.say(format!("  {REFRESHES} more versions came meanwhile, the last is {version}"))?;
 
-    stage.title("3. What was read meanwhile.")?;
+    demo.title("3. The versions that the readers saw meanwhile.")?;
     for reader in readers {
         let pid = reader.pid;
-        let line = reader.finish().await?.ok_or("a process did not say what it read")?;
+        let line = reader.finish().await?.ok_or("a reader did not report its reads")?;
         let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        let [reads, least, versions, torn, newest] = numbers[..] else { return Err(line.into()) };
-        stage.say(format!(
+        let [reads, least, versions, mixed, newest] = numbers[..] else { return Err(line.into()) };
+        demo.say(format!(
             "  process {pid}: {reads} reads of {versions} versions, at least {least} in each task"
         ))?;
-        check(torn == 0, || format!("{torn} reads found a mixture of versions"))?;
-        check(least > 2, || "a task read at the beginning and at the end, and never in between".into())?;
+        check(mixed == 0, || format!("{mixed} reads found a mixture of versions"))?;
+        check(least > 2, || "a task read only at the beginning and at the end".into())?;
         check(newest == version, || format!("its last read found version {newest}, not {version}"))?;
     }
     first.finish().await?;
@@ -218,18 +223,18 @@ async fn run(stage: &Stage, prices: &Prices) -> Outcome {
     let found = prices.read(prices.lock.read().await?, PAUSE).await?;
     check(found == BTreeSet::from([version]), || format!("the cache holds {found:?}, not {version}"))?;
     let refreshes = 2 * REFRESHES + 2;
-    stage.say(format!("{refreshes} refreshes, no mixture read, {refused} late writes refused."))?;
-    stage.say(format!("The last version, {version}, is that of the process that took over."))
+    demo.say(format!("{refreshes} refreshes, no mixture read, {refused} late writes refused."))?;
+    demo.say(format!("The last version, {version}, is that of the process that took over."))
 }
 
 impl Worker {
-    /// Tells it what to do, and waits for the answer.
-    async fn ask(&mut self, what: &str) -> Outcome<String> {
-        self.stdin.write_all(format!("{what}\n").as_bytes()).await?;
-        self.hear().await
+    /// Sends an order, and waits for its reply.
+    async fn ask(&mut self, order: &str) -> Outcome<String> {
+        self.stdin.write_all(format!("{order}\n").as_bytes()).await?;
+        self.next_line().await
     }
 
-    /// Has it refresh some times: the last version.
+    /// Makes it refresh several times, and returns the last version.
     async fn refreshes(&mut self) -> Outcome<u64> {
         for _ in 1..REFRESHES {
             self.ask("refresh").await?;
@@ -238,7 +243,7 @@ impl Worker {
         Ok(self.ask("refresh").await?.parse()?)
     }
 
-    /// Stops it, or has it go on.
+    /// Stops the process, or lets it continue.
     fn stop(&self, stop: bool) -> Outcome {
         #[cfg(unix)]
         {
@@ -247,13 +252,13 @@ impl Worker {
             Ok(kill_process(pid, if stop { Signal::STOP } else { Signal::CONT })?)
         }
         #[cfg(not(unix))]
-        Err(format!("stopping process {} ({stop}) takes signals", self.pid).into())
+        Err(format!("process {} cannot be stopped ({stop}): this system has no signals", self.pid).into())
     }
 }
 
-/// What the other processes do. They only report; the first one judges.
-async fn work(stage: &Stage, locks: &Locks, role: &str, _: &str) -> Outcome {
-    let prices = Prices::connect(stage, locks).await?;
+/// Runs a worker process. Workers only report; the first process checks.
+async fn work(demo: &Demo, locks: &Locks, role: &str, _: &str) -> Outcome {
+    let prices = Prices::connect(demo, locks).await?;
     match role {
         "read" => read(&prices).await,
         "refresh" => refresh(&prices).await,
@@ -274,8 +279,9 @@ async fn refresh(prices: &Prices) -> Outcome {
             check(refresh.put(part).await?, || format!("{part} was refused while the lock was held"))?;
         }
         report(refresh.token)?;
-        orders.next_line().await?; // here it is stopped
-        // `while_held` would not let this go on. But no process can look and write in one step.
+        orders.next_line().await?; // the process is stopped here
+        // `while_held` would drop this work. But checking the lease and writing are two steps: a
+        // process may be stopped between them.
         let mut refused = 0;
         for part in late {
             refused += u32::from(!refresh.put(part).await?);
@@ -296,23 +302,24 @@ async fn read(prices: &Prices) -> Outcome {
         tasks.spawn(read_on(prices.clone(), seen, Arc::clone(&finish)));
     }
     report("reading")?;
-    told_to_finish().await?;
+    stdin_closed().await?;
     finish.store(true, Ordering::Relaxed);
     let (mut all, mut least) = (Seen::default(), u64::MAX);
     while let Some(seen) = tasks.join_next().await {
         let seen = seen??;
         least = least.min(seen.reads);
         all.reads += seen.reads;
-        all.torn += seen.torn;
+        all.mixed += seen.mixed;
         all.versions.extend(seen.versions);
     }
     let newest = all.versions.last().ok_or("nothing was read")?;
-    report(format!("{} {least} {} {} {newest}", all.reads, all.versions.len(), all.torn))
+    report(format!("{} {least} {} {} {newest}", all.reads, all.versions.len(), all.mixed))
 }
 
 async fn read_on(prices: Prices, mut seen: Seen, finish: Arc<AtomicBool>) -> Outcome<Seen> {
     loop {
-        let last = finish.load(Ordering::Relaxed); // looked at first: the last read finds the last version
+        // Before the read, so that the last read finds the last version.
+        let last = finish.load(Ordering::Relaxed);
         seen.read(&prices).await?;
         if last {
             return Ok(seen);
@@ -325,7 +332,7 @@ async fn read_on(prices: Prices, mut seen: Seen, finish: Arc<AtomicBool>) -> Out
 #[derive(Default)]
 struct Seen {
     reads: u64,
-    torn: u64,
+    mixed: u64,
     versions: BTreeSet<u64>,
 }
 
@@ -333,7 +340,7 @@ impl Seen {
     async fn read(&mut self, prices: &Prices) -> Outcome {
         let versions = prices.read(prices.lock.read().await?, PAUSE).await?;
         self.reads += 1;
-        self.torn += u64::from(versions.len() > 1);
+        self.mixed += u64::from(versions.len() > 1);
         self.versions.extend(versions);
         Ok(())
     }

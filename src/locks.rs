@@ -2,7 +2,7 @@
 
 mod builder;
 mod doctor;
-mod nodes;
+mod node_status;
 mod rejoin;
 mod source;
 
@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use crate::error::{ConfigError, Error};
 use crate::lease::Client;
-use crate::lock::Lock;
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
+use crate::named_lock::NamedLock;
 use crate::options::Options;
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
 
 pub use builder::LocksBuilder;
-pub use nodes::{NodeState, NodeStatus};
+pub use node_status::{NodeState, NodeStatus};
 pub use source::Source;
 
 /// A client of one Redis server, cluster, Sentinel group or quorum, and the source of locks on it.
@@ -210,9 +210,9 @@ impl Locks {
         Ok(RwLock::new(self.lock(name.as_ref())?))
     }
 
-    fn lock(&self, name: &str) -> Result<Lock, NameError> {
+    fn lock(&self, name: &str) -> Result<NamedLock, NameError> {
         let name = Name::new(&self.options.prefix, name)?;
-        Ok(Lock { client: Arc::clone(&self.client), options: Arc::clone(&self.options), name })
+        Ok(NamedLock { client: Arc::clone(&self.client), options: Arc::clone(&self.options), name })
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{Kind, Lease, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
-use crate::lock::{Lock, Sealed};
 use crate::name::Name;
+use crate::named_lock::{NamedLock, Sealed};
 use crate::wire::Script;
 
 static MUTEX: Kind = Kind {
@@ -50,11 +50,11 @@ static MUTEX: Kind = Kind {
 /// ```
 #[derive(Clone)]
 pub struct Mutex {
-    lock: Lock,
+    lock: NamedLock,
 }
 
 impl Mutex {
-    pub(crate) fn new(lock: Lock) -> Mutex {
+    pub(crate) fn new(lock: NamedLock) -> Mutex {
         Mutex { lock }
     }
 

@@ -10,8 +10,8 @@ use crate::lease::{
     Kind, Lease, LockRequest, OwnedLease, Queue, ScriptSet, SharedHold, TOO_DEEP, acquire, acquire_within,
     try_acquire,
 };
-use crate::lock::{HolderId, Lock};
 use crate::name::Name;
+use crate::named_lock::{HolderId, NamedLock};
 use crate::options::Nesting;
 use crate::owner::Owner;
 use crate::wire::Script;
@@ -70,12 +70,12 @@ static REENTRANT: Kind = Kind {
 /// ```
 #[derive(Clone)]
 pub struct ReentrantLock {
-    lock: Lock,
+    lock: NamedLock,
     owner: Option<Owner>,
 }
 
 impl ReentrantLock {
-    pub(crate) fn new(lock: Lock) -> ReentrantLock {
+    pub(crate) fn new(lock: NamedLock) -> ReentrantLock {
         ReentrantLock { lock, owner: None }
     }
 

@@ -11,8 +11,8 @@ use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
     Kind, LockRequest, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire, acquire_within, try_acquire,
 };
-use crate::lock::{HolderId, Lock};
 use crate::name::Name;
+use crate::named_lock::{HolderId, NamedLock};
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::wire::Script;
@@ -136,14 +136,14 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// ```
 #[derive(Clone)]
 pub struct RwLock {
-    read: Lock,
-    write: Lock,
+    read: NamedLock,
+    write: NamedLock,
     owner: Option<Owner>,
 }
 
 impl RwLock {
-    pub(crate) fn new(lock: Lock) -> RwLock {
-        let with = |options| Lock { options: Arc::new(options), ..lock.clone() };
+    pub(crate) fn new(lock: NamedLock) -> RwLock {
+        let with = |options| NamedLock { options: Arc::new(options), ..lock.clone() };
         RwLock { read: with(reading(&lock.options)), write: with(writing(&lock.options)), owner: None }
     }
 

@@ -1,4 +1,5 @@
-//! Where the tasks of a slice wait for each other, and for who measures.
+//! A barrier for the tasks of a slice and the task that measures them: all begin at the same
+//! moment.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -12,16 +13,16 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(visitors: usize) -> Gate {
-        Gate { barrier: Barrier::new(visitors), start: OnceLock::new() }
+    pub(crate) fn new(tasks: usize) -> Gate {
+        Gate { barrier: Barrier::new(tasks), start: OnceLock::new() }
     }
 
-    /// All are prepared, and none has begun.
+    /// Waits until all tasks are prepared. None has begun then.
     pub(crate) async fn prepared(&self) {
         self.barrier.wait().await;
     }
 
-    /// Lets everybody begin; the same moment for all.
+    /// Waits until all tasks may begin, and returns that moment: the same for all.
     pub(crate) async fn start(&self) -> Instant {
         self.barrier.wait().await;
         *self.start.get_or_init(Instant::now)

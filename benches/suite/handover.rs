@@ -1,4 +1,4 @@
-//! One mutex that all clients want all the time: how fast it goes from hand to hand, and how fairly.
+//! One mutex that all clients request all the time: how fast it is handed over, and how fairly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use super::samples::median;
 use super::server::{Observer, Server};
 use super::server_cpu::client_cpu;
 
-/// Each has its own connections, as processes would have.
+/// The numbers of clients. Each client has its own connections, as a process would have.
 const CLIENTS: [usize; 4] = [2, 16, 64, 256];
 
 /// How long it may take until every client has had a turn.
@@ -25,12 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Row {
     pub(crate) clients: usize,
     pub(crate) turns_per_second: f64,
-    /// What part of the turns were handed over. The others found the mutex free: with few clients, the next
-    /// one is often done before the last one has queued again.
+    /// The part of the turns that were handed over. The others found the mutex free: with few
+    /// clients, the next one has often finished before the last one has queued again.
     pub(crate) handed_over: f64,
-    /// The median of this rate by that of two clients, round by round.
+    /// The median over all rounds of this rate divided by that of two clients.
     pub(crate) to_two_clients: f64,
-    /// Of the window in which they were the furthest apart.
+    /// Fewest and most turns of one client, in the window with the largest difference.
     pub(crate) fewest_turns: usize,
     pub(crate) most_turns: usize,
     pub(crate) fairness: f64,
@@ -88,7 +88,7 @@ impl Window {
     }
 }
 
-/// Opens the clients, lets them run until each has had a turn, and then counts.
+/// Opens the clients, runs them until each has had a turn, and then counts their turns.
 pub(crate) async fn window(
     server: &Server,
     observer: &mut Observer,
@@ -113,7 +113,7 @@ pub(crate) async fn window(
     while let Some(turns) = running.join_next().await {
         let turns = turns??;
         counts.push(turns.iter().filter(|turn| turn.at >= start && turn.at < end).count());
-        // Also of those who began to wait within the window and are served after it.
+        // Includes clients that began to wait within the window and are served after it.
         let waits = turns.iter().filter(|turn| turn.at >= start && turn.at - turn.waited < end);
         longest_wait = waits.map(|turn| turn.waited).fold(longest_wait, Duration::max);
     }
@@ -129,7 +129,7 @@ pub(crate) async fn window(
     })
 }
 
-/// When a client had the mutex, and how long it had waited for it.
+/// When a client was granted the mutex, and how long it had waited for it.
 struct Turn {
     at: Instant,
     waited: Duration,
@@ -150,7 +150,7 @@ async fn take_turns(mutex: Mutex, signals: Arc<Signals>) -> Outcome<Vec<Turn>> {
     Ok(turns)
 }
 
-/// Between the bench and its clients.
+/// What the bench and its clients share.
 #[derive(Default)]
 struct Signals {
     served: AtomicUsize,

@@ -13,5 +13,5 @@ pub(crate) mod server;
 pub(crate) mod server_cpu;
 pub(crate) mod work;
 
-/// Whatever goes wrong ends the bench: a figure from a run with errors in it means nothing.
+/// Every error ends the bench: a figure from a run with errors means nothing.
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -1,4 +1,4 @@
-//! Locks that nobody else wants: how much more they cost than bare round trips.
+//! Uncontended locks: how much more they cost than bare round trips.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,9 @@ use super::server::{Observer, Server};
 use super::server_cpu::client_cpu;
 use super::work::{Bench, Pair, Work};
 
-/// Enough tasks that everybody has always something to do: then it does not matter who runs where.
-const CROWDS: [usize; 2] = [64, 256];
+/// Enough tasks to keep the server and the client busy all the time: the placement of their threads
+/// does not matter then.
+const TASKS: [usize; 2] = [64, 256];
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
@@ -28,13 +29,13 @@ pub(crate) struct Row {
     pub(crate) pairs_per_second: f64,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
-    /// The median of this median by that of the floor, round by round.
+    /// The median over all rounds of this median divided by that of the floor.
     pub(crate) to_floor: f64,
     pub(crate) server_cpu_us_per_pair: f64,
 }
 
 impl Row {
-    /// Of the kind that there is a target for.
+    /// Whether there is a target for this kind.
     pub(crate) fn is_main(&self) -> bool {
         self.tasks == 1 && self.work == Work::Mutex
     }
@@ -44,13 +45,13 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let bench = Bench::new(server).await?;
     let mut observer = server.observer().await?;
     let mut rows = alone(server, &bench, &mut observer, plan).await?;
-    for tasks in CROWDS {
+    for tasks in TASKS {
         rows.extend(compare(&bench, &mut observer, tasks, Placement::Anywhere, plan.pairs).await?);
     }
     Ok(rows)
 }
 
-/// One task, with the server beside it and apart from it, where that can be chosen.
+/// Measures one task, with the server on its core and on another one, where that can be chosen.
 async fn alone(server: &Server, bench: &Bench, observer: &mut Observer, plan: &Plan) -> Outcome<Vec<Row>> {
     let Some(cores) = Cores::of(server.process()) else {
         return compare(bench, observer, 1, Placement::Anywhere, plan.pairs).await;
@@ -64,7 +65,7 @@ async fn alone(server: &Server, bench: &Bench, observer: &mut Observer, plan: &P
     Ok(rows)
 }
 
-/// Measures every kind in turn, again and again: what disturbs one of them disturbs all of them.
+/// Measures every kind in turn, in many rounds: a disturbance then affects all kinds alike.
 async fn compare(
     bench: &Bench,
     observer: &mut Observer,
@@ -79,7 +80,7 @@ async fn compare(
     for round in 0..=rounds {
         let mut slices = Vec::new();
         for turn in 0..Work::ALL.len() {
-            // Nobody comes always after the same one.
+            // No kind always follows the same one.
             let index = (round + turn) % Work::ALL.len();
             slices.push((index, run(bench, observer, Work::ALL[index], tasks, slice).await?));
         }
@@ -95,7 +96,7 @@ async fn compare(
     Ok(Work::ALL.into_iter().zip(tallies).map(|(work, tally)| tally.row(work, tasks, placement)).collect())
 }
 
-/// What some tasks did with one kind of pair for a short while.
+/// The result of some tasks with one kind of pair, for a short time.
 pub(crate) struct Slice {
     pub(crate) samples: Samples,
     pub(crate) took: Duration,
@@ -132,14 +133,14 @@ pub(crate) async fn run(
     Ok(Slice { samples, took, server_cpu, client_cpu })
 }
 
-/// One task. It returns the outer hold, if it has one, so that its release is not measured.
+/// Runs one task. It returns the outer hold, if it has one, so that its release is not measured.
 async fn repeat(
     mut pair: Pair,
     gate: Arc<Gate>,
     span: Duration,
 ) -> Outcome<(Samples, Option<ReentrantGuard>)> {
     let outer = pair.outer().await;
-    // Whatever happens, everybody comes to the gate: the others wait there.
+    // Reaches the gate even after an error: the other tasks wait there.
     gate.prepared().await;
     let start = gate.start().await;
     let outer = outer?;

@@ -1,8 +1,8 @@
 //! On which cores the server and its clients run.
 //!
-//! With one task, a round trip is mostly the time that it takes to wake somebody up, and that differs by
-//! several times between a core that is busy and another one that sleeps. The scheduler moves processes
-//! between the two as it likes, so without a say in it the figures are those of a lottery.
+//! With one task, a round trip is mostly the time that it takes to wake a thread up. That time
+//! differs by several times between a busy core and a sleeping one. The scheduler moves processes
+//! between the two at will, so without fixed cores the figures are random.
 
 use std::process::{Command, Stdio};
 
@@ -13,11 +13,11 @@ use super::Outcome;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Placement {
-    /// Wherever the scheduler puts them.
+    /// On the cores that the scheduler chooses.
     Anywhere,
-    /// The server has a core of its own: the nearest thing here to a machine of its own.
+    /// The server has a core of its own, as if it had a machine of its own.
     Apart,
-    /// All on one core, where nothing has to be woken up: what is left is work.
+    /// All on one core, where no core has to be woken up: only work is left.
     Together,
 }
 
@@ -31,7 +31,7 @@ impl Placement {
     }
 }
 
-/// The cores that this process may use, and a way to narrow them down.
+/// The cores that this process may use, and how to use fewer of them.
 #[derive(Debug)]
 pub(crate) struct Cores {
     list: Vec<usize>,
@@ -59,7 +59,7 @@ impl Cores {
     }
 }
 
-/// `0-3,8` and the like.
+/// Parses lists such as `0-3,8`.
 fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut list = Vec::new();
     for range in text.split(',') {

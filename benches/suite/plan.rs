@@ -13,15 +13,16 @@ pub(crate) enum Section {
     Renewal,
     /// The server's CPU time.
     Server,
-    /// Measured by a program of its own, in `benches/peers`.
+    /// rlock, measured by a separate program in `benches/peers`.
     Peers,
 }
 
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// As it was asked for, to be repeated.
+    /// The command that repeats the run.
     pub(crate) command: String,
-    /// For how long each kind of pair is measured with each number of tasks, in all its slices.
+    /// How long each kind of pair is measured with each number of tasks, in all its slices
+    /// together.
     pub(crate) pairs: Duration,
     /// How long one window of handovers is, and how many there are for each number of clients.
     pub(crate) window: Duration,
@@ -57,7 +58,7 @@ impl Plan {
         Ok(Plan { command, pairs, window, windows, slice, rounds, sections })
     }
 
-    /// Without any name, all of them.
+    /// Whether to run this section. Without any name, all of them run.
     pub(crate) fn includes(&self, section: Section) -> bool {
         self.sections.is_empty() || self.sections.contains(&section)
     }

@@ -1,4 +1,4 @@
-//! What is the same in every report: what it was measured on, which targets were met, and where it is written.
+//! The common parts of all reports: the measured server, the targets, and the file.
 
 use std::fs;
 
@@ -32,7 +32,7 @@ impl Head {
     }
 }
 
-/// Something that should be so, and whether it is.
+/// A limit for a figure, and whether the figure meets it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Target {
     limit: String,
@@ -58,7 +58,7 @@ pub(crate) fn print_targets(targets: &[Target]) {
     }
 }
 
-/// A file in `target`, for programs.
+/// Writes a file in `target`, for programs.
 pub(crate) fn write(name: &str, report: &impl Serialize) -> Outcome<()> {
     let directory = repository()?.join("target");
     fs::create_dir_all(&directory)?;

@@ -1,4 +1,4 @@
-//! Many locks held for long: whether they all stay held, and what that costs.
+//! Many locks held for a long time: whether all stay held, and what that costs.
 
 use std::time::{Duration, Instant};
 
@@ -15,15 +15,15 @@ const LOCKS: usize = 10_000;
 const TTL: Duration = Duration::from_secs(3);
 const TTLS: u32 = 4;
 
-/// How many tasks take and give back the locks.
-const HANDS: usize = 64;
+/// The number of tasks that acquire and release the locks.
+const TASKS: usize = 64;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) locks: usize,
     pub(crate) ttl_ms: u128,
     pub(crate) ttls: u32,
-    /// Valid to their holders until the end, and confirmed by the server as they were released.
+    /// Locks whose release at the end the server confirmed: they were held throughout.
     pub(crate) held: usize,
     pub(crate) connections: u32,
     pub(crate) server_cpu_part: f64,
@@ -39,42 +39,42 @@ pub(crate) async fn measure(server: &Server, _plan: &Plan) -> Outcome<Row> {
     let mut observer = server.observer().await?;
     observer.alone().await?;
     let locks = Locks::builder().server(server.url()).options(Options::new().ttl(TTL)).connect().await?;
-    let guards = take_all(&locks).await?;
+    let guards = acquire_all(&locks).await?;
     let (start, cpu) = (Instant::now(), observer.cpu().await?);
     sleep(TTL * TTLS).await;
     let (took, cpu) = (start.elapsed(), observer.cpu().await?.saturating_sub(cpu));
     let connections = observer.connections().await?;
-    let held = give_back(guards).await?;
+    let held = release_all(guards).await?;
     let server_cpu_part = cpu.as_secs_f64() / took.as_secs_f64();
     Ok(Row { locks: LOCKS, ttl_ms: TTL.as_millis(), ttls: TTLS, held, connections, server_cpu_part })
 }
 
-async fn take_all(locks: &Locks) -> Outcome<Vec<Vec<MutexGuard>>> {
-    let mut hands = JoinSet::new();
-    for hand in 0..HANDS {
-        hands.spawn(take_some(locks.clone(), hand));
+async fn acquire_all(locks: &Locks) -> Outcome<Vec<Vec<MutexGuard>>> {
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        tasks.spawn(acquire_some(locks.clone(), task));
     }
-    hands.join_all().await.into_iter().collect()
+    tasks.join_all().await.into_iter().collect()
 }
 
-async fn take_some(locks: Locks, hand: usize) -> Outcome<Vec<MutexGuard>> {
+async fn acquire_some(locks: Locks, task: usize) -> Outcome<Vec<MutexGuard>> {
     let mut guards = Vec::new();
-    for number in (hand..LOCKS).step_by(HANDS) {
+    for number in (task..LOCKS).step_by(TASKS) {
         guards.push(locks.mutex(format!("renewed:{number}"))?.lock().await?);
     }
     Ok(guards)
 }
 
-/// How many were still held.
-async fn give_back(guards: Vec<Vec<MutexGuard>>) -> Outcome<usize> {
-    let mut hands = JoinSet::new();
+/// Releases the locks, and returns how many were still held.
+async fn release_all(guards: Vec<Vec<MutexGuard>>) -> Outcome<usize> {
+    let mut tasks = JoinSet::new();
     for guards in guards {
-        hands.spawn(give_back_some(guards));
+        tasks.spawn(release_some(guards));
     }
-    Ok(hands.join_all().await.into_iter().sum())
+    Ok(tasks.join_all().await.into_iter().sum())
 }
 
-async fn give_back_some(guards: Vec<MutexGuard>) -> usize {
+async fn release_some(guards: Vec<MutexGuard>) -> usize {
     let mut held = 0;
     for guard in guards {
         held += usize::from(guard.release().await.is_ok());

@@ -1,4 +1,4 @@
-//! What was measured: as tables for people, and as `target/bench.json` for programs.
+//! The figures: printed as human-readable tables, and written to `target/bench.json` for programs.
 
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ impl Report {
     }
 
     pub(crate) fn print_pairs(&self) {
-        println!("\nnobody else wants the lock; each task has its own; one connection for all");
+        println!("\nuncontended: each task has a lock of its own; one connection for all");
         println!(
             "{:>5}  {:<9} {:<25} {:>9} {:>10} {:>10} {:>8} {:>14}",
             "tasks", "server", "pair", "pairs/s", "median us", "p99 us", "x floor", "server CPU us"
@@ -52,7 +52,7 @@ impl Report {
     }
 
     pub(crate) fn print_handover(&self) {
-        println!("\nall clients want one mutex; each has its own connections");
+        println!("\nall clients contend for one mutex; each has its own connections");
         println!(
             "{:>7} {:>9} {:>12} {:>12} {:>8} {:>8} {:>12} {:>16} {:>14}",
             "clients",
@@ -83,9 +83,9 @@ impl Report {
 
     pub(crate) fn print_renewal(&self) {
         let Some(row) = &self.renewal else { return };
-        println!("\nmany locks held for long");
+        println!("\nmany locks held for a long time");
         println!(
-            "{} locks, ttl {} ms, for {} ttls: {} stayed held; connections: {}; server: {:.0} % of a core",
+            "{} locks, TTL {} ms, for {} TTLs: {} stayed held; connections: {}; server: {:.0} % of a core",
             row.locks,
             row.ttl_ms,
             row.ttls,

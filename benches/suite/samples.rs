@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long each of some things took, in nanoseconds.
+/// Measured durations, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(Vec<u64>);
 
@@ -19,7 +19,7 @@ impl Samples {
         self.0.len()
     }
 
-    /// In microseconds: what `part` of the samples do not exceed.
+    /// The duration, in microseconds, that `part` of the samples do not exceed.
     pub(crate) fn quantile(&mut self, part: f64) -> f64 {
         if self.0.is_empty() {
             return f64::NAN;
@@ -34,7 +34,7 @@ impl Samples {
     }
 }
 
-/// The one in the middle; the mean of two if there are two.
+/// The median: the mean of the two middle values if their number is even.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {

@@ -1,4 +1,4 @@
-//! A private server, and what it says about itself.
+//! A private server, and its own figures.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use tokio::time::sleep;
 
 use super::Outcome;
 
-/// How long a server may take to start, or to notice that its clients are gone.
+/// How long a server may take to start, or to notice that its clients have disconnected.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server of the bench's own, stopped when this is dropped.
+/// A private server. It is stopped when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -26,7 +26,8 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn start() -> Outcome<Server> {
         let binary = binary()?;
-        // A free port may be taken between finding and using it: then the server ends, and the next is tried.
+        // Another process may take a free port before the server does. The server ends then, and
+        // another port is tried.
         for _ in 0..20 {
             let directory = tempfile::tempdir()?;
             let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -65,7 +66,7 @@ impl Server {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// A bare connection, with the socket settings that the crate gives its own.
+    /// Opens a bare connection, with the socket settings of the crate's connections.
     pub(crate) async fn connect(&self) -> Outcome<MultiplexedConnection> {
         use redis::IntoConnectionInfo;
         let info = self.url().into_connection_info()?;
@@ -84,20 +85,21 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be dead already.
+        // The server may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Asks the server about itself, on a connection of its own.
+/// Reads the server's figures, on a connection of its own.
 #[derive(Debug)]
 pub(crate) struct Observer {
     connection: MultiplexedConnection,
 }
 
 impl Observer {
-    /// The product and its version. Valkey also calls itself the Redis that it is compatible with.
+    /// The product and its version. Valkey also reports the version of Redis that it is compatible
+    /// with.
     pub(crate) async fn version(&mut self) -> Outcome<String> {
         match self.info("server", "valkey_version").await {
             Ok(version) => Ok(format!("Valkey {version}")),
@@ -112,20 +114,21 @@ impl Observer {
         Ok(Duration::from_secs_f64(user + system))
     }
 
-    /// How many messages were published so far: one for each lock that was handed to a waiter.
+    /// How many messages were published so far: one for each lock that was granted to a waiter.
     pub(crate) async fn published(&mut self) -> Outcome<u64> {
-        // The server says nothing of commands that nobody has used.
+        // The server does not list commands that have not been used.
         let Ok(calls) = self.info("commandstats", "cmdstat_publish").await else { return Ok(0) };
         let calls = calls.split(',').find_map(|field| field.strip_prefix("calls="));
         Ok(calls.ok_or("INFO commandstats does not count")?.parse()?)
     }
 
-    /// How many connections there are besides this one.
+    /// The number of connections besides this one.
     pub(crate) async fn connections(&mut self) -> Outcome<u32> {
         Ok(self.info("clients", "connected_clients").await?.parse::<u32>()? - 1)
     }
 
-    /// Waits until the clients of an earlier section are gone: a connection is closed in the background.
+    /// Waits until the clients of an earlier section have disconnected, which they do in the
+    /// background.
     pub(crate) async fn alone(&mut self) -> Outcome<()> {
         let start = Instant::now();
         while self.connections().await? > 0 {
@@ -145,7 +148,8 @@ impl Observer {
     }
 }
 
-/// `scripts/bench` sets it; without it, `scripts/server` finds or fetches one.
+/// The server's binary: `scripts/bench` sets the variable. Without it, `scripts/server` finds or
+/// fetches one.
 fn binary() -> Outcome<PathBuf> {
     if let Some(path) = std::env::var_os("REDLATCH_SERVER") {
         return Ok(path.into());
@@ -155,7 +159,7 @@ fn binary() -> Outcome<PathBuf> {
     path.filter(|_| output.status.success()).ok_or_else(|| "scripts/server found no server".into())
 }
 
-/// Above the package: the one in `benches/peers` starts its servers here as well.
+/// The folder of the repository, also for the package in `benches/peers`.
 pub(crate) fn repository() -> Outcome<&'static Path> {
     let mut directories = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     Ok(directories.find(|directory| directory.join("scripts/server").is_file()).ok_or("no scripts/server")?)

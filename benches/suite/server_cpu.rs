@@ -58,11 +58,11 @@ impl Kind {
 pub(crate) struct Row {
     pub(crate) kind: Kind,
     pub(crate) server_us: f64,
-    /// The median by that of the floor. Other load on the machine moves the floor: its median was
-    /// from 3.9 to 5.8 us on two cores.
+    /// The median divided by that of the floor. Other load on the machine moves the floor: its
+    /// median was from 3.9 to 5.8 us on two cores.
     pub(crate) to_floor: f64,
-    /// The median by that of the floor in pipelines, as the crate's requests are: that one was
-    /// from 3.3 to 3.7 us in the same runs.
+    /// The median divided by that of the floor in pipelines, which the crate's requests use as
+    /// well: that floor was from 3.3 to 3.7 us in the same runs.
     pub(crate) to_pipelined: f64,
     pub(crate) pairs_per_second: f64,
     /// CPU time of this process, with all tasks and clients in it.

@@ -1,4 +1,4 @@
-//! The pairs that are compared: something is taken and given back, in two round trips or none.
+//! The pairs that are compared: an acquire and a release, in two round trips or none.
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Script, Value};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Outcome;
 use super::server::Server;
 
-/// What a task does over and over.
+/// The pair that a task repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
@@ -20,7 +20,7 @@ pub(crate) enum Work {
     Reentrant,
     NestedCounted,
     NestedLocal,
-    /// What a lock costs at least: `SET NX PX`, and a script that compares and deletes.
+    /// The least that a lock costs: `SET NX PX`, and a script that compares and deletes.
     SetNx,
     /// The same in pipelines, as the crate sends when many requests are in flight.
     SetNxPipelined,
@@ -28,7 +28,7 @@ pub(crate) enum Work {
     Write,
 }
 
-/// How many pairs one task runs at once, in pipelines as long as the crate's.
+/// The number of pairs that one task runs at once, in pipelines as long as the crate's.
 const PIPELINE: usize = 64;
 
 const COMPARE_AND_DELETE: &str =
@@ -38,7 +38,7 @@ const COMPARE_AND_DELETE: &str =
 const TTL_MS: usize = 30_000;
 
 impl Work {
-    /// What the section `pairs` compares.
+    /// The kinds that the section `pairs` compares.
     pub(crate) const ALL: [Work; 7] = [
         Work::Floor,
         Work::Mutex,
@@ -70,7 +70,7 @@ impl Work {
     }
 }
 
-/// What pairs are made of: one bare connection, and one client for all locks.
+/// One bare connection, and one client for all locks: every pair uses them.
 #[derive(Debug)]
 pub(crate) struct Bench {
     bare: MultiplexedConnection,
@@ -92,7 +92,7 @@ impl Bench {
         Ok(Bench { bare, trivial, compare_and_delete, locks, unfenced, local })
     }
 
-    /// One task's own pair: no two tasks ever want the same key.
+    /// Returns the pair of one task. No two tasks use the same key.
     pub(crate) fn pair(&self, work: Work, task: usize) -> Outcome<Pair> {
         let mutex = || format!("mutex:{task}");
         let reentrant = |locks: &Locks| locks.reentrant(format!("reentrant:{task}"));
@@ -129,7 +129,7 @@ pub(crate) enum Pair {
     Lock(Mutex),
     TryLock(Mutex),
     Enter(ReentrantLock, Owner),
-    /// As `Enter`, inside a hold that the owner has already.
+    /// Like `Enter`, inside a hold that the owner has already.
     Nest(ReentrantLock, Owner),
     SetNx(SetNx),
     Read(RwLock),
@@ -137,7 +137,7 @@ pub(crate) enum Pair {
 }
 
 impl Pair {
-    /// The hold that nested ones are inside of. Not part of what is measured.
+    /// Acquires the outer hold of nested pairs. It is not measured.
     pub(crate) async fn outer(&self) -> Outcome<Option<ReentrantGuard>> {
         match self {
             Pair::Nest(lock, owner) => Ok(Some(lock.with_owner(owner).lock().await?)),
@@ -153,7 +153,7 @@ impl Pair {
             }
             Pair::Lock(mutex) => mutex.lock().await?.release().await?,
             Pair::TryLock(mutex) => {
-                let guard = mutex.try_lock().await?.ok_or("somebody else has a lock of one's own")?;
+                let guard = mutex.try_lock().await?.ok_or("the lock of this task is held by another one")?;
                 guard.release().await?;
             }
             Pair::Enter(lock, owner) | Pair::Nest(lock, owner) => {

@@ -61,21 +61,22 @@ async fn main() -> Result<(), BoxError> {
     Ok(service.locks.close(Duration::from_secs(5)).await?)
 }
 
-/// The next invoice number: none twice and none left out, over all instances of the service.
+/// Returns the next invoice number: no number twice, no gap, over all instances of the service.
 async fn invoice(service: State<Service>) -> Answer {
     let guard = service.locks.mutex("invoices")?.lock_timeout(WAIT).await?;
     // `while_held` drops the work if the lease is lost: another instance may have the lock then.
     let number = guard.lease().while_held(add(&service.redis, "invoices", 1)).await??;
-    // A dropped guard is released as well, but only this reports that the lease had been lost.
+    // Dropping the guard would release it as well, but only `release` reports a lost lease.
     guard.release().await?;
     Ok(number.to_string())
 }
 
-/// A deposit. A caller that holds the account already, in another service, sends its owner along:
-/// the deposit is then part of the caller's work. Without it, each would wait for the other.
+/// Makes a deposit. A caller in another service that already holds the account's lock sends its
+/// owner: the deposit then nests inside the caller's hold. Without the owner, each would wait for
+/// the other.
 async fn deposit(service: State<Service>, path: Path<(String, i64)>, headers: HeaderMap) -> Answer {
     let (account, amount) = (format!("account:{}", path.0.0), path.0.1);
-    // An owner is the right to enter: accept it from your own services, not from the internet.
+    // An owner grants the right to enter: accept it from your own services, not from the internet.
     let owner = headers.get("lock-owner").map(|word| word.to_str().unwrap_or_default());
     let owner = owner.map_or_else(|| Ok(Owner::new()), str::parse)?;
     let guard = service.locks.reentrant(&account)?.with_owner(&owner).lock_timeout(WAIT).await?;
@@ -84,7 +85,7 @@ async fn deposit(service: State<Service>, path: Path<(String, i64)>, headers: He
     Ok(balance.to_string())
 }
 
-/// A cached price. It waits for a change that has begun, and then answers the new price.
+/// Answers a cached price. It waits for a change that has begun, and then answers the new price.
 async fn price(service: State<Service>, product: Path<String>) -> Answer {
     let guard = service.locks.rwlock(format!("price:{}", *product))?.read_timeout(WAIT).await?;
     let price: Option<String> = service.redis.get().await?.get(format!("{{price:{}}}", *product)).await?;
@@ -96,7 +97,7 @@ async fn set_price(service: State<Service>, product: Path<String>, price: String
     let guard = service.locks.rwlock(format!("price:{}", *product))?.write_timeout(WAIT).await?;
     let token = guard.lease().fencing_token().ok_or("fencing is off")?.get();
     // An instance that was paused past its lease does not know it. The script compares and writes
-    // in one step, so what it writes then is refused: a later lease has a larger token.
+    // in one step, so such a late write is refused: a later lease has a larger token.
     let script = Script::new(include_str!("../../lua/fenced/set.lua"));
     let [key, tokens] = ["", ":token"].map(|end| format!("{{price:{}}}{end}", *product));
     let mut redis = service.redis.get().await?;
@@ -118,7 +119,7 @@ async fn connect(config: Config) -> Result<Service, BoxError> {
     Ok(Service { locks, redis })
 }
 
-/// Reads, then writes what became of it: two requests that only a lock keeps together.
+/// Reads a number, then writes the sum: two requests that only a lock keeps together.
 async fn add(redis: &Pool, key: &str, amount: i64) -> Result<i64, BoxError> {
     let (mut redis, key) = (redis.get().await?, format!("sum:{key}"));
     let sum = redis.get::<_, Option<i64>>(&key).await?.unwrap_or(0) + amount;
@@ -126,7 +127,7 @@ async fn add(redis: &Pool, key: &str, amount: i64) -> Result<i64, BoxError> {
 }
 
 type Answer = Result<String, Failure>;
-/// An answer without a text: errors name keys and servers, and are for the log.
+/// Answers without a text: errors name keys and servers, and belong in the log.
 struct Failure(StatusCode);
 
 impl<E: Into<BoxError>> From<E> for Failure {
@@ -134,7 +135,7 @@ impl<E: Into<BoxError>> From<E> for Failure {
         let error = error.into();
         tracing::warn!(%error, "a request failed");
         Failure(match error.downcast_ref() {
-            // The lock was busy and nothing was done: the client may try again.
+            // The lock was busy and nothing was changed: the client may try again.
             Some(redlatch::Error::TimedOut { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             _ if error.is::<NameError>() || error.is::<OwnerError>() => StatusCode::BAD_REQUEST,
             _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,4 +1,4 @@
-//! What the examples share: processes of one program, and a private server for them.
+//! Shared by the examples: processes of one program, and a private server for them.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -13,28 +13,28 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 
-/// Longer than any of it takes, so that it ends even if a process hangs.
+/// Longer than any example takes: it ends even if a process hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// For how long a process waits at its end until what it holds is released.
+/// How long a process waits at its end for the release of its locks.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// What the processes of one run agree on. In the environment, since a URL may hold a password, and
-/// everybody on the machine can read arguments.
+/// The values that the processes of one run share. They are in the environment, since a URL may
+/// contain a password, and every user of the machine can read arguments.
 const URL: &str = "REDLATCH_EXAMPLE_URL";
 const RUN: &str = "REDLATCH_EXAMPLE_RUN";
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// What `main` does: plays `show`, or, if this process was started for a part in it, `work`.
+/// The body of `main`: runs `show`, or `work` if this process was started as a worker.
 pub(crate) async fn open(
     example: &str,
-    show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome,
-    work: impl AsyncFnOnce(&Stage, &Locks, &str, &str) -> Outcome,
+    show: impl AsyncFnOnce(&Demo, &Locks) -> Outcome,
+    work: impl AsyncFnOnce(&Demo, &Locks, &str, &str) -> Outcome,
 ) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match args[..] {
-        ["--worker", role, who] => play(role, who, work).await,
+        ["--worker", role, argument] => run_worker(role, argument, work).await,
         [] | ["--private"] => limited(private(example, show)).await,
         [url] if !url.starts_with('-') => limited(public(example, url, show)).await,
         _ => {
@@ -54,51 +54,52 @@ pub(crate) async fn open(
     }
 }
 
-async fn private(example: &str, show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome) -> Outcome {
+async fn private(example: &str, show: impl AsyncFnOnce(&Demo, &Locks) -> Outcome) -> Outcome {
     let (mut server, url) = Server::start()?;
-    let stage = Stage::new(example, url);
-    stage.say(format!("Starting a private server: {} on port {}.", server.binary, server.port))?;
-    let locks = server.answers(&stage).await?;
-    stage.run(&locks, show).await
+    let demo = Demo::new(example, url);
+    demo.say(format!("Starting a private server: {} on port {}.", server.binary, server.port))?;
+    let locks = server.answers(&demo).await?;
+    demo.run(&locks, show).await
 }
 
-async fn public(example: &str, url: &str, show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome) -> Outcome {
-    let stage = Stage::new(example, url.to_owned());
-    let locks = stage.locks().await?;
-    stage.run(&locks, show).await
+async fn public(example: &str, url: &str, show: impl AsyncFnOnce(&Demo, &Locks) -> Outcome) -> Outcome {
+    let demo = Demo::new(example, url.to_owned());
+    let locks = demo.locks().await?;
+    demo.run(&locks, show).await
 }
 
-async fn play(
+async fn run_worker(
     role: &str,
-    who: &str,
-    work: impl AsyncFnOnce(&Stage, &Locks, &str, &str) -> Outcome,
+    argument: &str,
+    work: impl AsyncFnOnce(&Demo, &Locks, &str, &str) -> Outcome,
 ) -> Outcome {
-    let stage = Stage { start: Instant::now(), url: std::env::var(URL)?, run: std::env::var(RUN)? };
-    let locks = stage.locks().await?;
-    let outcome = work(&stage, &locks, role, who).await;
+    let demo = Demo { start: Instant::now(), url: std::env::var(URL)?, run: std::env::var(RUN)? };
+    let locks = demo.locks().await?;
+    let outcome = work(&demo, &locks, role, argument).await;
     outcome.and(locks.close(CLOSE).await.map_err(Into::into))
 }
 
-/// Ends early when interrupted: what is dropped stops its processes, which an exit would not.
+/// Ends early when interrupted. Dropping `show` stops its processes; an exit would leave them
+/// running.
 async fn limited(show: impl Future<Output = Outcome>) -> Outcome {
     tokio::select! {
-        biased; // Ctrl-C ends the other processes too, and is the reason to give then
+        biased; // Ctrl-C also ends the workers: report it, not their end
         signal = interrupted() => Err(signal.map_or_else(Into::into, |()| "interrupted".into())),
         outcome = timeout(LIMIT, show) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
     }
 }
 
-/// One run, with what all its processes need.
-pub(crate) struct Stage {
+/// One run of an example, as all its processes see it.
+pub(crate) struct Demo {
     pub(crate) start: Instant,
     pub(crate) url: String,
-    /// A name that nobody else uses: two runs on one server must not wait for each other.
+    /// A unique name: two runs on one server must not wait for each other.
     pub(crate) run: String,
 }
 
-impl Stage {
-    fn new(example: &str, url: String) -> Stage {
-        Stage { start: Instant::now(), url, run: format!("{example}-{}", unique()) }
+impl Demo {
+    fn new(example: &str, url: String) -> Demo {
+        Demo { start: Instant::now(), url, run: format!("{example}-{}", unique()) }
     }
 
     async fn locks(&self) -> Result<Locks, redlatch::Error> {
@@ -109,16 +110,16 @@ impl Stage {
             .await
     }
 
-    async fn run(&self, locks: &Locks, show: impl AsyncFnOnce(&Stage, &Locks) -> Outcome) -> Outcome {
+    async fn run(&self, locks: &Locks, show: impl AsyncFnOnce(&Demo, &Locks) -> Outcome) -> Outcome {
         self.say(format!("Connected. This is process {}.", std::process::id()))?;
         let outcome = show(self, locks).await;
         outcome.and(locks.close(CLOSE).await.map_err(Into::into))
     }
 
-    /// A command that runs this program again, as another process.
-    pub(crate) fn command(&self, role: &str, who: &str) -> Outcome<Command> {
+    /// Returns a command that runs this program again, as a worker process.
+    pub(crate) fn command(&self, role: &str, argument: &str) -> Outcome<Command> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--worker", role, who]).env(URL, &self.url).env(RUN, &self.run).kill_on_drop(true);
+        command.args(["--worker", role, argument]).env(URL, &self.url).env(RUN, &self.run).kill_on_drop(true);
         Ok(command)
     }
 
@@ -132,7 +133,7 @@ impl Stage {
     }
 }
 
-/// Another process, which says things line by line until it is told to finish or killed.
+/// Another process, which writes lines until its input is closed or it is killed.
 pub(crate) struct Worker {
     pub(crate) child: Child,
     pub(crate) pid: u32,
@@ -141,20 +142,20 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn start(stage: &Stage, role: &str, who: &str) -> Outcome<Worker> {
-        let mut child = stage.command(role, who)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    pub(crate) fn start(demo: &Demo, role: &str, argument: &str) -> Outcome<Worker> {
+        let mut child = demo.command(role, argument)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let pid = child.id().ok_or("a process ended at once")?;
         let stdin = child.stdin.take().ok_or("a process without an input")?;
         let stdout = child.stdout.take().ok_or("a process without an output")?;
         Ok(Worker { child, pid, stdin, lines: BufReader::new(stdout).lines() })
     }
 
-    /// The next line that it says.
-    pub(crate) async fn hear(&mut self) -> Outcome<String> {
-        Ok(self.lines.next_line().await?.ok_or("a process ended before its time")?)
+    /// Waits for the next line that it writes.
+    pub(crate) async fn next_line(&mut self) -> Outcome<String> {
+        Ok(self.lines.next_line().await?.ok_or("a process ended too early")?)
     }
 
-    /// Ends its input, and waits until it ends: the last line that it says, if it does.
+    /// Closes its input, waits until it ends, and returns its last line, if there is one.
     pub(crate) async fn finish(mut self) -> Outcome<Option<String>> {
         drop(self.stdin);
         let last = self.lines.next_line().await?;
@@ -168,13 +169,13 @@ pub(crate) async fn ended_well(mut child: Child) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("a process of the example failed: {status}").into()) }
 }
 
-/// The end of standard input, which also comes if the show ends in whatever way.
-pub(crate) async fn told_to_finish() -> Outcome {
+/// Waits for the end of standard input, which also comes if the first process dies.
+pub(crate) async fn stdin_closed() -> Outcome {
     tokio::io::stdin().read_to_end(&mut Vec::new()).await?;
     Ok(())
 }
 
-/// One write for one line, so that the lines of processes with one pipe do not mix.
+/// Writes a line with one write, so that the lines of processes with one pipe do not mix.
 pub(crate) fn report(line: impl Display) -> Outcome {
     Ok(io::stdout().write_all(format!("{line}\n").as_bytes())?)
 }
@@ -187,7 +188,7 @@ pub(crate) fn check(holds: bool, otherwise: impl FnOnce() -> String) -> Outcome 
     if holds { Ok(()) } else { Err(format!("this must not happen: {}", otherwise()).into()) }
 }
 
-/// A server of our own, with nothing on disk. Stopped when it is dropped.
+/// A private server, with nothing on disk. It is stopped when this is dropped.
 struct Server {
     child: std::process::Child,
     binary: String,
@@ -196,7 +197,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it and says where it will be. It does not answer yet.
+    /// Starts the server and returns its URL. It does not answer yet.
     fn start() -> Outcome<(Server, String)> {
         let binary = std::env::var("REDLATCH_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -216,16 +217,17 @@ impl Server {
         Ok((Server { child, binary, port, directory }, format!("redis://127.0.0.1:{port}/")))
     }
 
-    /// Waits until it answers, unless it ended: then somebody else might.
-    async fn answers(&mut self, stage: &Stage) -> Outcome<Locks> {
+    /// Waits until the server answers. Fails if it has ended: another server may have its port
+    /// then.
+    async fn answers(&mut self, demo: &Demo) -> Outcome<Locks> {
         loop {
-            let answer = stage.locks().await;
+            let answer = demo.locks().await;
             if let Some(status) = self.child.try_wait()? {
                 return Err(format!("{} ended at once: {status}", self.binary).into());
             }
             match answer {
                 Ok(locks) => return Ok(locks),
-                Err(error) if stage.start.elapsed() > Duration::from_secs(10) => return Err(error.into()),
+                Err(error) if demo.start.elapsed() > Duration::from_secs(10) => return Err(error.into()),
                 Err(_) => sleep(Duration::from_millis(20)).await,
             }
         }
@@ -234,14 +236,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Whatever fails here, there is nobody left to do it better.
+        // A failure here cannot be reported or repaired.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-/// Ctrl-C, or what `kill` and `timeout` send.
+/// Waits for Ctrl-C, or for the signal of `kill` and `timeout`.
 async fn interrupted() -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -256,13 +258,13 @@ async fn interrupted() -> io::Result<()> {
     tokio::signal::ctrl_c().await
 }
 
-/// For names that nobody else uses: no other process of this machine now, and hardly one of another.
+/// Returns a name that no other process of this machine uses, and hardly one of another machine.
 fn unique() -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{}-{}", now.as_millis(), std::process::id())
 }
 
-/// The error and what caused it, in one line. Some errors repeat their causes; this does not.
+/// Returns the error and its causes, in one line. An error that repeats its cause shows it once.
 fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     for cause in std::iter::successors(error.source(), |&error| error.source()) {

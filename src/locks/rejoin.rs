@@ -6,7 +6,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Locks;
-use super::nodes::{NodeState, NodeStatus, Survey};
+use super::node_status::{NodeState, NodeStatus, Survey};
 use crate::error::{Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::node_key;
 use crate::options::RestartGuard;

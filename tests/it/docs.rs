@@ -1,59 +1,116 @@
-//! The pages: no dead link, on a git host or in the crate's documentation.
+//! The pages: no dead link, on a git host, in the crate's documentation, or in its package.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
+
+const SOURCES: &str = "https://docs.rs/crate/redlatch/latest/source/";
+const ITEMS: &str = "https://docs.rs/redlatch/latest/redlatch/";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
 
 /// The pages that are in the crate's documentation, and those that are not.
 fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let guide = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let guide = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let guide: Vec<_> = guide.filter(|path| !path.ends_with("links.md")).collect();
-    let others =
-        ["ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "lua/README.md", "lua/quorum/README.md"];
-    let others = others.into_iter().map(|name| root.join(name)).collect();
-    ([root.join("README.md")].into_iter().chain(guide).collect(), others)
+    let others = [
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "lua/README.md",
+        "lua/quorum/README.md",
+        "tests/README.md",
+    ];
+    let others = others.into_iter().map(|name| root().join(name)).filter(|path| path.exists()).collect();
+    ([root().join("README.md")].into_iter().chain(guide).collect(), others)
 }
 
-/// The lines of a page outside of code, with code spans removed.
-fn prose(page: &str) -> String {
-    let mut in_code = false;
-    let mut text = String::new();
-    for line in page.lines() {
-        if line.trim_start().starts_with("```") {
-            in_code = !in_code;
-        } else if !in_code {
-            text.push_str(line);
-            text.push('\n');
+/// The links of a page, outside of code.
+#[derive(Default)]
+struct Links {
+    /// `[text](destination)`
+    inline: Vec<String>,
+    /// `[text][label]`, and `[label]`
+    labels: BTreeSet<String>,
+    /// `[label]: destination`. If there are several, the first one counts.
+    definitions: BTreeMap<String, String>,
+}
+
+impl Links {
+    fn of(page: &Path) -> Links {
+        let mut links = Links::default();
+        let mut prose = String::new();
+        for line in prose_lines(&read_to_string(page).unwrap()) {
+            let definition = line.strip_prefix('[').and_then(|line| line.split_once("]: "));
+            match definition {
+                Some((name, to)) => _ = links.definitions.entry(label(name)).or_insert(to.to_owned()),
+                None => prose += &format!("{line}\n"),
+            }
         }
+        let mut rest = prose.as_str();
+        while let Some((mark, after)) = rest.find(['`', '[']).map(|at| (&rest[at..=at], &rest[at + 1..])) {
+            let Some((text, after)) = after.split_once(if mark == "`" { '`' } else { ']' }) else { break };
+            rest = after;
+            if mark == "`" {
+                continue;
+            }
+            if let Some((destination, after)) = after.strip_prefix('(').and_then(|it| it.split_once(')')) {
+                links.inline.push(destination.to_owned());
+                rest = after;
+            } else if let Some((name, after)) = after.strip_prefix('[').and_then(|it| it.split_once(']')) {
+                links.labels.insert(label(name));
+                rest = after;
+            } else {
+                links.labels.insert(label(text));
+            }
+        }
+        links
     }
-    text
+
+    fn destinations(&self) -> impl Iterator<Item = &String> {
+        self.inline.iter().chain(self.definitions.values())
+    }
 }
 
-/// The destinations of `[text](destination)`, and the definitions `[label]: destination`.
-fn links(text: &str) -> (Vec<String>, BTreeMap<String, String>) {
-    let inline = text.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned()));
-    let definition = |line: &str| {
-        let (label, destination) = line.strip_prefix('[')?.split_once("]: ")?;
-        Some((label.to_lowercase(), destination.to_owned()))
+fn prose_lines(page: &str) -> Vec<&str> {
+    let mut in_code = false;
+    let is_prose = |line: &&str| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence
     };
-    (inline.collect(), text.lines().filter_map(definition).collect())
+    page.lines().filter(is_prose).collect()
 }
 
-/// The labels of `[text][label]`.
-fn labels(text: &str) -> BTreeSet<String> {
-    let used = text.split("][").skip(1).filter_map(|rest| Some(rest.split_once(']')?.0.to_lowercase()));
-    used.collect()
+/// Labels differ neither by case nor by line breaks.
+fn label(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
 }
 
 /// The anchors of a page's headings, as git hosts and rustdoc make them.
-fn anchors(text: &str) -> BTreeSet<String> {
-    let headings = text.lines().filter(|line| line.starts_with('#'));
+fn anchors(page: &Path) -> BTreeSet<String> {
+    let text = read_to_string(page).unwrap();
+    let headings = prose_lines(&text).into_iter().filter(|line| line.starts_with('#'));
     let anchor = |line: &str| {
         let heading = line.trim_start_matches('#').trim().to_lowercase();
         let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
         kept.collect::<String>().replace(' ', "-")
     };
     headings.map(anchor).collect()
+}
+
+/// Fails unless `file#anchor` exists.
+fn assert_exists(file: &Path, anchor: Option<&str>, link: &str) {
+    assert!(file.exists(), "{link}: there is no {}", file.display());
+    if let Some(anchor) = anchor {
+        assert!(anchors(file).contains(anchor), "{link}: {} has no heading #{anchor}", file.display());
+    }
+}
+
+fn split(destination: &str) -> (&str, Option<&str>) {
+    destination.split_once('#').map_or((destination, None), |(file, anchor)| (file, Some(anchor)))
 }
 
 fn is_relative(destination: &str) -> bool {
@@ -64,19 +121,17 @@ fn is_relative(destination: &str) -> bool {
 fn links_lead_to_files_and_headings_that_exist() {
     let (guide, others) = pages();
     for page in guide.iter().chain(&others) {
-        let text = prose(&std::fs::read_to_string(page).unwrap());
-        let (inline, definitions) = links(&text);
-        for label in labels(&text) {
-            assert!(definitions.contains_key(&label), "{}: [{label}] is not defined", page.display());
+        let links = Links::of(page);
+        for label in &links.labels {
+            assert!(links.definitions.contains_key(label), "{}: [{label}] is not defined", page.display());
         }
-        for destination in inline.iter().chain(definitions.values()).filter(|link| !link.contains("://")) {
-            let (file, anchor) = destination.split_once('#').unwrap_or((destination, ""));
+        for label in links.definitions.keys() {
+            assert!(links.labels.contains(label), "{}: [{label}] is not used", page.display());
+        }
+        for destination in links.destinations().filter(|link| !link.contains("://")) {
+            let (file, anchor) = split(destination);
             let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
-            assert!(target.exists(), "{}: {destination} does not exist", page.display());
-            if !anchor.is_empty() {
-                let headings = anchors(&prose(&std::fs::read_to_string(&target).unwrap()));
-                assert!(headings.contains(anchor), "{}: {destination} has no such heading", page.display());
-            }
+            assert_exists(&target, anchor, &format!("{}: {destination}", page.display()));
         }
     }
 }
@@ -85,16 +140,72 @@ fn links_lead_to_files_and_headings_that_exist() {
 /// rustdoc checks the definitions there.
 #[test]
 fn links_of_the_guide_lead_somewhere_in_the_crates_documentation() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (_, replaced) = links(&std::fs::read_to_string(root.join("docs/links.md")).unwrap());
+    let replaced = Links::of(&root().join("docs/links.md")).definitions;
     assert!(replaced.values().all(|destination| !is_relative(destination)), "{replaced:?}");
     for page in pages().0 {
-        let (inline, definitions) = links(&prose(&std::fs::read_to_string(&page).unwrap()));
-        let dead: Vec<_> = inline.iter().filter(|link| is_relative(link)).collect();
+        let links = Links::of(&page);
+        let dead: Vec<_> = links.inline.iter().filter(|link| is_relative(link)).collect();
         assert!(dead.is_empty(), "{}: use a label of docs/links.md for {dead:?}", page.display());
-        for (label, destination) in definitions.iter().filter(|(_, destination)| is_relative(destination)) {
-            let known = replaced.contains_key(label);
-            assert!(known, "{}: docs/links.md has no [{label}] for {destination}", page.display());
+        for (label, destination) in links.definitions {
+            let Some(other) = replaced.get(&label) else {
+                let page = page.display();
+                assert!(!is_relative(&destination), "{page}: docs/links.md has no [{label}]: {destination}");
+                continue;
+            };
+            // A git host and the documentation lead to the same item.
+            if let Some(item) = destination.strip_prefix(ITEMS) {
+                assert_eq!(path_of(item), *other, "{}: [{label}]", page.display());
+            }
+        }
+    }
+}
+
+/// `enum.Error.html#variant.Lost` is `crate::Error::Lost`.
+fn path_of(item: &str) -> String {
+    let (file, member) = split(item);
+    let name = file.trim_end_matches(".html").split_once('.').map_or(file, |(_, name)| name);
+    let member = member.and_then(|member| member.split_once('.'));
+    member.map_or(format!("crate::{name}"), |(_, member)| format!("crate::{name}::{member}"))
+}
+
+/// A file that is not in the package has no page on docs.rs.
+#[test]
+fn links_to_docs_rs_lead_to_what_is_published() {
+    let manifest: toml::Table = read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();
+    let included = manifest["package"]["include"].as_array().unwrap().iter().map(|it| it.as_str().unwrap());
+    let included: Vec<&str> = included.map(|it| it.trim_matches('/').trim_end_matches('*')).collect();
+    let (guide, others) = pages();
+    for page in guide.iter().chain(&others).chain([&root().join("docs/links.md")]) {
+        for destination in Links::of(page).destinations() {
+            let link = format!("{}: {destination}", page.display());
+            let (address, anchor) = split(destination);
+            if let Some(file) = address.strip_prefix(SOURCES) {
+                assert_exists(&root().join(file), anchor, &link);
+                assert!(included.iter().any(|start| file.starts_with(start)), "{link} is not in the package");
+            } else if let Some(item) = address.strip_prefix(ITEMS).filter(|item| !item.ends_with(".html")) {
+                let page =
+                    item.trim_end_matches('/').strip_prefix("guide/").map(|page| format!("docs/{page}.md"));
+                assert_exists(&root().join(page.unwrap_or_else(|| panic!("{link}: no page"))), anchor, &link);
+            }
+        }
+    }
+}
+
+/// rustdoc checks the paths of items, but not the headings of pages.
+#[test]
+fn links_of_items_lead_to_headings_of_the_guide() {
+    let mut folders = vec![root().join("src")];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            for link in read_to_string(&path).unwrap().split("(crate::guide::").skip(1) {
+                let (link, _) = link.split_once(')').unwrap();
+                let (page, anchor) = split(link);
+                assert_exists(&root().join(format!("docs/{page}.md")), anchor, &path.display().to_string());
+            }
         }
     }
 }

@@ -10,8 +10,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The floors, from the ground up. A file may use its own floor and those below.
-const FLOORS: [(&str, &[&str]); 4] = [
+/// The layers, lowest first. A file may use its own layer and those below.
+const LAYERS: [(&str, &[&str]); 4] = [
     (
         "values",
         &[
@@ -30,14 +30,60 @@ const FLOORS: [(&str, &[&str]); 4] = [
     ),
     ("wire", &["wire"]),
     ("lease", &["lease"]),
-    ("kinds", &["lock", "locks", "mutex", "reentrant", "rwlock"]),
+    ("kinds", &["named_lock", "locks", "mutex", "reentrant", "rwlock"]),
 ];
 
-fn floor(module: &str) -> usize {
-    FLOORS
+fn layer(module: &str) -> usize {
+    LAYERS
         .iter()
         .position(|(_, modules)| modules.contains(&module))
-        .unwrap_or_else(|| panic!("{module}: no floor"))
+        .unwrap_or_else(|| panic!("{module} is in no layer"))
+}
+
+/// The code of a file, without its comments.
+fn code(file: &Path) -> String {
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().filter(|line| !line.trim_start().starts_with("//")).map(|line| format!("{line}\n")).collect()
+}
+
+fn word(text: &str) -> &str {
+    let end = text.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    &text[..end.unwrap_or(text.len())]
+}
+
+/// The modules of the crate that a file names, alone or in a list: `crate::{clock::Moment, wire}`.
+fn used(code: &str) -> Vec<&str> {
+    let mut used = Vec::new();
+    for rest in code.split("crate::").skip(1) {
+        let Some(list) = rest.strip_prefix('{') else {
+            used.push(word(rest));
+            continue;
+        };
+        let (mut depth, mut start) = (0, 0);
+        for (at, letter) in list.char_indices() {
+            match letter {
+                '{' => depth += 1,
+                ',' | '}' if depth == 0 => {
+                    used.push(word(list[start..at].trim_start()));
+                    start = at + 1;
+                }
+                '}' => depth -= 1,
+                _ => {}
+            }
+            if letter == '}' && depth == 0 && start == at + 1 {
+                break;
+            }
+        }
+    }
+    used.retain(|module| !module.is_empty());
+    used
+}
+
+#[test]
+fn house_modules_are_found_in_lists() {
+    let code =
+        "use crate::clock::Moment;\nuse crate::{\n    lease::{Kind, Lease},\n    wire,\n};\nuse x::{y};";
+    assert_eq!(used(code), ["clock", "lease", "wire"]);
 }
 
 #[test]
@@ -49,18 +95,12 @@ fn house_arrows_run_one_way() {
         if module == "lib" {
             continue;
         }
-        let text = std::fs::read_to_string(&file).unwrap();
-        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-            for used in line.split("crate::").skip(1) {
-                let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                let used = if used == "FencingToken" { "fencing" } else { &used };
-                assert!(floor(used) <= floor(module), "{} looks up at {used}: {line}", file.display());
-            }
+        let code = code(&file);
+        for used in used(&code) {
+            let used = if used == "FencingToken" { "fencing" } else { used };
+            assert!(layer(used) <= layer(module), "{} looks up at {used}", file.display());
         }
-        let names_redis = text.lines().any(|line| {
-            let line = line.trim_start();
-            !line.starts_with("//") && (line.contains("redis::") || line.contains("use redis"))
-        });
+        let names_redis = code.contains("redis::") || code.contains("use redis");
         // Constructors, and the sources of errors.
         let may =
             module == "wire" || ["locks", "error"].contains(&module) || file.ends_with("lease/client.rs");
@@ -68,11 +108,25 @@ fn house_arrows_run_one_way() {
     }
 }
 
+/// A file is found by its name, also in a list of names without folders.
 #[test]
-fn house_lease_names_no_kind_and_wire_no_lease() {
+fn house_no_two_files_share_a_name() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let forbidden =
-        [("lease", &["reader", "writer", "reentrant", "rwlock"][..]), ("wire", &["lease", "owner", "ttl"])];
+    let mut names = std::collections::BTreeMap::new();
+    for file in sources(&root).into_iter().filter(|file| !file.ends_with("mod.rs")) {
+        let before = names.insert(file.file_name().unwrap().to_owned(), file.clone());
+        assert!(before.is_none(), "{before:?} and {file:?}");
+    }
+}
+
+#[test]
+fn house_lease_names_no_kind_or_topology_and_wire_no_lease() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let forbidden = [
+        // Neither a kind nor a topology.
+        ("lease", &["reader", "writer", "reentrant", "rwlock", "sentinel", "cluster"][..]),
+        ("wire", &["lease", "owner", "ttl"]),
+    ];
     for (folder, words) in forbidden {
         for file in sources(&root.join(folder)) {
             let text = std::fs::read_to_string(&file).unwrap();

@@ -1,13 +1,13 @@
-//! Read and write locks beside those of rlock, on one private server: `scripts/bench peers`.
+//! Compares read and write locks with those of rlock, on one private server: `scripts/bench peers`.
 //!
-//! Both are measured in the same run, in short slices that take turns, so that what disturbs one disturbs
-//! the other. Absolute numbers belong to a machine; the ratio does not, or much less.
+//! Both are measured in the same run, in short alternating slices, so that a disturbance affects
+//! both. Absolute numbers depend on the machine; the ratio hardly does.
 
 mod measure;
 mod pair;
 mod report;
 
-/// What this bench has in common with the other one.
+/// The parts that both benches share.
 #[path = "../../suite"]
 #[allow(dead_code, reason = "neither bench uses everything")]
 mod suite {
@@ -44,7 +44,7 @@ async fn main() -> Outcome<()> {
     report.write()
 }
 
-/// What the crate promises itself, for locks that nobody else wants.
+/// The targets of the crate, for uncontended locks.
 fn targets(rows: &[Row]) -> Vec<Target> {
     let ours = |row: &&Row| row.tasks == 256 && row.peer == Peer::Redlatch && !row.work.is_shared();
     rows.iter()

@@ -1,4 +1,4 @@
-//! Slices of all peers in turn, and what they add up to.
+//! Slices of all peers in turn, and their sums.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,8 +14,9 @@ use crate::suite::plan::Plan;
 use crate::suite::samples::{Samples, median};
 use crate::suite::server::{Observer, Server};
 
-/// Enough tasks that everybody has always something to do: then it does not matter who runs where.
-const CROWDS: [usize; 2] = [64, 256];
+/// Enough tasks to keep the server and the clients busy all the time: the placement of their
+/// threads does not matter then.
+const TASKS: [usize; 2] = [64, 256];
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
@@ -25,7 +26,7 @@ pub(crate) struct Row {
     pub(crate) peer: Peer,
     pub(crate) pairs: usize,
     pub(crate) pairs_per_second: f64,
-    /// The median of this rate by that of rlock, round by round.
+    /// The median over all rounds of this rate divided by that of rlock.
     pub(crate) to_rlock: f64,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
@@ -36,7 +37,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let bench = Bench::new(server).await?;
     let mut observer = server.observer().await?;
     let mut rows = alone(server, &bench, &mut observer, plan).await?;
-    for tasks in CROWDS {
+    for tasks in TASKS {
         for work in Work::ALL {
             rows.extend(compare(&bench, &mut observer, work, tasks, Placement::Anywhere, plan.pairs).await?);
         }
@@ -44,7 +45,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     Ok(rows)
 }
 
-/// One task, with the server beside it and apart from it, where that can be chosen.
+/// Measures one task, with the server on its core and on another one, where that can be chosen.
 async fn alone(server: &Server, bench: &Bench, observer: &mut Observer, plan: &Plan) -> Outcome<Vec<Row>> {
     let cores = Cores::of(server.process());
     let placements = match cores {
@@ -66,7 +67,7 @@ async fn alone(server: &Server, bench: &Bench, observer: &mut Observer, plan: &P
     Ok(rows)
 }
 
-/// Measures every peer in turn, again and again: what disturbs one of them disturbs all of them.
+/// Measures every peer in turn, in many rounds: a disturbance then affects all peers alike.
 async fn compare(
     bench: &Bench,
     observer: &mut Observer,
@@ -82,7 +83,7 @@ async fn compare(
     for round in 0..=rounds {
         let mut slices = Vec::new();
         for turn in 0..Peer::ALL.len() {
-            // Nobody comes always after the same one.
+            // No peer always follows the same one.
             let index = (round + turn) % Peer::ALL.len();
             slices.push((index, run(bench, observer, Peer::ALL[index], work, tasks, slice).await?));
         }
@@ -99,7 +100,7 @@ async fn compare(
     Ok(tallies.into_iter().map(|(peer, tally)| tally.row(peer, work, tasks, placement)).collect())
 }
 
-/// What some tasks did with one peer's locks for a short while.
+/// The result of some tasks with one peer's locks, for a short time.
 struct Slice {
     samples: Samples,
     took: Duration,
@@ -136,7 +137,7 @@ async fn run(
     Ok(Slice { samples, took, server_cpu })
 }
 
-/// One task.
+/// Runs one task.
 async fn repeat(mut pair: Pair, gate: Arc<Gate>, span: Duration) -> Outcome<Samples> {
     gate.prepared().await;
     let start = gate.start().await;

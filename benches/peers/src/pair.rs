@@ -1,4 +1,4 @@
-//! The pairs that are compared: a lock is taken and given back, in two round trips.
+//! The pairs that are compared: an acquire and a release, in two round trips.
 
 use redis::aio::MultiplexedConnection;
 use redis::{Script, Value};
@@ -9,13 +9,13 @@ use serde::Serialize;
 use crate::suite::Outcome;
 use crate::suite::server::Server;
 
-/// What a task does over and over.
+/// The pair that a task repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
     Read,
     Write,
-    /// All tasks read one and the same lock.
+    /// All tasks read the same lock.
     SharedRead,
 }
 
@@ -43,7 +43,7 @@ impl Work {
     }
 }
 
-/// Whose pair it is.
+/// The library that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Peer {
@@ -65,8 +65,8 @@ impl Peer {
     }
 }
 
-/// What pairs are made of: of each peer one client, which all tasks share. All options are the defaults:
-/// both renew what they hold, and only redlatch gives fencing tokens.
+/// One client of each peer, which all tasks share. All options are the defaults: both peers renew
+/// their leases, and only redlatch has fencing tokens.
 #[derive(Debug)]
 pub(crate) struct Bench {
     bare: MultiplexedConnection,
@@ -80,13 +80,13 @@ impl Bench {
         let mut bare = server.connect().await?;
         let trivial = Script::new("return 1").load_async(&mut bare).await?;
         let locks = Locks::open(&server.url()).await?;
-        // As its documentation opens one. TCP_NODELAY, which the others have, makes it no faster: in crowds
-        // it is up to a tenth slower with it.
+        // As in the documentation of rlock. TCP_NODELAY, which the others use, does not make it
+        // faster: with many tasks it is up to a tenth slower.
         let rlock = RLock::new(server.url()).await?;
         Ok(Bench { bare, trivial, locks, rlock })
     }
 
-    /// One task's own pair.
+    /// Returns the pair of one task.
     pub(crate) fn pair(&self, peer: Peer, work: Work, task: usize) -> Outcome<Pair> {
         let name = work.name(task);
         Ok(match peer {
@@ -119,10 +119,10 @@ impl Pair {
                 Work::Read | Work::SharedRead => lock.read().await?.release().await?,
                 Work::Write => lock.write().await?.release().await?,
             },
-            // Two scripts, one round trip each, on one connection for all: TIME, TYPE and four or five
-            // commands on a sorted set, then TYPE and ZREM. Here it makes a UUID and starts three tasks:
-            // one that takes, one that renews, one that gives back. To drop the guard instead would be no
-            // faster: dropped ones are given back one after another.
+            // Two scripts, one round trip each, on one connection for all: TIME, TYPE and four or
+            // five commands on a sorted set, then TYPE and ZREM. The client makes a UUID and starts
+            // three tasks, which acquire, renew and release. Dropping the guard instead is not
+            // faster: dropped guards are released one after another.
             Pair::Rlock { client, key, work } => match work {
                 Work::Read | Work::SharedRead => client.acquire_read(key).await?.release().await?,
                 Work::Write => client.acquire_write(key).await?.release().await?,

@@ -1,4 +1,5 @@
-//! What was measured: as a table for people, and as `target/bench-peers.json` for programs.
+//! The figures: printed as a human-readable table, and written to `target/bench-peers.json` for
+//! programs.
 
 use serde::Serialize;
 
@@ -16,7 +17,7 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn print(&self) {
-        println!("\nnobody is kept waiting; each task has its own lock, or all read one; one client for all");
+        println!("\nwithout waiters; each task has its own lock, or all read one; one client for all");
         println!(
             "{:>5}  {:<9} {:<27} {:<17} {:>9} {:>8} {:>10} {:>10} {:>14}",
             "tasks", "server", "pair", "of", "pairs/s", "x rlock", "median us", "p99 us", "server CPU us"

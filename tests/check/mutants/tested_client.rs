@@ -50,7 +50,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         edits: &[edit(
             "src/lease/schedule.rs",
             "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
-            "        let own = owned(lease);\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one) == own).map(|(key, _)| *key).collect();\n        let keys = keys.into_iter().filter(|_| own.is_some());\n",
+            "        let Some(own) = owned(lease) else { return };\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one).as_ref() == Some(&own)).map(|(key, _)| *key).collect();\n",
         )],
         test: "lease::renewal::reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mutexes",
     },

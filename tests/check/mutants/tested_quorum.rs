@@ -156,7 +156,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
                 to: "queue(place or time, 0)",
             },
         ],
-        test: "scripts::rwlock::an_upgrade_is_first_in_the_queue",
+        test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
     Tested {
         name: "upgrade-keeps-its-earlier-place",
@@ -166,7 +166,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "",
         }],
-        test: "scripts::rwlock::an_upgrade_is_first_in_the_queue",
+        test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
     Tested {
         name: "another-writer-lets-readers-in",
@@ -176,7 +176,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "now + claim",
         }],
-        test: "scripts::rwlock::another_writer_does_not_let_new_readers_in_earlier",
+        test: "scripts::rwlock::second_writer_does_not_admit_new_readers_earlier",
     },
     Tested {
         name: "rest-of-readers-not-notified-by-release",

@@ -41,14 +41,14 @@ async fn shrinks(kind: Kind, dead: Kind) {
     let waiting = tokio::spawn(async move { lock.lock().await });
     eventually("one waiter is left", || async { queue.waiters().await.len() == 1 }).await;
     let polls = server.scripts_run().await - before;
-    println!("FIG {kind:?}: {DEAD} dead entries of {dead:?} are gone after {polls} polls");
+    println!("FIG {kind:?}: {DEAD} dead entries of {dead:?} are removed after {polls} polls");
     // Each poll removes at most sixteen entries. A few more polls find the rest, and some run
     // before they are counted.
     assert!(polls < 2 * DEAD / 16, "{kind:?}: {polls} polls");
     let alive: Vec<(String, f64)> = queue.waiters().await;
     assert!(!alive[0].0.starts_with("dead-"), "{kind:?}: {alive:?}");
     assert_eq!(raw.release("holder").await, 1);
-    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    soon("the waiter is granted the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
     drop(holder);
 }
 

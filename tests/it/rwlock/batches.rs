@@ -47,8 +47,10 @@ async fn rwlock_standalone_release_sends_one_message_per_client() {
         let before = server.published().await;
         let start = Instant::now();
         writing.release().await.unwrap();
-        soon("all of them", async { while readers.join_next().await.transpose().unwrap().is_some() {} })
-            .await;
+        soon("all readers finish", async {
+            while readers.join_next().await.transpose().unwrap().is_some() {}
+        })
+        .await;
         let writing = soon("the writer acquires", writer).await.unwrap().unwrap();
         assert!(start.elapsed() < super::NEVER / 2, "the waiters are notified: {:?}", start.elapsed());
         assert_eq!(server.published().await - before, CLIENTS as u64 + 1, "one message for each client");
@@ -101,7 +103,7 @@ async fn rwlock_standalone_release_admits_700_readers_past_dead_ones() {
     let token = writing.lease().fencing_token();
     let start = Instant::now();
     writing.release().await.unwrap();
-    while let Some(outcome) = soon("all of them", readers.join_next()).await {
+    while let Some(outcome) = soon("all readers finish", readers.join_next()).await {
         assert_eq!(outcome.unwrap(), token, "readers enter before the writer");
     }
     assert!(start.elapsed() < super::NEVER / 2, "{:?}", start.elapsed());
@@ -147,7 +149,7 @@ async fn rwlock_standalone_release_admits_1500_readers_together() {
             writing.release().await.unwrap();
             None
         };
-        while let Some(outcome) = soon("all of them", readers.join_next()).await {
+        while let Some(outcome) = soon("all readers finish", readers.join_next()).await {
             outcome.unwrap();
         }
         let messages = server.published().await - before;

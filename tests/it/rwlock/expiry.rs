@@ -34,7 +34,7 @@ async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
         async move { server.run::<String>(&["HGET", "lock:rw", &field]).await }
     };
     let before = [value(fields[0].clone()).await, value(fields[1].clone()).await];
-    eventually("renewed", || async { value(fields[1].clone()).await != before[1] }).await;
+    eventually("the other hold is renewed", || async { value(fields[1].clone()).await != before[1] }).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(value(fields[0].clone()).await, before[0], "the other hold is unchanged");
     for guard in guards {

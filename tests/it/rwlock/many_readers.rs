@@ -71,7 +71,10 @@ async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
     );
     one.release().await.unwrap();
     drop(guards);
-    eventually("they leave", || async { server.lock_state(lock.name()).await.readers.is_empty() }).await;
+    eventually("all readers are released", || async {
+        server.lock_state(lock.name()).await.readers.is_empty()
+    })
+    .await;
     drop((lock, alone, crowded, others));
     server.assert_nothing_left().await;
 }
@@ -121,7 +124,13 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
             })
             .await;
             one.release().await.unwrap();
-            soon("swept", writer).await.unwrap().unwrap().release().await.unwrap();
+            soon("the writer acquires past the dead readers", writer)
+                .await
+                .unwrap()
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         });
         note("a writer sweeps the dead", took.await);
         assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "no dead reader is left");

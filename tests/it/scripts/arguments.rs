@@ -1,11 +1,11 @@
-//! Arguments: each is checked, whatever the lock is like when the request comes.
+//! Arguments: each is checked, whatever the state of the lock.
 
 use super::request::{Answer, Client, KEYS, NODE, Request};
 use super::{script, scripts};
 use crate::support::Server;
 use Answer::{Busy, Final};
 
-/// A value that each script takes.
+/// A value that each script accepts.
 fn well_formed(argument: &str) -> &'static str {
     match argument {
         "attempt" => "a",
@@ -25,7 +25,7 @@ fn well_formed(argument: &str) -> &'static str {
     }
 }
 
-/// Values that no script takes.
+/// Values that no script accepts.
 fn malformed(script: &str, argument: &str) -> Vec<String> {
     let list: &[&str] = match argument {
         "attempt" => &["", " ", "a b", " a", "a "],
@@ -82,7 +82,7 @@ fn malformed(script: &str, argument: &str) -> Vec<String> {
     list.iter().map(|&value| value.to_owned()).chain(long).collect()
 }
 
-/// Which arguments of a script have no default.
+/// The arguments of a script that have no default.
 fn required(script: &str) -> &'static [&'static str] {
     match script {
         "mutex/release" | "rwlock/release" => &["attempt"],
@@ -104,7 +104,7 @@ fn verbs() -> Vec<String> {
     verbs
 }
 
-/// What the request finds.
+/// The state of the lock when the request arrives.
 #[derive(Clone, Copy, Debug)]
 enum Lock {
     Free,
@@ -121,7 +121,7 @@ enum Lock {
 const LOCKS: [Lock; 5] = [Lock::Free, Lock::Contended, Lock::Busy, Lock::Held, Lock::Nested];
 
 impl Lock {
-    /// Makes the lock that a script is meant for.
+    /// Creates the lock in this state, with the script's kind.
     async fn prepare(self, client: &Client, script: &str) {
         client.flush().await;
         let (acquire, held_by) = match script {
@@ -162,7 +162,7 @@ fn complete(script: &str) -> Request {
 }
 
 #[tokio::test]
-async fn a_malformed_argument_is_refused_and_changes_nothing_on_every_path() {
+async fn malformed_argument_is_refused_and_changes_nothing() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let mut wrong = Vec::new();
@@ -172,7 +172,7 @@ async fn a_malformed_argument_is_refused_and_changes_nothing_on_every_path() {
             let mut before = client.state().await;
             for argument in complete(&script).names() {
                 for value in malformed(&script, argument) {
-                    // Beside arguments that are left out, and beside others.
+                    // First with all other arguments left out, then with all of them.
                     let short = required(&script).iter().fold(Request::new(&script, &[]), |request, name| {
                         request.with(name, well_formed(name))
                     });
@@ -193,9 +193,9 @@ async fn a_malformed_argument_is_refused_and_changes_nothing_on_every_path() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The steps of an admission, and what a resource refuses.
+/// The arguments of admissions to a quorum, and of writes to a fenced resource.
 #[tokio::test]
-async fn malformed_arguments_of_admissions_and_resources_change_nothing() {
+async fn malformed_admissions_and_resource_writes_change_nothing() {
     let server = Server::start().await;
     let admit = async |arguments: &[&str]| {
         let script = script("quorum/admit");
@@ -232,7 +232,11 @@ async fn malformed_arguments_of_admissions_and_resources_change_nothing() {
         }
     }
     assert_eq!(admit(&["run", "ticket", "7", "1000"]).await, redis::Value::Int(1));
-    assert_eq!(admit(&["run", "ticket", "7"]).await, redis::Value::Int(-5), "also once it is admitted");
+    assert_eq!(
+        admit(&["run", "ticket", "7"]).await,
+        redis::Value::Int(-5),
+        "an incomplete admission of an admitted run is refused"
+    );
 
     let write = async |arguments: &[&str]| {
         let script = script("fenced/set");
@@ -264,7 +268,7 @@ async fn malformed_arguments_of_admissions_and_resources_change_nothing() {
 }
 
 #[tokio::test]
-async fn an_argument_with_a_default_may_be_left_out_or_empty_on_every_path() {
+async fn argument_with_default_may_be_left_out_or_empty() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for script in verbs() {
@@ -292,9 +296,9 @@ async fn an_argument_with_a_default_may_be_left_out_or_empty_on_every_path() {
     }
 }
 
-/// The hold of the attempt is as long as before, or longer: a renewal never ends it.
+/// A renewal never ends or shortens the attempt's hold.
 #[tokio::test]
-async fn renew_refuses_a_ttl_that_would_end_the_hold_or_never_end_it() {
+async fn renew_refuses_ttl_out_of_range() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for script in ["mutex/renew", "reentrant/renew", "rwlock/renew"] {
@@ -311,9 +315,9 @@ async fn renew_refuses_a_ttl_that_would_end_the_hold_or_never_end_it() {
     }
 }
 
-/// A TTL whose end is no integer any more once excluded no other writer.
+/// A hold whose expiry time exceeds the range of integers once excluded no other writer.
 #[tokio::test]
-async fn the_longest_ttl_excludes_other_holders() {
+async fn longest_ttl_excludes_other_holders() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for script in verbs().iter().filter(|script| script.ends_with("acquire")) {
@@ -323,7 +327,7 @@ async fn the_longest_ttl_excludes_other_holders() {
         let take = |script: &str, attempt, ttl_ms| {
             Request::new(script, &[("attempt", attempt), ("ttl_ms", ttl_ms)]).owner(attempt)
         };
-        // Also where the hold is written with its end, since another one was there.
+        // The same beside another hold, where the hold is stored with its expiry time.
         for attempt in ["a", "a2"] {
             let answer = take(&rival, attempt, "9999999999").owner("o").send(&client).await;
             let expected = if script.contains("mutex") && attempt == "a2" { Busy } else { Final(0) };

@@ -1,4 +1,4 @@
-//! The channels that scripts publish to, with the rights of the user that releases.
+//! The channels to which scripts publish, with the rights of the releasing user.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn subscriber(server: &Server) -> (redis::aio::MultiplexedConnection, Mess
 type Messages = tokio::sync::mpsc::UnboundedReceiver<redis::PushInfo>;
 
 #[tokio::test]
-async fn a_waiter_is_refused_on_a_channel_that_is_no_wake_up_channel() {
+async fn waiter_is_refused_on_foreign_channel() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for acquire in Acquire::all(&KINDS) {
@@ -53,9 +53,10 @@ async fn a_waiter_is_refused_on_a_channel_that_is_no_wake_up_channel() {
     }
 }
 
-/// A user that may write the queue, but not publish to the channel, writes an entry there by hand.
+/// A user without the right to publish to a channel writes an entry with it into the queue. Other
+/// users' releases must not publish there.
 #[tokio::test]
-async fn a_queued_entry_with_another_channel_is_never_published_to() {
+async fn queued_entry_with_foreign_channel_receives_no_message() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let (_connection, mut messages) = subscriber(&server).await;
@@ -80,7 +81,7 @@ async fn a_queued_entry_with_another_channel_is_never_published_to() {
             let release = if by_force { holder.force("f") } else { holder.release("o", "a") };
             assert_eq!(release.send(&client).await, Final(1));
             let found = waiting.send(&client).await;
-            assert!(matches!(found, Final(1..)), "{kind}: the lock is granted to the next waiter: {found:?}");
+            assert!(matches!(found, Final(1..)), "{kind}: the lock is granted to the waiter: {found:?}");
             client.flush().await;
         }
     }

@@ -1,4 +1,4 @@
-//! How long a script takes the server beside many readers, and many waiters.
+//! The server's time for a script beside many readers or many waiters.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use super::script;
 use crate::support::Server;
 use Answer::{Busy, Final};
 
-/// No script may take longer, whatever it finds.
+/// The bound for every script, in microseconds.
 const LONGEST: u64 = 5_000;
 
 const MANY: u64 = 10_000;
 
-/// A script that takes too long does so each time; a disturbed processor does not.
+/// A script that is too slow is slow in each round; other load on the processor is not.
 const ROUNDS: usize = 3;
 
-/// Encodings of a large hash: a table, and, as some servers are configured, one list that every
-/// field is looked for in.
+/// Encodings of a large hash: a table, or, on servers configured so, one list that every look-up
+/// scans.
 const ENTRIES: [&str; 2] = ["128", "20000"];
 
-/// Runs scripts, and notes the longest time of each, in microseconds of the server's processor.
+/// Runs scripts, and records the longest time of each, in microseconds of the server's processor.
 struct Stopwatch {
     client: Client,
     sums: BTreeMap<String, String>,
@@ -31,7 +31,7 @@ struct Stopwatch {
 impl Stopwatch {
     async fn start(server: &Server, entries: &str) -> Stopwatch {
         let client = Client::of(server).await;
-        // The name on all versions.
+        // The old name of the setting, which all versions accept.
         client.run::<()>(&["CONFIG", "SET", "hash-max-ziplist-entries", entries]).await;
         let info: String = client.run(&["INFO", "server"]).await;
         let process = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
@@ -40,7 +40,7 @@ impl Stopwatch {
         Stopwatch { client, sums: BTreeMap::new(), worst: BTreeMap::new(), file, time }
     }
 
-    /// What the main thread of the server has run, in nanoseconds. Other processes do not count.
+    /// The processor time of the server's main thread, in nanoseconds; without other processes.
     fn cpu(&self) -> u64 {
         let text = std::fs::read_to_string(&self.file).unwrap();
         text.split(' ').next().unwrap().parse().unwrap()
@@ -68,7 +68,7 @@ impl Stopwatch {
         self.time = self.client.time().await;
     }
 
-    /// Readers, of which all but one in ten have expired.
+    /// Writes 10,000 readers, of which all but every tenth have expired.
     async fn readers(&self) {
         let now = self.time / 1000;
         let mut fields = vec![
@@ -86,7 +86,7 @@ impl Stopwatch {
         let _: i64 = self.client.run(&["PEXPIRE", "k", "60000"]).await;
     }
 
-    /// Waiters of a kind, of which only every tenth is alive, if some are dead.
+    /// Writes 10,000 waiters of a kind; if some are dead, only every tenth is alive.
     async fn waiters(&self, kind: &str, are_dead: bool) {
         let mut words = vec!["ZADD".to_owned(), KEYS[2].to_owned()];
         for number in 0..MANY {
@@ -101,7 +101,7 @@ impl Stopwatch {
         let _: i64 = self.client.run(&["PEXPIRE", KEYS[2], "60000"]).await;
     }
 
-    /// Prints the longest times, and says whether one is too long.
+    /// Prints the longest times, and returns whether all are within the bound.
     fn is_short(&self, what: &str) -> bool {
         println!("{what}: {:?}", self.worst);
         self.worst.values().all(|worst| *worst <= LONGEST)
@@ -125,7 +125,7 @@ fn downgrade(owner: &str, attempt: &str) -> Request {
 }
 
 #[tokio::test]
-async fn no_script_takes_long_beside_10000_readers_of_which_9000_have_expired() {
+async fn scripts_are_short_beside_10000_readers_of_which_9000_expired() {
     let server = Server::start().await;
     for entries in ENTRIES {
         let what = format!("10,000 readers, hash-max-listpack-entries {entries}");
@@ -151,7 +151,7 @@ async fn beside_readers(server: &Server, entries: &str) -> Stopwatch {
     assert!(matches!(nested, Final(1..)));
     assert_eq!(watch.send(&read.release(&owner(10), "nested")).await, Final(2));
     watch.send(&downgrade(&owner(10), &attempt(10))).await;
-    // The places of dead readers are found for new ones, sooner or later.
+    // New readers get the places of dead ones, after some attempts.
     let mut polls = 0;
     while watch.send(&read.fenced("new", "new", 0)).await == Final(-7) {
         polls += 1;
@@ -182,7 +182,7 @@ async fn beside_readers(server: &Server, entries: &str) -> Stopwatch {
 }
 
 #[tokio::test]
-async fn no_script_takes_long_beside_10000_waiters() {
+async fn scripts_are_short_beside_10000_waiters() {
     let server = Server::start().await;
     for entries in ENTRIES {
         let what = format!("10,000 waiters, hash-max-listpack-entries {entries}");

@@ -1,23 +1,23 @@
-//! How many holds an owner may have, and until when an attempt may be granted.
+//! Limits: the number of an owner's holds, and the time until which an attempt may be granted.
 
 use super::request::{Acquire, Answer, Client, KEYS};
 use crate::support::Server;
 use Answer::{Busy, Final};
 
-/// The holds of the owner `o` to read.
+/// The number of read holds of the owner `o`.
 async fn holds(client: &Client) -> usize {
     let field: Option<String> = client.run(&["HGET", KEYS[0], "read:o"]).await;
     field.map_or(0, |words| words.split(' ').count() - 1)
 }
 
 #[tokio::test]
-async fn one_owner_with_4000_queued_reads_never_has_more_than_max_depth_holds() {
+async fn owner_with_4000_queued_reads_never_exceeds_max_depth() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let [read, write] = ["read", "write"].map(|kind| Acquire { kind, is_for_quorum: false });
     assert!(matches!(write.fenced("w", "w", 0).send(&client).await, Final(1..)));
     let attempts: Vec<String> = (0..4000).map(|number| format!("r{number}")).collect();
-    // A minute, so that none is taken for dead while the test queues the others.
+    // A claim of a minute: no waiter is considered dead while the test queues the others.
     let take = |attempt: &str| read.fenced("o", attempt, 0).with("claim_ms", "60000");
     for attempt in &attempts {
         assert_eq!(take(attempt).send(&client).await, Busy);
@@ -34,7 +34,7 @@ async fn one_owner_with_4000_queued_reads_never_has_more_than_max_depth_holds() 
         let holds = holds(&client).await;
         assert!(holds <= 255, "{attempt}: {holds} holds");
     }
-    assert_eq!(granted.len(), 255, "as many as it may have");
+    assert_eq!(granted.len(), 255, "the owner has max_depth holds");
     // A refused attempt is ended by its client; the others leave one after another.
     for attempt in attempts.iter().filter(|attempt| !granted.contains(attempt)) {
         let end = read.release("o", attempt).with("claim_ms", "60000");
@@ -49,7 +49,7 @@ async fn one_owner_with_4000_queued_reads_never_has_more_than_max_depth_holds() 
 }
 
 #[tokio::test]
-async fn an_attempt_that_arrives_after_grant_before_is_refused_and_changes_nothing() {
+async fn attempt_is_refused_after_grant_before() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for acquire in Acquire::all(&["mutex", "reentrant", "write", "read"]) {
@@ -77,7 +77,7 @@ async fn an_attempt_that_arrives_after_grant_before_is_refused_and_changes_nothi
         refused("queued").await;
         assert_eq!(rival.release("p", "b").send(&client).await, Final(1));
         refused("granted by a release").await;
-        // Of a quorum, larger than the token of the release.
+        // On a quorum, the proposal must be larger than the release's token.
         let proposal = client.time().await + 1_000_000;
         let found = in_time(acquire.fenced("o", "a", proposal)).await;
         assert!(matches!(found, Final(1..)), "{acquire:?}: {found:?}");

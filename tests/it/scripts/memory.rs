@@ -1,13 +1,12 @@
-//! How much memory of the server a lock takes, and what it leaves behind.
+//! The server's memory for a lock, and the keys that it leaves.
 
 use super::request::{Acquire, Answer, Client};
 use crate::support::Server;
 use Answer::{Busy, Final};
 
-/// Bytes of what an application would call its lock, with attempts and channels as the crate makes
-/// them.
+/// The name has an ordinary length; attempts and channels have the crate's formats.
 #[tokio::test]
-async fn a_lock_takes_little_memory_and_leaves_only_its_counter_for_an_hour() {
+async fn lock_takes_little_memory_and_leaves_only_its_counter() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let attempt = |number: u64| format!("{number:032x}");
@@ -38,7 +37,7 @@ async fn a_lock_takes_little_memory_and_leaves_only_its_counter_for_an_hour() {
     );
     assert!(lock <= 160, "a held mutex: {lock} bytes");
     assert!(counter <= 120, "a counter: {counter} bytes");
-    // A queue of one is a table already, since its entry is longer than 64 bytes.
+    // A queue of one entry is a table already, since the entry is longer than 64 bytes.
     assert!(first <= 1200, "a waiter: {first} bytes");
     assert!(hundred <= 320 && thousand <= 320, "waiters: {hundred}, {thousand} bytes each");
     assert!(mark <= 240, "an end mark: {mark} bytes");

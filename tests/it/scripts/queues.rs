@@ -1,4 +1,4 @@
-//! Queues in which many waiters are dead, and marks of which there are many.
+//! Queues with many dead waiters or many marks.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use super::request::{Acquire, Answer, Client, KEYS, MARKS, Request};
 use crate::support::{Server, eventually};
 use Answer::{Busy, Final};
 
-/// No client subscribes to it.
+/// A channel without subscribers.
 const UNHEARD: &str = "lock:wake:00000000000000000000000000000000";
 
 fn on_one_server(kind: &'static str) -> Acquire {
     Acquire { kind, is_for_quorum: false }
 }
 
-/// Queues waiters that no client stands behind, as if they had been seen just now.
+/// Queues waiters without clients, as if they had polled just now.
 async fn queue_unheard(client: &Client, kind: &str, count: u64) {
     let (now, lane) = (client.time().await as i64, if kind == "read" { 1 << 52 } else { 0 });
     for number in 0..count as i64 {
@@ -26,10 +26,10 @@ async fn queue_unheard(client: &Client, kind: &str, count: u64) {
     let _: i64 = client.run(&["PEXPIRE", KEYS[2], "60000"]).await;
 }
 
-/// More dead waiters than one script passes over: the next in the queue is the next holder all the
-/// same.
+/// More dead waiters are queued than one script passes over: the first live waiter acquires next
+/// all the same.
 #[tokio::test]
-async fn no_request_overtakes_a_living_waiter_behind_many_dead_ones() {
+async fn no_request_overtakes_live_waiter_behind_many_dead_ones() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for acquire in Acquire::all(&["mutex", "reentrant", "write"]) {
@@ -41,7 +41,11 @@ async fn no_request_overtakes_a_living_waiter_behind_many_dead_ones() {
         assert_eq!(acquire.release("oh", "h").send(&client).await, Final(1));
         let mut polls = 0;
         loop {
-            assert_eq!(take("n", "on", 30).send(&client).await, Busy, "{acquire:?}: it overtakes");
+            assert_eq!(
+                take("n", "on", 30).send(&client).await,
+                Busy,
+                "{acquire:?}: the new attempt overtakes"
+            );
             polls += 1;
             if living.send(&client).await != Busy {
                 break;
@@ -54,7 +58,7 @@ async fn no_request_overtakes_a_living_waiter_behind_many_dead_ones() {
 }
 
 #[tokio::test]
-async fn no_writer_overtakes_a_living_reader_behind_many_dead_ones() {
+async fn no_writer_overtakes_live_reader_behind_many_dead_ones() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let [read, write] = ["read", "write"].map(on_one_server);
@@ -65,7 +69,7 @@ async fn no_writer_overtakes_a_living_reader_behind_many_dead_ones() {
     assert_eq!(write.release("oh", "h").send(&client).await, Final(1));
     let mut polls = 0;
     loop {
-        assert_eq!(write.fenced("on", "n", 30).send(&client).await, Busy, "it overtakes");
+        assert_eq!(write.fenced("on", "n", 30).send(&client).await, Busy, "the new writer overtakes");
         polls += 1;
         if living.send(&client).await != Busy {
             break;
@@ -74,10 +78,10 @@ async fn no_writer_overtakes_a_living_reader_behind_many_dead_ones() {
     assert!(polls <= 6, "{polls} polls");
 }
 
-/// Each dead writer keeps new readers out until its claim is over. The next one must not do the
-/// same to a reader that waited before it.
+/// Each dead writer keeps new readers out until its claim expires. The next one must not keep out a
+/// reader that queued before it.
 #[tokio::test]
-async fn writers_that_crash_in_a_loop_keep_no_reader_out_for_long() {
+async fn crash_loop_of_writers_does_not_starve_reader() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let [read, write] = ["read", "write"].map(on_one_server);
@@ -99,14 +103,14 @@ async fn writers_that_crash_in_a_loop_keep_no_reader_out_for_long() {
         .await;
         println!("FIG {:?}: a reader waited for a crash loop of writers ({channel:?})", start.elapsed());
         assert!(start.elapsed() < Duration::from_secs(3), "one claim is 0.3 s: {:?}", start.elapsed());
-        // A new reader still lets the writers go first.
+        // A new reader still waits behind the writers.
         crash(1_000_000).await;
         assert_eq!(read.fenced("on", "n", 20).send(&client).await, Busy);
         client.flush().await;
     }
 }
 
-/// Waiters that were seen a moment ago, with long claims, do not keep end marks from being removed.
+/// End marks are removed although waiters with long claims are alive.
 #[tokio::test]
 async fn end_marks_are_bounded_beside_waiters_with_long_claims() {
     let server = Server::start().await;
@@ -130,15 +134,15 @@ async fn end_marks_are_bounded_beside_waiters_with_long_claims() {
     }
     let marks: u64 = client.run(&["ZCOUNT", KEYS[2], MARKS, "+inf"]).await;
     assert!(marks <= 20_000 + 150, "{marks} marks");
-    assert_eq!(client.waiters().await, 150, "and no waiter is gone");
-    // The oldest ones went first.
+    assert_eq!(client.waiters().await, 150, "no waiter is removed");
+    // The oldest marks were removed first.
     let last = mutex.fenced("o", "n299", 0).send(&client).await;
-    assert_eq!(last, Final(-1), "the newest mark is there");
+    assert_eq!(last, Final(-1), "the newest mark remains");
 }
 
-/// A late acquire of what was downgraded since must not be taken for a hold to write.
+/// An acquire that arrives after the attempt was downgraded must not be taken for a write grant.
 #[tokio::test]
-async fn write_acquire_is_refused_for_an_attempt_that_was_downgraded() {
+async fn write_acquire_is_refused_after_downgrade() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let [read, write] = ["read", "write"].map(on_one_server);
@@ -149,12 +153,12 @@ async fn write_acquire_is_refused_for_an_attempt_that_was_downgraded() {
     let before = client.state().await;
     assert_eq!(write.fenced("o", "a", 0).send(&client).await, Final(-1));
     assert_eq!(client.state().await, before);
-    assert!(matches!(read.fenced("p", "b", 0).send(&client).await, Final(1..)), "it reads");
+    assert!(matches!(read.fenced("p", "b", 0).send(&client).await, Final(1..)), "the attempt reads");
 }
 
-/// What a release finds in a companion that was overwritten must not end it half-way.
+/// A companion key with a foreign value must not end a release half-way.
 #[tokio::test]
-async fn release_succeeds_although_the_counter_holds_something_else() {
+async fn release_succeeds_with_corrupt_counter() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for acquire in ["mutex", "reentrant", "write"].map(on_one_server) {

@@ -1,18 +1,18 @@
-//! Requests to the scripts, as a program in any language would send them.
+//! Requests to the scripts, sent as a program in any language would.
 
 use redis::aio::MultiplexedConnection;
 
 use super::script;
 use crate::support::Server;
 
-/// The keys of the lock that all tests of the scripts use, and that of a node of a guarded quorum.
+/// The keys of the tests' lock, and the key of a node of a guarded quorum.
 pub const KEYS: [&str; 3] = ["k", "{k}:fence", "{k}:waiters"];
 pub const NODE: &str = "{}node";
 
-/// The scores from here on are those of marks, not of waiters.
+/// Entries of the queue with this score or a larger one are marks, not waiters.
 pub const MARKS: &str = "4503599627370496";
 
-/// One integer is final; two are a busy lock, or a proposal that is too low.
+/// A script's answer: one integer is final; two are a busy lock, or a proposal that is too low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Final(i64),
@@ -57,23 +57,23 @@ impl Request {
         self
     }
 
-    /// Gives an owner where the kind has owners.
+    /// Sets the owner, if the script has that argument.
     pub fn owner(self, owner: &str) -> Request {
         if self.names.iter().any(|name| name == "owner") { self.with("owner", owner) } else { self }
     }
 
-    /// Queues if the lock is busy, or leaves the queue.
+    /// Adds the arguments with which an acquire queues and a release leaves the queue.
     pub fn queued(self) -> Request {
         self.with("claim_ms", "3000")
     }
 
-    /// Also on a node of a guarded quorum.
+    /// Adds the key of a guarded quorum's node.
     pub fn guarded(mut self) -> Request {
         self.keys.push(NODE);
         self
     }
 
-    /// Only the first arguments, as a client sends that leaves the rest out.
+    /// Keeps only the first arguments and leaves the others out.
     pub fn first(mut self, count: usize) -> Request {
         self.arguments.truncate(count);
         self
@@ -83,8 +83,8 @@ impl Request {
         &self.names
     }
 
-    /// What follows EVAL or EVALSHA and the script: arguments that are left out at the end are not
-    /// sent.
+    /// The words after EVAL or EVALSHA and the script. Arguments that are left out at the end are
+    /// not sent; others are empty.
     fn words(&self) -> Vec<&str> {
         let given = self.arguments.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         let arguments = self.arguments[..given].iter().map(|argument| argument.as_deref().unwrap_or(""));
@@ -101,7 +101,7 @@ impl Request {
         self.query(command, client).await
     }
 
-    /// By the sum that SCRIPT LOAD has answered with.
+    /// Sends EVALSHA with a sum from SCRIPT LOAD.
     pub async fn send_sum(&self, client: &Client, sum: &str) -> Answer {
         let mut command = redis::cmd("EVALSHA");
         command.arg(sum);
@@ -123,8 +123,8 @@ impl Request {
         })
     }
 
-    /// Sends it twice: the same answer, and nothing changes the second time, except the mark that a
-    /// waiter was seen. But each grant writes, for `WAIT`.
+    /// Sends the request twice, and checks that the answer is the same and that the second delivery
+    /// changes only the mark of a waiter's poll. Each grant writes all the same, for `WAIT`.
     pub async fn twice(&self, client: &Client) -> Answer {
         let first = self.send(client).await;
         let after_first = client.state().await;
@@ -156,7 +156,7 @@ impl Client {
         answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// What every key holds, without the marks that a waiter was seen.
+    /// The value of every key, without the marks of waiters' polls.
     pub async fn state(&self) -> Vec<(String, Vec<u8>)> {
         let mut state = Vec::new();
         let mut keys: Vec<String> = self.run(&["KEYS", "*"]).await;
@@ -175,13 +175,13 @@ impl Client {
         state
     }
 
-    /// How often something was written, whether it changed anything or not.
+    /// The number of writes, whether they changed a value or not.
     async fn writes(&self) -> u64 {
         let info: String = self.run(&["INFO", "persistence"]).await;
         info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")?.parse().ok()).unwrap()
     }
 
-    /// How many wait for the lock.
+    /// The number of waiters for the lock.
     pub async fn waiters(&self) -> u64 {
         self.run(&["ZCOUNT", KEYS[2], "-inf", &format!("({MARKS}")]).await
     }
@@ -209,7 +209,7 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    /// Those of some kinds, on one server and on a node of a quorum.
+    /// The scripts of these kinds, on one server and on a node of a quorum.
     pub fn all(kinds: &[&'static str]) -> Vec<Acquire> {
         let both = |kind| [false, true].map(|is_for_quorum| Acquire { kind, is_for_quorum });
         kinds.iter().copied().flat_map(both).collect()
@@ -219,12 +219,12 @@ impl Acquire {
         if self.is_for_quorum { format!("quorum/{}_acquire", self.kind) } else { path(self.kind, "acquire") }
     }
 
-    /// Without a token.
+    /// A request without fencing.
     pub fn unfenced(self, owner: &str, attempt: &str) -> Request {
         Request::new(&self.script(), &[("attempt", attempt), ("ttl_ms", "60000")]).owner(owner)
     }
 
-    /// With a token: on a quorum, the one that is proposed.
+    /// A request with fencing: on a quorum, with this proposal.
     pub fn fenced(self, owner: &str, attempt: &str, proposal: u64) -> Request {
         let request = self.unfenced(owner, attempt);
         if self.is_for_quorum {

@@ -1,4 +1,4 @@
-//! Requests that come twice, late, to full servers, or beside values of others.
+//! Requests that arrive twice or late, on full servers, or beside foreign values.
 
 use super::request::{Acquire, Answer, Client, KEYS, NODE, Request};
 use crate::support::Server;
@@ -19,7 +19,7 @@ async fn may_arrive_twice(acquire: Acquire) {
     let take = |owner, attempt, proposal| acquire.fenced(owner, attempt, proposal);
     let end = |owner, attempt| acquire.release(owner, attempt).with("remember", "1");
 
-    let Final(token @ 1..) = take("o1", "a1", 100).twice(&client).await else { panic!("it is free") };
+    let Final(token @ 1..) = take("o1", "a1", 100).twice(&client).await else { panic!("the lock is free") };
     // On one server the counter chooses the token; on a quorum the client does.
     let next = |more: i64| Final(if acquire.is_for_quorum { 100 + 100 * more } else { token + more });
     assert_eq!(take("o2", "a2", 200).queued().twice(&client).await, Busy);
@@ -29,23 +29,23 @@ async fn may_arrive_twice(acquire: Acquire) {
     assert_eq!(acquire.renew("o2", "a2").twice(&client).await, Final(0), "a stranger");
     assert_eq!(acquire.release("o2", "a3").twice(&client).await, Final(0), "a stranger");
 
-    // Released to the waiter, which then finds it with a larger token; the second delivery of the
-    // release must not take it away again.
+    // The release grants the lock to the waiter, which then gets a larger token. A second delivery
+    // of the release must not revoke that.
     assert_eq!(end("o1", "a1").twice(&client).await, Final(1));
     assert_eq!(take("o2", "a2", 200).queued().twice(&client).await, next(1));
     // An attempt that was ended stays ended.
     assert_eq!(take("o1", "a1", 300).twice(&client).await, Final(-1));
 
-    // A second delivery of force takes nothing away.
+    // A second delivery of force revokes nothing.
     assert_eq!(acquire.force("f1").twice(&client).await, Final(1));
     assert!(!client.exists("k").await);
     // On one server, force takes a token of its own.
     let after_force = if acquire.is_for_quorum { next(2) } else { next(3) };
     assert_eq!(take("o3", "a4", 300).twice(&client).await, after_force);
     assert_eq!(acquire.force("f1").twice(&client).await, Final(1));
-    assert!(client.exists("k").await, "the late delivery took nothing");
+    assert!(client.exists("k").await, "the late delivery revoked nothing");
 
-    // An attempt that is ended before it arrives is refused when it does, and leaves the queue.
+    // An attempt that was ended before its request arrives is refused, and leaves the queue.
     assert_eq!(take("o5", "a5", 400).queued().twice(&client).await, Busy);
     assert_eq!(end("o5", "a5").queued().twice(&client).await, Final(0));
     assert_eq!(take("o5", "a5", 400).queued().twice(&client).await, Final(-1));
@@ -66,7 +66,7 @@ async fn scripts_mutex_standalone_may_arrive_twice() {
 #[tokio::test]
 async fn scripts_reentrant_standalone_may_arrive_twice() {
     every_script_may_arrive_twice("reentrant").await;
-    // Counts as well, in any interleaving of two requests of one owner.
+    // The counts are right in any interleaving of two requests of one owner.
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let acquire = Acquire { kind: "reentrant", is_for_quorum: false };
@@ -83,9 +83,10 @@ async fn scripts_reentrant_standalone_may_arrive_twice() {
     }
 }
 
-/// A full server ends attempts as well; one that refuses to write has done nothing, and says so.
+/// A full server still runs releases. A server that refuses writes answers with an error and
+/// changes nothing.
 #[tokio::test]
-async fn release_ends_an_attempt_or_fails_on_a_server_that_refuses_writes() {
+async fn release_succeeds_on_full_server_and_fails_if_writes_are_refused() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let set = async |name, value| client.run::<()>(&["CONFIG", "SET", name, value]).await;
@@ -108,17 +109,16 @@ async fn release_ends_an_attempt_or_fails_on_a_server_that_refuses_writes() {
     }
 }
 
-/// Dead waiters and junk in the queue cost the living ones no turn.
+/// Dead waiters and malformed entries in the queue do not delay the live ones.
 #[tokio::test]
-async fn release_passes_over_waiters_that_are_dead_or_malformed() {
+async fn release_passes_over_dead_or_malformed_waiters() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for acquire in Acquire::all(&EXCLUSIVE) {
         let kind = acquire.kind;
         let take = |owner, attempt| acquire.fenced(owner, attempt, 100);
         assert!(matches!(take("o1", "a1").send(&client).await, Final(1..)));
-        // Both claim to have been seen just now, but nothing listens to the channel of the first
-        // one.
+        // The first is recent, but its channel has no subscriber; `silent` is dead by its age.
         let now = client.time().await;
         let unheard = format!("dead {kind} 3000 lock:wake:00000000000000000000000000000000 o 255");
         let silent = format!("silent {kind} 3000 lock:wake:00000000000000000000000000000001 o 255");
@@ -140,7 +140,7 @@ async fn release_passes_over_waiters_that_are_dead_or_malformed() {
         assert_eq!(acquire.release("o1", "a1").send(&client).await, Final(1), "{acquire:?}");
         let holder: Vec<u8> = client.run(&["DUMP", "k"]).await;
         let holds = |word: &[u8]| holder.windows(word.len()).any(|bytes| bytes == word);
-        assert!(holds(b"a2"), "{acquire:?}: granted to the living waiter");
+        assert!(holds(b"a2"), "{acquire:?}: granted to the live waiter");
         let found = acquire.fenced("o2", "a2", 200).queued().send(&client).await;
         assert!(matches!(found, Final(1..)), "{acquire:?}: {found:?}");
         assert_eq!(acquire.release("o2", "a2").send(&client).await, Final(1));
@@ -150,10 +150,10 @@ async fn release_passes_over_waiters_that_are_dead_or_malformed() {
     }
 }
 
-/// A waiter that is granted the lock behind more dead waiters than one request passes over leaves
-/// the queue.
+/// A waiter leaves the queue when it is granted the lock behind more dead waiters than one request
+/// passes over.
 #[tokio::test]
-async fn acquire_leaves_the_queue_when_it_is_granted_behind_many_dead_waiters() {
+async fn acquire_leaves_queue_when_granted_behind_many_dead_waiters() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for acquire in Acquire::all(&EXCLUSIVE) {
@@ -178,16 +178,17 @@ async fn acquire_leaves_the_queue_when_it_is_granted_behind_many_dead_waiters() 
     }
 }
 
-/// Companions that hold something else make a typed error or are passed over, and never half a change.
+/// Companion keys with values of another type cause a typed error or are ignored; no change is half
+/// done.
 #[tokio::test]
-async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
+async fn scripts_change_nothing_if_companion_has_another_type() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let _: i64 = client.run(&["LPUSH", KEYS[1], "x"]).await;
     let locks = server.locks_with(redlatch::Options::new().prefix("")).await;
     let mutex = locks.mutex("k").unwrap();
     assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Corrupt { .. })));
-    assert!(!client.exists("k").await, "no lock without its token");
+    assert!(!client.exists("k").await, "no lock is held without its token");
     // An attempt that ends with such an error is released, which leaves a mark.
     locks.settled().await;
     let _: i64 = client.run(&["DEL", KEYS[2]]).await;
@@ -208,19 +209,20 @@ async fn scripts_change_nothing_when_a_companion_is_of_another_type() {
         client.run::<()>(&["SET", KEYS[1], poisoned]).await;
         assert!(matches!(mutex.try_lock().await, Err(redlatch::Error::Corrupt { .. })), "{poisoned}");
         assert!(!client.exists("k").await);
-        assert_eq!(client.run::<String>(&["GET", KEYS[1]]).await, poisoned, "left as it was");
+        assert_eq!(client.run::<String>(&["GET", KEYS[1]]).await, poisoned, "the value is unchanged");
     }
     let _: i64 = client.run(&["DEL", KEYS[1]]).await;
     let guard = mutex.lock().await.unwrap();
     client.run::<()>(&["SET", KEYS[2], "x"]).await;
     guard.release().await.unwrap();
-    assert!(!client.exists("k").await, "released all the same");
+    assert!(!client.exists("k").await, "the lock is released all the same");
 }
 
-/// One hold on both sides: to write, since that was asked for first and came late, and to read
-/// since it was acquired once more where it was missing. It ends on both, or reads.
+/// One attempt has holds on both sides: its late acquire was granted the write, and a repair had
+/// acquired the read that was missing on this node. A release ends both; a downgrade keeps the
+/// read.
 #[tokio::test]
-async fn scripts_rwlock_standalone_free_a_hold_from_both_sides() {
+async fn scripts_rwlock_standalone_release_ends_hold_on_both_sides() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let [write, read] = ["write", "read"].map(|kind| Acquire { kind, is_for_quorum: false });
@@ -230,23 +232,23 @@ async fn scripts_rwlock_standalone_free_a_hold_from_both_sides() {
         let downgrade = Request::new("rwlock/downgrade", &arguments);
         assert!(matches!(write.fenced("o", attempt, 100).send(&client).await, Final(1..)));
         assert!(matches!(read.fenced("o", attempt, 100).send(&client).await, Final(1..)));
-        assert_eq!(stranger.send(&client).await, Busy, "it writes");
+        assert_eq!(stranger.send(&client).await, Busy, "the attempt writes");
         if is_downgraded {
             assert!(matches!(downgrade.send(&client).await, Final(1..)));
             assert!(matches!(stranger.send(&client).await, Final(1..)));
             assert_eq!(read.release("p", "b").send(&client).await, Final(1));
             let held: String = client.run(&["HGET", "k", "read:o"]).await;
-            assert_eq!(held.split(' ').skip(1).collect::<Vec<_>>(), [attempt], "once");
+            assert_eq!(held.split(' ').skip(1).collect::<Vec<_>>(), [attempt], "one read hold is left");
         }
         assert_eq!(read.release("o", attempt).send(&client).await, Final(1));
         assert!(!client.exists("k").await, "nothing is left");
     }
 }
 
-/// Only a quorum sends these: a token that is larger than all accepted ones, and the run that was
-/// admitted.
+/// Only clients of a quorum send these arguments: a token that must be larger than all accepted
+/// ones, and the admitted run of the server.
 #[tokio::test]
-async fn scripts_for_quorums_refuse_lower_proposals_and_nodes_that_were_not_admitted() {
+async fn scripts_for_quorums_refuse_lower_proposals_and_unadmitted_nodes() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let free = async || client.run::<u64>(&["DEL", "k"]).await;

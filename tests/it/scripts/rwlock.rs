@@ -1,5 +1,5 @@
-//! The queue of a read-write lock: which waiter is first, for how long a writer keeps new readers
-//! out, and how many readers are admitted at a time.
+//! The queue of a read-write lock: its order, the time for which a writer keeps new readers out,
+//! and the number of readers admitted at a time.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::request::{Acquire, Answer, Client, KEYS, Request};
 use crate::support::{Server, soon};
 use Answer::{Busy, Final};
 
-/// The same for one server and for a node of a quorum.
+/// The acquire scripts of both sides, for one server or for a node of a quorum.
 fn sides(is_for_quorum: bool) -> [Acquire; 2] {
     ["read", "write"].map(|kind| Acquire { kind, is_for_quorum })
 }
@@ -27,10 +27,10 @@ async fn assert_first(client: &Client, attempt: &str) {
     assert!(first[0].0.starts_with(&format!("{attempt} write ")), "{first:?}");
 }
 
-/// All other writers wait for the reader that waits for its upgrade, also if it waited to write
+/// A reader that waits for its upgrade is the first writer in the queue, also if it queued to write
 /// before it read.
 #[tokio::test]
-async fn an_upgrade_is_first_in_the_queue() {
+async fn upgrade_is_first_in_the_queue() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for (is_for_quorum, was_queued) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -42,7 +42,7 @@ async fn an_upgrade_is_first_in_the_queue() {
             assert_eq!(other.send(&client).await, Busy);
             assert_eq!(upgrade.send(&client).await, Busy);
             assert_first(&client, "w").await;
-            // Readers enter again, as if no writer had polled for a claim.
+            // Admits readers again, as if no writer had polled for a claim.
             let _: u64 = client.run(&["HDEL", KEYS[0], "writer_wait_until"]).await;
         }
         assert!(matches!(read.fenced("o", "reading", 20).send(&client).await, Final(1..)));
@@ -57,9 +57,9 @@ async fn an_upgrade_is_first_in_the_queue() {
     }
 }
 
-/// New readers wait for the writer with the longest claim, whichever has asked last.
+/// New readers wait for the claim of the writer that ends last, not for that of the last request.
 #[tokio::test]
-async fn another_writer_does_not_let_new_readers_in_earlier() {
+async fn second_writer_does_not_admit_new_readers_earlier() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for is_for_quorum in [false, true] {
@@ -77,7 +77,7 @@ async fn another_writer_does_not_let_new_readers_in_earlier() {
 /// More than two batches of readers.
 const READERS: usize = 300;
 
-/// What has readers admitted that wait.
+/// The events that admit waiting readers.
 #[derive(Clone, Copy, Debug)]
 enum Trigger {
     Release,
@@ -86,7 +86,7 @@ enum Trigger {
     ForceRead,
     /// The holder's key has expired, and the first of the readers polls.
     ReaderPolls,
-    /// The same, and a new writer asks.
+    /// The holder's key has expired, and a new writer's request arrives.
     WriterAsks,
 }
 
@@ -104,7 +104,7 @@ async fn subscriber(server: &Server) -> (redis::aio::MultiplexedConnection, Mess
 
 type Messages = tokio::sync::mpsc::UnboundedReceiver<redis::PushInfo>;
 
-/// The messages that were published up to now, in order.
+/// The messages published so far, in order.
 async fn published(client: &Client, messages: &mut Messages) -> Vec<String> {
     assert_eq!(client.run::<u64>(&["PUBLISH", "lock:wake:end", "end"]).await, 1);
     let mut texts = Vec::new();
@@ -130,13 +130,13 @@ impl Trigger {
         Trigger::WriterAsks,
     ];
 
-    /// Queues the readers behind a holder, and sends what has them admitted.
+    /// Queues the readers behind a holder, and causes the event.
     async fn run(self, is_for_quorum: bool, client: &Client, waiting: &[Request]) {
         let [read, write] = sides(is_for_quorum);
         let holder = if matches!(self, Trigger::ForceRead) { read } else { write };
         assert!(matches!(holder.fenced("oh", "h", 10).send(client).await, Final(1..)));
         if matches!(self, Trigger::ForceRead) {
-            // This writer keeps the readers out, until its entry is removed below.
+            // This writer keeps the readers out until its entry is removed below.
             assert_eq!(write.fenced("ow", "w", 500).queued().send(client).await, Busy);
         }
         for reader in waiting {
@@ -158,7 +158,7 @@ impl Trigger {
             }
             Trigger::WriterAsks => {
                 assert_eq!(client.run::<u64>(&["DEL", KEYS[0]]).await, 1);
-                // It does not queue, so that it is not in their way.
+                // Without queueing, so that this writer does not block the readers.
                 write.fenced("ow", "w", 500).send(client).await
             }
         };
@@ -167,8 +167,8 @@ impl Trigger {
     }
 }
 
-/// One script admits a batch of readers and notifies one of the rest, which asks and so has the
-/// next batch admitted. If none is notified, all of them wait until one of them polls.
+/// One script admits a batch of readers and notifies one of the others, whose request admits the
+/// next batch. If none were notified, all others would wait until one of them polls.
 #[tokio::test]
 async fn readers_beyond_one_batch_are_admitted_batch_by_batch() {
     let server = Server::start().await;

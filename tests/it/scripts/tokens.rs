@@ -1,4 +1,4 @@
-//! Fencing tokens and the least ones that requests ask for.
+//! Fencing tokens, and the minimum tokens of requests.
 
 use super::request::{Acquire, Answer, Client, KEYS, Request, path};
 use crate::support::Server;
@@ -16,14 +16,14 @@ fn rival(kind: &'static str) -> Acquire {
     on_one_server(if kind == "read" { "write" } else { kind })
 }
 
-/// Least tokens that no clock gives: nanoseconds, and a year ahead.
+/// Minimum tokens that no right clock yields: nanoseconds, and a year ahead.
 async fn too_large(client: &Client) -> [String; 3] {
     let now = client.time().await;
     [now * 1000, now + 365 * DAY, now + DAY + 60_000_000].map(|token| token.to_string())
 }
 
 #[tokio::test]
-async fn acquire_refuses_a_min_token_far_ahead_of_the_clock_on_every_path() {
+async fn acquire_refuses_min_token_far_ahead_of_clock() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for kind in ALL {
@@ -51,24 +51,24 @@ async fn acquire_refuses_a_min_token_far_ahead_of_the_clock_on_every_path() {
             assert!(matches!(acquire.fenced("o", "b", 0).send(&client).await, Final(1..)));
             // The token of a nested hold is that of the first one.
             if kind == "mutex" {
-                refused("held by another").await;
+                refused("held by another attempt").await;
             }
             client.flush().await;
         }
-        // Less than a day ahead, for a clock that was set back.
+        // Less than a day ahead is accepted: the server's clock may have been set back.
         let ahead = (client.time().await + DAY - 60_000_000).to_string();
         let Final(token) = acquire.unfenced("o", "a").with("min_token", &ahead).send(&client).await else {
-            panic!("{kind} takes {ahead}");
+            panic!("{kind} must accept {ahead}");
         };
         assert!(token >= ahead.parse().unwrap(), "{kind}");
         client.flush().await;
     }
 }
 
-/// It is a mistake of another request: it must not keep the lock, nor spoil the token of the next
-/// waiter.
+/// A release with such a minimum token must release the lock all the same, and must not corrupt the
+/// next waiter's token.
 #[tokio::test]
-async fn release_and_force_ignore_a_min_token_far_ahead_of_the_clock() {
+async fn release_and_force_ignore_min_token_far_ahead_of_clock() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for kind in ALL {
@@ -85,7 +85,7 @@ async fn release_and_force_ignore_a_min_token_far_ahead_of_the_clock() {
                     }
                     let answer = request.clone().with("min_token", min_token).send(&client).await;
                     assert_eq!(answer, Final(1), "{kind} {min_token} {is_awaited}");
-                    assert_eq!(client.exists(KEYS[0]).await, is_awaited, "{kind}: the waiter has it");
+                    assert_eq!(client.exists(KEYS[0]).await, is_awaited, "{kind}: the waiter holds the lock");
                     let token: u64 = client.run(&["GET", KEYS[1]]).await;
                     assert!(token < client.time().await + 1000, "{kind}: {token}");
                     client.flush().await;
@@ -95,21 +95,23 @@ async fn release_and_force_ignore_a_min_token_far_ahead_of_the_clock() {
     }
 }
 
-/// The counter may expire while the outer hold lasts: a resource that has seen a larger token would
-/// refuse the outer one.
+/// The counter may expire during the outer hold. A nested hold with a new token would make the
+/// resource refuse the outer one.
 #[tokio::test]
-async fn a_nested_write_has_the_token_of_the_outer_one_without_a_counter() {
+async fn nested_write_has_outer_token_without_counter() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let write = on_one_server("write");
-    let Final(token @ 1..) = write.fenced("o", "a", 0).send(&client).await else { panic!("it is free") };
+    let Final(token @ 1..) = write.fenced("o", "a", 0).send(&client).await else {
+        panic!("the lock is free")
+    };
     let _: i64 = client.run(&["DEL", KEYS[1]]).await;
     assert_eq!(write.fenced("o", "a", 0).send(&client).await, Final(token), "a second delivery");
     assert_eq!(write.fenced("o", "b", 0).send(&client).await, Final(token), "a nested hold");
 }
 
 #[tokio::test]
-async fn a_counter_that_is_spoilt_grants_no_token() {
+async fn corrupt_counter_grants_no_token() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     for spoilt in ["9007199254740992", "1790000000000000000", "9223372036854775807", "many"] {
@@ -118,10 +120,14 @@ async fn a_counter_that_is_spoilt_grants_no_token() {
             let answer = on_one_server(kind).fenced("o", "a", 0).try_send(&client).await;
             assert!(answer.is_err(), "{kind} {spoilt}: {answer:?}");
             assert!(!client.exists("k").await, "{kind} {spoilt}");
-            assert_eq!(client.run::<String>(&["GET", KEYS[1]]).await, spoilt, "{kind}: left as it was");
+            assert_eq!(
+                client.run::<String>(&["GET", KEYS[1]]).await,
+                spoilt,
+                "{kind}: the value is unchanged"
+            );
             client.flush().await;
         }
-        // A reader beside a reader, and one that is queued.
+        // A reader beside a reader, and a queued one.
         let read = on_one_server("read");
         assert!(matches!(read.fenced("p", "b", 0).send(&client).await, Final(1..)));
         client.run::<()>(&["SET", KEYS[1], spoilt, "PX", "60000"]).await;
@@ -131,9 +137,9 @@ async fn a_counter_that_is_spoilt_grants_no_token() {
     }
 }
 
-/// Redisson's RLock has no token, nor has a hold that was acquired without one.
+/// The outer hold is Redisson's `RLock`, or was acquired without fencing.
 #[tokio::test]
-async fn a_nested_hold_has_a_token_inside_a_hold_without_one() {
+async fn nested_hold_has_token_inside_unfenced_hold() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let reentrant = on_one_server("reentrant");

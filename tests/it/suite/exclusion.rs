@@ -82,7 +82,7 @@ pub async fn lease_ends_with_its_ttl_if_never_renewed(setup: Setup) {
         guard.lease().valid_until() < std::time::Instant::now() + ttl,
         "the lease counts from before the request"
     );
-    let next = soon("the lease ends", other.lock()).await.unwrap();
+    let next = soon("the other client acquires after the expiry", other.lock()).await.unwrap();
     assert!(guard.lease().is_lost(), "the lease is lost before another client acquires");
     assert!(next.token() > guard.token());
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
@@ -183,24 +183,24 @@ pub async fn calls_return_wrong_type_for_foreign_value(setup: Setup) {
     };
     let no_ttl: &[&str] =
         if setup.kind.name() == "mutex" { &["SET", &key, "1"] } else { &["HSET", &key, "field", "1"] };
-    for squatter in [&["LPUSH", &key, "1"][..], &["SADD", &key, "1"], &other_kind, no_ttl] {
-        setup.deployment.run_at::<redis::Value>(&key, squatter).await;
+    for foreign in [&["LPUSH", &key, "1"][..], &["SADD", &key, "1"], &other_kind, no_ttl] {
+        setup.deployment.run_at::<redis::Value>(&key, foreign).await;
         let dump: Vec<Vec<u8>> = setup.deployment.run_at(&key, &["DUMP", &key]).await;
         for outcome in [
             soon("the lock is acquired", lock.lock()).await.map(drop),
             lock.try_lock().await.map(drop),
             lock.lock_timeout(Duration::from_secs(5)).await.map(drop),
         ] {
-            assert!(matches!(outcome, Err(Error::WrongType { .. })), "{squatter:?}: {outcome:?}");
+            assert!(matches!(outcome, Err(Error::WrongType { .. })), "{foreign:?}: {outcome:?}");
         }
-        if squatter != no_ttl {
+        if foreign != no_ttl {
             assert!(matches!(lock.inspect().await, Err(Error::WrongType { .. })));
         }
         assert!(matches!(lock.force_release().await, Err(Error::WrongType { .. })));
         assert_eq!(
             setup.deployment.run_at::<Vec<u8>>(&key, &["DUMP", &key]).await,
             dump,
-            "{squatter:?}: the value is unchanged"
+            "{foreign:?}: the value is unchanged"
         );
         setup.deployment.run_at::<i64>(&key, &["DEL", &key]).await;
     }

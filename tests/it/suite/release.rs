@@ -138,8 +138,8 @@ pub async fn dropped_lock_futures_leave_nothing_behind(setup: Setup) {
     let guard = lock.lock().await.unwrap();
     let mut waiting = Vec::new();
     for number in 0..5 {
-        let faithful = setup.rival("crowded").await;
-        waiting.push(tokio::spawn(async move { soon("the lock is acquired", faithful.lock()).await }));
+        let waiter = setup.rival("crowded").await;
+        waiting.push(tokio::spawn(async move { soon("the lock is acquired", waiter.lock()).await }));
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await > number }).await;
         let mut dropped = tokio::task::JoinSet::new();
         for _ in 0..100 {
@@ -161,8 +161,8 @@ pub async fn dropped_lock_futures_leave_nothing_behind(setup: Setup) {
         .await;
     guard.release().await.unwrap();
     let mut last = 0;
-    for faithful in waiting {
-        let guard = faithful.await.unwrap().unwrap();
+    for waiter in waiting {
+        let guard = waiter.await.unwrap().unwrap();
         assert!(guard.token() > last, "waiters acquire in their order");
         last = guard.token();
         guard.release().await.unwrap();

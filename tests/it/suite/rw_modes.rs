@@ -268,7 +268,8 @@ pub async fn rwlock_returns_wrong_type_for_other_kind(setup: Setup) {
     }
     held.release().await.unwrap();
     let key = lock.name().key();
-    eventually("free on all nodes", || async { setup.deployment.keys(key).await.is_empty() }).await;
+    eventually("the lock is free on all nodes", || async { setup.deployment.keys(key).await.is_empty() })
+        .await;
     for field in ["mode", "01234567-89ab-cdef-0123-456789abcdef:42"] {
         setup.deployment.run_at::<i64>(key, &["HSET", key, field, "1"]).await;
         setup.deployment.run_at::<i64>(key, &["PEXPIRE", key, "60000"]).await;

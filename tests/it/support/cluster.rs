@@ -125,9 +125,9 @@ pub async fn fail_over(replica: &Server) {
 }
 
 /// Waits until a replica has replaced its master, in its own view and in that of the others.
-pub async fn leads<'a>(heir: &'a Server, others: impl Iterator<Item = &'a Server>) {
-    let id = id(heir).await;
-    for server in others.chain([heir]) {
+pub async fn leads<'a>(replica: &'a Server, others: impl Iterator<Item = &'a Server>) {
+    let id = id(replica).await;
+    for server in others.chain([replica]) {
         eventually("the replica has become master", || async {
             node(server, &id).await.is_some_and(|node| node.is_master && !node.slots.is_empty())
         })

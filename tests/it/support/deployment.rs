@@ -35,8 +35,8 @@ impl Topology {
     }
 }
 
-/// The number of tests with several servers that run at a time. With more, they slow each other
-/// down until their timeouts fire.
+/// The number of tests with several servers that run at a time. With more, the tests would measure
+/// each other's load.
 static TURNS: Semaphore = Semaphore::const_new(4);
 
 /// Masters synchronize replicas at once, instead of waiting for more of them for seconds.
@@ -344,15 +344,15 @@ impl Deployment {
     /// Waits until a replica has replaced a master and all live servers know. The two change places
     /// in [`masters`](Deployment::masters) and [`replicas`](Deployment::replicas).
     pub async fn has_failed_over(&mut self, master: usize) {
-        let heir = match self.topology {
+        let promoted = match self.topology {
             Topology::Cluster => {
                 let rest = self.masters.iter().enumerate().filter(|(place, _)| *place != master);
                 cluster::leads(&self.replicas[master], rest.map(|(_, server)| server)).await;
                 master
             }
-            _ => sentinel::heir(&self.replicas, &self.sentinels).await,
+            _ => sentinel::promoted(&self.replicas, &self.sentinels).await,
         };
-        std::mem::swap(&mut self.masters[master], &mut self.replicas[heir]);
+        std::mem::swap(&mut self.masters[master], &mut self.replicas[promoted]);
     }
 
     /// Moves the slot of a key to another master; clients may run meanwhile.

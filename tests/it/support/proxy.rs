@@ -212,7 +212,7 @@ impl Proxy {
     /// Waits until all clients have disconnected. A client that cannot reach the servers would
     /// retry its pending releases until their TTLs expire.
     pub async fn outlive_clients(self) {
-        super::eventually("the clients have gone", || async {
+        super::eventually("the clients have disconnected", || async {
             self.connections() == self.faults.closed.load(Ordering::SeqCst)
         })
         .await;

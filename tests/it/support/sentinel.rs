@@ -108,7 +108,7 @@ pub async fn fail_over(sentinel: &Server) {
 
 /// Waits until one of the replicas is the master, in its own view and in that of all live
 /// sentinels. Returns its index.
-pub async fn heir(replicas: &[Server], sentinels: &[Server]) -> usize {
+pub async fn promoted(replicas: &[Server], sentinels: &[Server]) -> usize {
     let named = || async {
         let mut ports = Vec::new();
         for sentinel in sentinels {

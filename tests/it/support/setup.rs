@@ -92,7 +92,7 @@ impl Setup {
     /// quorum. Returns the number of replies.
     pub fn lose_next_answer(&self, proxy: &Proxy) -> usize {
         match self.nodes() {
-            // In a cluster, most servers receive no request about the lock, so none of each.
+            // Not one of each server: in a cluster, most servers get no request about the lock.
             1 => proxy.lose_next_reply(),
             _ => proxy.lose_next_replies(),
         }

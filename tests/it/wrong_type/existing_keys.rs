@@ -77,7 +77,7 @@ async fn refuses(server: &Server, locks: &Locks, kind: Kind, key: &str) {
     assert!(is_wrong_type(&outcome), "{what}: try_lock: {outcome:?}");
     let outcome = lock.lock_timeout(Duration::from_secs(10)).await;
     assert!(is_wrong_type(&outcome), "{what}: lock_timeout: {outcome:?}");
-    let outcome = soon("refused", lock.lock()).await;
+    let outcome = soon("the call is refused", lock.lock()).await;
     assert!(is_wrong_type(&outcome), "{what}: lock: {outcome:?}");
     let outcome = lock.force_release().await;
     assert!(is_wrong_type(&outcome), "{what}: force_release: {outcome:?}");
@@ -205,7 +205,7 @@ async fn waits(server: &Server, locks: &Locks, kind: Kind, key: &str) -> AnyGuar
     crate::support::eventually("the waiter queues", || async { lock.waiters().await == 1 }).await;
     before.assert_unchanged(server, key, "a waiter that is queued").await;
     server.run::<()>(&["DEL", key]).await;
-    soon("the lock is free", waiting).await.unwrap().unwrap()
+    soon("the waiter acquires", waiting).await.unwrap().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -72,7 +72,7 @@ async fn redisson_waits_while_read_write_lock_is_held() {
         .await;
         waits(&server, script, name, &format!("{name} beside a writer and a waiter")).await;
         writer.release().await.unwrap();
-        let first = soon("granted", waiting).await.unwrap().unwrap();
+        let first = soon("the waiter is admitted", waiting).await.unwrap().unwrap();
         waits(&server, script, name, &format!("{name} beside a reader")).await;
         let second = lock.read().await.unwrap();
         waits(&server, script, name, &format!("{name} beside two readers")).await;

@@ -1,61 +1,64 @@
-//! Who takes part in a search.
+//! The participants of a search.
 
-/// One try of a client to get the lock.
+/// One attempt of a client to acquire the lock.
 #[derive(Debug)]
 pub struct Attempt {
     pub name: &'static str,
     pub owner: usize,
     pub writes: bool,
-    /// A request of it may always be under way still, so its client ends it for good.
+    /// Its requests may be late, so its release ends the attempt for ever.
     pub doubted: bool,
-    /// Its channel has no subscriber, so that it counts as disconnected.
+    /// Its channel has no subscriber, so it counts as disconnected.
     pub deaf: bool,
 }
 
-/// Where the tokens come from.
+/// The source of the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fencing {
-    /// The server counts.
+    /// The server's counter.
     Counted,
-    /// The requests propose them, each a larger one than all before.
+    /// The requests, each of which proposes a larger one than all before.
     Proposed,
     Off,
 }
 
-/// Attempts, each of them used once, and how many of them are begun at most.
+/// Attempts, each used once, and the bounds of the search.
 #[derive(Debug)]
 pub struct Cast {
     pub title: &'static str,
     pub attempts: Vec<Attempt>,
     pub owners: Vec<&'static str>,
+    /// The largest number of attempts that are begun.
     pub begun: usize,
-    /// How many steps are taken at most.
+    /// The largest number of steps.
     pub steps: usize,
-    /// Entries of the queue that no step may change: of another kind, or marks of other attempts.
+    /// Whether the queue has entries that no step may change: a waiter of another kind, and marks.
     pub others: bool,
     pub fencing: Fencing,
-    /// Whether the claim of a waiter may pass in which it is not seen.
+    /// Whether a waiter may miss a claim.
     pub may_miss: bool,
-    /// The scripts are those for quorums.
+    /// Whether the scripts are those for quorums.
     pub quorum: bool,
 }
 
-/// The lock and its companions.
+/// The keys of the lock.
 pub const KEYS: [&str; 3] = ["k", "{k}:fence", "{k}:waiters"];
 
-/// How long a waiter that was seen counts as alive, and how long a lock is kept for it: the longest
-/// that is allowed.
+/// The longest claim that is allowed: the time for which a waiter counts as alive after a request,
+/// and for which a granted lock is held for it.
 pub const CLAIM_MS: &str = "60000";
 
 pub const MAX_DEPTH: &str = "9";
 
-/// No client subscribes to it.
+/// A channel without subscribers.
 pub const DEAF_CHANNEL: &str = "wake:00000000000000000000000000000000";
 
 impl Cast {
-    /// `words`: an attempt each, like `A:w1!`. `A` or `B` for an owner, `-` for a stranger, who has
-    /// none; `r` to read or `w` to write; `!` if requests of it may be late; `?` if no message
-    /// reaches it.
+    /// `words` has one word per attempt, like `A:w1!`:
+    /// - `A` or `B`: its owner; `-`: a stranger, without an owner.
+    /// - `r`: it reads; `w`: it writes.
+    /// - `!`: its requests may be late.
+    /// - `?`: no message reaches it.
     pub fn new(title: &'static str, begun: usize, words: &'static str) -> Cast {
         let (mut attempts, mut owners) = (Vec::new(), Vec::new());
         for word in words.split(' ') {
@@ -83,18 +86,17 @@ impl Cast {
         }
     }
 
-    /// Only the states that so many steps lead to.
+    /// Searches only the states within this number of steps.
     pub fn within(self, steps: usize) -> Cast {
         Cast { steps: steps + more(), ..self }
     }
 
-    /// A waiter of another kind and the mark of another attempt are in the queue's key all the
-    /// time.
+    /// Adds a waiter of another kind and the marks of other attempts to the queue.
     pub fn beside_others(self) -> Cast {
         Cast { others: true, ..self }
     }
 
-    /// In an ordinary run, all waiters are alive: there are too many states otherwise.
+    /// Keeps all waiters alive in an ordinary run: there are too many states otherwise.
     pub fn all_alive(self) -> Cast {
         Cast { may_miss: more() > 0, ..self }
     }
@@ -108,12 +110,12 @@ impl Cast {
         Cast { quorum: true, fencing, ..self }
     }
 
-    /// The least that a grant is answered with.
+    /// The smallest answer of a grant.
     pub fn least_token(&self) -> i64 {
         i64::from(self.fencing != Fencing::Off)
     }
 
-    /// The text by which an attempt is queued.
+    /// The text of an attempt's entry in the queue.
     pub fn waiter(&self, one: usize) -> String {
         let Attempt { name, owner, writes, deaf, .. } = &self.attempts[one];
         let (kind, channel) = (if *writes { "write" } else { "read" }, if *deaf { DEAF_CHANNEL } else { "" });
@@ -122,16 +124,16 @@ impl Cast {
     }
 
     pub fn attempt(&self, name: &str) -> usize {
-        self.attempts.iter().position(|it| it.name == name).unwrap_or_else(|| panic!("an attempt {name:?}"))
+        self.attempts.iter().position(|one| one.name == name).unwrap_or_else(|| panic!("an attempt {name:?}"))
     }
 
     pub fn owner(&self, name: &str) -> usize {
-        self.owners.iter().position(|it| *it == name).unwrap_or_else(|| panic!("an owner {name:?}"))
+        self.owners.iter().position(|one| *one == name).unwrap_or_else(|| panic!("an owner {name:?}"))
     }
 }
 
-/// `REDLATCH_MODEL`: how many attempts more are begun, and how many steps more are taken, than in
-/// an ordinary run. One more takes some ten times as long.
+/// `REDLATCH_MODEL`: the number of attempts and steps beyond those of an ordinary run. One more
+/// takes about ten times as long.
 pub fn more() -> usize {
     std::env::var("REDLATCH_MODEL").ok().and_then(|more| more.parse().ok()).unwrap_or(0)
 }

@@ -1,16 +1,16 @@
-//! No stuck lock: from every state, whoever of the clients is dead, the others get what they wait
-//! for, and give it back, and nothing is left.
+//! No stuck lock: from every state, with any set of dead clients, the others acquire and release,
+//! and nothing is left.
 
 use super::lock_state::Kept;
 use super::search::{Found, Search};
 use super::steps::{Belief, Move};
 use Belief::{Done, Ended, Idle, Lost, Refused, Waits};
 
-/// More polls of everybody than any state needs.
+/// A number of polls of every client that no state exceeds.
 const ROUNDS: usize = 40;
 
 impl Search<'_> {
-    /// Drains every state. Answers how many times that was done.
+    /// Drains every state with every set of dead clients, and returns the number of drains.
     pub fn drain(&self) -> Result<usize, Found> {
         let mut drained = 0;
         for at in 0..self.nodes.len() {
@@ -19,7 +19,7 @@ impl Search<'_> {
                 (0..beliefs.len()).filter(|one| !matches!(beliefs[*one], Idle | Done | Ended)).collect();
             for deaths in 0..1_u32 << out.len() {
                 let dead: Vec<bool> = (0..beliefs.len())
-                    .map(|one| out.iter().position(|it| *it == one).is_some_and(|bit| deaths >> bit & 1 == 1))
+                    .map(|one| out.iter().position(|at| *at == one).is_some_and(|bit| deaths >> bit & 1 == 1))
                     .collect();
                 for reversed in [false, true] {
                     drained += 1;
@@ -44,7 +44,7 @@ impl Search<'_> {
                     self.take(&mut at, Move::Ask(*one), &mut steps);
                 }
             }
-            self.give_back(&mut at, &order, &mut steps);
+            self.release_one(&mut at, &order, &mut steps);
             if at != before {
                 continue;
             }
@@ -55,17 +55,18 @@ impl Search<'_> {
                 if dead.contains(&true) || state.kept.queue.is_empty() && (ended || state.kept.is_gone()) {
                     return Ok(());
                 }
-                return Err(self.stuck(from, dead, &steps, "all have given up, and something is left"));
+                return Err(self.stuck(from, dead, &steps, "all clients have finished, but keys are left"));
             }
-            if !self.pass_away(&mut at, &order, &mut steps) {
-                return Err(self.stuck(from, dead, &steps, "they wait for ever"));
+            if !self.expire_one(&mut at, &order, &mut steps) {
+                return Err(self.stuck(from, dead, &steps, "live clients wait for ever"));
             }
         }
-        Err(self.stuck(from, dead, &steps, "it comes to no end"))
+        Err(self.stuck(from, dead, &steps, "the drain does not end"))
     }
 
-    /// One client gives something back. An owner who waits keeps what he has meanwhile.
-    fn give_back(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) {
+    /// One client releases a hold or leaves the queue. An owner that waits keeps its other holds
+    /// meanwhile.
+    fn release_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) {
         let beliefs = &self.nodes[*at].state.beliefs;
         let owner = |one: usize| self.cast.attempts[one].owner;
         let waits =
@@ -81,8 +82,8 @@ impl Search<'_> {
         }
     }
 
-    /// The dead are over one day, and so are the marks that nobody refreshes.
-    fn pass_away(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) -> bool {
+    /// Lets one hold of dead clients expire, or one mark that no live client refreshes.
+    fn expire_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) -> bool {
         let state = &self.nodes[*at].state;
         let kept: &Kept = &state.kept;
         let writer_waits = |owner: Option<usize>| {
@@ -118,7 +119,7 @@ impl Search<'_> {
     }
 
     fn take(&self, at: &mut usize, step: Move, steps: &mut Vec<Move>) {
-        let next = self.nodes[*at].steps.iter().find(|(it, _)| *it == step);
+        let next = self.nodes[*at].steps.iter().find(|(taken, _)| *taken == step);
         let (_, to) = next.unwrap_or_else(|| panic!("{step:?} was not searched"));
         if to != at {
             steps.push(step);
@@ -128,10 +129,10 @@ impl Search<'_> {
 
     fn stuck(&self, from: usize, dead: &[bool], steps: &[Move], what: &str) -> Found {
         let dead: Vec<&str> =
-            self.cast.attempts.iter().zip(dead).filter(|(_, dead)| **dead).map(|(it, _)| it.name).collect();
+            self.cast.attempts.iter().zip(dead).filter(|(_, dead)| **dead).map(|(one, _)| one.name).collect();
         let mut found = self.found(from, None, what.to_owned());
         found.way.push(format!("from here on, dead: {dead:?}"));
-        found.way.extend(steps.iter().map(|step| step.tell(self.cast, None)));
+        found.way.extend(steps.iter().map(|step| step.describe(self.cast, None)));
         found
     }
 }

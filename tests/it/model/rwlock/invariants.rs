@@ -1,4 +1,4 @@
-//! What must hold after every step.
+//! The rules that hold after every step.
 
 use super::clients::{Cast, Fencing};
 use super::lock_state::{Hold, Kept, Mode, Seen};
@@ -11,14 +11,14 @@ macro_rules! must {
 }
 
 impl Kept {
-    /// Whether anything is left of an attempt.
+    /// Whether a hold or the queue names an attempt.
     pub fn names(&self, one: usize) -> bool {
         let held = |hold: &Option<Hold>| hold.as_ref().is_some_and(|hold| hold.attempts.contains(&one));
         held(&self.write) || self.reads.iter().any(held) || self.queued(one).is_some()
     }
 }
 
-/// A request was delivered, and then delivered again.
+/// Judges a request that was delivered twice, and returns the state after it.
 pub fn judge(
     cast: &Cast,
     before: &State,
@@ -28,8 +28,8 @@ pub fn judge(
 ) -> Result<State, String> {
     let [first, second] = seen;
     let (once, mut twice) = (first.kept.swept(), second.kept.swept());
-    // A reader is granted the largest token that is known, and the first delivery may have made a
-    // larger one for a writer that turned out to be disconnected.
+    // A reader is granted the largest known token, and the first delivery may have made a larger
+    // one for a writer that turned out to be disconnected.
     if matches!(step, Move::Try(one) | Move::Ask(one) | Move::Unheard(one) if !cast.attempts[one].writes)
         && cast.fencing == Fencing::Proposed
         && twice.token == once.counter
@@ -41,7 +41,7 @@ pub fn judge(
     let alike = match (step, answer) {
         (Move::Downgrade(_), Final(1..)) => matches!(again, Final(1..)),
         (Move::Release(one) | Move::Leave(one), _) if !cast.attempts[one].doubted => again == Final(0),
-        // The first one may have let its owner write, under a token that is newer.
+        // The first delivery may have granted the owner's write, with a newer token.
         (Move::Try(one) | Move::Ask(one) | Move::Unheard(one), Final(token @ 1..))
             if !cast.attempts[one].writes =>
         {
@@ -50,7 +50,7 @@ pub fn judge(
         (_, Busy(_)) => matches!(again, Busy(_)),
         _ => again == answer,
     };
-    must!(alike, "the second delivery is answered with {again:?}, not {answer:?}");
+    must!(alike, "the second delivery gets the answer {again:?}, not {answer:?}");
     let beliefs = learn(cast, before, step, answer, &first)?;
     let written = tokens(cast, before, step, &first.kept)?;
     let mut noted = before.noted.clone();
@@ -64,7 +64,7 @@ pub fn judge(
     Ok(after)
 }
 
-/// A request that must change nothing was delivered, late or once more.
+/// Judges a request that was delivered late or once more, and must change nothing.
 pub fn judge_idle(
     cast: &Cast,
     before: &State,
@@ -74,10 +74,10 @@ pub fn judge_idle(
 ) -> Result<(), String> {
     let kept = &before.kept;
     let (was, is) = (kept.swept(), seen.kept.swept());
-    must!(was == is, "it must change nothing: {}", was.change(&is, cast));
+    must!(was == is, "the request must change nothing: {}", was.change(&is, cast));
     let expected = match step {
         Move::Renew(one) | Move::Downgrade(one) if before.beliefs[one].holds() => {
-            must!(seen.lasting.contains(&one), "it does not last for a ttl");
+            must!(seen.lasting.contains(&one), "the hold does not last for a TTL");
             matches!(answer, Final(1..))
         }
         Move::Renew(one) if matches!(before.beliefs[one], Lost | Refused) => match answer {
@@ -89,7 +89,7 @@ pub fn judge_idle(
         Move::Unheard(_) => answer == Final(-1),
         _ => false,
     };
-    must!(expected, "nothing is to be answered with {answer:?}");
+    must!(expected, "the answer {answer:?} is unexpected");
     Ok(())
 }
 
@@ -100,7 +100,7 @@ impl Kept {
     }
 }
 
-/// What the clients believe afterwards.
+/// The clients' views after a request.
 fn learn(
     cast: &Cast,
     before: &State,
@@ -115,8 +115,8 @@ fn learn(
             let newest = kept.counter.unwrap_or(0);
             let least = if cast.attempts[one].writes { newest } else { before.written };
             let known = cast.fencing == Fencing::Off || (least..=newest).contains(&token);
-            must!(known, "granted under {token}, the last token is {newest}");
-            must!(seen.lasting.contains(&one), "granted for less than a ttl");
+            must!(known, "granted with the token {token}, the last token is {newest}");
+            must!(seen.lasting.contains(&one), "granted for less than a TTL");
             beliefs[one] = if cast.attempts[one].writes { Writes(token) } else { Reads(token) };
         }
         (Move::Try(_), Busy(_)) => {}
@@ -124,35 +124,41 @@ fn learn(
             let upgrader = before.kept.upgrade.filter(|(live, owner)| *live && kept.reads(*owner).is_some());
             let refused = upgrader.is_some_and(|(_, owner)| owner != cast.attempts[one].owner)
                 && deadlock(cast, before, kept, one);
-            must!(!refused || !cast.attempts[one].writes, "it waits for one who waits for it");
+            must!(!refused || !cast.attempts[one].writes, "a writer waits for an upgrader that waits for it");
             beliefs[one] = Waits;
         }
         (Move::Unheard(one), _) if !matches!(answer, Final(token) if token < cast.least_token()) => {
             match (beliefs[one], answer) {
                 (Idle, _) => beliefs[one] = Waits,
                 (Reads(token) | Writes(token), _) => {
-                    must!(seen.lasting.contains(&one), "it does not last for a ttl");
+                    must!(seen.lasting.contains(&one), "the hold does not last for a TTL");
                     let least = token.max(cast.least_token());
-                    must!(matches!(answer, Final(answer) if answer >= least), "it is held under {token}");
+                    must!(
+                        matches!(answer, Final(answer) if answer >= least),
+                        "the hold has the token {token}"
+                    );
                 }
                 _ => {}
             }
         }
-        // It was downgraded since: it must not be taken for a hold to write.
+        // The hold was downgraded since: the answer must not be taken for a write grant.
         (Move::Unheard(one), Final(-1)) if cast.attempts[one].writes && matches!(beliefs[one], Reads(_)) => {}
         (Move::Try(one) | Move::Ask(one) | Move::Unheard(one), Final(-6)) => {
-            must!(deadlock(cast, before, kept, one), "refused as a deadlock, and it is none");
+            must!(deadlock(cast, before, kept, one), "refused as a deadlock, but it is none");
             if let Move::Ask(one) = step {
                 beliefs[one] = Refused;
             }
         }
         (Move::Release(one) | Move::Leave(one), Final(answer @ 0..)) => {
-            must!(answer > 0 || !beliefs[one].holds(), "what was held is answered with 0");
-            must!(answer == 0 || beliefs[one] != Done, "what was given back is answered with {answer}");
+            must!(answer > 0 || !beliefs[one].holds(), "the release of a hold gets the answer 0");
+            must!(
+                answer == 0 || beliefs[one] != Done,
+                "the release of a released attempt gets the answer {answer}"
+            );
             beliefs[one] = if cast.attempts[one].doubted { Ended } else { Done };
         }
         (Move::Downgrade(one), Final(1..)) => {
-            must!(seen.lasting.contains(&one), "downgraded for less than a ttl");
+            must!(seen.lasting.contains(&one), "downgraded for less than a TTL");
             let Writes(token) = beliefs[one] else {
                 unreachable!("only what is held to write is downgraded")
             };
@@ -161,7 +167,7 @@ fn learn(
                 Fencing::Proposed => Some(token) <= kept.counter,
                 Fencing::Off => true,
             };
-            must!(last, "held under {token}, the last token is {:?}", kept.counter);
+            must!(last, "held with the token {token}, the last token is {:?}", kept.counter);
             beliefs[one] = Reads(token);
         }
         (Move::ForceReaders | Move::ForceWriter, Final(1..)) => {
@@ -172,22 +178,23 @@ fn learn(
                 }
             }
         }
-        _ => return Err(format!("nothing is to be answered with {answer:?}")),
+        _ => return Err(format!("the answer {answer:?} is unexpected")),
     }
     Ok(beliefs)
 }
 
-/// Whether an owner who wants to write reads, and so does another one who wants the same.
+/// Whether the owner of this attempt reads, and so does another owner that waits to write.
 fn deadlock(cast: &Cast, before: &State, kept: &Kept, one: usize) -> bool {
     let owner = cast.attempts[one].owner;
     kept.reads(owner).is_some()
-        && cast.attempts.iter().zip(&before.beliefs).any(|(it, belief)| {
-            let wants = it.writes && (*belief == Waits || it.doubted && matches!(belief, Lost | Refused));
-            it.owner != owner && wants && kept.reads(it.owner).is_some()
+        && cast.attempts.iter().zip(&before.beliefs).any(|(other, belief)| {
+            let wants =
+                other.writes && (*belief == Waits || other.doubted && matches!(belief, Lost | Refused));
+            other.owner != owner && wants && kept.reads(other.owner).is_some()
         })
 }
 
-/// Exclusion, and who may be where.
+/// Checks exclusion, and that holds, queue and marks agree with the clients' views.
 pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
     let kept = &state.kept;
     for (one, belief) in state.beliefs.iter().enumerate() {
@@ -206,10 +213,10 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
     }
     let writers = kept.waiters(cast, true);
     let gated = kept.writer_wait_until == Some(true);
-    must!(!gated || !writers.is_empty(), "new readers stay out, and no living writer waits");
+    must!(!gated || !writers.is_empty(), "new readers are kept out, but no live writer waits");
     if let Some((true, owner)) = kept.upgrade {
         let waits = writers.iter().any(|one| cast.attempts[*one].owner == owner);
-        must!(waits, "{} is to write next, and does not wait", cast.owners[owner]);
+        must!(waits, "{} has the upgrade's mark, but does not wait", cast.owners[owner]);
     }
     let fields = kept.reads.iter().flatten().count() as i64;
     must!(
@@ -220,12 +227,12 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
     for (one, attempt) in cast.attempts.iter().enumerate() {
         let places = |hold: &Option<Hold>, live: bool| {
             let hold = hold.as_ref().filter(|hold| hold.live == live);
-            hold.map_or(0, |hold| hold.attempts.iter().filter(|it| **it == one).count())
+            hold.map_or(0, |hold| hold.attempts.iter().filter(|named| **named == one).count())
         };
         let read = |live| kept.reads.iter().map(|hold| places(hold, live)).sum::<usize>();
         let (reads, writes) = (read(true), places(&kept.write, true));
         let over = read(false) + places(&kept.write, false);
-        let queued = kept.queue.iter().filter(|(it, _)| *it == one).count();
+        let queued = kept.queue.iter().filter(|(named, _)| *named == one).count();
         let all = reads + writes + queued;
         let right = match state.beliefs[one] {
             Idle | Done => all + over == 0,
@@ -237,11 +244,11 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
         };
         must!(
             right,
-            "{} believes {:?}; it is there {reads} times to read, {writes} to write, {over} over, {queued} queued",
+            "{} believes {:?}; the server has {reads} read holds, {writes} write holds, {over} expired, {queued} queued",
             attempt.name,
             state.beliefs[one]
         );
-        must!(!kept.seen[one] || queued == 1, "a mark of {} is left, and it does not wait", attempt.name);
+        must!(!kept.seen[one] || queued == 1, "a mark of {} is left, but it does not wait", attempt.name);
         must!(
             state.beliefs[one] != Ended || kept.ended[one].is_some(),
             "the end of {} is not remembered",
@@ -251,7 +258,8 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
     Ok(())
 }
 
-/// Who writes has a token larger than all before; nobody else makes one.
+/// Checks that a new writer has a larger token than all before, and that no other step makes one.
+/// Returns the token of the last writer.
 fn tokens(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<i64, String> {
     if cast.fencing == Fencing::Off {
         return Ok(0);
@@ -260,25 +268,30 @@ fn tokens(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<i64, 
     let mut written = before.written;
     must!(token >= last, "the last token was {last}, and is {token}");
     if let Some(write) = after.writes() {
-        must!(after.token == Some(token), "{:?} writes under {:?}, not {token}", write.owner, after.token);
+        must!(
+            after.token == Some(token),
+            "{:?} writes with the token {:?}, not {token}",
+            write.owner,
+            after.token
+        );
         let same = before.kept.writes().is_some_and(|hold| is_same(hold, write));
         must!(same || token > last, "a new writer has the old token {token}");
         let raised = cast.fencing == Fencing::Proposed || token == last;
         must!(!same || raised, "the same writer has a new token {token}");
         written = token;
     }
-    must!(after.token.is_none_or(|token| token >= written), "after {written} goes {:?}", after.token);
+    must!(after.token.is_none_or(|token| token >= written), "the token {:?} follows {written}", after.token);
     must!(token == last || !matches!(step, Move::Downgrade(_)), "a downgrade makes the token {token}");
     Ok(written)
 }
 
-/// Whether one is what became of the other.
+/// Whether one hold continues the other.
 fn is_same(before: &Hold, after: &Hold) -> bool {
     before.owner == after.owner && before.attempts.iter().any(|one| after.attempts.contains(one))
 }
 
-/// A writer who waits keeps new readers out; when one leaves, all who waited to read go next; and
-/// whoever gives the lock up lets somebody in.
+/// Checks fairness: a waiting writer keeps new readers out; after a writer, all waiting readers are
+/// admitted; and a release admits a waiter.
 fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), String> {
     let (was, is) = (&before.kept, &after.kept);
     let waiting = is.waiters(cast, true);
@@ -296,7 +309,7 @@ fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), St
             let place = was.queued(*one).or(before.noted[*one].filter(|_| step == Move::Ask(*one)));
             place.is_some_and(|place| place < writer || was.writer_left.is_some_and(|left| place <= left))
         };
-        must!(hold.attempts.iter().all(first), "{name} reads past a writer who waits");
+        must!(hold.attempts.iter().all(first), "{name} reads past a waiting writer");
     }
     let left = was.writes().is_some_and(|hold| !is.writes().is_some_and(|now| is_same(hold, now)));
     if left {
@@ -304,21 +317,21 @@ fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), St
             let attempt = &cast.attempts[one];
             let there = !attempt.deaf && step != Move::Leave(one);
             let reads = is.reads(attempt.owner).is_some_and(|hold| hold.attempts.contains(&one));
-            must!(!there || reads, "a writer left, and {} still waits to read", attempt.name);
+            must!(!there || reads, "a writer's hold has ended, but {} still waits to read", attempt.name);
         }
     }
     let ends = matches!(step, Move::Release(_) | Move::Leave(_) | Move::ForceReaders | Move::ForceWriter);
     if ends && !was.is_free() && is.is_free() && is.reads.iter().all(Option::is_none) {
-        must!(is.queue.is_empty(), "nobody holds the lock any more, and nobody is let in");
+        must!(is.queue.is_empty(), "the lock became free, but no waiter was admitted");
     }
     if ends && waiting.is_empty() && is.writes().is_none() && is.writer_wait_until != Some(true) {
-        must!(is.waiters(cast, false).is_empty(), "nobody is in the way of the readers who wait");
+        must!(is.waiters(cast, false).is_empty(), "readers wait, but no writer keeps them out");
     }
     Ok(())
 }
 
-/// A waiter that was not seen for its claim is never granted anything, and leaves the queue when
-/// another one polls.
+/// Checks that a waiter that has not polled within its claim is never granted the lock, and leaves
+/// the queue when another one polls.
 fn dead(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<(), String> {
     let was = &before.kept;
     let polls = match step {
@@ -326,13 +339,13 @@ fn dead(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<(), Str
         _ => false,
     };
     for (one, _) in &was.queue {
-        let own = matches!(step, Move::Try(it) | Move::Ask(it) | Move::Unheard(it) if it == *one);
+        let own = matches!(step, Move::Try(asks) | Move::Ask(asks) | Move::Unheard(asks) if asks == *one);
         if own || was.is_alive(*one) {
             continue;
         }
         let name = cast.attempts[*one].name;
-        must!(was.holds(cast, *one) || !after.holds(cast, *one), "{name} is dead, and is granted the lock");
-        must!(!polls || after.queued(*one).is_none(), "{name} is dead, and keeps its place");
+        must!(was.holds(cast, *one) || !after.holds(cast, *one), "{name} is dead, but is granted the lock");
+        must!(!polls || after.queued(*one).is_none(), "{name} is dead, but keeps its place");
     }
     Ok(())
 }

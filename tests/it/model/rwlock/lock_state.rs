@@ -1,9 +1,9 @@
-//! What a server keeps of a lock, and how it is read back.
+//! The state of a lock on a server, and its parser.
 
 use super::clients::Cast;
 use super::state_scripts::OTHERS;
 
-/// A hold: whose, until when, and for which attempts.
+/// A hold: its owner, its attempts, and whether it has expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     pub live: bool,
@@ -11,19 +11,19 @@ pub struct Hold {
     pub attempts: Vec<usize>,
 }
 
-/// What the field `mode` says; without it there is no key.
+/// The meaning of the field `mode`; without that field there is no key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     #[default]
     Free,
-    /// The hold is alone, and ends with the key.
+    /// There is one hold, and it expires with the key.
     Sole,
     Several,
 }
 
-/// All that the scripts know. Ends are only live or over; tokens are those of the server. Times are
-/// microseconds before or after an instant that is chosen anew each time the lock is put there: the
-/// client's clock at that time.
+/// All that the scripts know of a lock. An expiry is only pending or past; tokens are the server's.
+/// Times are microseconds relative to the moment at which the state is written to the server, by
+/// this process's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     pub mode: Mode,
@@ -34,38 +34,38 @@ pub struct Kept {
     pub upgrade: Option<(bool, usize)>,
     pub writer_left: Option<i64>,
     pub token: Option<i64>,
-    /// In the order of the queue, with their places.
+    /// The queued attempts in their order, with their places.
     pub queue: Vec<(usize, i64)>,
-    /// The attempts with a mark that says that they were seen within their claim.
+    /// The attempts with a mark that they polled within their claim.
     pub seen: Vec<bool>,
     pub counter: Option<i64>,
-    /// How attempts were ended.
+    /// The answers of the releases that ended the attempts.
     pub ended: Vec<Option<i64>>,
 }
 
-/// What a look at the server shows.
+/// A state read from the server.
 #[derive(Debug)]
 pub struct Seen {
     pub kept: Kept,
-    /// Those whose hold lasts a ttl, not only a claim.
+    /// The attempts whose hold lasts for a TTL, not only for a claim.
     pub lasting: Vec<usize>,
 }
 
-/// The place of an owner that reads and waits to write.
+/// The place of an owner that reads and waits for an upgrade.
 pub const UPGRADES: i64 = i64::MIN;
 
-/// Readers queue this much below their microsecond; marks are this much above theirs.
+/// The scores of readers are their times minus this; those of marks are their times plus this.
 pub const LANE: i64 = 1 << 52;
 
-/// A place that is later than this is within a claim, for at least fifty seconds from the instant
-/// on.
+/// A place that is later than this is within its claim, for at least fifty more seconds.
 pub const RECENT: i64 = -5_000_000;
 
-/// By how much a place is older once its claim has passed.
+/// The age that is added to a place when its claim passes.
 pub const PASSED: i64 = 99_000_000;
 
 impl Seen {
-    /// Reads what a look answers, or what is wrong with it.
+    /// Parses the answer of [`Tools::look`](super::state_scripts::Tools::look). `Err`: a rule that
+    /// the state breaks.
     pub fn read(cast: &Cast, instant: i64, text: &str) -> Result<Seen, String> {
         let mut kept = Kept::new(cast);
         let mut lasting = Vec::new();
@@ -112,7 +112,9 @@ impl Seen {
                 "writer_left" => kept.writer_left = Some(number() - instant),
                 "token" => kept.token = Some(number()),
                 "counter" => kept.counter = Some(number()),
-                "queued" | "seen" | "ended" if cast.others && OTHERS.iter().any(|it| line.contains(it)) => {
+                "queued" | "seen" | "ended"
+                    if cast.others && OTHERS.iter().any(|entry| line.contains(entry)) =>
+                {
                     others += 1;
                 }
                 "queued" => {
@@ -131,7 +133,7 @@ impl Seen {
                     kept.queue.push((one, place));
                 }
                 "seen" => kept.seen[cast.attempt(value)] = true,
-                // Each request to force is another attempt.
+                // The marks of force requests, each of which is an attempt of its own.
                 "ended" if value == "f" => {}
                 "ended" => kept.ended[cast.attempt(value)] = Some(words.next().unwrap().parse().unwrap()),
                 _ => match name.strip_prefix("read:") {
@@ -145,14 +147,14 @@ impl Seen {
         }
         if kept.mode == Mode::Sole {
             if kept.write.is_none() {
-                kept.token = kept.token.and(kept.counter); // it is written down with the end
+                kept.token = kept.token.and(kept.counter); // stored once there is a second hold
             }
             if !kept.queue.is_empty() {
-                return Err("a sole hold, and attempts wait".to_owned());
+                return Err("attempts wait beside a sole hold".to_owned());
             }
         }
         if cast.others && others != OTHERS.len() {
-            return Err("an entry of another kind, or a mark of another attempt, is gone".to_owned());
+            return Err("an entry of another kind, or a mark of another attempt, was removed".to_owned());
         }
         Ok(Seen { kept, lasting })
     }
@@ -182,7 +184,7 @@ impl Kept {
         self.queued(attempt).is_some_and(|place| place > RECENT || self.seen[attempt])
     }
 
-    /// The living waiters of one side.
+    /// The live waiters of one side.
     pub fn waiters(&self, cast: &Cast, writes: bool) -> Vec<usize> {
         let queued = self.queue.iter().map(|(one, _)| *one);
         queued.filter(|one| cast.attempts[*one].writes == writes && self.is_alive(*one)).collect()
@@ -192,12 +194,13 @@ impl Kept {
         self.writes().is_none() && (0..self.reads.len()).all(|owner| self.reads(owner).is_none())
     }
 
-    /// The key is not there.
+    /// Whether the key does not exist.
     pub fn is_gone(&self) -> bool {
         self.mode == Mode::Free
     }
 
-    /// Without what is over, and without dead waiters: each script sweeps up some of that.
+    /// The state without expired holds and marks and without dead waiters, of which each script
+    /// removes some.
     pub fn swept(&self) -> Kept {
         Kept {
             mode: Mode::Free,
@@ -212,7 +215,7 @@ impl Kept {
         }
     }
 
-    /// What became of it, in words.
+    /// Describes the differences between two states.
     pub fn change(&self, other: &Kept, cast: &Cast) -> String {
         let parts = |kept: &Kept| {
             let names = |some: &[usize]| some.iter().map(|one| cast.attempts[*one].name).collect::<Vec<_>>();
@@ -235,7 +238,8 @@ impl Kept {
         both.map(|(was, is)| format!("{was} -> {is}")).collect::<Vec<_>>().join("; ")
     }
 
-    /// A waiter sets these two ends whenever it is seen, and for the same time.
+    /// Expires the two marks without a live waiter. A waiter extends them with every poll, for the
+    /// length of its claim.
     pub fn lapse(&mut self, cast: &Cast) {
         let writers = self.waiters(cast, true);
         if writers.is_empty() {
@@ -245,7 +249,7 @@ impl Kept {
         self.upgrade = self.upgrade.map(|(live, owner)| (live && upgrades(owner), owner));
     }
 
-    /// What tells this state from others: no times and no tokens, only their order.
+    /// Appends what distinguishes this state from others: no times and no tokens, only their order.
     pub fn outline(&self, cast: &Cast, outline: &mut Vec<u8>) {
         let mut hold = |hold: &Option<Hold>| {
             if let Some(hold) = hold {

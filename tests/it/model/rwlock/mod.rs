@@ -1,17 +1,16 @@
-//! Every state that a few clients can bring a read-write lock to: the scripts themselves, on a
-//! server.
+//! A search of every state that a few clients can bring a read-write lock to. It runs the real
+//! scripts on a server.
 //!
-//! From each state each request is sent that may arrive in it, late ones too, and each of them
-//! twice; and each end may pass. `judge` says what must hold after every step, `drain` that nobody
-//! waits for ever. Then the scripts are broken in many ways, and the same search finds each of
-//! them.
+//! In each state, the search sends each request that may arrive there, late ones too, and each of
+//! them twice; and it lets each expiry pass. `invariants` has the rules that hold after every step,
+//! `drain` checks that no client waits for ever. Mutants of the scripts must break a rule.
 //!
-//! The claim of each waiter may pass without a request of it: it is dead then, unless it polls
+//! The claim of each waiter may pass without a request: then the waiter is dead, unless it polls
 //! later.
 //!
-//! `REDLATCH_MODEL=1` begins one attempt more, and goes one step further, than an ordinary run:
-//! some minutes. What is not searched: limits and crowds, a queue or a counter that is lost, and
-//! what else may be in the keys beside other entries of the queue.
+//! `REDLATCH_MODEL=1` begins one more attempt and goes one step further than an ordinary run: some
+//! minutes. The search leaves out: limits and large numbers, a lost queue or counter, and foreign
+//! values in the keys other than entries of the queue.
 
 mod clients;
 mod drain;
@@ -32,16 +31,16 @@ use steps::{SCRIPTS, Sums};
 
 use crate::support::Server;
 
-/// Those that are searched. The first of them are small, and enough for the mutants.
+/// The casts of an ordinary search, small ones first. They suffice to find the mutants.
 fn casts() -> Vec<Cast> {
     vec![
         Cast::new("a reader and a writer", 2, "A:r1 B:w2"),
         Cast::new("the same, with late requests", 2, "A:r1! B:w2!"),
         Cast::new("the same, beside other entries of the queue", 2, "A:r1! B:w2!").beside_others(),
         Cast::new("the same, without fencing", 2, "A:r1! B:w2!").fenced(Fencing::Off),
-        Cast::new("an owner who writes twice", 3, "A:w1 A:w2 B:r3"),
+        Cast::new("an owner that writes twice", 3, "A:w1 A:w2 B:r3"),
         Cast::new("an owner on both sides, twice", 4, "A:r1 A:r2 A:w3 A:w4"),
-        Cast::new("two owners, whom no message reaches", 4, "A:r1? A:w2? B:r3? B:w4?"),
+        Cast::new("two owners that no message reaches", 4, "A:r1? A:w2? B:r3? B:w4?"),
         Cast::new("two owners, three attempts", 3, "A:r1 A:w2 B:r3 B:w4"),
         Cast::new("two owners", 4, "A:r1 A:w2 B:r3 B:w4").all_alive(),
     ]
@@ -50,8 +49,12 @@ fn casts() -> Vec<Cast> {
 fn large_casts() -> Vec<Cast> {
     vec![
         Cast::new("an owner beside a stranger", 4, "A:r1 A:w2 -:r3 -:w4"),
-        Cast::new("readers, of whom a deaf one wants to write", 4, "A:r1 A:w2? B:r3 -:r4"),
-        Cast::new("an owner with late requests beside a deaf stranger", 3, "A:r1! A:w2! -:r3? -:w4?"),
+        Cast::new("readers, one of which upgrades without messages", 4, "A:r1 A:w2? B:r3 -:r4"),
+        Cast::new(
+            "an owner with late requests beside a stranger without messages",
+            3,
+            "A:r1! A:w2! -:r3? -:w4?",
+        ),
         Cast::new("two owners and a stranger", 3, "A:r1 A:w2 B:r3 B:w4 -:r5 -:w6"),
         Cast::new("two owners and a stranger, all at once", 5, "A:r1 A:w2! B:r3 B:w4 -:r5").within(6),
     ]
@@ -73,7 +76,7 @@ impl Lab {
         self.load_from(|_| "rwlock", change).await
     }
 
-    /// The scripts, each from the folder that is named for it.
+    /// Loads the scripts, each from its folder, after a change of the text.
     async fn load_from(
         &self,
         folder: impl Fn(&str) -> &'static str,
@@ -88,11 +91,11 @@ impl Lab {
         Sums(sums)
     }
 
-    /// Answers how large it was.
+    /// Searches and drains all states, and returns the size of the search.
     async fn search(&self, cast: &Cast, sums: &Sums) -> Result<String, Found> {
         let start = Instant::now();
         let search = Search::run(cast, &self.server.connection().await, &self.tools, sums).await?;
-        // A state at the edge has no ways out that are known.
+        // The last states of a bounded search have no known next states.
         let drained = if cast.steps == usize::MAX { search.drain()? } else { 0 };
         let (states, requests) = (search.nodes.len(), search.requests);
         Ok(format!("{states} states, {requests} requests, {drained} drained, {:?}", start.elapsed()))
@@ -114,7 +117,7 @@ async fn model_rwlock_standalone_excludes_loses_nothing_and_never_sticks() {
     assert!(broken.is_empty(), "{broken}");
 }
 
-/// The scripts for quorums are searched on one node.
+/// Searches the scripts for quorums on one node.
 #[tokio::test(flavor = "multi_thread")]
 async fn model_rwlock_scripts_for_quorums_exclude_lose_nothing_and_never_stick() {
     let lab = Lab::open().await;
@@ -128,7 +131,7 @@ async fn model_rwlock_scripts_for_quorums_exclude_lose_nothing_and_never_stick()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn model_rwlock_standalone_finds_every_mutant() {
+async fn model_rwlock_standalone_search_finds_every_mutant() {
     let lab = Lab::open().await;
     let mut missed = Vec::new();
     for mutant in mutants::ALL {

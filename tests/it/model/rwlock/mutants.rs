@@ -1,6 +1,6 @@
-//! Ways to break the scripts.
+//! Mutants: ways to break the scripts.
 
-/// A change of the text, in the scripts named: one word, or several.
+/// A change of the text of one or several scripts.
 #[derive(Debug)]
 pub struct Mutant {
     pub name: &'static str,
@@ -17,19 +17,19 @@ const fn mutant(name: &'static str, scripts: &'static str, from: &'static str, t
 
 pub const ALL: &[Mutant] = &[
     mutant(
-        "a writer does not look at the readers",
+        "a writer ignores the readers",
         "write_acquire",
         "other_ends = others_read() and other_reader()",
         "other_ends = nil",
     ),
     mutant(
-        "a reader does not look at the writer",
+        "a reader ignores the writer",
         "read_acquire",
         "elseif writer and writer ~= owner then",
         "elseif false then",
     ),
     mutant(
-        "a release does not look for its attempt",
+        "a release does not check its attempt",
         "release",
         " == attempt\n      and redis.call('EXISTS', KEYS[3]) == 0",
         "\n      and redis.call('EXISTS', KEYS[3]) == 0",
@@ -47,7 +47,7 @@ pub const ALL: &[Mutant] = &[
         "local is_held = false",
     ),
     mutant(
-        "a renewal revives what was over",
+        "a renewal revives an expired hold",
         "renew",
         "if ends and tonumber(ends) > now then",
         "if ends then",
@@ -59,7 +59,7 @@ pub const ALL: &[Mutant] = &[
         "",
     ),
     mutant(
-        "an upgrade does not look at the other readers",
+        "an upgrade ignores the other readers",
         ADMIT_WAITERS,
         "local is_alone = readers == 1 and its_owner and",
         "local is_alone = its_owner and",
@@ -72,19 +72,19 @@ pub const ALL: &[Mutant] = &[
         "if not ends then\n        latest = now + 1",
     ),
     mutant(
-        "the end of a reader is that of the key",
+        "a reader expires with the key",
         "write_acquire",
         "if ends and tonumber(ends) > now then",
         "if ends then",
     ),
     mutant(
-        "one reader's release is that of all",
+        "one reader's release releases all",
         "release",
         "redis.call('HSET', KEYS[1], 'readers', readers - 1)",
         "redis.call('DEL', KEYS[1])",
     ),
     mutant(
-        "what was ended is not refused",
+        "an ended attempt is not refused",
         "read_acquire write_acquire",
         "if is_ended() then return -1 end",
         "",
@@ -96,19 +96,19 @@ pub const ALL: &[Mutant] = &[
         "  if false then\n    redis.call('ZREM'",
     ),
     mutant(
-        "a reader does not look at the writers that wait",
+        "a reader ignores waiting writers",
         "read_acquire",
         "if not writer and state.wait_until > now then",
         "if false then",
     ),
     mutant(
-        "a writer that waits keeps readers out for ever",
+        "a waiting writer keeps readers out for ever",
         "write_acquire",
         "math.max(now + claim, state.wait_until)",
         "now + 86400000",
     ),
     mutant(
-        "the readers that waited do not go first",
+        "waiting readers do not go first",
         "release",
         "if waited and admit_readers(waited) then",
         "if false then",
@@ -122,7 +122,7 @@ pub const ALL: &[Mutant] = &[
     ),
     mutant("a granted attempt stays in the queue", "write_acquire", "\nleave_queue(waiter)\n", "\n"),
     mutant(
-        "the key ends before what was granted last",
+        "the key expires before the last grant",
         ADMIT_WAITERS,
         "if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end",
         "",
@@ -165,7 +165,7 @@ pub const ALL: &[Mutant] = &[
     ),
     mutant("a free lock leaves a key", "release", "admit_waiters()\ndelete_if_free()\n", "admit_waiters()\n"),
     mutant(
-        "the mode of a hold that is no longer alone still says so",
+        "the mode stays sole beside a second hold",
         "write_acquire",
         "redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. its_owner",
         "redis.call('HSET', KEYS[1], 'read:' .. its_owner",
@@ -173,7 +173,7 @@ pub const ALL: &[Mutant] = &[
 ];
 
 impl Mutant {
-    /// The script, broken if it is one of those.
+    /// The text of a script, changed if the mutant names it.
     pub fn apply(&self, script: &str, text: String) -> String {
         if !self.scripts.split(' ').any(|name| name == script) {
             return text;

@@ -1,4 +1,4 @@
-//! The search: from every state every step, until there are no new states.
+//! The search: takes every step from every state, until there are no new states.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,10 +11,10 @@ use super::lock_state::Seen;
 use super::state_scripts::{Tools, instant};
 use super::steps::{Answer, Move, State, Sums};
 
-/// How many states are asked about at a time.
+/// The number of states whose requests are sent at a time.
 const BATCH: usize = 64;
 
-/// A state, how it was first reached, and where one gets from it.
+/// A state, how it was first reached, and its next states.
 #[derive(Debug)]
 pub struct Node {
     pub state: State,
@@ -23,7 +23,7 @@ pub struct Node {
     pub steps: Vec<(Move, usize)>,
 }
 
-/// A rule that was broken, and the shortest way there.
+/// A broken rule, and the shortest path to it.
 #[derive(Debug)]
 pub struct Found {
     pub what: String,
@@ -39,18 +39,18 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// All that a cast can come to.
+/// All states that a cast can reach.
 #[derive(Debug)]
 pub struct Search<'a> {
     pub cast: &'a Cast,
     pub nodes: Vec<Node>,
-    /// How many requests were judged.
+    /// The number of requests judged.
     pub requests: usize,
     known: HashMap<Vec<u8>, usize>,
 }
 
 impl<'a> Search<'a> {
-    /// Searches until a rule is broken, or all is known.
+    /// Searches until a rule is broken or all states are known.
     pub async fn run(
         cast: &'a Cast,
         connection: &MultiplexedConnection,
@@ -63,7 +63,7 @@ impl<'a> Search<'a> {
         let (mut next, mut asked) = (0, VecDeque::new());
         let mut judged = Ok(());
         loop {
-            // The server works at one batch while what came of another is judged.
+            // The server runs one batch while the answers of another are judged.
             while judged.is_ok() && asked.len() < 2 {
                 let end = search.nodes.len().min(next + BATCH);
                 let instant = instant();
@@ -81,7 +81,7 @@ impl<'a> Search<'a> {
                 let answers = async move { pipe.query_async::<Vec<Value>>(&mut connection).await };
                 asked.push_back((batch, instant, tokio::spawn(answers)));
             }
-            // Nothing may be under way still when this ends.
+            // No request may be in flight when this returns.
             let Some((batch, instant, answers)) = asked.pop_front() else { break };
             let mut values = answers.await.unwrap().expect("the server answers").into_iter();
             for at in batch {
@@ -91,7 +91,8 @@ impl<'a> Search<'a> {
         judged.map(|()| search)
     }
 
-    /// All that can be asked in a state: each request twice, and a look after each.
+    /// Adds all requests of a state to the batch: each one twice, and a read of the state after
+    /// each.
     fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, sums: &Sums, tools: &Tools, look: &Cmd) {
         let state = &self.nodes[at].state;
         let (moves, idle) = state.moves(self.cast);
@@ -112,7 +113,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Judges what came of all that can happen in a state.
+    /// Judges the outcomes of all steps from a state.
     fn explore(
         &mut self,
         at: usize,
@@ -127,7 +128,7 @@ impl<'a> Search<'a> {
             let answer = answer(instant, values.next());
             self.requests += 1;
             let seen = seen(cast, instant, values.next());
-            let judged = seen.and_then(|it| judge_idle(cast, &state, step, answer, &it));
+            let judged = seen.and_then(|seen| judge_idle(cast, &state, step, answer, &seen));
             judged.map_err(|what| self.found(at, Some((step, Some(answer))), what))?;
         }
         for step in moves {
@@ -163,12 +164,12 @@ impl<'a> Search<'a> {
         at
     }
 
-    /// The way to a node, one step further.
+    /// A broken rule with the path to a node and one more step.
     pub fn found(&self, mut at: usize, step: Option<(Move, Option<Answer>)>, what: String) -> Found {
         let mut way = Vec::new();
-        way.extend(step.map(|(step, answer)| step.tell(self.cast, answer)));
+        way.extend(step.map(|(step, answer)| step.describe(self.cast, answer)));
         while let Some((from, step, answer)) = self.nodes[at].came {
-            way.push(step.tell(self.cast, answer));
+            way.push(step.describe(self.cast, answer));
             at = from;
         }
         way.reverse();
@@ -190,6 +191,6 @@ fn answer(instant: i64, value: Option<Value>) -> Answer {
 fn seen(cast: &Cast, instant: i64, value: Option<Value>) -> Result<Seen, String> {
     match value {
         Some(Value::BulkString(text)) => Seen::read(cast, instant, std::str::from_utf8(&text).unwrap()),
-        other => panic!("a look shows {other:?}"),
+        other => panic!("the read of the state answers {other:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! The scripts that put a lock's state into a server and read it back.
+//! The scripts that write a lock's state to a server and read it back.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use redis::Cmd;
 use super::clients::{Cast, KEYS};
 use super::lock_state::{Kept, LANE, Mode, PASSED, UPGRADES};
 
-/// Less than a claim, so that whoever is granted something has to make the key last longer.
+/// Writes a state. The keys last for less than a claim, so a grant has to extend them.
 const PLACE: &str = r"
 local clock = redis.call('TIME')
 local live = clock[1] * 1000 + math.floor(clock[2] / 1000) + 50000
@@ -37,7 +37,7 @@ from, to = some()
 if from <= to then redis.call('SET', KEYS[2], ARGV[from], 'PX', 3600000) end
 ";
 
-/// The first line complains, of what no state may be.
+/// Reads the state. The first line is a rule that the state breaks, or empty.
 const LOOK: &str = r"
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
@@ -91,18 +91,18 @@ end
 return table.concat(seen, '\n')
 ";
 
-/// What the queue's key has beside the attempts of a cast: a waiter of another kind, the mark that
-/// keeps it alive, and the mark of an attempt that was ended.
+/// Entries of the queue's key that belong to no attempt of the cast: a waiter of another kind, the
+/// mark that keeps it alive, and the mark of an attempt that was ended.
 pub const OTHERS: [&str; 3] = ["o mutex 60000  ", "seen o", "ended x"];
 
-/// The names of these two in a server.
+/// The SHA1 sums of both scripts.
 #[derive(Clone, Debug)]
 pub struct Tools {
     place: String,
     look: String,
 }
 
-/// This process and the server have the same clock.
+/// The time of this process's clock, which is the server's clock as well, in microseconds.
 pub fn instant() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as i64
 }
@@ -142,7 +142,7 @@ impl Tools {
             }
         }
         field("mode", (kept.mode == Mode::Several).then(|| "several".to_owned()));
-        // A sole reader has that of the counter.
+        // A sole reader has the counter's token.
         field("token", kept.token.filter(|_| !sole || kept.write.is_some()).map(|token| token.to_string()));
         field("readers", kept.readers.map(|count| count.to_string()));
         field("writer_wait_until", kept.writer_wait_until.map(|live| end(live).to_string()));
@@ -157,7 +157,7 @@ impl Tools {
         }
         for (one, attempt) in cast.attempts.iter().enumerate() {
             let queued = kept.queued(one).is_some();
-            // A mark that has expired counts for nothing.
+            // An expired mark has no effect.
             let seen = if kept.seen[one] { instant + 121_000_000 } else { instant + 60_000_000 };
             if kept.seen[one] || queued && !kept.is_alive(one) {
                 queue.push((LANE + seen, format!("seen {}", attempt.name)));

@@ -1,26 +1,26 @@
-//! What can happen to a lock: requests, each of them at any time, and ends that pass.
+//! The steps from a state: requests, each of them at any time, and expiries.
 
 use redis::Cmd;
 
 use super::clients::{CLAIM_MS, Cast, DEAF_CHANNEL, Fencing, KEYS, MAX_DEPTH};
 use super::lock_state::{Kept, Mode, PASSED, RECENT, UPGRADES};
 
-/// What a client believes about an attempt of its own.
+/// A client's view of one of its attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Belief {
     Idle,
-    /// It was told that the lock is busy, or knows nothing.
+    /// It got the answer "busy", or none.
     Waits,
-    /// Under this token.
+    /// It holds the read side, with this token.
     Reads(i64),
     Writes(i64),
-    /// Its hold was taken away, or was over.
+    /// Its hold was revoked or has expired.
     Lost,
-    /// It was told that to wait would be a deadlock.
+    /// It got the answer that waiting would be a deadlock.
     Refused,
-    /// Given back, or given up.
+    /// It has been released, or has left the queue.
     Done,
-    /// The same, for good.
+    /// The same, and the server remembers its end.
     Ended,
 }
 use Belief::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
@@ -35,54 +35,54 @@ impl Belief {
 pub struct State {
     pub kept: Kept,
     pub beliefs: Vec<Belief>,
-    /// The token of the last who wrote.
+    /// The token of the last writer.
     pub written: i64,
-    /// When the waiters had their first busy answers: their later requests have that for a place.
+    /// The server's time in each waiter's first busy answer: its later requests have that place.
     pub noted: Vec<Option<i64>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// Asks once, without a place in the queue.
+    /// Acquires or returns, without queueing.
     Try(usize),
-    /// Asks, and queues.
+    /// Acquires or queues.
     Ask(usize),
-    /// The same request, but its client hears no answer.
+    /// The same request, but its client receives no answer.
     Unheard(usize),
     Release(usize),
-    /// The same, with the place in the queue.
+    /// Releases and leaves the queue.
     Leave(usize),
     Renew(usize),
     Downgrade(usize),
     ForceReaders,
     ForceWriter,
-    /// The end of a hold passes.
+    /// A hold expires.
     WriteOver,
     ReadOver(usize),
-    /// The ends of two marks pass.
+    /// One of two marks expires: the gate that keeps new readers out, or the upgrade's.
     GateOver,
     UpgradeOver,
-    /// A waiter was not seen for longer than its claim.
+    /// A waiter did not poll for longer than its claim.
     Missed(usize),
-    /// The lock's own ttl passes: nothing in it was still to come.
+    /// The key expires, after every hold in it.
     KeyOver,
 }
 
-/// One integer, or a busy lock and the time.
+/// A script's answer: one integer, or "busy" with the server's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Final(i64),
     Busy(i64),
 }
 
-/// Longer than any search.
+/// A TTL longer than any search.
 const TTL: &str = "3600000";
 
 /// The scripts that are searched.
 pub const SCRIPTS: [&str; 7] =
     ["read_acquire", "write_acquire", "release", "renew", "downgrade", "read_force", "write_force"];
 
-/// Their names in a server.
+/// The SHA1 sums of these scripts.
 #[derive(Debug)]
 pub struct Sums(pub Vec<String>);
 
@@ -92,7 +92,7 @@ impl Move {
         !matches!(self, WriteOver | ReadOver(_) | GateOver | UpgradeOver | KeyOver | Missed(_))
     }
 
-    /// What is sent; `None` for time that passes. The places in the state are counted from this
+    /// The command to send; `None` for an expiry. The places in the state are relative to this
     /// instant.
     pub fn request(self, cast: &Cast, sums: &Sums, state: &State, instant: i64) -> Option<Cmd> {
         let send = |script: &str, keys: usize, arguments: &[&str]| {
@@ -151,28 +151,28 @@ impl Move {
         }
     }
 
-    /// In words.
-    pub fn tell(self, cast: &Cast, answer: Option<Answer>) -> String {
+    /// Describes the step and its answer.
+    pub fn describe(self, cast: &Cast, answer: Option<Answer>) -> String {
         let name = |one: usize| {
             let (owner, name) = (cast.owners[cast.attempts[one].owner], cast.attempts[one].name);
             if owner == name { name.to_owned() } else { format!("{owner}'s {name}") }
         };
         let what = match self {
             Move::Try(one) => format!("{} tries", name(one)),
-            Move::Ask(one) => format!("{} asks", name(one)),
-            Move::Unheard(one) => format!("{} asks, unheard or late", name(one)),
-            Move::Release(one) => format!("{} is given back", name(one)),
-            Move::Leave(one) => format!("{} gives up", name(one)),
+            Move::Ask(one) => format!("{} tries and queues", name(one)),
+            Move::Unheard(one) => format!("{} tries and queues, and its answer is lost or late", name(one)),
+            Move::Release(one) => format!("{} is released", name(one)),
+            Move::Leave(one) => format!("{} is released and leaves the queue", name(one)),
             Move::Renew(one) => format!("{} is renewed", name(one)),
             Move::Downgrade(one) => format!("{} is downgraded", name(one)),
-            Move::ForceReaders => "it is taken from the readers".to_owned(),
-            Move::ForceWriter => "it is taken from the writer".to_owned(),
-            Move::WriteOver => "the writer's time is over".to_owned(),
-            Move::ReadOver(owner) => format!("the time of {} to read is over", cast.owners[owner]),
-            Move::GateOver => "the gate's time is over".to_owned(),
-            Move::UpgradeOver => "the upgrade's time is over".to_owned(),
-            Move::KeyOver => "the key's time is over".to_owned(),
-            Move::Missed(one) => format!("{} is not seen for a claim", name(one)),
+            Move::ForceReaders => "the readers' holds are revoked".to_owned(),
+            Move::ForceWriter => "the writer's hold is revoked".to_owned(),
+            Move::WriteOver => "the writer's hold expires".to_owned(),
+            Move::ReadOver(owner) => format!("the read hold of {} expires", cast.owners[owner]),
+            Move::GateOver => "the gate for new readers expires".to_owned(),
+            Move::UpgradeOver => "the upgrade's mark expires".to_owned(),
+            Move::KeyOver => "the key expires".to_owned(),
+            Move::Missed(one) => format!("{} does not poll for a claim", name(one)),
         };
         match answer {
             Some(Answer::Final(answer)) => format!("{what}: {answer}"),
@@ -193,7 +193,8 @@ impl State {
         }
     }
 
-    /// What can happen next; and what can arrive, late or once more, but must change nothing.
+    /// The possible next steps; and the requests that can arrive, late or once more, but must
+    /// change nothing.
     pub fn moves(&self, cast: &Cast) -> (Vec<Move>, Vec<Move>) {
         let (mut moves, mut idle) = (Vec::new(), Vec::new());
         let begun = self.beliefs.iter().filter(|belief| **belief != Idle).count();
@@ -249,7 +250,7 @@ impl State {
         (moves, idle)
     }
 
-    /// Time passes.
+    /// The state after an expiry.
     pub fn pass(&self, cast: &Cast, passes: Move) -> State {
         let mut next = self.clone();
         let kept = &mut next.kept;
@@ -280,8 +281,8 @@ impl State {
         next
     }
 
-    /// The time of a claim passes in which an attempt is not seen, nor are those that queued before
-    /// it and were not seen since.
+    /// A claim passes without a poll of this attempt, nor of those that queued before it and have
+    /// not polled since.
     fn miss(&mut self, cast: &Cast, one: usize) {
         self.kept.seen[one] = false;
         let missed = self.kept.queued(one);
@@ -298,8 +299,9 @@ impl State {
         places.chain(&mut self.kept.writer_left).chain(self.noted.iter_mut().flatten())
     }
 
-    /// Times in the same order that depend on no clock. All are older than a claim but the places
-    /// of waiters that queued and were not seen since, and what is later than those.
+    /// Replaces all times by others in the same order that do not depend on a clock. All are older
+    /// than a claim, except the places of waiters that have not polled since they queued, and later
+    /// times.
     fn order_times(&mut self) {
         let kept = &self.kept;
         let unseen = kept.queue.iter().filter(|(one, place)| *place > RECENT && !kept.seen[*one]);
@@ -313,14 +315,15 @@ impl State {
         }
     }
 
-    /// Who lost a hold of which nothing is left, and has nothing under way, is as good as done.
+    /// Sets lost and refused attempts to `Done` if the server has nothing left of them and no
+    /// request is in flight: both have the same next steps.
     pub fn settle(&mut self, cast: &Cast) {
         for (one, belief) in self.beliefs.iter_mut().enumerate() {
             let settled = !cast.attempts[one].doubted && !self.kept.names(one);
             if settled && matches!(belief, Lost | Refused) {
                 *belief = Done;
             }
-            // What a later request of it says does not matter any more.
+            // Its later requests have no place.
             if *belief != Waits {
                 self.noted[one] = None;
             }
@@ -328,7 +331,7 @@ impl State {
         self.order_times();
     }
 
-    /// What tells this state from others.
+    /// The bytes that distinguish this state from others.
     pub fn outline(&self, cast: &Cast) -> Vec<u8> {
         let mut outline = Vec::with_capacity(64);
         for belief in &self.beliefs {
@@ -344,7 +347,7 @@ impl State {
             });
         }
         for (one, noted) in self.noted.iter().enumerate() {
-            // Of one that has this place, it says nothing.
+            // It does not matter for an attempt that is queued at this place.
             let matters = noted.is_some() && self.kept.queued(one).is_none_or(|place| place == UPGRADES);
             outline.push(u8::from(matters) + u8::from(matters && *noted <= self.kept.writer_left));
         }

@@ -9,8 +9,8 @@
 //!   than that of every writer that begins later.
 //!
 //! The model assumes nothing about clocks: requests arrive in any order, a lease may expire at any
-//! step, and any number may be proposed. `rules` has the protocols as data, `steps` the possible
-//! steps, `search` the promises and the loop.
+//! step, and any number may be proposed. `protocols` has the protocols as data, `steps` the
+//! possible steps, `search` the promises and the loop.
 //!
 //! `REDLATCH_MODEL=1` widens the bounds: two minutes. The search leaves out: more nodes, two nodes
 //! that lose their data at once, keys that an old snapshot brings back, an attempt that proposes a
@@ -92,6 +92,6 @@ fn tokens_grow_and_are_unique_after_node_loses_data_and_rejoins() {
 }
 
 #[test]
-fn tokens_search_breaks_every_mutant() {
+fn tokens_search_finds_every_mutant() {
     judge(MUTANTS);
 }

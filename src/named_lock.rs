@@ -1,4 +1,4 @@
-//! [`Lock`]: what the locks of all kinds are made of. [`HolderId`]: what identifies a holder.
+//! [`NamedLock`]: what the locks of all kinds are made of. [`HolderId`]: what identifies a holder.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -62,13 +62,13 @@ impl Sought<'_> {
 
 /// A name, with the client and the options to lock it with.
 #[derive(Clone)]
-pub(crate) struct Lock {
+pub(crate) struct NamedLock {
     pub(crate) client: Arc<Client>,
     pub(crate) options: Arc<Options>,
     pub(crate) name: Name,
 }
 
-impl Lock {
+impl NamedLock {
     pub(crate) fn request(&self, kind: &'static Kind, owner: Option<&Owner>) -> LockRequest {
         LockRequest {
             client: Arc::clone(&self.client),
