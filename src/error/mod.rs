@@ -158,9 +158,9 @@ pub enum Error {
         /// Which operation failed, and where.
         context: Context,
         /// The number of replicas that confirmed.
-        have: u64,
+        confirmed: u64,
         /// The required number.
-        want: u32,
+        required: u32,
     },
     /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it has started, or lost
     /// its data, since it was admitted. See [`Locks::rejoin`](crate::Locks::rejoin).

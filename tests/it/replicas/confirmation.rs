@@ -160,7 +160,7 @@ async fn replicas_standalone_timeout_may_equal_the_node_timeout() {
     replicas[0].pause();
     let start = Instant::now();
     let outcome = Kind::Mutex.lock(&locks, "whole").try_lock().await;
-    assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1, .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::TooFewReplicas { confirmed: 0, required: 1, .. })), "{outcome:?}");
     assert!(start.elapsed() < limit + SLACK, "{:?}", start.elapsed());
     replicas[0].resume();
     drop(locks);

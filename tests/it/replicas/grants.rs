@@ -62,7 +62,10 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         let start = Instant::now();
         let outcome = lock.try_lock().await;
         let took = start.elapsed();
-        assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1, .. })), "{outcome:?}");
+        assert!(
+            matches!(outcome, Err(Error::TooFewReplicas { confirmed: 0, required: 1, .. })),
+            "{outcome:?}"
+        );
         assert!(took >= TIMEOUT && took < TIMEOUT + SLACK, "{took:?}");
         println!("refused after {took:?}");
         // A client without the option checks the state.
@@ -145,7 +148,7 @@ async fn replicas_standalone_grants_wait_for_replicas() {
     caught_up(&master, 2).await;
     let many = locks.with_options(ttl(1_500).replicas(3, TIMEOUT)).unwrap();
     let outcome = many.mutex("many").unwrap().try_lock().await;
-    assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 2, want: 3, .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::TooFewReplicas { confirmed: 2, required: 3, .. })), "{outcome:?}");
     // The replica timeout must not exceed the node timeout.
     let slow = Options::new().replicas(1, 2 * NODE_TIMEOUT);
     let refused = |error: &ConfigError| matches!(error, ConfigError::Span { option: "replica_timeout", .. });
@@ -207,7 +210,7 @@ async fn replicas_missed_by_some_calls_do_not_affect_others() {
             while !waiting.is_finished() {
                 // Another lock each time, since a released grant may exist for a moment.
                 let outcome = kind.lock(&more, &format!("{}-{refusals}", kind.name())).try_lock().await;
-                assert!(matches!(outcome, Err(Error::TooFewReplicas { want: 2, .. })), "{outcome:?}");
+                assert!(matches!(outcome, Err(Error::TooFewReplicas { required: 2, .. })), "{outcome:?}");
                 refusals += 1;
             }
             assert!(refusals > 0);
@@ -247,7 +250,10 @@ async fn replicas_missed_by_a_waiter_leave_the_lock_to_the_next() {
         assert!(!waiting.is_finished(), "{kind:?}: the first waiter held the lock until it failed");
         next.release().await.unwrap();
         let outcome = soon("the first waiter fails", waiting).await.unwrap();
-        assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1, .. })), "{outcome:?}");
+        assert!(
+            matches!(outcome, Err(Error::TooFewReplicas { confirmed: 0, required: 1, .. })),
+            "{outcome:?}"
+        );
     }
     drop((plain, confirmed, others));
     master.assert_nothing_left().await;
