@@ -17,7 +17,7 @@ pub enum NodeProblem {
     Replica,
     /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices a
     /// restart.
-    #[error("it does not say who it is: its INFO has no run_id")]
+    #[error("its INFO has no run_id, so a restart could not be noticed")]
     Unidentified,
 }
 
@@ -72,10 +72,10 @@ pub enum ConfigError {
     },
     /// To wait for replicas, a request must know its server, which a cluster's client does not
     /// reveal.
-    #[error("replicas cannot be waited for in a cluster")]
+    #[error("replicas is not supported in a cluster, whose client hides which server ran a request")]
     ReplicasOfCluster,
     /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: only other nodes can admit one.
-    #[error("restart_guard is for the nodes of a quorum, which must be more than one")]
+    #[error("restart_guard needs a quorum of more than one node")]
     GuardOfOneNode,
     /// The prefix is too long.
     #[error("the prefix has {bytes} bytes; it must have at most 128")]
@@ -84,7 +84,7 @@ pub enum ConfigError {
         bytes: usize,
     },
     /// There are too few nodes for a quorum, or too many.
-    #[error("a quorum of {count} nodes; it must have from 1 to {most}")]
+    #[error("the quorum has {count} nodes; it must have from 1 to {most}")]
     Nodes {
         /// The number of nodes named.
         count: usize,
@@ -114,13 +114,13 @@ pub enum ConfigError {
     #[error("a pool cannot subscribe: call subscriber with its server, or set wakeups to poll every 100 ms")]
     PoolWithoutSubscriber,
     /// A subscriber was named although the client knows where to subscribe.
-    #[error("subscriber is for a pool: a client made with {topology} subscribes where its requests go")]
+    #[error("subscriber is only for a pool: a client made with {topology} knows where to subscribe")]
     NeedlessSubscriber {
         /// The topology.
         topology: &'static str,
     },
     /// The subscriber does not receive what is published where requests go. Found on connecting.
-    #[error("the subscriber {subscriber} is another server than {server}, where requests go")]
+    #[error("the subscriber {subscriber} is not the server of the requests, {server}")]
     SubscriberElsewhere {
         /// The address of the subscriber.
         subscriber: String,
@@ -128,21 +128,22 @@ pub enum ConfigError {
         server: String,
     },
     /// Certificates were given for a server that is not named by a URL.
-    #[error("tls is for URLs: {server} was given as a client, a description or a pool, which brings its own")]
+    #[error(
+        "tls applies only to URLs: {server} was given as a client, a ConnectionInfo or a pool, \
+         which has its own certificates"
+    )]
     CertificatesOfClient {
         /// The address of the server.
         server: String,
     },
     /// Certificates were given for a server without TLS.
-    #[error("tls is for servers whose URL begins with rediss://: {server} is reached without TLS")]
+    #[error("tls applies only to URLs that begin with rediss://: {server} is reached without TLS")]
     CertificatesWithoutTls {
         /// The address of the server.
         server: String,
     },
     /// A node of a cluster was described with certificates, which the other nodes would not get.
-    #[error(
-        "{server} brings certificates that the other nodes of the cluster would not get: use a URL and tls"
-    )]
+    #[error("{server} has certificates that the other nodes of the cluster would not get: use a URL and tls")]
     CertificatesOfSeed {
         /// The address of the node.
         server: String,
@@ -165,10 +166,10 @@ pub enum ConfigError {
         most: usize,
     },
     /// A client was to be made outside of a tokio runtime, on which its tasks would live.
-    #[error("a client is made on a tokio runtime: this thread is not on one")]
+    #[error("a client must be made on a tokio runtime; this thread is not on one")]
     NoRuntime,
     /// An option belongs to the connections, which exist already.
-    #[error("{option} belongs to the connections: give it to the builder, not to with_options")]
+    #[error("{option} belongs to the connections, which exist already: set it with LocksBuilder::options")]
     ConnectionOption {
         /// The option.
         option: &'static str,
