@@ -1,10 +1,10 @@
-//! [`Finding`]: what on a deployment endangers its locks.
+//! [`Finding`]: the result of one check of a server by the doctor.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One check of one server by [`Locks::doctor`](crate::Locks::doctor). As one line of text:
+/// One check of one server by [`Locks::doctor`](crate::Locks::doctor). `Display` is one line:
 /// `10.0.0.1:6379: eviction: danger: ...`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -26,10 +26,10 @@ pub enum Check {
     Connection,
     /// The scripts are tested on its version.
     Version,
-    /// The client's user may run the scripts on the keys of a lock. Found out by acquiring and
+    /// The client's user may run the scripts on the keys of a lock. Checked by acquiring and
     /// releasing a lock of a new name.
     Scripts,
-    /// The client is notified when it is granted a lock, and may notify others.
+    /// The client is notified when it is granted a lock, and may notify other clients.
     Notifications,
     /// The server evicts no keys.
     Eviction,
@@ -44,16 +44,16 @@ pub enum Check {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing is to be done.
+    /// No danger was found.
     Fine,
     /// Locks may be lost, delayed, or held twice.
     Danger {
         /// What may happen, and why.
         what: String,
-        /// What ends the danger.
+        /// How to end the danger.
         remedy: &'static str,
     },
-    /// It could not be found out.
+    /// The check could not be made.
     Unknown {
         /// Why not.
         why: String,
@@ -90,7 +90,7 @@ impl Verdict {
 }
 
 impl Finding {
-    /// Whether it says that a server can be used.
+    /// Whether this finding says that a server can be used.
     pub(crate) fn is_usable(&self) -> bool {
         self.check == Check::Connection && self.verdict == Verdict::Fine
     }

@@ -12,7 +12,7 @@ use crate::name::Name;
 /// The maximum number of locks that an error names.
 pub(crate) const MAX_NAMES: usize = 32;
 
-/// The text for a node that must rejoin its quorum.
+/// The text for a node without a vote.
 pub(crate) const NO_VOTE: &str =
     "the node has no vote: it is new, has restarted or has lost data; call Locks::rejoin";
 
