@@ -1,10 +1,10 @@
-//! [`Finding`]: what on a deployment endangers its locks.
+//! [`Finding`]: the result of one check of a server by the doctor.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One check of one server by [`Locks::doctor`](crate::Locks::doctor). As one line of text:
+/// One check of one server by [`Locks::doctor`](crate::Locks::doctor). `Display` is one line:
 /// `10.0.0.1:6379: eviction: danger: ...`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -26,10 +26,10 @@ pub enum Check {
     Connection,
     /// The scripts are tested on its version.
     Version,
-    /// The client's user may run the scripts on the keys of a lock. Found out by acquiring and
+    /// The client's user may run the scripts on the keys of a lock. Checked by acquiring and
     /// releasing a lock of a new name.
     Scripts,
-    /// The client is notified when it is granted a lock, and may notify others.
+    /// The client is notified when it is granted a lock, and may notify other clients.
     Notifications,
     /// The server evicts no keys.
     Eviction,
@@ -44,16 +44,16 @@ pub enum Check {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing is to be done.
+    /// No danger was found.
     Fine,
     /// Locks may be lost, delayed, or held twice.
     Danger {
         /// What may happen, and why.
         what: String,
-        /// What ends the danger.
+        /// How to end the danger.
         remedy: &'static str,
     },
-    /// It could not be found out.
+    /// The check could not be made.
     Unknown {
         /// Why not.
         why: String,
@@ -90,7 +90,7 @@ impl Verdict {
 }
 
 impl Finding {
-    /// Whether it says that a server can be used.
+    /// Whether this finding says that a server can be used.
     pub(crate) fn is_usable(&self) -> bool {
         self.check == Check::Connection && self.verdict == Verdict::Fine
     }
@@ -116,7 +116,7 @@ pub(crate) fn version(redis: Option<&str>) -> Verdict {
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
     match numbers.next().zip(numbers.next()) {
         Some(numbers) if numbers >= OLDEST => Verdict::Fine,
-        Some(_) => Verdict::danger(format!("it is version {version}"), "take Redis 6.2, Valkey 8, or later"),
+        Some(_) => Verdict::danger(format!("it is version {version}"), "use Redis 6.2, Valkey 8, or later"),
         None => Verdict::unknown(format!("its version is {version:?}")),
     }
 }
@@ -126,8 +126,8 @@ pub(crate) fn eviction(maxmemory: Option<&str>, policy: Option<&str>) -> Verdict
     match (maxmemory, policy) {
         (Some("0"), _) | (_, Some("noeviction")) => Verdict::Fine,
         (Some(_), Some(policy)) => Verdict::danger(
-            format!("it evicts keys once its memory is full ({policy}), a lock that is held too"),
-            "set maxmemory-policy noeviction, or take a server of their own for locks",
+            format!("it evicts keys once its memory is full ({policy}), held locks included"),
+            "set maxmemory-policy noeviction, or use a separate server for locks",
         ),
         _ => Verdict::unknown(NO_INFO),
     }
@@ -136,14 +136,13 @@ pub(crate) fn eviction(maxmemory: Option<&str>, policy: Option<&str>) -> Verdict
 /// `aof` as in `INFO`, `fsync` as in `CONFIG GET appendfsync`.
 pub(crate) fn persistence(aof: Option<&str>, fsync: Option<&str>) -> Verdict {
     let remedy =
-        "set appendonly yes and appendfsync always; a quorum may switch on the restart guard instead";
+        "set appendonly yes and appendfsync always; on a quorum, the restart guard is an alternative";
     match (aof, fsync) {
-        (Some("0"), _) => Verdict::danger("a restart forgets locks that are held", remedy),
+        (Some("0"), _) => Verdict::danger("a restart loses held locks", remedy),
         (Some(_), Some("always")) => Verdict::Fine,
-        (Some(_), Some(fsync)) => Verdict::danger(
-            format!("a restart may forget the locks of the last moments (appendfsync {fsync})"),
-            remedy,
-        ),
+        (Some(_), Some(fsync)) => {
+            Verdict::danger(format!("a restart may lose the latest grants (appendfsync {fsync})"), remedy)
+        }
         (Some(_), None) => Verdict::unknown("the user may not run CONFIG GET appendfsync"),
         (None, _) => Verdict::unknown(NO_INFO),
     }
@@ -157,14 +156,14 @@ pub(crate) fn replicas(
     needed: Option<&str>,
     waits: bool,
 ) -> Verdict {
-    let forgets = "a failover may forget locks that are held: replicas get them late";
-    let remedy = "ask for Options::replicas, set min-replicas-to-write, and compare fencing tokens";
+    let loses = "a failover may lose held locks: replication is asynchronous";
+    let remedy = "set Options::replicas and min-replicas-to-write, and compare fencing tokens";
     match (role, count) {
         (Some("slave"), _) => Verdict::danger("it is a replica, which grants nothing", "name its master"),
         (Some(_), Some("0")) => Verdict::Fine,
         (Some(_), Some(_)) if waits => Verdict::Fine,
         (Some(_), Some(_)) => match needed {
-            Some("0") => Verdict::danger(forgets, remedy),
+            Some("0") => Verdict::danger(loses, remedy),
             Some(_) => Verdict::Fine,
             None => Verdict::unknown("the user may not run CONFIG GET min-replicas-to-write"),
         },
@@ -172,4 +171,4 @@ pub(crate) fn replicas(
     }
 }
 
-const NO_INFO: &str = "the user may not run INFO, or the server does not say";
+const NO_INFO: &str = "the user may not run INFO, or its reply lacks this field";

@@ -26,7 +26,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// From the holders of a reply: `owner, count, pttl` each.
+    /// Reads the holders of a reply: `owner, count, pttl` for each.
     pub(crate) fn from_reply(
         fencing_token: Option<FencingToken>,
         waiters: u64,
@@ -36,7 +36,7 @@ impl Inspection {
         Some(Inspection { holders, waiters, fencing_token })
     }
 
-    /// What a majority of nodes report.
+    /// Merges the nodes' reports into what a majority agrees on.
     pub(crate) fn agreed(mut views: Vec<Inspection>, majority: usize) -> Inspection {
         if majority == 1
             && let Some(only) = views.pop()
@@ -63,30 +63,30 @@ impl Inspection {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RwInspection {
-    /// What it is held for.
+    /// Whether the lock is free, or held to read or to write.
     pub mode: Mode,
     /// The writer.
     pub writer: Option<Holder>,
-    /// The readers; of more than five hundred, five hundred. An owner that writes may read as well.
+    /// The readers, at most 500 of them. An owner that writes may read as well.
     pub readers: Vec<Holder>,
-    /// The number of readers, including crashed ones that no request has removed yet: up to five
-    /// hundred, count `readers` instead.
+    /// The number of readers. It may include crashed readers whose holds have expired; `readers`
+    /// does not, but lists at most 500.
     pub reader_count: u64,
-    /// How many are queued to write. Tasks of one client without an owner queue inside the client
-    /// and count once.
+    /// The number of waiters queued to write. Tasks of one client without an owner queue inside the
+    /// client and count once.
     pub waiting_writers: u64,
-    /// How many are queued to read.
+    /// The number of waiters queued to read.
     pub waiting_readers: u64,
     /// The last token granted, if the server remembers one.
     pub fencing_token: Option<FencingToken>,
 }
 
-/// What a read-write lock is held for.
+/// Whether a read-write lock is free, or held to read or to write.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// It is free.
+    /// The lock is free.
     Free,
     /// Some owners read.
     Read,
@@ -95,7 +95,7 @@ pub enum Mode {
 }
 
 impl RwInspection {
-    /// From the rest of a reply: `waiting_writers, readers`, then `side, owner, count, pttl` for
+    /// Reads the rest of a reply: `waiting_writers, readers`, then `side, owner, count, pttl` for
     /// each holder.
     pub(crate) fn from_reply(
         fencing_token: Option<FencingToken>,
@@ -125,7 +125,7 @@ impl RwInspection {
         })
     }
 
-    /// What a majority of nodes report.
+    /// Merges the nodes' reports into what a majority agrees on.
     pub(crate) fn agreed(mut views: Vec<RwInspection>, majority: usize) -> RwInspection {
         if majority == 1
             && let Some(only) = views.pop()
@@ -137,7 +137,7 @@ impl RwInspection {
         let reading: Vec<&[Holder]> = views.iter().map(|view| view.readers.as_slice()).collect();
         let writer = agreed(&writing, majority).pop();
         let readers = agreed(&reading, majority);
-        // The count of the last node that the majority needs.
+        // The largest count that a majority of the nodes reaches.
         let mut counts: Vec<u64> = views.iter().map(|view| view.reader_count).collect();
         counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
         let reader_count = counts.get(majority - 1).copied().unwrap_or(0);
@@ -157,13 +157,13 @@ fn mode(writer: Option<&Holder>, readers: &[Holder], reader_count: u64) -> Mode 
     match (writer, readers.is_empty()) {
         (Some(_), _) => Mode::Write,
         (None, false) => Mode::Read,
-        // There were too many readers to list, and most of the sample had expired.
+        // The nodes listed only samples of their readers: all expired, or known to a minority.
         (None, true) if reader_count > 0 => Mode::Read,
         (None, true) => Mode::Free,
     }
 }
 
-/// The holders of a lock on a majority of nodes, for as long as a majority keeps them.
+/// The holders that a majority of the nodes reports, with the time for which a majority keeps them.
 fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for holder in views.iter().flat_map(|view| view.iter()) {
@@ -177,7 +177,7 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
         }
         seen.sort_by_key(|holder| std::cmp::Reverse(holder.remaining));
         let remaining = seen[majority - 1].remaining;
-        // A minority may have kept a hold that was released.
+        // A minority may still have a hold that was released.
         seen.sort_by_key(|holder| std::cmp::Reverse(holder.count));
         let count = seen[majority - 1].count;
         holders.push(Holder { owner: holder.owner.clone(), count, remaining });
@@ -200,22 +200,23 @@ fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
 /// # Ok(()) }
 /// ```
 ///
-/// With serde it has both as well, or `null`.
+/// With serde, both are fields, or `null`.
 #[non_exhaustive]
 #[derive(Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The owner, if there is one; otherwise the attempt: its id, and its client's labels. A client
-    /// that knows it can release the lock: keep it out of public logs. `Debug` and `Display` show
-    /// only its start; serde writes it in full.
+    /// that knows this word can release the lock: keep it out of public logs. `Debug` and `Display`
+    /// show only its start; serde writes it in full.
     pub owner: String,
-    /// The number of its holds.
+    /// The number of the owner's holds.
     pub count: u64,
-    /// How long the server keeps it without renewal. `None`: for ever, so another program wrote it.
+    /// How long the server keeps the hold without renewal. `None`: for ever, so another program
+    /// wrote it.
     pub remaining: Option<Duration>,
 }
 
 impl Holder {
-    /// From the `owner, count, pttl` of a reply.
+    /// Reads the `owner, count, pttl` of a reply.
     pub(crate) fn from_reply(texts: &[String]) -> Option<Holder> {
         let [owner, count, pttl] = texts else { return None };
         let remaining = u64::try_from(pttl.parse::<i64>().ok()?).ok().map(Duration::from_millis);
@@ -258,8 +259,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = shortened(&self.owner);
         match Labels::of_attempt(&self.owner).joined() {
-            // An owner may be any word of another program: characters that are no plain text are
-            // escaped.
+            // Another program may choose any word as an owner, so special characters are escaped.
             None => write!(f, "{}", owner.escape_debug())?,
             Some(labels) => write!(f, "{labels} ({owner})")?,
         }

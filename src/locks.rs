@@ -1,4 +1,4 @@
-//! [`Locks`]: the client, from which locks are made.
+//! [`Locks`]: the client, which creates locks.
 
 mod builder;
 mod doctor;
@@ -26,18 +26,18 @@ pub use source::Source;
 /// A client of one Redis server, cluster, Sentinel group or quorum, and the source of locks on it.
 /// Cheap to clone; clones share everything.
 ///
-/// It has one connection for requests, with `TCP_NODELAY`, keepalive and timeouts, and, once a task
-/// has to wait, one for wake-ups. One task renews all leases. Keep one client for the whole
-/// application. Dropping the last clone, lock and guard closes it.
+/// It has one connection for requests, with `TCP_NODELAY`, keepalive and timeouts. Once a task has
+/// to wait, it opens a second one for wake-ups. One task renews all leases. Keep one client for the
+/// whole application. Dropping the last clone, lock and guard closes it.
 ///
 /// A call needs only its task's memory: about 4 kB for its future, 6 kB with the task and the lock.
-/// While 256 other requests are at the server, calls wait inside the client for as long as their
-/// time limits allow; that time does not count as silence of the server. 200,000 locks that were
-/// acquired and released at once took 3.8 s and 1.15 GB (two cores, Redis 7.0.15, release build).
+/// While 320 requests are in flight, further calls wait inside the client for as long as their time
+/// limits allow; that time does not count as silence of the server. To acquire and release 200,000
+/// locks at the same time took 3.8 s and 1.15 GB (two cores, Redis 7.0.15, release build).
 ///
-/// **What it does not**: keep a runtime alive. Its task lives on the runtime in which the client
-/// was made. Once that has shut down, leases end with their TTL, and calls return
-/// [`Error::RuntimeEnded`]. Tests with a runtime each need a client each.
+/// **What it does not**: keep a runtime alive. Its task runs on the runtime in which the client was
+/// made. Once that runtime has shut down, leases end when their TTL expires, and calls return
+/// [`Error::RuntimeEnded`]. Tests that each have their own runtime need a client each.
 #[derive(Clone)]
 pub struct Locks {
     client: Arc<Client>,
@@ -60,7 +60,7 @@ impl Locks {
     ///   timeout](Options::node_timeout), or refuses the connection.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, nothing remains.
+    /// Cancel safe: after a drop, nothing remains.
     pub async fn open(url: &str) -> Result<Locks, Error> {
         Locks::builder().server(url).connect().await
     }
@@ -71,8 +71,8 @@ impl Locks {
     }
 
     /// Returns the same client with other options for the locks made from it. Options that are not
-    /// set keep this client's values: a section of a configuration file overrides only what it
-    /// names.
+    /// set keep this client's values: a section of a configuration file overrides only the options
+    /// that it names.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -100,20 +100,21 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
-    /// For the crate's own tests, which must not read the text of `Debug`: whether this client
-    /// holds nothing, waits for nothing and has nothing to release.
+    /// For the crate's own tests, which must not parse `Debug` output: whether this client holds
+    /// nothing, waits for nothing and has nothing to release.
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
     pub fn is_idle(&self) -> bool {
         self.client.is_idle()
     }
 
-    /// Waits until everything that was dropped has been released, on a quorum by a majority of its
-    /// nodes; or has been left to its TTL because the client's runtime has ended.
+    /// Waits until all dropped guards and calls have been released; on a quorum, by a majority of
+    /// its nodes. If the client's runtime has ended, it does not wait: their locks stay held until
+    /// the TTLs expire.
     ///
-    /// A dropped guard is released by a background task that ends with its runtime. To be sure that
-    /// it ran, wait here before `main` returns; otherwise the TTL frees the lock. Tasks that still
-    /// run may drop more guards meanwhile, so stop them first.
+    /// A dropped guard is released by a background task, which ends with its runtime. Call this
+    /// before `main` returns, so that the task can finish; otherwise the lock stays held until its
+    /// TTL expires. Stop other tasks first, since they may drop more guards meanwhile.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -141,15 +142,15 @@ impl Locks {
     /// - Leases of live guards end at once, as [`LeaseEnd::Closed`](crate::LeaseEnd::Closed), and
     ///   are released. A later `release()` of such a guard does nothing and returns no error: this
     ///   call reports what was not released.
-    /// - It waits for what was dropped before, like [`settled`](Locks::settled).
+    /// - It waits for earlier drops, like [`settled`](Locks::settled).
     ///
     /// It concerns all clones, locks and guards of this client. `inspect` and `force_release` still
-    /// work. Calling it again waits again, and reports what is still left.
+    /// work. A second call waits again, and reports what is still unreleased.
     ///
     /// **What it does not**: stop the work that a lock protects. Only work inside
     /// [`while_held`](crate::Lease::while_held) ends with its lease, so stop other work first.
-    /// Leaked holds stay. While no server answers, nothing can be confirmed as released, even after
-    /// the TTLs have expired.
+    /// Leaked holds stay. While no server replies, no release can be confirmed, even after the TTLs
+    /// have expired.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -163,13 +164,13 @@ impl Locks {
     ///
     /// # Errors
     /// - [`Error::Unreleased`]: not everything was released within `limit`. It is returned at the
-    ///   limit, also if no server answers; a limit of zero starts the releases without waiting.
+    ///   limit, even if no server replies. A limit of zero starts the releases without waiting.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended. Its locks stay held until their
     ///   TTLs expire.
     ///
     /// # Cancel safety
-    /// Cancel safe: once polled, the client is closed and all its leases have ended. Dropped after
-    /// that, the releases continue in the background.
+    /// Cancel safe: the first poll closes the client and ends all its leases. After a drop, the
+    /// releases continue in the background.
     pub async fn close(&self, limit: Duration) -> Result<(), Error> {
         self.client.close(limit).await
     }
@@ -179,33 +180,33 @@ impl Locks {
         &self.options
     }
 
-    /// Returns the mutex of this name. It sends no request: a lock is a description, and its guard
-    /// holds it.
+    /// Returns the mutex of this name, without a request: the value only describes the lock, and
+    /// its guard holds it.
     ///
     /// # Errors
-    /// - [`NameError`]: the name cannot be a key with companions; see
-    ///   [`NameProblem`](crate::NameProblem).
+    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    ///   rules.
     pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, NameError> {
         Ok(Mutex::new(self.lock(name.as_ref())?))
     }
 
-    /// Returns the re-entrant lock of this name. It sends no request: a lock is a description, and
-    /// its guard holds it. Calls that nest need one owner: see
+    /// Returns the re-entrant lock of this name, without a request: the value only describes the
+    /// lock, and its guard holds it. Calls that nest need one owner: see
     /// [`with_owner`](ReentrantLock::with_owner).
     ///
     /// # Errors
-    /// - [`NameError`]: the name cannot be a key with companions; see
-    ///   [`NameProblem`](crate::NameProblem).
+    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    ///   rules.
     pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantLock, NameError> {
         Ok(ReentrantLock::new(self.lock(name.as_ref())?))
     }
 
-    /// Returns the read-write lock of this name. It sends no request: a lock is a description, and
-    /// its guards hold it.
+    /// Returns the read-write lock of this name, without a request: the value only describes the
+    /// lock, and its guards hold it.
     ///
     /// # Errors
-    /// - [`NameError`]: the name cannot be a key with companions; see
-    ///   [`NameProblem`](crate::NameProblem).
+    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    ///   rules.
     pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, NameError> {
         Ok(RwLock::new(self.lock(name.as_ref())?))
     }

@@ -30,11 +30,11 @@ static MUTEX: Kind = Kind {
 
 /// A lock with one holder at a time, among all processes that use the same server.
 ///
-/// In Redis it is a string with a TTL, as `SET key token NX PX ttl` makes it: libraries that do the
-/// same under the same key exclude this lock's holders, and are excluded by them.
+/// In Redis it is a string with a TTL, as `SET key token NX PX ttl` creates it. This lock and a
+/// library that uses that command on the same key exclude each other.
 ///
-/// **What it promises**: two guards are never both [valid](Lease::is_lost). Clients take turns. A
-/// client that waits costs the server one request a second.
+/// **What it promises**: the leases of two guards are never both [valid](Lease::is_lost). Clients
+/// take turns. A waiting client sends the server one request a second.
 ///
 /// **What it does not**: exclude a holder that continues after its lease was lost; see [`Lease`].
 /// It is not re-entrant: locking it twice from the same task deadlocks for as long as the first
@@ -80,16 +80,17 @@ impl Mutex {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, for instance in `tokio::time::timeout`: dropping it leaves the queue, and what
-    /// was granted meanwhile is released at once. A call that was polled and is then neither polled
-    /// nor dropped keeps its place, and the tasks of this client behind it waiting.
+    /// Cancel safe, for instance in `tokio::time::timeout`: a dropped call leaves the queue, and a
+    /// grant that it received meanwhile is released at once. A call that is polled once and then
+    /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
+    /// behind it.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         acquire(&self.lock.request(&MUTEX, None)).await.map(|held| MutexGuard { held })
     }
 
     /// Acquires the mutex like [`lock`](Mutex::lock), within `limit`, which covers waiting,
-    /// connecting and retrying. A limit of zero means one try, like [`try_lock`](Mutex::try_lock):
-    /// it takes as long as a request takes.
+    /// connecting and retrying. A limit of zero means one try, like [`try_lock`](Mutex::try_lock),
+    /// which takes as long as one request.
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: the limit elapsed. If the server was failing by then, its failure is
@@ -105,8 +106,9 @@ impl Mutex {
 
     /// Acquires the mutex if it is free and no client waits for it; returns `None` otherwise.
     ///
-    /// On a [quorum](crate::LocksBuilder::quorum), nodes may grant the lock to several callers at a
-    /// time. Then it tries up to twice more, after at most 30 ms of pauses in total.
+    /// On a [quorum](crate::LocksBuilder::quorum), callers that try at the same time may get a
+    /// minority of the nodes each. The call then tries up to twice more, after at most 30 ms of
+    /// pauses in total.
     ///
     /// # Errors
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
@@ -124,7 +126,7 @@ impl Mutex {
         Ok(try_acquire(&self.lock.request(&MUTEX, None)).await?.map(|held| MutexGuard { held }))
     }
 
-    /// Returns the holder and the number of waiters, as the server reports them now.
+    /// Returns the holder and the number of waiters, as the server reports them at this moment.
     ///
     /// # Errors
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
@@ -144,7 +146,7 @@ impl Mutex {
     }
 
     /// Returns whether the server still has the hold of this lease. A hold on a mutex has no owner,
-    /// so unlike the other kinds it takes only a lease:
+    /// so this method accepts only a lease, unlike that of the other kinds:
     ///
     /// ```compile_fail,E0308
     /// # use redlatch::{Error, Locks, Owner};
@@ -153,8 +155,8 @@ impl Mutex {
     /// # Ok(()) }
     /// ```
     ///
-    /// Decide by [`Lease::is_lost`], which sends no request. This call notices earlier that a lock
-    /// was force-released.
+    /// To decide whether to continue, use [`Lease::is_lost`], which sends no request. This call
+    /// notices a forced release earlier.
     ///
     /// # Errors
     /// Those of [`inspect`](Mutex::inspect).
@@ -177,7 +179,7 @@ impl Mutex {
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Not cancel safe: dropped, it may have taken effect or not.
+    /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.lock.force_release(&MUTEX).await
     }
@@ -193,8 +195,8 @@ impl fmt::Debug for Mutex {
 ///
 /// # Release on drop is not immediate
 /// Dropping the guard releases the mutex in a background task, soon, and failures are only logged.
-/// Call [`release`](MutexGuard::release) to learn the outcome. If the process ends first, the TTL
-/// ends the hold.
+/// Call [`release`](MutexGuard::release) to learn the outcome. If the process ends first, the lock
+/// stays held until the TTL expires.
 #[must_use = "if unused, the mutex is released at once"]
 #[clippy::has_significant_drop]
 pub struct MutexGuard {
@@ -202,7 +204,7 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
-    /// Returns the lease: whether it is valid, until when, and its fencing token.
+    /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
         self.held.lease()
     }
@@ -210,8 +212,9 @@ impl MutexGuard {
     /// Releases the mutex and waits until that is done.
     ///
     /// # Errors
-    /// - [`Error::Lost`]: the lease was lost before; the work may not have been alone.
-    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; likewise.
+    /// - [`Error::Lost`]: the lease was lost before; the work may not have been exclusive.
+    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; the work may
+    ///   not have been exclusive.
     /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
     ///   for at most a [node timeout](crate::Options::node_timeout) each. The release continues in
@@ -222,7 +225,7 @@ impl MutexGuard {
     ///   expires.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, the release continues in the background.
+    /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }

@@ -1,4 +1,5 @@
-//! [`NamedLock`]: what the locks of all kinds are made of. [`HolderId`]: what identifies a holder.
+//! [`NamedLock`]: the name, client and options behind a lock of any kind. [`HolderId`]: identifies
+//! a holder.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -42,8 +43,8 @@ impl Sealed for Owner {
     }
 }
 
-/// A holder, as the server names it.
-#[allow(missing_debug_implementations, reason = "no one outside can name it")]
+/// The holder that a call asks about, as the server names it.
+#[allow(missing_debug_implementations, reason = "it cannot be named outside the crate")]
 pub struct Sought<'a> {
     owner: Cow<'a, str>,
     /// The only lock that it may hold.
@@ -107,7 +108,7 @@ impl NamedLock {
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let context = self.client.context(Operation::Inspect, &self.name);
-        // The call writes nothing, so it has no unknown effect.
+        // The call writes nothing, so a lost reply is not indeterminate.
         let error = |failure: Failure| self.client.error(failure.of_other_request(), context.clone());
         let (mut views, mut refusal) = (Vec::new(), None);
         for (node, outcome) in &votes.received {

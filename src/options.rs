@@ -1,4 +1,4 @@
-//! [`Options`]: how locks behave.
+//! [`Options`]: the settings of locks.
 
 mod check;
 mod partial;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use partial::{Field, Named, Partial};
 
-/// What happens to a lease as its deadline approaches.
+/// Whether leases are extended before they expire.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -30,7 +30,7 @@ pub enum Fencing {
     #[default]
     On,
     /// No token, for about a tenth less work on the server. For maximum speed where a rare double
-    /// execution is acceptable; all users of a lock should agree.
+    /// execution is acceptable. All clients of a lock should use the same setting.
     Off,
 }
 
@@ -53,11 +53,12 @@ pub enum Nesting {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wakeups {
-    /// It is notified on a subscription of its own, and also polls every [`Options::poll_cap`].
+    /// The client is notified on a subscription of its own, and also polls every
+    /// [`Options::poll_cap`].
     #[default]
     Push,
-    /// It is notified, and polls before it treats the lock as its own: a message alone grants
-    /// nothing.
+    /// The client is notified, and polls before it treats the lock as its own: a message alone
+    /// grants nothing.
     ///
     /// With [`Push`](Wakeups::Push), a message from one server is trusted, since a poll takes a
     /// round trip for each hand-over. So a user that may publish to the clients' channels and read
@@ -65,7 +66,7 @@ pub enum Wakeups {
     /// to a third of the TTL, and at most a second. A user without both rights cannot. In a
     /// cluster, behind Sentinel and in a quorum, no message is trusted anyway.
     Verify,
-    /// It polls every 100 ms.
+    /// The client polls every 100 ms, or every [`Options::poll_cap`] if that is shorter.
     Poll,
 }
 
@@ -74,8 +75,8 @@ pub enum Wakeups {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RestartGuard {
-    /// It may vote. Safe if every node keeps all that it has answered: `appendonly yes` and
-    /// `appendfsync always`.
+    /// It may vote at once. Safe if no node loses a write that it has acknowledged: `appendonly
+    /// yes` and `appendfsync always`.
     #[default]
     Off,
     /// It may not vote until [`Locks::rejoin`](crate::Locks::rejoin) has admitted it: for nodes
@@ -83,11 +84,11 @@ pub enum RestartGuard {
     On,
 }
 
-/// How locks behave: for a whole client, or for some of its locks.
+/// The settings of locks: for a whole client, or for some of its locks.
 ///
-/// A plain value: set what differs. [`LocksBuilder::options`](crate::LocksBuilder::options) takes
-/// the rest from the defaults, [`Locks::with_options`](crate::Locks::with_options) from the options
-/// of that client; both check the result once. With serde, durations are in milliseconds, missing
+/// A plain value: set only what differs. [`LocksBuilder::options`](crate::LocksBuilder::options)
+/// takes the other options from the defaults, [`Locks::with_options`](crate::Locks::with_options)
+/// from that client; both check the result once. With serde, durations are in milliseconds, missing
 /// options are not set, and an unknown name is refused. Serialized options have all values, and set
 /// all of them when they are read again.
 ///
@@ -122,7 +123,7 @@ pub enum RestartGuard {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 ///
-/// A setter changes nothing but what it returns, so the compiler warns if the result is dropped:
+/// A setter returns the changed options, so the compiler warns if the result is dropped:
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -208,14 +209,14 @@ impl Options {
         self.named(Field::Ttl)
     }
 
-    /// Sets the [`ttl`](Options::ttl) of leases to read, if it differs: how long a crashed reader
-    /// keeps writers out.
+    /// Sets the [`ttl`](Options::ttl) of leases to read, and so how long a crashed reader keeps
+    /// writers out; `ttl` by default.
     pub fn read_ttl(mut self, ttl: Duration) -> Options {
         self.read_ttl = Some(ttl);
         self.named(Field::ReadTtl)
     }
 
-    /// Sets the [`ttl`](Options::ttl) of leases to write, if it differs.
+    /// Sets the [`ttl`](Options::ttl) of leases to write; `ttl` by default.
     pub fn write_ttl(mut self, ttl: Duration) -> Options {
         self.write_ttl = Some(ttl);
         self.named(Field::WriteTtl)
@@ -227,9 +228,9 @@ impl Options {
         self.named(Field::Renewal)
     }
 
-    /// Sets the longest time to which a lease is extended, counted from its grant; at least the
-    /// longest TTL. Without it, a task that hangs with a guard keeps the lock for as long as its
-    /// process lives.
+    /// Sets the longest time for which a lease is held and renewed, counted from its grant; at
+    /// least the longest TTL, none by default. Without it, a task that hangs with a guard holds the
+    /// lock for as long as its process lives.
     pub fn max_hold(mut self, longest: Duration) -> Options {
         self.max_hold = Some(longest);
         self.named(Field::MaxHold)
@@ -249,24 +250,24 @@ impl Options {
 
     /// Sets how many holds an owner may have on one re-entrant lock at a time, or on one side of a
     /// read-write lock, from 1 to 1,024; 255 by default. Waiting readers of one owner are admitted
-    /// together, whatever their number. One hold more is [`Error::TooDeep`](crate::Error::TooDeep):
-    /// an endless recursion.
+    /// together, whatever their number. One hold more returns
+    /// [`Error::TooDeep`](crate::Error::TooDeep), which stops an endless recursion.
     pub fn max_depth(mut self, holds: u32) -> Options {
         self.max_depth = holds;
         self.named(Field::MaxDepth)
     }
 
     /// Sets how many readers may hold a read-write lock or be queued for it in Redis, from 1 to
-    /// 100,000; 10,000 by default. One reader more is [`Error::Crowded`](crate::Error::Crowded):
-    /// each costs the server memory, and with more than 10,000 a forced release takes longer than 5
-    /// ms.
+    /// 100,000; 10,000 by default. One reader more gets [`Error::Crowded`](crate::Error::Crowded).
+    /// Each reader costs the server memory, and with more than 10,000 a forced release takes longer
+    /// than 5 ms.
     pub fn max_readers(mut self, readers: u32) -> Options {
         self.max_readers = readers;
         self.named(Field::MaxReaders)
     }
 
-    /// Sets the longest pause between two polls of a waiter, should every message be lost. From 10
-    /// ms to 10 s; 1 s by default. A client without a subscriber polls every 100 ms, or at this
+    /// Sets the longest pause between two polls of a waiter: the delay if a message is lost. From
+    /// 10 ms to 10 s; 1 s by default. A client without a subscriber polls every 100 ms, or at this
     /// interval if it is shorter.
     pub fn poll_cap(mut self, cap: Duration) -> Options {
         self.poll_cap = cap;
@@ -274,43 +275,44 @@ impl Options {
     }
 
     /// Sets the longest time for one request to Redis, and for connecting. From 10 ms to 60 s; 1 s
-    /// by default. It counts from when the request is written, and again from each reply that its
-    /// connection delivers: a server that replies to others is not silent. Before that, a request
-    /// waits inside the client while 320 others are in flight on the connection, for as long as the
-    /// server replies and the caller waits. It belongs to the connections, so only
-    /// [`LocksBuilder::options`](crate::LocksBuilder::options) reads it.
+    /// by default. It counts from when the request is written, and starts again with each reply on
+    /// its connection: a server that replies to other requests is not silent. Before that, a
+    /// request waits inside the client while 320 others are in flight on the connection, for as
+    /// long as the server replies and the caller waits. It belongs to the connections, so only
+    /// [`LocksBuilder::options`](crate::LocksBuilder::options) can set it.
     pub fn node_timeout(mut self, timeout: Duration) -> Options {
         self.node_timeout = timeout;
         self.named(Field::NodeTimeout)
     }
 
-    /// Sets by what part of a span this machine's clock and the server's may differ, from 0 to 0.5;
-    /// 0.01 by default. A lease of `ttl` is trusted for `ttl * (1 - drift) - 2 ms`.
+    /// Sets by which fraction the speeds of this machine's clock and the server's may differ, from
+    /// 0 to 0.5; 0.01 by default. A lease of `ttl` is trusted for `ttl * (1 - drift) - 2 ms`.
     pub fn drift(mut self, part: f64) -> Options {
         self.drift = part;
         self.named(Field::Drift)
     }
 
     /// Sets the prefix of all keys, at most 128 bytes; `lock:` by default. With the empty prefix a
-    /// lock's key is its name. White space in it becomes `_` in the name of the channel for
+    /// lock's key is its name. White space in the prefix becomes `_` in the name of the channel for
     /// wake-ups.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Options {
         self.prefix = prefix.into();
         self.named(Field::Prefix)
     }
 
-    /// Sets how a client learns that a lock is free; [`Wakeups::Push`] by default. It belongs to
-    /// the connections, like [`node_timeout`](Options::node_timeout). Untrusted messages cause at
-    /// most ten polls per second and waiter, however many are published.
+    /// Sets how a waiting client learns that a lock is free; [`Wakeups::Push`] by default. It
+    /// belongs to the connections, like [`node_timeout`](Options::node_timeout). Untrusted messages
+    /// cause at most ten polls per second and waiter, however many are published.
     pub fn wakeups(mut self, wakeups: Wakeups) -> Options {
         self.wakeups = wakeups;
         self.named(Field::Wakeups)
     }
 
     /// Sets whether nodes of a quorum that restart must be admitted again; [`RestartGuard::Off`] by
-    /// default. All clients of a quorum must agree. It belongs to the connections, like
-    /// [`node_timeout`](Options::node_timeout). It is only for a quorum of more than one node:
-    /// otherwise [`ConfigError::GuardOfOneNode`](crate::ConfigError::GuardOfOneNode).
+    /// default. All clients of a quorum must use the same setting. It belongs to the connections,
+    /// like [`node_timeout`](Options::node_timeout). Only a quorum of more than one node can have
+    /// the guard; otherwise the client is refused with
+    /// [`ConfigError::GuardOfOneNode`](crate::ConfigError::GuardOfOneNode).
     pub fn restart_guard(mut self, guard: RestartGuard) -> Options {
         self.restart_guard = guard;
         self.named(Field::RestartGuard)
@@ -327,22 +329,22 @@ impl Options {
     /// one: at once, from the queue, nested and counted in Redis, or by a request that was sent
     /// twice.
     ///
-    /// **What it does not**: make a failover that loses a lock impossible. A confirming replica
-    /// need not be the one that takes over ([`WAIT`](https://redis.io/docs/latest/commands/wait/)).
-    /// Renewals, releases and downgrades do not wait. A hold of [`Nesting::Local`] is confirmed as
-    /// far as the hold that it shares.
+    /// **What it does not**: prevent every loss of a lock in a failover. A confirming replica need
+    /// not be the one that is promoted ([`WAIT`](https://redis.io/docs/latest/commands/wait/)).
+    /// Renewals, releases and downgrades do not wait. A hold with [`Nesting::Local`] has the
+    /// confirmations of the hold that it shares.
     ///
     /// It needs a second connection, made and replaced together with the first: at the start if
     /// these are the builder's options, otherwise when it is first needed. Requests that wait for
-    /// replicas wait one behind the other; if many wait while replicas are missing, some time out
-    /// instead. Not for a cluster.
+    /// replicas do so one after another; if many wait while replicas are missing, some time out
+    /// instead. Not available in a cluster.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Options {
         (self.replicas, self.replica_timeout) = (count, timeout);
         self.named(Field::Replicas).named(Field::ReplicaTimeout)
     }
 
-    /// Sets how long the server keeps a lock's fencing counter after it was started; one hour by
-    /// default.
+    /// Sets how long the server keeps a lock's fencing counter, counted from its first token; from
+    /// 1 second to 24 hours, one hour by default.
     ///
     /// The counter is the only key that a released lock leaves behind: about 60 bytes plus the
     /// length of the lock's name (`MEMORY USAGE` on Redis 7.0: 72 for `lock:orders:42`). After it
@@ -359,8 +361,8 @@ impl Options {
     /// hours. By default they return it after two [node timeouts](Options::node_timeout), counted
     /// from the beginning of the outage; a queued call returns it after one TTL if that is longer.
     ///
-    /// A nightly job sets it to the longest outage that it can wait for, and needs no loop of its
-    /// own. Errors that another try cannot change are still returned at once.
+    /// A nightly job sets it to the longest outage that it can wait for, and needs no retry loop of
+    /// its own. Errors that a retry cannot change are still returned at once.
     ///
     /// **What it does not**: extend `try_lock`, a limit such as that of `lock_timeout`, or a lease
     /// that is held.
@@ -373,12 +375,13 @@ impl Options {
     /// never by default. Beyond 50 seconds it leaves a gap, because the mark described below lasts
     /// at least 59.
     ///
-    /// An attempt that was given up leaves a mark on the server, which refuses its requests that
-    /// are still in flight. Without this option, if a network delays a request for longer than the
-    /// mark lasts, the lock is granted to an attempt that has ended, for one TTL. With it, the
-    /// request is refused, however late it arrives, unless the mark is gone: of one lock, the
-    /// server keeps the newest 20,000. Each acquire costs the server one more command (0.8 µs on
-    /// Redis 7.0). It relies on the server's clock, as far as this client has seen it.
+    /// An abandoned attempt leaves a mark on the server, which then refuses those of its requests
+    /// that are still in flight. Without this option, if the network delays a request for longer
+    /// than the mark lasts, the server grants the lock to an attempt that has ended, for one TTL.
+    /// With it, the request is refused, however late it arrives, unless its mark was removed
+    /// earlier: the server keeps the newest 20,000 marks of a lock. Each acquire costs the server
+    /// one more command (0.8 µs on Redis 7.0). It relies on the server's clock, as far as this
+    /// client has seen it.
     pub fn grant_within(mut self, span: Duration) -> Options {
         self.grant_within = Some(span);
         self.named(Field::GrantWithin)

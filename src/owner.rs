@@ -128,7 +128,7 @@ impl FromStr for Owner {
 /// It may be an owner with one space too many, so `Debug` shows only its start.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is not an owner: an owner has 1 to 256 bytes, no space, no colon in front, and is not \"mode\""
+    "{text:?} is not an owner: an owner has 1 to 256 bytes, no space, no leading colon, and is not \"mode\""
 )]
 pub struct OwnerError {
     text: String,

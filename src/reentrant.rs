@@ -34,7 +34,7 @@ static REENTRANT: Kind = Kind {
     inspect: Script::new("reentrant/inspect", include_str!("../lua/reentrant/inspect.lua")),
 };
 
-/// A lock with one owner at a time, which may hold it many times over.
+/// A lock with one owner at a time, which may acquire it repeatedly.
 ///
 /// In Redis it is a hash from the owner to the number of its holds, the layout of Redisson's
 /// `RLock`: under the same key the two exclude each other.
@@ -46,8 +46,9 @@ static REENTRANT: Kind = Kind {
 ///
 /// **What it does not**:
 /// - Separate the holds of one owner: two tasks with one owner hold the lock together.
-/// - Recognize calls without an owner: two such calls in one task wait for each other for ever. Use
-///   [`with_owner`](ReentrantLock::with_owner) with one owner in all calls that nest.
+/// - Recognize calls without an owner: if a task makes two such calls, the second waits for the
+///   first guard for ever. Use [`with_owner`](ReentrantLock::with_owner) with one owner in all
+///   calls that nest.
 /// - Stop a holder that continues after its lease was lost; see [`Lease`].
 ///
 /// ```no_run
@@ -79,7 +80,7 @@ impl ReentrantLock {
         ReentrantLock { lock, owner: None }
     }
 
-    /// Returns the same lock for `owner`: what is acquired through it are holds of this owner.
+    /// Returns the same lock for `owner`: each hold acquired through it belongs to this owner.
     ///
     /// Without an owner, each hold gets a new one, which [`ReentrantGuard::owner`] returns. Such a
     /// call waits for all other holds, also for those of the same task. Calls that nest must all
@@ -99,8 +100,8 @@ impl ReentrantLock {
         &self.lock.name
     }
 
-    /// Acquires the lock, waiting until no other owner holds it. An owner that already holds it
-    /// acquires it once more, at once.
+    /// Acquires the lock, waiting until no other owner holds it. An owner that already holds it is
+    /// granted a further hold at once.
     ///
     /// # Errors
     /// - [`Error::TooDeep`]: the owner has as many holds as
@@ -119,9 +120,10 @@ impl ReentrantLock {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, for instance in `tokio::time::timeout`: dropping it leaves the queue, and what
-    /// was granted meanwhile is released at once. A call that was polled and is then neither polled
-    /// nor dropped keeps its place, and the tasks of this client behind it waiting.
+    /// Cancel safe, for instance in `tokio::time::timeout`: a dropped call leaves the queue, and a
+    /// grant that it received meanwhile is released at once. A call that is polled once and then
+    /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
+    /// behind it.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
         let (owner, request) = self.request();
         match self.nested(&request)? {
@@ -153,8 +155,9 @@ impl ReentrantLock {
     /// Acquires the lock if its owner already holds it, or if it is free and no client waits for
     /// it; returns `None` otherwise.
     ///
-    /// On a [quorum](crate::LocksBuilder::quorum), nodes may grant the lock to several callers at a
-    /// time. Then it tries up to twice more, after at most 30 ms of pauses in total.
+    /// On a [quorum](crate::LocksBuilder::quorum), callers that try at the same time may get a
+    /// minority of the nodes each. The call then tries up to twice more, after at most 30 ms of
+    /// pauses in total.
     ///
     /// # Errors
     /// - [`Error::TooDeep`]: the owner has as many holds as
@@ -179,7 +182,7 @@ impl ReentrantLock {
     }
 
     /// Returns the owner, the number of its holds and the number of waiters, as the server reports
-    /// them now.
+    /// them at this moment.
     ///
     /// # Errors
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
@@ -201,7 +204,7 @@ impl ReentrantLock {
     /// Returns whether the server still has a hold of this holder: of an [`Owner`], or of a
     /// [`Lease`]'s owner; see [`HolderId`].
     ///
-    /// Decide by [`Lease::is_lost`], which sends no request.
+    /// To decide whether to continue, use [`Lease::is_lost`], which sends no request.
     ///
     /// # Errors
     /// Those of [`inspect`](ReentrantLock::inspect).
@@ -224,19 +227,19 @@ impl ReentrantLock {
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Not cancel safe: dropped, it may have taken effect or not.
+    /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.lock.force_release(&REENTRANT).await
     }
 
-    /// The request, for the owner that is bound or for a new one.
+    /// The request, for the lock's owner, or for a new one if it has none.
     fn request(&self) -> (Owner, LockRequest) {
         let owner = self.owner.clone().unwrap_or_else(Owner::new);
         let request = self.lock.request(&REENTRANT, Some(&owner));
         (owner, request)
     }
 
-    /// The hold that this process has for the same owner, where nesting is local.
+    /// The hold that this process already has for the same owner. `None` unless nesting is local.
     fn nested(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
         match request.options.nesting {
             Nesting::Local => SharedHold::find(request),
@@ -270,7 +273,7 @@ impl fmt::Debug for ReentrantLock {
 /// # Release on drop is not immediate
 /// Dropping the guard releases this hold in a background task, soon, and failures are only logged.
 /// Call [`release`](ReentrantGuard::release) to learn the outcome. If the process ends first, the
-/// TTL ends the hold.
+/// lock stays held until the TTL expires.
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct ReentrantGuard {
@@ -279,7 +282,7 @@ pub struct ReentrantGuard {
 }
 
 impl ReentrantGuard {
-    /// Returns the lease: whether it is valid, until when, and its fencing token.
+    /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
         self.shared.held().lease()
     }
@@ -293,8 +296,9 @@ impl ReentrantGuard {
     /// release.
     ///
     /// # Errors
-    /// - [`Error::Lost`]: the lease was lost before; the work may not have been alone.
-    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; likewise.
+    /// - [`Error::Lost`]: the lease was lost before; the work may not have been exclusive.
+    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; the work may
+    ///   not have been exclusive.
     /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
     ///   for at most a [node timeout](crate::Options::node_timeout) each. The release continues in
@@ -305,13 +309,14 @@ impl ReentrantGuard {
     ///   expires.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, the release continues in the background.
+    /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
         self.shared.release().await
     }
 
     /// Ends the renewal of this hold without releasing it: the owner keeps the lock until the TTL
-    /// expires. With [`Nesting::Local`] guards share a hold, so it is lost to the others as well.
+    /// expires. With [`Nesting::Local`], guards of one owner share one hold, so the lease of all of
+    /// them ends.
     pub fn leak(self) {
         self.shared.held().leak();
     }

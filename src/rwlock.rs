@@ -68,16 +68,16 @@ const RENEW: &str = include_str!("../lua/rwlock/renew.lua");
 const RELEASE: &str = include_str!("../lua/rwlock/release.lua");
 const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 
-/// A lock that many may hold to read, or one to write.
+/// A lock that many readers may hold, or one writer.
 ///
 /// In Redis it is one hash in which each holder has its own expiry: a crashed reader delays writers
 /// until its own TTL expires, whatever other readers do.
 ///
 /// **What it promises**: a lease to write and a lease of another owner are never both
 /// [valid](crate::Lease::is_lost). Neither side starves: a waiting writer keeps new readers out,
-/// and when a writer leaves, all readers that waited by then go before the next writer. A lease to
-/// write has a new [fencing token](crate::Lease::fencing_token). A lease to read has the token of
-/// the last writer or a larger one: what is read under it is at least as new.
+/// and when a writer releases, all readers that wait by then are admitted before the next writer. A
+/// lease to write has a new [fencing token](crate::Lease::fencing_token). A lease to read has the
+/// token of the last writer or a larger one: the data read under it is at least that new.
 ///
 /// **Holds of one owner** ([`with_owner`](RwLock::with_owner)) nest, ahead of all waiters:
 ///
@@ -88,12 +88,13 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// | to write | granted | granted, under the same token |
 ///
 /// **What it does not**:
-/// - Recognize that two calls without an owner belong together. A task that reads and then wants to
-///   write waits for itself. A task that reads twice may wait for a writer that queued in between,
-///   and that waits for the first read. Calls that nest must all use one [`Owner`].
-/// - Undo what a writer wrote before it crashed: readers see it.
-/// - Limit readers: holds of one owner that overlap without end keep writers out, since a reader
-///   may read again.
+/// - Recognize that two calls without an owner belong together. A task that holds the lock to read
+///   and then calls `write` deadlocks. A task that reads twice deadlocks if a writer queued in
+///   between: the second read waits for the writer, and the writer waits for the first read. Calls
+///   that nest must all use one [`Owner`].
+/// - Undo what a writer wrote before it crashed: the next readers see it.
+/// - Protect writers from an owner whose holds to read overlap without end: an owner that reads may
+///   always read again.
 /// - Stop a holder that continues after its lease was lost; see [`Lease`](crate::Lease).
 ///
 /// ```no_run
@@ -108,8 +109,9 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 /// # Ok(()) }
 /// ```
 ///
-/// To check first and write only if needed: of two owners that do so at a time, one is refused and
-/// must release *all* its holds. If its caller also holds one, return the error to the caller.
+/// The next example checks first, and writes only if needed. If two owners do so at the same time,
+/// one is refused and must release *all* its holds. If the caller of your function has one of them,
+/// return the error to that caller.
 ///
 /// ```no_run
 /// # async fn run(locks: redlatch::Locks, owner: redlatch::Owner) -> Result<(), redlatch::Error> {
@@ -147,8 +149,8 @@ impl RwLock {
         RwLock { read: with(reading(&lock.options)), write: with(writing(&lock.options)), owner: None }
     }
 
-    /// Returns the same lock for `owner`: what is acquired through it are holds of this owner,
-    /// which nest. Without an owner, each hold has its own and excludes the others.
+    /// Returns the same lock for `owner`: each hold acquired through it belongs to this owner, and
+    /// they nest. Without an owner, each hold counts as that of another owner.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -194,8 +196,8 @@ impl RwLock {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, for instance in `tokio::time::timeout`: dropping it leaves the queue, and what
-    /// was granted meanwhile is released at once.
+    /// Cancel safe, for instance in `tokio::time::timeout`: a dropped call leaves the queue, and a
+    /// grant that it received meanwhile is released at once.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
         acquire(&self.to_read()).await.map(|held| self.reading(held))
     }
@@ -207,8 +209,8 @@ impl RwLock {
     /// - Those of [`read`](RwLock::read), except [`Error::Crowded`].
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`read`](RwLock::read). A call that was polled and is then neither polled
-    /// nor dropped keeps its place, and the tasks of this client behind it waiting.
+    /// Cancel safe, like [`read`](RwLock::read). A call that is polled once and then neither polled
+    /// nor dropped keeps its place in the queue, and blocks the tasks of this client behind it.
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
         acquire(&self.to_write()).await.map(|held| self.writing(held))
     }
@@ -245,8 +247,9 @@ impl RwLock {
     /// Acquires the lock to read if no other owner writes or waits to write; returns `None`
     /// otherwise.
     ///
-    /// On a [quorum](crate::LocksBuilder::quorum), nodes may grant the lock to several callers at a
-    /// time. Then it tries up to twice more, after at most 30 ms of pauses in total.
+    /// On a [quorum](crate::LocksBuilder::quorum), callers that try at the same time may get a
+    /// minority of the nodes each. The call then tries up to twice more, after at most 30 ms of
+    /// pauses in total.
     ///
     /// # Errors
     /// Those of [`read`](RwLock::read), but the call does not wait for a failing server.
@@ -258,14 +261,15 @@ impl RwLock {
     }
 
     /// Acquires the lock to write if no other owner holds it or waits for it; returns `None`
-    /// otherwise, also if its owner reads beside other readers.
+    /// otherwise, even if its own owner is one of several readers.
     ///
-    /// On a [quorum](crate::LocksBuilder::quorum), nodes may grant the lock to several callers at a
-    /// time. Then it tries up to twice more, after at most 30 ms of pauses in total.
+    /// On a [quorum](crate::LocksBuilder::quorum), callers that try at the same time may get a
+    /// minority of the nodes each. The call then tries up to twice more, after at most 30 ms of
+    /// pauses in total.
     ///
     /// # Errors
-    /// Those of [`write`](RwLock::write), except [`Error::WouldDeadlock`], since the call waits for
-    /// no other reader. Nor does it wait for a failing server.
+    /// Those of [`write`](RwLock::write), except [`Error::WouldDeadlock`]: the call waits neither
+    /// for other readers nor for a failing server.
     ///
     /// # Cancel safety
     /// Cancel safe, like [`write`](RwLock::write).
@@ -273,8 +277,8 @@ impl RwLock {
         Ok(try_acquire(&self.to_write()).await?.map(|held| self.writing(held)))
     }
 
-    /// Returns the holders, how often and for how long each holds the lock, and the number of
-    /// waiters on each side, as the server reports them now.
+    /// Returns the holders, each with its number of holds and the time left, and the number of
+    /// waiters on each side, as the server reports them at this moment.
     ///
     /// # Errors
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
@@ -297,7 +301,8 @@ impl RwLock {
     /// [`Owner`]: a hold to read or to write. For a [`Lease`](crate::Lease): one on the lease's
     /// side.
     ///
-    /// Decide by [`Lease::is_lost`](crate::Lease::is_lost), which sends no request.
+    /// To decide whether to continue, use [`Lease::is_lost`](crate::Lease::is_lost), which sends no
+    /// request.
     ///
     /// # Errors
     /// Those of [`inspect`](RwLock::inspect).
@@ -307,7 +312,8 @@ impl RwLock {
         if !kinds.iter().any(|kind| sought.may_hold(self.name(), kind)) {
             return Ok(false);
         }
-        // `mode` and `reader_count` are those of all owners.
+        // The reply lists only this owner's holds, but its `mode` and `reader_count` are those of
+        // all owners.
         let owner = Some(sought.owner());
         let seen = self.read.look(&READ, owner, RwInspection::from_reply, RwInspection::agreed).await?;
         Ok(seen.writer.is_some() && sought.may_hold(self.name(), &WRITE)
@@ -328,7 +334,7 @@ impl RwLock {
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Not cancel safe: dropped, it may have taken effect or not.
+    /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release_read(&self) -> Result<bool, Error> {
         self.read.force_release(&READ).await
     }
@@ -348,7 +354,7 @@ impl RwLock {
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Not cancel safe: dropped, it may have taken effect or not.
+    /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release_write(&self) -> Result<bool, Error> {
         self.write.force_release(&WRITE).await
     }
@@ -374,7 +380,7 @@ fn reading(options: &Options) -> Options {
     options.clone().ttl(options.read_ttl.unwrap_or(options.ttl))
 }
 
-/// The options for writing; the other side's TTL stays as it is.
+/// The options for writing. The TTL for reading stays as it is, since a downgrade needs it.
 fn writing(options: &Options) -> Options {
     let (read, write) = (options.read_ttl.unwrap_or(options.ttl), options.write_ttl.unwrap_or(options.ttl));
     options.clone().read_ttl(read).ttl(write)

@@ -1,4 +1,4 @@
-//! [`ConfigError`]: settings that do not make a client.
+//! [`ConfigError`]: settings from which no client can be made.
 
 use std::time::Duration;
 
@@ -12,17 +12,18 @@ pub enum NodeProblem {
         /// The address of the other node.
         other: String,
     },
-    /// It repeats what another server says.
+    /// It is a replica: its vote would repeat that of its master.
     #[error("it is a replica")]
     Replica,
-    /// Its `INFO` has no `run_id`, by which a [`RestartGuard`](crate::RestartGuard) notices a
-    /// restart.
-    #[error("it does not say who it is: its INFO has no run_id")]
+    /// Its `INFO` has no `run_id`, without which a [`RestartGuard`](crate::RestartGuard) cannot
+    /// notice a restart.
+    #[error("its INFO has no run_id, so a restart could not be noticed")]
     Unidentified,
 }
 
-/// The settings do not make a client. Found before anything is sent, except [`ConfigError::Node`]
-/// and [`ConfigError::SubscriberElsewhere`].
+/// The client's settings are invalid or contradict each other. They are checked before anything is
+/// sent; only [`ConfigError::Node`] and [`ConfigError::SubscriberElsewhere`] are found while
+/// connecting.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -38,7 +39,7 @@ pub enum ConfigError {
         /// The largest allowed value.
         most: Duration,
     },
-    /// The longest hold is shorter than a lease.
+    /// [`max_hold`](crate::Options::max_hold) is shorter than a TTL.
     #[error("max_hold is {longest:?}; it must be at least the longest ttl, {ttl:?}")]
     ShortHold {
         /// The longest hold.
@@ -52,10 +53,10 @@ pub enum ConfigError {
         /// Its value.
         drift: f64,
     },
-    /// No hold would be granted.
+    /// With a depth of 0, no hold could be granted.
     #[error("max_depth is 0; it must be at least 1")]
     NoDepth,
-    /// No read would be granted.
+    /// With 0 readers, no read could be granted.
     #[error("max_readers is 0; it must be at least 1")]
     NoReaders,
     /// An owner may have at most 1,024 holds.
@@ -70,12 +71,13 @@ pub enum ConfigError {
         /// The value.
         readers: u32,
     },
-    /// To wait for replicas, a request must know its server, which a cluster's client does not
-    /// reveal.
-    #[error("replicas cannot be waited for in a cluster")]
+    /// To wait for replicas, `WAIT` must go to the server that ran the request, which a cluster's
+    /// client does not reveal.
+    #[error("replicas is not supported in a cluster, whose client hides which server ran a request")]
     ReplicasOfCluster,
-    /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: only other nodes can admit one.
-    #[error("restart_guard is for the nodes of a quorum, which must be more than one")]
+    /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: a node is admitted by what the
+    /// others know.
+    #[error("restart_guard needs a quorum of more than one node")]
     GuardOfOneNode,
     /// The prefix is too long.
     #[error("the prefix has {bytes} bytes; it must have at most 128")]
@@ -84,7 +86,7 @@ pub enum ConfigError {
         bytes: usize,
     },
     /// There are too few nodes for a quorum, or too many.
-    #[error("a quorum of {count} nodes; it must have from 1 to {most}")]
+    #[error("the quorum has {count} nodes; it must have from 1 to {most}")]
     Nodes {
         /// The number of nodes named.
         count: usize,
@@ -110,39 +112,42 @@ pub enum ConfigError {
         /// The next one.
         second: &'static str,
     },
-    /// A pool cannot subscribe.
+    /// A pool cannot subscribe, and no subscriber was named.
     #[error("a pool cannot subscribe: call subscriber with its server, or set wakeups to poll every 100 ms")]
     PoolWithoutSubscriber,
     /// A subscriber was named although the client knows where to subscribe.
-    #[error("subscriber is for a pool: a client made with {topology} subscribes where its requests go")]
+    #[error("subscriber is only for a pool: a client made with {topology} knows where to subscribe")]
     NeedlessSubscriber {
         /// The topology.
         topology: &'static str,
     },
-    /// The subscriber does not receive what is published where requests go. Found on connecting.
-    #[error("the subscriber {subscriber} is another server than {server}, where requests go")]
+    /// The subscriber does not receive what the server of the requests publishes. Found while
+    /// connecting.
+    #[error("the subscriber {subscriber} is not the server of the requests, {server}")]
     SubscriberElsewhere {
         /// The address of the subscriber.
         subscriber: String,
-        /// Where requests go.
+        /// The address of the server of the requests.
         server: String,
     },
     /// Certificates were given for a server that is not named by a URL.
-    #[error("tls is for URLs: {server} was given as a client, a description or a pool, which brings its own")]
+    #[error(
+        "tls applies only to URLs: {server} was given as a client, a ConnectionInfo or a pool, \
+         which has its own certificates"
+    )]
     CertificatesOfClient {
         /// The address of the server.
         server: String,
     },
     /// Certificates were given for a server without TLS.
-    #[error("tls is for servers whose URL begins with rediss://: {server} is reached without TLS")]
+    #[error("tls applies only to URLs that begin with rediss://: {server} is reached without TLS")]
     CertificatesWithoutTls {
         /// The address of the server.
         server: String,
     },
-    /// A node of a cluster was described with certificates, which the other nodes would not get.
-    #[error(
-        "{server} brings certificates that the other nodes of the cluster would not get: use a URL and tls"
-    )]
+    /// A node of a cluster was given with certificates of its own, which the other nodes would not
+    /// get.
+    #[error("{server} has certificates that the other nodes of the cluster would not get: use a URL and tls")]
     CertificatesOfSeed {
         /// The address of the node.
         server: String,
@@ -154,21 +159,21 @@ pub enum ConfigError {
         #[source]
         cause: redis::RedisError,
     },
-    /// A client name or a label has other than the allowed characters, too many, or none.
+    /// A client name or a label is empty, is too long, or has a character that is not allowed.
     #[error("{what} is {text:?}; it must have 1 to {most} ASCII letters, digits, '-', '_' or '.'")]
     Word {
         /// `client_name` or `label`.
         what: &'static str,
-        /// Its value; of a long one the start.
+        /// Its value, or the start of a long one.
         text: String,
         /// The maximum number of bytes.
         most: usize,
     },
-    /// A client was to be made outside of a tokio runtime, on which its tasks would live.
-    #[error("a client is made on a tokio runtime: this thread is not on one")]
+    /// The client was made outside a tokio runtime, which its tasks need.
+    #[error("a client must be made on a tokio runtime; this thread is not on one")]
     NoRuntime,
     /// An option belongs to the connections, which exist already.
-    #[error("{option} belongs to the connections: give it to the builder, not to with_options")]
+    #[error("{option} belongs to the connections, which exist already: set it with LocksBuilder::options")]
     ConnectionOption {
         /// The option.
         option: &'static str,

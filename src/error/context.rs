@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::name::Name;
 
-/// The operation that failed, on which lock and server, and what is known of the request. Every
+/// The operation that failed, its lock and its server, and whether the request may have run. Every
 /// [`Error`](crate::Error) of an operation has one.
 ///
 /// ```
@@ -45,13 +45,13 @@ pub enum Operation {
     Downgrade,
     /// A call reads the state of a lock: `inspect`, `is_locked`, `is_held_by`.
     Inspect,
-    /// A lock is revoked.
+    /// A call revokes a lock.
     ForceRelease,
-    /// The nodes of a quorum are listed.
+    /// A call lists the nodes of a quorum.
     ListNodes,
-    /// Nodes of a guarded quorum are admitted again.
+    /// A call admits nodes of a guarded quorum again.
     Rejoin,
-    /// A client is closed.
+    /// A call closes the client.
     Close,
 }
 
@@ -75,8 +75,8 @@ impl Operation {
     }
 }
 
-/// Without the flags about the request: [`Error::is_transient`](crate::Error::is_transient) knows
-/// more about it than the context does.
+/// Omits the flags of the request: [`Error::is_transient`](crate::Error::is_transient) also
+/// considers the variant of the error.
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context")

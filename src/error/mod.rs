@@ -1,5 +1,5 @@
-//! The errors, by what happened: another client holds the lock, the lease was lost, the limit
-//! elapsed, the server failed.
+//! [`Error`]: why a call failed. Its variants are what happened: the limit elapsed, the lease was
+//! lost, the server failed.
 
 mod config;
 mod context;
@@ -35,7 +35,7 @@ pub enum Error {
     /// The caller's limit elapsed before the lock was free. What was granted meanwhile is released
     /// in the background. Transient.
     TimedOut {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// The limit that the caller set.
         limit: Duration,
@@ -43,20 +43,20 @@ pub enum Error {
     /// The lease ended while its guard was held, or before its grant arrived: another client may
     /// hold the lock by now. Transient if the operation was [`Operation::Acquire`].
     Lost {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
     },
     /// The guard was released or leaked while the work of [`while_held`](crate::Lease::while_held)
     /// ran under its lease: the work was dropped. [`Lease::ended`](crate::Lease::ended)
     /// distinguishes the two.
     Released {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
     },
     /// The client was [closed](crate::Locks::close): it acquires no more locks, and has released
     /// what it held.
     Closed {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
     },
     /// [`Locks::close`](crate::Locks::close) could not release everything within its limit: the
@@ -72,53 +72,53 @@ pub enum Error {
     },
     /// There was nothing to release: the server had already ended this hold.
     NotHeld {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
     },
-    /// The reply to a release was lost, and the lock has had another holder since, so it is unknown
-    /// whether the lease had lasted until then. Nothing is held any more. Indeterminate.
+    /// The reply to a release was lost, and the lock has had another holder since. So it is unknown
+    /// whether the lease was valid until its release. The lock is no longer held. Indeterminate.
     Unconfirmed {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// How the reply was lost: the source.
         cause: Box<Error>,
     },
     /// The owner has as many holds as [`Options::max_depth`](crate::Options::max_depth) allows.
     TooDeep {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// The number of the owner's holds.
         depth: u32,
     },
     /// The owner reads and wants to write, and so does another reader: each would wait for the
-    /// other to stop reading. Release all holds of this owner and retry; if the caller of your
+    /// other to release its hold. Release all holds of this owner and retry; if the caller of your
     /// function has one of them, return this error to that caller.
     WouldDeadlock {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
     },
     /// As many readers hold the lock or are queued for it as
     /// [`Options::max_readers`](crate::Options::max_readers) allows. Owners that already hold it
     /// are not refused. Transient.
     Crowded {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// The limit.
         limit: u32,
     },
-    /// The key holds something else than such a lock. It was not changed: delete it by hand if
-    /// nothing needs it.
+    /// The lock's key holds something other than this kind of lock. The key was not changed: delete
+    /// it by hand if nothing needs it.
     WrongType {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
-        /// What was found there.
+        /// What the key holds.
         found: &'static str,
     },
-    /// A companion key of the lock, its fencing counter or its queue, holds something else. It was
-    /// not changed: repair or delete it. A new fencing counter continues with the server's clock.
-    /// Indeterminate if the script may have written before it found out.
+    /// A companion key of the lock, its fencing counter or its queue, holds something else. The key
+    /// was not changed: repair or delete it. A new fencing counter continues with the server's
+    /// clock. Indeterminate if the script may have written before it read that key.
     Corrupt {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// The key.
         key: String,
@@ -131,21 +131,21 @@ pub enum Error {
     /// [`is_transient`](Error::is_transient) and [`is_indeterminate`](Error::is_indeterminate)
     /// distinguish these.
     Redis {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// The client library's error: the source.
         cause: redis::RedisError,
     },
-    /// The runtime on which the client was made has ended, and with it the client's connections and
+    /// The runtime on which the client was made has ended, and so have the client's connections and
     /// renewals. Make another client on a runtime that lasts. Indeterminate if a request had been
     /// sent.
     RuntimeEnded {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
     },
     /// The server's reply is outside the script's contract. Indeterminate.
     Reply {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// The script.
         script: &'static str,
@@ -155,30 +155,30 @@ pub enum Error {
     /// Fewer replicas than [`Options::replicas`](crate::Options::replicas) requires have confirmed
     /// the grant, which is released. Transient and indeterminate.
     TooFewReplicas {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// The number of replicas that confirmed.
         confirmed: u64,
         /// The required number.
         required: u32,
     },
-    /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it has started, or lost
-    /// its data, since it was admitted. See [`Locks::rejoin`](crate::Locks::rejoin).
+    /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it is new, has restarted
+    /// or has lost data. See [`Locks::rejoin`](crate::Locks::rejoin).
     NotAdmitted {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
     },
     /// No majority of the nodes of a quorum gave the same reply. Transient unless lasting failures
     /// prevent a majority; indeterminate if any node may have run the request.
     NoQuorum {
-        /// Which operation failed, and where.
+        /// Which operation failed, on which lock and server.
         context: Context,
         /// Every node, and its reply.
         nodes: Vec<NodeOutcome>,
     },
-    /// The text is not a lock's name.
+    /// The text is not a valid lock name.
     Name(NameError),
-    /// The settings do not make a client.
+    /// The client's settings are invalid or contradict each other.
     Config(ConfigError),
 }
 
@@ -209,12 +209,12 @@ impl Error {
         }
     }
 
-    /// Returns whether the same call may succeed later without any repair. False for everything
-    /// unknown, such as an error code that no server documents.
+    /// Returns whether the same call may succeed later without any repair. False for unknown
+    /// failures, such as an error code that no server documents.
     ///
     /// Pause before a retry: during an outage that the client already knows, calls fail at once. A
-    /// guard is consumed by its release, which the client repeats by itself: there it says whether
-    /// that may succeed.
+    /// release consumes its guard, and the client retries it in the background: for a failed
+    /// release, this says whether that retry may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -244,7 +244,7 @@ impl std::error::Error for Error {
         match self {
             Error::Redis { cause, .. } | Error::Corrupt { cause, .. } => Some(cause),
             Error::Unconfirmed { cause, .. } => Some(cause),
-            // Their texts are this error's.
+            // This error shows their texts, so they are not its sources.
             Error::Name(error) => error.source(),
             Error::Config(error) => error.source(),
             _ => None,
@@ -278,15 +278,15 @@ pub struct NodeOutcome {
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum NodeAnswer {
-    /// It did what was asked, or may vote.
+    /// The node ran the request, or may vote.
     Granted,
-    /// Another client holds the lock there, or there was nothing to do.
+    /// Another client holds the lock on this node, or there was nothing to do.
     Refused,
-    /// It was not asked, or the client did not wait for its reply.
+    /// The node received no request, or the client did not wait for its reply.
     Pending,
-    /// It could not be reached or did not reply in time.
+    /// The node could not be reached, or did not reply in time.
     Silent(Error),
-    /// It replied with an error.
+    /// The node replied with an error.
     Failed(Error),
 }
 
@@ -298,7 +298,7 @@ impl NodeAnswer {
         }
     }
 
-    /// Returns why this node has no answer, if it failed.
+    /// Returns why the node failed, if it did.
     #[must_use]
     pub fn error(&self) -> Option<&Error> {
         match self {

@@ -12,8 +12,9 @@ use crate::name::Name;
 /// The maximum number of locks that an error names.
 pub(crate) const MAX_NAMES: usize = 32;
 
-/// The text for a node that must rejoin its quorum.
-pub(crate) const NO_VOTE: &str = "the node has no vote since it started or lost its data: call Locks::rejoin";
+/// The text for a node without a vote.
+pub(crate) const NO_VOTE: &str =
+    "the node has no vote: it is new, has restarted or has lost data; call Locks::rejoin";
 
 /// An error followed by its sources, for a log.
 pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'static));
@@ -70,31 +71,35 @@ struct Reason<'a>(&'a Error);
 impl fmt::Display for Reason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Error::TimedOut { limit, .. } => write!(f, "it was not free within {limit:?}"),
+            Error::TimedOut { limit, .. } => write!(f, "the lock was not free within {limit:?}"),
             Error::Lost { .. } => f.write_str("the lease was lost; another client may hold the lock"),
-            Error::Released { .. } => f.write_str("its guard was released while work ran under the lease"),
+            Error::Released { .. } => {
+                f.write_str("the guard was released or leaked while work ran under its lease")
+            }
             Error::Closed { .. } => f.write_str("the client was closed"),
             Error::Unreleased { count, names, limit } => unreleased(*count, names, *limit, f),
-            Error::NotHeld { .. } => f.write_str("it was not held any more"),
+            Error::NotHeld { .. } => {
+                f.write_str("the server had already ended the hold; the work may not have been exclusive")
+            }
             Error::Unconfirmed { .. } => f.write_str(
-                "the answer was lost, and the lock has had another holder since; \
-                 it was released now, or lost before",
+                "the reply was lost, and the lock has had another holder since; \
+                 this request released it, or it had been lost before",
             ),
             Error::TooDeep { depth, .. } => {
-                write!(f, "its owner already has {depth} holds, which is all that max_depth allows")
+                write!(f, "the owner already has {depth} holds, the limit set by max_depth")
             }
             Error::WouldDeadlock { .. } => f.write_str(
                 "another reader of the lock waits to write: release all holds of this owner, then retry",
             ),
             Error::Crowded { limit, .. } => {
-                write!(f, "{limit} hold it or wait for it, which is all that max_readers allows")
+                write!(f, "{limit} readers hold the lock or wait for it, the limit set by max_readers")
             }
             Error::WrongType { context, found } => match context.lock() {
                 Some(lock) => write!(f, "the key {:?} holds {found}", lock.key()),
                 None => write!(f, "the key holds {found}"),
             },
             Error::Corrupt { key, problem, .. } => {
-                write!(f, "its companion key {key:?} {problem}; repair or delete that key")
+                write!(f, "the companion key {key:?} {problem}; repair or delete it")
             }
             Error::Redis { context, cause } => redis_failed(context, cause, f),
             Error::RuntimeEnded { .. } => f.write_str(
@@ -102,7 +107,7 @@ impl fmt::Display for Reason<'_> {
                  make another client on a runtime that lasts",
             ),
             Error::Reply { script, reply, .. } => {
-                write!(f, "the script {script} answered {reply}, which is not in its contract")
+                write!(f, "the script {script} replied {reply}, which is outside its contract")
             }
             Error::TooFewReplicas { confirmed, required, .. } => {
                 write!(
@@ -124,9 +129,9 @@ fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Forma
             "the server refused the user name or the password"
         }
         (true, false) => "the server refused the request",
-        (true, true) => "the server answered with an error, and may have run the request",
+        (true, true) => "the server replied with an error, and may have run the request",
         (false, false) => "the server could not be reached",
-        (false, true) => "no answer came; the request may have taken effect",
+        (false, true) => "no reply arrived; the request may have taken effect",
     })
 }
 
@@ -142,7 +147,7 @@ fn unreleased(
     write!(
         f,
         "{count} holds or waiters were not released within {limit:?}: locks {listed}{more}; \
-         the servers may have them until their TTLs expire"
+         the servers may hold them until their TTLs expire"
     )
 }
 
@@ -165,7 +170,7 @@ fn no_quorum(nodes: &[NodeOutcome], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{} must agree", nodes.len() / 2 + 1)?;
     let answered = nodes.iter().filter(|node| node.answer.error().is_none()).count();
     if answered * 2 == nodes.len() {
-        f.write_str(" (half of an even number is no majority: use an odd one)")?;
+        f.write_str(" (half of an even number is no majority: use an odd number of nodes)")?;
     }
     for node in nodes.iter().filter(|node| node.answer.error().is_some()) {
         write!(f, "; {node}")?;

@@ -1,4 +1,4 @@
-//! [`LocksBuilder`]: makes a client.
+//! [`LocksBuilder`]: configures and connects a client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::lease::{Client, Servers};
 use crate::options::{Options, Wakeups};
 use crate::wire::{Certificates, Endpoint, NodeSet, WakeupEndpoint};
 
-/// Makes a [`Locks`] from one topology, and what differs from the defaults.
+/// Builds a [`Locks`] from one topology and the settings that differ from the defaults.
 ///
 /// [Connecting](crate::guide::connecting) shows every topology, TLS, pools and names.
-#[must_use = "a builder connects nowhere until it is told to"]
+#[must_use = "a builder connects only when `connect` is called"]
 #[derive(Clone, Default)]
 pub struct LocksBuilder {
     topologies: Vec<Topology>,
@@ -43,12 +43,12 @@ enum Topology {
 }
 
 impl LocksBuilder {
-    /// Connects to one server. See [one server](crate::guide::connecting#one-server).
+    /// Sets one server as the topology. See [one server](crate::guide::connecting#one-server).
     pub fn server(self, server: impl Into<Source>) -> LocksBuilder {
         self.with(Topology::Server(server.into()))
     }
 
-    /// Connects to the master that sentinels watch under a name. See
+    /// Sets as the topology the master that sentinels watch under a name. See
     /// [Sentinel](crate::guide::connecting#sentinel).
     #[cfg(feature = "sentinel")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
@@ -60,7 +60,7 @@ impl LocksBuilder {
         self.with(Topology::Sentinel { sentinels: sources(sentinels), master: master.into() })
     }
 
-    /// Connects to a Redis Cluster, named by some of its nodes. See [Redis
+    /// Sets a Redis Cluster as the topology, named by some of its nodes. See [Redis
     /// Cluster](crate::guide::connecting#redis-cluster).
     #[cfg(feature = "cluster")]
     #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
@@ -68,13 +68,13 @@ impl LocksBuilder {
         self.with(Topology::Cluster(sources(nodes)))
     }
 
-    /// Connects to independent servers, three or five, that decide by majority. See
+    /// Sets as the topology independent servers, three or five, that decide by majority. See
     /// [quorum](crate::guide::connecting#quorum).
     pub fn quorum(self, servers: impl IntoIterator<Item = impl Into<Source>>) -> LocksBuilder {
         self.with(Topology::Quorum(sources(servers)))
     }
 
-    /// Connects to one server, with the settings of an application's pool. See
+    /// Sets the server of an application's pool as the topology, with the pool's settings. See
     /// [pools](crate::guide::connecting#pools).
     #[cfg(feature = "pool")]
     #[cfg_attr(docsrs, doc(cfg(feature = "pool")))]
@@ -82,8 +82,8 @@ impl LocksBuilder {
         self.with(Topology::Pool(pool))
     }
 
-    /// Connects to a Redis Cluster, with the settings of an application's pool. See
-    /// [pools](crate::guide::connecting#pools).
+    /// Sets the Redis Cluster of an application's pool as the topology, with the pool's settings.
+    /// See [pools](crate::guide::connecting#pools).
     #[cfg(all(feature = "cluster", feature = "pool"))]
     #[cfg_attr(docsrs, doc(cfg(all(feature = "cluster", feature = "pool"))))]
     pub fn cluster_pool(self, pool: deadpool_redis::cluster::Pool) -> LocksBuilder {
@@ -128,8 +128,8 @@ impl LocksBuilder {
         self
     }
 
-    /// Connects. Fails if the server, or a majority of a quorum, does not reply within the [node
-    /// timeout](Options::node_timeout).
+    /// Connects to the server, or to a majority of a quorum. It fails if that does not reply within
+    /// the [node timeout](Options::node_timeout).
     ///
     /// # Errors
     /// - [`Error::Config`]: the builder's settings do not fit together; nothing was sent.
@@ -141,7 +141,7 @@ impl LocksBuilder {
     /// - [`Error::NoQuorum`]: no majority of the nodes of a quorum replies.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, nothing remains.
+    /// Cancel safe: after a drop, nothing remains.
     pub async fn connect(self) -> Result<Locks, Error> {
         let locks = self.connect_lazily()?;
         locks.client.connect().await?;
@@ -149,12 +149,12 @@ impl LocksBuilder {
     }
 
     /// Makes the client without any I/O: no server need be running. The first call that needs a
-    /// server connects, and waits and fails as it does in an outage: see [lazy or
-    /// eager](crate::guide::connecting#lazy-or-eager).
+    /// server connects. If that fails, the call waits and returns errors as in an outage: see [lazy
+    /// or eager](crate::guide::connecting#lazy-or-eager).
     ///
     /// # Errors
     /// - [`ConfigError`]: the builder's settings do not fit together.
-    /// - [`ConfigError::NoRuntime`]: it was not called on a tokio runtime.
+    /// - [`ConfigError::NoRuntime`]: the call was not made on a tokio runtime.
     pub fn connect_lazily(self) -> Result<Locks, ConfigError> {
         self.options.check()?;
         let servers = self.servers()?;
@@ -170,7 +170,7 @@ impl LocksBuilder {
         self
     }
 
-    /// Where to connect, if all settings fit together.
+    /// Checks that the settings fit together, and returns where to connect.
     fn servers(&self) -> Result<Servers, ConfigError> {
         let topology = match self.topologies.as_slice() {
             [] => return Err(ConfigError::NoTopology),
@@ -252,11 +252,13 @@ impl LocksBuilder {
         // Certificates may be for servers or for sentinels alone, but not for only some of the
         // sentinels.
         let given = self.certificates.as_ref();
-        let theirs = given.filter(|_| speak_tls || !master_speaks_tls);
-        let its = given.filter(|_| master_speaks_tls || !master.is_url() || !speak_tls);
-        let infos =
-            sentinels.iter().map(|sentinel| sentinel.resolve(theirs, limit)).collect::<Result<_, _>>()?;
-        let master = master.resolve_master(speak_tls, its, limit)?;
+        let for_sentinels = given.filter(|_| speak_tls || !master_speaks_tls);
+        let for_master = given.filter(|_| master_speaks_tls || !master.is_url() || !speak_tls);
+        let infos = sentinels
+            .iter()
+            .map(|sentinel| sentinel.resolve(for_sentinels, limit))
+            .collect::<Result<_, _>>()?;
+        let master = master.resolve_master(speak_tls, for_master, limit)?;
         let url = |cause| ConfigError::Url { cause };
         let sentinel = Arc::new(crate::wire::SentinelMaster::new(infos, master, limit).map_err(url)?);
         Ok((Endpoint::Sentinel(Arc::clone(&sentinel)), Some(WakeupEndpoint::Sentinel(sentinel))))
@@ -322,7 +324,7 @@ impl Topology {
     }
 }
 
-/// Without passwords and certificates.
+/// Omits passwords and certificates.
 impl fmt::Debug for LocksBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LocksBuilder")

@@ -69,7 +69,7 @@ impl Locks {
     /// The connections ended with the client's runtime: no server can be queried.
     fn nothing_is_known(&self) -> Vec<Finding> {
         let why =
-            "the runtime that this client was made on has ended: make another client, on one that lasts";
+            "the runtime on which the client was made has ended: make another client on a runtime that lasts";
         let finding = |label: &str| Finding {
             server: label.to_owned(),
             check: Check::Connection,
@@ -91,12 +91,12 @@ impl Locks {
         match tried.await {
             Ok(()) => Verdict::Fine,
             Err(error @ Error::Redis { .. }) => Verdict::danger(
-                format!("a lock could not be taken and released: {}", Chain(&error)),
-                "give the user the rights that the guide names",
+                format!("could not acquire and release a lock: {}", Chain(&error)),
+                "grant the user the rights listed in the guide, page rights",
             ),
             Err(error) => Verdict::danger(
-                format!("a lock could not be taken and released: {}", Chain(&error)),
-                "see what the documentation of Error says of it",
+                format!("could not acquire and release a lock: {}", Chain(&error)),
+                "look the error up in the guide, page errors",
             ),
         }
     }
@@ -107,16 +107,16 @@ impl Locks {
         }
         let (nodes, wakeups) = (&self.client.nodes, &self.client.wakeups);
         if !wakeups.start(2 * nodes.limit()).await {
-            let remedy = "give the user the right to subscribe to the wake-up channels";
-            return Verdict::danger("the client cannot subscribe: it polls", remedy);
+            let remedy = "grant the user the right to subscribe to the wake-up channels";
+            return Verdict::danger("the client cannot subscribe, so it polls", remedy);
         }
         let outcomes = nodes.publish_everywhere(wakeups.channel()).await;
         if outcomes.iter().any(|outcome| matches!(outcome, Ok(None))) {
             return Verdict::danger(
-                "the client may not publish: those that wait behind it are not notified, and poll",
-                "give the user the right to publish to the wake-up channels",
+                "the client may not publish: waiters that it grants a lock to are not notified, and poll",
+                "grant the user the right to publish to the wake-up channels",
             );
         }
-        if outcomes.iter().any(Result::is_ok) { Verdict::Fine } else { Verdict::unknown("no server answers") }
+        if outcomes.iter().any(Result::is_ok) { Verdict::Fine } else { Verdict::unknown("no server replied") }
     }
 }

@@ -6,7 +6,7 @@ use super::{Options, RestartGuard};
 use crate::error::ConfigError;
 
 impl Options {
-    /// The longer TTL of the two sides.
+    /// The longest TTL of a lease with these options, on either side of a read-write lock.
     pub(crate) fn longest_ttl(&self) -> Duration {
         [Some(self.ttl), self.read_ttl, self.write_ttl].into_iter().flatten().max().unwrap_or(self.ttl)
     }

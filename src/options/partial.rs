@@ -1,4 +1,4 @@
-//! Which options were set, so that the others can be taken from elsewhere.
+//! Records which options were set: the others are taken from the client or from the defaults.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use super::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};
 use crate::error::ConfigError;
 
-/// The options that were set. All compare equal: the value does not describe the lock.
+/// The options that were set. All values compare equal, so that `Options` compares only settings.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Named(u32);
 
@@ -18,7 +18,7 @@ impl PartialEq for Named {
     }
 }
 
-/// Internal: readers want the values.
+/// Hidden: `Debug` of [`Options`] is for the settings.
 impl fmt::Debug for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("..")
@@ -100,7 +100,7 @@ impl Options {
         all
     }
 
-    /// An error if an option differs that belongs to the existing connections.
+    /// Returns an error if an option differs that belongs to the existing connections.
     pub(crate) fn check_connections(&self, connected: &Options) -> Result<(), ConfigError> {
         let differs = [
             ("node_timeout", self.node_timeout != connected.node_timeout),
@@ -123,12 +123,12 @@ impl<'de> Deserialize<'de> for Millis {
     }
 }
 
-/// A present value is set, even if it is `null`.
+/// Deserializes an option that is present: it counts as set, even if it is `null`.
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
 
-/// Options as they are read: each may be missing.
+/// Options as they are deserialized: each may be missing.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Partial {

@@ -1,4 +1,4 @@
-//! The guards of reading and writing.
+//! [`RwLockReadGuard`] and [`RwLockWriteGuard`]: the guards of the two sides.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::owner::Owner;
 /// # Release on drop is not immediate
 /// Dropping the guard releases this hold in a background task, soon, and failures are only logged.
 /// Call [`release`](RwLockReadGuard::release) to learn the outcome. If the process ends first, the
-/// TTL ends the hold.
+/// lock stays held until the TTL expires.
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
@@ -25,7 +25,7 @@ impl RwLockReadGuard {
         RwLockReadGuard { owner: owner.cloned(), held }
     }
 
-    /// Returns the lease: whether it is valid, until when, and its [fencing
+    /// Returns the lease, which says whether it is valid, until when, and with which [fencing
     /// token](crate::FencingToken).
     pub fn lease(&self) -> &Lease {
         self.held.lease()
@@ -40,7 +40,8 @@ impl RwLockReadGuard {
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; another client may have written meanwhile.
-    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; likewise.
+    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; another
+    ///   client may have written meanwhile.
     /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row,
     ///   for at most a [node timeout](crate::Options::node_timeout) each. The release continues in
@@ -51,7 +52,7 @@ impl RwLockReadGuard {
     ///   expires.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, the release continues in the background.
+    /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
@@ -77,7 +78,7 @@ impl fmt::Debug for RwLockReadGuard {
 /// # Release on drop is not immediate
 /// Dropping the guard releases this hold in a background task, soon, and failures are only logged.
 /// Call [`release`](RwLockWriteGuard::release) to learn the outcome. If the process ends first, the
-/// TTL ends the hold.
+/// lock stays held until the TTL expires.
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
@@ -90,7 +91,7 @@ impl RwLockWriteGuard {
         RwLockWriteGuard { owner: owner.cloned(), held }
     }
 
-    /// Returns the lease: whether it is valid, until when, and its fencing token.
+    /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
         self.held.lease()
     }
@@ -102,7 +103,7 @@ impl RwLockWriteGuard {
     /// old one has [ended as released](crate::LeaseEnd::Released).
     ///
     /// # Errors
-    /// - [`Error::Lost`]: the lease was lost before; the work may not have been alone.
+    /// - [`Error::Lost`]: the lease was lost before; the work may not have been exclusive.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails. The hold is released
     ///   in the background, whether it [was converted](Error::is_indeterminate) or not.
     /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
@@ -111,7 +112,7 @@ impl RwLockWriteGuard {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, the hold is released in the background, converted or not.
+    /// Cancel safe: after a drop, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let options = reading(self.held.options());
         let held = self.held.convert(&DOWNGRADE, &READ, options).await?;
@@ -126,11 +127,11 @@ impl RwLockWriteGuard {
     /// Releases this hold and waits until that is done.
     ///
     /// # Errors
-    /// Those of [`RwLockReadGuard::release`]. After [`Error::Lost`] or [`Error::NotHeld`] the work
-    /// may not have been alone.
+    /// Those of [`RwLockReadGuard::release`]. After [`Error::Lost`] or [`Error::NotHeld`], the work
+    /// may not have been exclusive.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, the release continues in the background.
+    /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
