@@ -138,7 +138,7 @@ async fn quorum_lease_is_repaired_on_nodes_that_return() {
     for (gone, wiped) in [(0b01100, true), (0b10001, true), (0b00110, false), (0b11000, false)] {
         let start = Instant::now();
         for (lock, guard) in locks.iter().zip(&guards) {
-            quorum.wait_for(0b11111, 0b11111, &lock).await;
+            quorum.wait_for(0b11111, 0b11111, lock).await;
             let fence = format!("{{{}}}:fence", lock.key());
             let tokens: Vec<u64> = quorum.run(0b11111, &["GET", &fence]).await;
             assert_eq!(tokens, [guard.token(); 5]);
@@ -158,7 +158,7 @@ async fn quorum_lease_is_repaired_on_nodes_that_return() {
     }
     for (lock, guard) in locks.iter().zip(guards) {
         guard.release().await.unwrap();
-        quorum.wait_for(0b11111, 0, &lock).await;
+        quorum.wait_for(0b11111, 0, lock).await;
     }
     drop((locks, client));
     quorum.finish().await;
