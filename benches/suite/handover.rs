@@ -19,7 +19,7 @@ use super::server_cpu::client_cpu;
 const CLIENTS: [usize; 4] = [2, 16, 64, 256];
 
 /// How long it may take until every client has had a turn.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TURN_LIMIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
@@ -161,9 +161,9 @@ impl Signals {
     async fn all_had_a_turn(&self, clients: usize) -> Outcome<()> {
         let start = Instant::now();
         while self.served.load(Ordering::Relaxed) < clients {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TURN_LIMIT {
                 let served = self.served.load(Ordering::Relaxed);
-                return Err(format!("only {served} of {clients} clients had a turn in {PATIENCE:?}").into());
+                return Err(format!("only {served} of {clients} clients had a turn in {TURN_LIMIT:?}").into());
             }
             sleep(Duration::from_millis(5)).await;
         }

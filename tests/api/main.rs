@@ -1,12 +1,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
-//! The public API, as rustdoc shows it, against the checked-in list `tests/api/public.txt`.
+//! Compares the public API in rustdoc with the checked-in list `tests/api/public.txt`.
 //!
-//! `UPDATE_API=1 cargo test --all-features --test api` writes the list. Its difference is what a
-//! release has to explain: a line that goes or changes breaks programs.
+//! `UPDATE_API=1 cargo test --all-features --test api` writes the list. The changelog must explain
+//! its difference: a removed or changed line breaks programs.
 //!
 //! The list is made from the HTML pages, since rustdoc's JSON needs a nightly toolchain. It has the
-//! crate's own items: fields, variants, methods and implementations of traits, without the blanket
-//! ones and without what it re-exports from other crates.
+//! crate's own items: fields, variants, methods and implementations of traits. It has no blanket
+//! implementations and no re-exports from other crates.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use redlatch::{Error, Locks, Mutex, MutexGuard, NodeStatus, Owner, ReentrantGuar
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/api/public.txt");
 
-/// What the compiler finds out by itself, and names differently from version to version.
-const NOT_OURS: [&str; 4] = ["Freeze for", "UnwindSafe for", "UnsafeUnpin for", "StructuralPartialEq for"];
+/// Implementations that the compiler derives, with names that differ between its versions.
+const DERIVED: [&str; 4] = ["Freeze for", "UnwindSafe for", "UnsafeUnpin for", "StructuralPartialEq for"];
 
-/// The pages of the crate, made anew if its sources have changed.
+/// Builds the pages of the crate, if its sources have changed, and returns their folder.
 fn documented() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let arguments = ["doc", "--quiet", "--no-deps", "--all-features", "--lib", "--target-dir"];
@@ -29,14 +29,14 @@ fn documented() -> PathBuf {
     target.join("doc/redlatch")
 }
 
-/// What is between the first `from` and the next `to` after it, and what follows.
+/// The text between the first `from` and the next `to`, and the text after that.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<(&'a str, &'a str)> {
     let start = text.find(from)? + from.len();
     let length = text[start..].find(to)?;
     Some((&text[start..start + length], &text[start + length..]))
 }
 
-/// The text of a piece of HTML, with single blanks.
+/// The text of a piece of HTML, with single spaces.
 fn plain(html: &str) -> String {
     let mut text = String::new();
     let mut is_tag = false;
@@ -55,15 +55,15 @@ fn plain(html: &str) -> String {
     text.replace("( ", "(").replace(", )", ")")
 }
 
-/// The lines of one page: what it declares, then each method and implementation.
+/// The lines of one page: the declaration, then each method and implementation.
 fn lines(name: &str, page: &str) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some((declared, _)) = between(page, "<pre class=\"rust item-decl\"><code>", "</code></pre>") {
         let declared = plain(declared);
-        // A button that folds long lists.
+        // Rustdoc folds long lists behind a button, "Show 12 fields": remove its text.
         let words: Vec<_> = declared.split(' ').collect();
         let folds =
-            |at: usize| words[at] == "Show" && words.get(at + 1).is_some_and(|it| it.parse::<u32>().is_ok());
+            |at: usize| words[at] == "Show" && words.get(at + 1).is_some_and(|n| n.parse::<u32>().is_ok());
         let shown = (0..words.len()).filter(|at| !(0..3).any(|back| *at >= back && folds(at - back)));
         let declared: Vec<_> = shown.map(|at| words[at]).collect();
         lines.push(format!("{name}: {}", declared.join(" ")));
@@ -79,11 +79,11 @@ fn lines(name: &str, page: &str) -> Vec<String> {
         let header = plain(header.unwrap_or_default());
         if header.starts_with("impl") {
             within = header;
-            if within.contains(" for ") && !NOT_OURS.iter().any(|word| within.contains(word)) {
+            if within.contains(" for ") && !DERIVED.iter().any(|word| within.contains(word)) {
                 lines.push(format!("{name}: {within}"));
             }
         } else if !within.contains(" for ") && !id.starts_with("variant.") && id != "main-content" {
-            // Methods of a trait's implementation are those of the trait.
+            // Not the methods of a trait's implementation, which are those of the trait.
             lines.push(format!("{name}: {header}"));
         }
     }
@@ -106,9 +106,9 @@ fn public_api() -> BTreeSet<String> {
 }
 
 #[test]
-fn public_api_is_the_one_that_is_checked_in() {
+fn public_api_matches_the_checked_in_list() {
     let found = public_api();
-    assert!(found.len() > 200, "the pages are not understood: {} lines", found.len());
+    assert!(found.len() > 200, "only {} lines found: rustdoc's format may have changed", found.len());
     if std::env::var_os("UPDATE_API").is_some() {
         let text: String = found.iter().map(|line| format!("{line}\n")).collect();
         std::fs::write(LIST, text).unwrap();
@@ -116,16 +116,16 @@ fn public_api_is_the_one_that_is_checked_in() {
     }
     let listed = std::fs::read_to_string(LIST).unwrap();
     let listed: BTreeSet<String> = listed.lines().map(str::to_owned).collect();
-    let gone: Vec<_> = listed.difference(&found).collect();
-    let new: Vec<_> = found.difference(&listed).collect();
+    let removed: Vec<_> = listed.difference(&found).collect();
+    let added: Vec<_> = found.difference(&listed).collect();
     assert!(
-        gone.is_empty() && new.is_empty(),
-        "the public API has changed; UPDATE_API=1 writes the list.\ngone: {gone:#?}\nnew: {new:#?}"
+        removed.is_empty() && added.is_empty(),
+        "the public API has changed; UPDATE_API=1 writes the list.\nremoved: {removed:#?}\nadded: {added:#?}"
     );
 }
 
 #[test]
-fn public_types_may_cross_threads() {
+fn public_types_are_send_and_sync() {
     fn send_sync<T: Send + Sync + Unpin + 'static>() {}
     send_sync::<Locks>();
     send_sync::<Mutex>();

@@ -1,4 +1,4 @@
-//! What `scripts/check` is told.
+//! The command line of `scripts/check`.
 
 use crate::mutants::{MUTANTS, Mutant, Tested, all_tested};
 use crate::plan::{Fault, topology_named};
@@ -6,7 +6,8 @@ use crate::support::Topology;
 
 pub const HELP: &str = include_str!("help.txt");
 
-/// What is done everywhere, and stands for the rest: to each lane, with and without an end of leases.
+/// The faults of `--short`: they exist on every topology, and include every lane, with faults that
+/// outlast a lease and faults that do not.
 const SHORT: [Fault; 6] = [
     Fault::WorkerKilled,
     Fault::WorkerStopped,
@@ -27,13 +28,13 @@ pub struct Arguments {
     pub list: bool,
     pub table: bool,
     pub keep: Option<std::path::PathBuf>,
-    /// Runs that were kept, to be judged again.
+    /// A directory of kept runs to judge again.
     pub judge: Option<std::path::PathBuf>,
     pub mutants: bool,
-    /// Only these.
+    /// The mutants to run; empty: all.
     pub chosen: Vec<&'static Mutant>,
     pub tested_mutants: bool,
-    /// Only these.
+    /// The tested mutants to run; empty: all.
     pub chosen_tested: Vec<&'static Tested>,
 }
 
@@ -88,7 +89,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
             "--table" => arguments.table = true,
             "--keep" => arguments.keep = Some(from_caller(value()?)),
             "--judge" => arguments.judge = Some(from_caller(value()?)),
-            _ => return Err(format!("unknown: {word}")),
+            _ => return Err(format!("unknown argument: {word}")),
         }
     }
     for name in names {
@@ -106,7 +107,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         && directory.display().to_string().contains(splits)
     {
         return Err(format!(
-            "--keep: {}: no blanks and no colons, which separate preloaded libraries",
+            "--keep: {}: must not contain blanks or colons, which separate preloaded libraries",
             directory.display()
         ));
     }
@@ -120,12 +121,13 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         return Err("--seeds: at least 1".to_owned());
     }
     if arguments.seed.checked_add(arguments.seeds).is_none() {
-        return Err(format!("--seed: so many from {} on are too large", arguments.seed));
+        return Err(format!("--seed: {} + {} is too large", arguments.seed, arguments.seeds));
     }
     Ok(arguments)
 }
 
-/// The script changes the directory, and says which it was.
+/// Resolves a path against the caller's directory: `scripts/check` changes the directory, and
+/// passes the caller's in a variable.
 fn from_caller(path: &str) -> std::path::PathBuf {
     let caller = std::env::var_os("REDLATCH_CALLED_FROM").unwrap_or_default();
     std::path::PathBuf::from(caller).join(path)

@@ -1,4 +1,5 @@
-/* Preloaded into a server: its clock is ahead by as many microseconds as the first eight bytes of a file say. */
+/* Preloaded into a server: moves its clock ahead by a number of microseconds, the first eight bytes
+   of the file that REDLATCH_CLOCK names. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-//! A server whose clock steps: a few functions of the system's library, replaced in its process.
+//! A server whose clock steps: a preloaded library replaces the C library's clock functions in its
+//! process.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,13 +15,13 @@ use crate::support::{Deployment, Environment};
 
 const SOURCE: &str = include_str!("clock.c");
 
-/// By how much a clock steps: by more than any lease lasts.
+/// The size of a step: longer than any lease.
 pub const STEP: Duration = Duration::from_secs(10);
 
-/// The file that says how far the server's clock is ahead.
+/// The file with the number of microseconds by which the server's clock is ahead.
 pub struct Shim(PathBuf);
 
-/// What the server is to be started with, if its clock is to step and that can be done here.
+/// The environment to start the server with, if the plan steps its clock and a C compiler is there.
 pub fn shim(plan: &Plan, directory: &Path) -> (Environment, Option<Shim>) {
     if !plan.faults.iter().any(|fault| fault.sets_clock()) {
         return (Environment::new(), None);
@@ -33,7 +34,7 @@ pub fn shim(plan: &Plan, directory: &Path) -> (Environment, Option<Shim>) {
         .arg("-ldl")
         .status();
     if !built.is_ok_and(|status| status.success()) {
-        println!("skipped: clock-forward, clock-back (no C compiler that makes a library to preload)");
+        println!("skipped: clock-forward, clock-back (no C compiler to build the preloaded library)");
         return (Environment::new(), None);
     }
     let offset = directory.join("clock");
@@ -44,7 +45,7 @@ pub fn shim(plan: &Plan, directory: &Path) -> (Environment, Option<Shim>) {
 }
 
 impl Shim {
-    /// Steps the clock of the server, and back.
+    /// Steps the clock of the server, and after a while steps it back.
     pub async fn step(&self, scene: &mut Scene<'_>, deployment: &Deployment, forward: bool) -> Outcome {
         let start = Time::now();
         let server = &deployment.masters()[0];
@@ -56,14 +57,15 @@ impl Shim {
         self.set(0);
         sleep(Duration::from_millis(20)).await;
         let stepped = after.0 - before.0;
-        // What ends by a clock that is ahead is lost; so is what had more time by one that was behind.
+        // A clock that is ahead expires leases early. When a clock that was behind steps back, the
+        // leases granted meanwhile expire early.
         let lost = Some((start, Time::now()));
         Outcome { effect: (stepped.abs() > 5).then(|| format!("by {stepped} s")), lost, of: None, away: None }
     }
 
     fn set(&self, ahead: i64) {
         use std::io::Write;
-        // In place: the server has it mapped.
+        // In place, since the server has mapped the file.
         let mut file = std::fs::OpenOptions::new().write(true).open(&self.0).unwrap();
         file.write_all(&ahead.to_ne_bytes()).unwrap();
     }

@@ -1,4 +1,5 @@
-//! What workers write down, each line before the next thing is done, on one clock for all processes of the machine.
+//! The history of a worker: it writes each step down before the next one, on one clock for all
+//! processes of the machine.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds of the machine's monotonic clock: the same in all processes, and no fault moves it.
+/// Nanoseconds of the machine's monotonic clock: the same in all processes, and never changed by a
+/// fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Time(u64);
 
@@ -19,7 +21,8 @@ impl Time {
         Time(clock.tv_sec.unsigned_abs() * 1_000_000_000 + clock.tv_nsec.unsigned_abs())
     }
 
-    /// What `Instant` counts is this clock, which it does not show. Never later than it is.
+    /// Converts an `Instant`, which counts the same clock but does not show it. The result is never
+    /// later than the instant.
     pub fn of(instant: Instant) -> Time {
         let (now, here) = Time::pair();
         match instant.checked_duration_since(here) {
@@ -28,7 +31,8 @@ impl Time {
         }
     }
 
-    /// The same instant on both clocks; again, if something else was done in between.
+    /// The same moment on both clocks. It reads them again if the thread was interrupted in
+    /// between.
     fn pair() -> (Time, Instant) {
         loop {
             let (now, here) = (Time::now(), Instant::now());
@@ -38,7 +42,7 @@ impl Time {
         }
     }
 
-    /// Zero, if the other is later.
+    /// The time since `earlier`, or zero if that is later.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -58,11 +62,10 @@ impl std::ops::Sub<Duration> for Time {
     }
 }
 
-/// One line.
+/// One line of a history.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Event {
     pub at: Time,
-    /// The hold it is about.
     pub hold: u64,
     pub what: What,
 }
@@ -70,15 +73,15 @@ pub struct Event {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    /// Begins to ask for it.
+    /// The request begins.
     Wants {
         lock: String,
         mode: Mode,
         owner: String,
         verb: Verb,
-        /// The hold of the same owner that this one is nested in.
+        /// The outer hold of the same owner.
         inside: Option<u64>,
-        /// Whether its lease is renewed.
+        /// Whether the lease is renewed.
         renewed: bool,
     },
     Granted {
@@ -86,32 +89,32 @@ pub enum What {
         until: Time,
     },
     NotGranted(Why),
-    /// The lease says that it may be trusted, and until when.
+    /// The lease reports that it is valid, until this deadline.
     Trusts {
         until: Time,
     },
-    /// The lease says so after that time.
+    /// The lease reports that it is valid, after its deadline.
     TrustsTooLong {
         until: Time,
     },
-    /// The lease says that it is lost; until when it was to be trusted before.
+    /// The lease reports that it is lost; its last deadline before that.
     Lost {
         until: Time,
     },
-    /// Begins to give it back.
+    /// The release, or another end of the hold, begins.
     Ends(End),
-    /// What came of a release.
+    /// The result of a release.
     Released(Result<(), String>),
-    /// Wrote to the resource that compares tokens.
+    /// A write to the comparing resource ended.
     Wrote {
         since: Time,
         accepted: bool,
     },
-    /// Added one to a number of the resource that compares nothing.
+    /// An addition to the number without comparison ended.
     Added {
         since: Time,
     },
-    /// How often the server says that the owner holds it, while it is trusted.
+    /// The owner's count on the server, read while the lease was trusted.
     Counted {
         expected: u64,
         seen: u64,
@@ -131,19 +134,19 @@ pub enum Verb {
     Lock,
     Timeout,
     Try,
-    /// The same hold as another kind; nobody gets in between.
+    /// A write hold becomes a read hold, and no other client writes in between.
     Downgrade,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// Somebody else has it.
+    /// Another hold excludes it.
     Busy,
     TimedOut,
     /// The future was dropped.
     Cancelled,
-    /// Its owner would wait for itself.
+    /// The owner would wait for itself.
     WouldDeadlock,
     Failed(String),
 }
@@ -157,10 +160,11 @@ pub enum End {
     Downgrade,
 }
 
-/// What came of a release that found nothing, though nobody had said that the lease was lost.
+/// The result of a release that found no hold, although the lease had not reported its loss.
 pub const NOT_HELD: &str = "not held";
 
-/// Writes a file, a line for each event, before it returns.
+/// Writes one line for each event. A line is in the file when `note` returns, so it survives a
+/// kill.
 pub struct Recorder(Mutex<File>);
 
 impl Recorder {
@@ -179,7 +183,7 @@ impl Recorder {
     }
 }
 
-/// All events of one file. A worker that was killed may have left half a line at its end.
+/// Reads all events of one file, without the half line that a killed worker may have left.
 pub fn read(path: &PathBuf) -> Vec<Event> {
     let text = std::fs::read_to_string(path).unwrap();
     let (whole, _) = text.rsplit_once('\n').unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the servers have once nobody wants a lock any more.
+//! What the servers still store after all workers have ended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,17 +9,19 @@ use crate::plan::{Fault, Plan};
 use crate::run::Window;
 use crate::support::{Deployment, Server};
 
-/// So much less is the score of those who wait to read.
+/// The score of a waiting reader is its time less this number.
 const READERS: f64 = 4_503_599_627_370_496.0;
 
-/// How long the copying of a server's data takes at the most.
+/// The longest time that copying a server's data takes.
 const COPYING: Duration = Duration::from_millis(100);
 
-/// After the last lease was given back, dropped or left: none lasts longer.
+/// The time after which no lease is left. `run` waits for one TTL before it.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Takes out of the queues who was in them when a copy of the data was made, and is queued again since the copy was put
-/// back: nobody may come who would let him in. Whoever queued later stays, and is found to be left.
+/// Removes the waiters of an old copy of the data from the queues: those that were queued when the
+/// copy was made, and are queued again since it was put back. Only a later request would admit and
+/// so remove them, and after a run there may be none. Waiters that queued later stay, and are
+/// reported.
 pub async fn forget_old_queues(deployment: &Deployment, windows: &[Window]) {
     let set_back =
         windows.iter().filter(|window| matches!(window.fault, Fault::ServerSetBack | Fault::NodeSetBack));
@@ -40,7 +42,7 @@ pub async fn forget_old_queues(deployment: &Deployment, windows: &[Window]) {
     }
 }
 
-/// Locks that are still held, and keys that last longer than `lua/README.md` says.
+/// Locks that are still held, and keys with a longer TTL than `lua/README.md` documents.
 pub async fn overdue(deployment: &Deployment, plan: &Plan) -> Vec<String> {
     sleep(GRACE).await;
     let mut left = Vec::new();
@@ -53,7 +55,7 @@ pub async fn overdue(deployment: &Deployment, plan: &Plan) -> Vec<String> {
 }
 
 async fn is_overdue(server: &Server, plan: &Plan, key: &str) -> Option<String> {
-    // What a guarded quorum's node knows of itself stays.
+    // The key of the restart guard, on a node of a quorum, has no TTL.
     if key.ends_with("{}node") {
         return None;
     }
@@ -64,11 +66,11 @@ async fn is_overdue(server: &Server, plan: &Plan, key: &str) -> Option<String> {
     } else {
         Duration::from_secs(60)
     };
-    // What was granted while the clock was ahead ends when the clock is there again.
+    // A lock that was granted while the clock was ahead expires once the clock reaches that time.
     if longest.is_zero() && plan.faults.iter().any(|fault| fault.sets_clock()) {
         return None;
     }
     let left: i64 = server.run(&["PTTL", key]).await;
     let left = Duration::from_millis(u64::try_from(left).ok()?);
-    (left > longest).then(|| format!("{key} lasts for another {left:?}"))
+    (left > longest).then(|| format!("{key} expires only in {left:?}; at most {longest:?} may be left"))
 }

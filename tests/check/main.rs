@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a check fails")]
 //! The fault checker: real servers, worker processes that use the public API, faults, and a judge.
 //!
-//! `scripts/check` runs it; docs/testing.md says what it found and how it judges.
+//! `scripts/check` runs it; docs/testing.md has its rules and its findings.
 
 mod arguments;
 mod clock;
@@ -29,8 +29,8 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.as_slice() {
-        [role, duty] if role == "worker" => {
-            worker::main(duty);
+        [role, settings] if role == "worker" => {
+            worker::main(settings);
             ExitCode::SUCCESS
         }
         words => match arguments::read(words) {

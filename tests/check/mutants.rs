@@ -1,4 +1,5 @@
-//! Checks the checker: breaks a copy of the crate in one way after the other, and has the judge find each.
+//! Checks the checker: makes one mistake after the other in a copy of the crate, and expects that
+//! the judge finds each.
 
 mod build;
 mod table;
@@ -22,17 +23,18 @@ use tested::TESTED;
 use tested_client::TESTED_CLIENT;
 use tested_quorum::TESTED_QUORUM;
 
-/// The crate with one mistake, and the run that is to show it.
+/// The crate with one mistake, and the run that must show it.
 #[derive(Debug)]
 pub struct Mutant {
     pub name: &'static str,
     edits: &'static [Edit],
     setting: Setting,
-    /// One of these must be violated. That of another rule is an accident.
+    /// One of these rules must be violated. A violation of another rule does not count: the mistake
+    /// may have caused it by chance.
     rules: &'static [&'static str],
 }
 
-/// How the crate is run.
+/// The arguments of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Setting {
     topology: Topology,
@@ -41,31 +43,32 @@ struct Setting {
     faults: &'static [&'static str],
 }
 
-/// What is replaced in a file.
+/// A replacement in a file.
 #[derive(Debug)]
 struct Edit {
     file: &'static str,
     from: &'static str,
-    /// How often it is there.
+    /// How often `from` occurs.
     times: usize,
     to: &'static str,
 }
 
 impl Edit {
-    /// The file that it changes.
+    /// Reads the file to edit.
     ///
     /// # Panics
-    /// If that has changed since the mistake was written.
+    /// If the file has not the text to replace, which may have changed since the mistake was
+    /// written.
     fn source(&self, root: &Path) -> String {
         let text = std::fs::read_to_string(root.join(self.file)).unwrap();
         let found = text.matches(self.from).count();
-        assert_eq!(found, self.times, "{} has changed: how often it has\n{}", self.file, self.from);
+        assert_eq!(found, self.times, "{} has changed: occurrences of\n{}", self.file, self.from);
         text
     }
 }
 
-/// Whether each mistake can still be made: otherwise that is found out only when all are looked
-/// for.
+/// Panics if the text of an edit no longer occurs. Every run of the checker does so, since the
+/// mutants themselves run rarely.
 pub fn are_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let tested = all_tested().flat_map(|mutant| mutant.edits);
@@ -74,15 +77,15 @@ pub fn are_current() {
     }
 }
 
-/// How long a run may take beyond its time, to begin and to end.
+/// How much longer than its duration a run may take, to start and to end.
 const BESIDE: Duration = Duration::from_secs(150);
 
-/// All of them, unless some are chosen. Before them, the crate as it is runs in each of their settings: what is
-/// violated then says nothing about a mistake.
+/// Runs the chosen mutants, or all of them. Before them, the unbroken crate runs in each of their
+/// settings: a rule that it violates proves nothing about a mistake.
 pub fn run(chosen: &[&'static Mutant]) -> ExitCode {
     let mutants = if chosen.is_empty() { MUTANTS.iter().collect() } else { chosen.to_vec() };
     let tree = Tree::copy();
-    let quiet = controls(&tree, &mutants);
+    let passed = controls(&tree, &mutants);
     let mut caught = 0;
     for mutant in &mutants {
         let start = Instant::now();
@@ -99,10 +102,10 @@ pub fn run(chosen: &[&'static Mutant]) -> ExitCode {
         }
     }
     println!("{caught} of {} mutants caught", mutants.len());
-    if quiet && caught == mutants.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if passed && caught == mutants.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whether the unbroken crate violates nothing in any of the settings.
+/// Runs the unbroken crate in each setting. Returns whether no run violates a rule.
 fn controls(tree: &Tree, mutants: &[&'static Mutant]) -> bool {
     let binary = tree.build("check");
     let mut settings: Vec<Setting> = Vec::new();
@@ -111,48 +114,48 @@ fn controls(tree: &Tree, mutants: &[&'static Mutant]) -> bool {
             settings.push(mutant.setting);
         }
     }
-    let mut loud = 0;
+    let mut failed = 0;
     for (number, setting) in settings.iter().enumerate() {
         let output = tree.runs().join(format!("unbroken-{number}"));
-        let heard = match setting.run(&binary, &output) {
+        let failure = match setting.run(&binary, &output) {
             Ok((status, violated)) if violated.is_empty() && status.success() => continue,
-            Ok((status, violated)) => format!("violated: {violated:?}, and it ended with {status}"),
+            Ok((status, violated)) => format!("violated: {violated:?}; the run ended with {status}"),
             Err(why) => why,
         };
-        loud += 1;
-        println!("LOUD without a mistake: {setting:?} ({heard}; {})", output.display());
+        failed += 1;
+        println!("FAILED without a mistake: {setting:?} ({failure}; {})", output.display());
     }
-    println!("{} of {} settings quiet without a mistake", settings.len() - loud, settings.len());
-    loud == 0
+    println!("{} of {} settings pass without a mistake", settings.len() - failed, settings.len());
+    failed == 0
 }
 
 impl Mutant {
-    /// The rule that was violated.
+    /// Runs the mutant. Returns the violated rule, or why the mistake was not found.
     fn find(&self, binary: &Path, output: &Path) -> Result<&'static str, String> {
         let (status, violated) = self.setting.run(binary, output)?;
         let rule = self.rules.iter().find(|rule| violated.contains(**rule));
         match rule {
-            Some(_) if status.success() => Err("its run did not fail".to_owned()),
+            Some(_) if status.success() => Err("the run did not fail".to_owned()),
             Some(rule) => Ok(rule),
-            None if violated.is_empty() => Err(format!("nothing is violated; its run ended with {status}")),
+            None if violated.is_empty() => Err(format!("no rule is violated; the run ended with {status}")),
             None => Err(format!("only violated: {violated:?}")),
         }
     }
 }
 
 impl Setting {
-    /// How it ended, and which rules were violated.
+    /// Runs the checker. Returns its exit status and the violated rules.
     fn run(&self, binary: &Path, output: &Path) -> Result<(ExitStatus, BTreeSet<String>), String> {
-        // Left by an earlier time, if it is there.
+        // It exists only if mutants ran before.
         let _ = std::fs::remove_dir_all(output);
         std::fs::create_dir_all(output).unwrap();
-        let said = output.join("output.txt");
+        let stdout = output.join("output.txt");
         let mut child = Command::new(binary)
             .args(["--topology", topology_name(self.topology)])
             .args(["--seconds", &self.seconds.to_string(), "--linger", &self.linger.to_string()])
             .args(self.faults.iter().flat_map(|fault| ["--fault", fault]))
             .args(["--keep".as_ref(), output.as_os_str()])
-            .stdout(File::create(&said).unwrap())
+            .stdout(File::create(&stdout).unwrap())
             .stderr(File::create(output.join("errors.txt")).unwrap())
             .stdin(Stdio::null())
             .spawn()
@@ -165,12 +168,12 @@ impl Setting {
             if start.elapsed() > Duration::from_secs(self.seconds) + BESIDE {
                 child.kill().unwrap();
                 child.wait().unwrap();
-                return Err("its run does not come to an end".to_owned());
+                return Err("the run does not end".to_owned());
             }
             std::thread::sleep(Duration::from_millis(50));
         };
-        let said = std::fs::read_to_string(said).unwrap();
-        let violated = said
+        let printed = std::fs::read_to_string(stdout).unwrap();
+        let violated = printed
             .lines()
             .filter_map(|line| line.trim_start().strip_prefix("violated: ")?.split(':').next())
             .map(str::to_owned)

@@ -1,4 +1,4 @@
-//! Looks at the locks past all proxies, for as long as a run lasts, as nobody who uses them would.
+//! The observer: reads the locks' keys on all servers, past the proxies, for the whole run.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,43 +13,43 @@ use crate::history::Time;
 use crate::support::Kind;
 use crate::workload::LOCKS;
 
-/// How often it looks.
-const GLANCE: Duration = Duration::from_millis(20);
+/// The pause between two reads of a server.
+const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A server that takes longer has not answered.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// A read that takes longer than this counts as unanswered.
+const REPLY_LIMIT: Duration = Duration::from_millis(100);
 
-/// What one server had of one lock, at some instant between the two times.
+/// What one server stored of one lock, at some moment between `from` and `to`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Observation {
     pub from: Time,
     pub to: Time,
     pub port: u16,
     pub lock: String,
-    /// The last token, if somebody holds the lock alone.
+    /// The last token, if there is an exclusive hold.
     pub held_with: Option<u64>,
-    /// Who holds it so, where the server knows.
+    /// The owner of the exclusive hold, if the server stores it.
     pub by: Option<String>,
-    /// When that ends at the latest, if nobody renews it.
+    /// When that hold expires at the latest, without a renewal.
     pub ends: Time,
 }
 
-/// What one server had of one reader.
+/// What one server stored of one reader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReaderEnd {
     pub from: Time,
     pub to: Time,
     pub lock: String,
     pub owner: String,
-    /// Whether nobody else read: then nobody else's renewals keep him.
+    /// Whether it was the only reader: then no renewal of another reader can keep its hold.
     pub alone: bool,
-    /// When his hold ends, or ended, if nobody renews it: at the earliest, and at the latest.
+    /// When the reader's hold expires, or has expired, without a renewal: earliest and latest time.
     pub ends: (Time, Time),
 }
 
 pub type ReaderEnds = Vec<ReaderEnd>;
 
-/// All that was seen.
+/// All observations of a run.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub observations: Vec<Observation>,
@@ -63,39 +63,39 @@ impl Seen {
     }
 }
 
-/// Looks at each server until it is told to stop.
+/// Reads each server again and again, until `stopped`.
 pub async fn observe(servers: Vec<(u16, String)>, stopped: watch::Receiver<bool>) -> Seen {
-    let mut looking = JoinSet::new();
+    let mut observers = JoinSet::new();
     for (port, url) in servers {
-        looking.spawn(look(port, url, stopped.clone()));
+        observers.spawn(observe_server(port, url, stopped.clone()));
     }
     let mut seen = Seen::default();
-    looking.join_all().await.into_iter().for_each(|its| seen.add(its));
+    observers.join_all().await.into_iter().for_each(|of_server| seen.add(of_server));
     seen
 }
 
-async fn look(port: u16, url: String, stopped: watch::Receiver<bool>) -> Seen {
+async fn observe_server(port: u16, url: String, stopped: watch::Receiver<bool>) -> Seen {
     let client = redis::Client::open(url).unwrap();
     let mut connection: Option<MultiplexedConnection> = None;
     let mut seen = Seen::default();
     while !*stopped.borrow() {
-        let asked = timeout(PATIENCE, async {
+        let reading = timeout(REPLY_LIMIT, async {
             if connection.is_none() {
                 connection = client.get_multiplexed_async_connection().await.ok();
             }
-            glance(connection.as_mut()?, port).await
+            read_locks(connection.as_mut()?, port).await
         });
-        match asked.await {
-            Ok(Some(glance)) => seen.add(glance),
+        match reading.await {
+            Ok(Some(locks)) => seen.add(locks),
             _ => connection = None,
         }
-        sleep(GLANCE).await;
+        sleep(INTERVAL).await;
     }
     seen
 }
 
-/// One look at all locks. `None`: the server does not answer, or is a replica.
-async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<Seen> {
+/// Reads all locks once. `None`: the server does not reply, or is a replica.
+async fn read_locks(connection: &mut MultiplexedConnection, port: u16) -> Option<Seen> {
     let mut pipe = redis::pipe();
     for (lock, kind) in LOCKS {
         let key = format!("lock:{lock}");
@@ -115,14 +115,15 @@ async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<See
     let executed = answers.into_iter().skip(5).step_by(6);
     for ((lock, kind), answer) in LOCKS.into_iter().zip(executed) {
         type Answer = (redis::Value, i64, Option<u64>, (i64, i64));
-        // In a cluster, the slot may be another's.
+        // In a cluster, another master may serve the slot.
         let Ok((key, pttl, fence, (seconds, micros))) = redis::from_redis_value::<Answer>(answer) else {
             continue;
         };
-        let Some(held) = Held::read(kind, key, pttl, seconds * 1_000 + micros / 1_000) else { continue };
+        let now = seconds * 1_000 + micros / 1_000;
+        let Some(holds) = StoredHolds::read(kind, key, pttl, now) else { continue };
         // The server counts in whole milliseconds.
         let ends = |left: i64| (after(from, left), after(to, left + 1));
-        seen.reader_ends.extend(held.readers.into_iter().map(|(owner, alone, left)| ReaderEnd {
+        seen.reader_ends.extend(holds.readers.into_iter().map(|(owner, alone, left)| ReaderEnd {
             from,
             to,
             lock: lock.to_owned(),
@@ -130,7 +131,7 @@ async fn glance(connection: &mut MultiplexedConnection, port: u16) -> Option<See
             alone,
             ends: ends(left),
         }));
-        let (held_with, by, ends) = match held.alone {
+        let (held_with, by, ends) = match holds.exclusive {
             Some((by, left)) => (Some(fence.unwrap_or(0)), by, ends(left).1),
             None => (None, None, to),
         };
@@ -144,44 +145,47 @@ fn after(time: Time, millis: i64) -> Time {
     if millis < 0 { time - span } else { time + span }
 }
 
-/// What a lock's key says, as `lua/README.md` has it: who holds it, and for how many milliseconds more.
+/// The holds that a lock's key stores, in the format of `lua/README.md`. Times are in milliseconds
+/// until they expire.
 #[derive(Default)]
-struct Held {
-    alone: Option<(Option<String>, i64)>,
+struct StoredHolds {
+    /// The owner, if the key stores one, and the time.
+    exclusive: Option<(Option<String>, i64)>,
+    /// Owner, whether it is the only reader, and the time.
     readers: Vec<(String, bool, i64)>,
 }
 
-impl Held {
-    fn read(kind: Kind, key: redis::Value, pttl: i64, now: i64) -> Option<Held> {
-        let mut held = Held::default();
+impl StoredHolds {
+    fn read(kind: Kind, key: redis::Value, pttl: i64, now: i64) -> Option<StoredHolds> {
+        let mut holds = StoredHolds::default();
         if kind == Kind::Mutex {
             let attempt: Option<String> = redis::from_redis_value(key).ok()?;
-            held.alone = attempt.map(|_| (None, pttl));
-            return Some(held);
+            holds.exclusive = attempt.map(|_| (None, pttl));
+            return Some(holds);
         }
         let hash: HashMap<String, String> = redis::from_redis_value(key).ok()?;
         for (field, value) in hash {
             let words: Vec<&str> = value.split(' ').collect();
             match (kind, field.strip_prefix("read:"), field.as_str(), words.as_slice()) {
                 (Kind::Reentrant, ..) if field == "mode" || field.starts_with(':') => {}
-                (Kind::Reentrant, ..) => held.alone = Some((Some(field), pttl)),
+                (Kind::Reentrant, ..) => holds.exclusive = Some((Some(field), pttl)),
                 (_, _, "mode", ["sole", "read", owner, ..]) => {
-                    held.readers.push(((*owner).to_owned(), true, pttl));
+                    holds.readers.push(((*owner).to_owned(), true, pttl));
                 }
                 (_, _, "mode", ["sole", _, owner, ..]) => {
-                    held.alone = Some((Some((*owner).to_owned()), pttl));
+                    holds.exclusive = Some((Some((*owner).to_owned()), pttl));
                 }
-                // What is over may stay in the hash; it counts for nothing.
+                // An expired hold may stay in the hash, and is ignored.
                 (_, _, "write", [end, owner, ..]) => {
                     let left = end.parse::<i64>().ok()? - now;
-                    held.alone = (left > 0).then(|| (Some((*owner).to_owned()), left));
+                    holds.exclusive = (left > 0).then(|| (Some((*owner).to_owned()), left));
                 }
                 (_, Some(owner), _, [end, ..]) => {
-                    held.readers.push((owner.to_owned(), false, end.parse::<i64>().ok()? - now));
+                    holds.readers.push((owner.to_owned(), false, end.parse::<i64>().ok()? - now));
                 }
                 _ => {}
             }
         }
-        Some(held)
+        Some(holds)
     }
 }

@@ -1,19 +1,19 @@
-//! What is checked: for how long, with which seed, on which servers, under which faults.
+//! The plan of a run: duration, seed, topology and faults.
 
 use std::time::Duration;
 
 use crate::arguments::Arguments;
 use crate::support::Topology;
 
-/// How long a lease lasts here: short, since many faults last longer.
+/// The TTL of all leases: short, so that many faults outlast it.
 pub const TTL: Duration = Duration::from_millis(2_000);
 pub const POLL_CAP: Duration = Duration::from_millis(300);
 pub const NODE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// What a machine that is busy with something else may add.
+/// The delay that other work on the machine may add.
 pub const SLACK: Duration = Duration::from_millis(1_500);
 
-/// Who is hit by a fault. There is one fault of each lane at a time.
+/// The target of a fault. One fault of each lane is active at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// One worker process.
@@ -45,33 +45,34 @@ macro_rules! faults {
                 match self { $(Fault::$fault => Lane::$lane),* }
             }
 
-            /// Whether the servers keep all that they have answered: then nothing may go wrong at all.
+            /// Whether the servers keep all that they have confirmed: then no lock may be lost.
             pub fn keeps_state(self) -> bool {
                 match self { $(Fault::$fault => $keeps),* }
             }
 
-            /// What is judged while it is done and after it, beside what always is.
+            /// The rules to read for this fault, as in the table of docs/testing.md. All rules are
+            /// judged under every fault.
             pub fn invariant(self) -> &'static str {
                 if !self.keeps_state() {
-                    return "bounded loss: its holder knows with the next renewal; tokens grow all the same";
+                    return "bounded loss: the holder learns of it with the next renewal; tokens still grow";
                 }
                 match self {
-                    Fault::WorkerKilled => "waiting: what it held and waited for is free after a ttl",
+                    Fault::WorkerKilled => "waiting: what it held or waited for is free after a TTL",
                     Fault::WorkerStopped | Fault::WorkerBlocked => {
-                        "deadline: it does not trust what is over; the resource refuses its late writes"
+                        "deadline: it does not trust expired leases; the resource refuses its late writes"
                     }
-                    Fault::Majority => "decision: nothing is granted; false loss: what all nodes had is not lost before its deadline",
+                    Fault::Majority => "decision: nothing is granted; false loss: leases on all nodes are not lost before their deadline",
                     Fault::Minority | Fault::NodeEmptied | Fault::NodeSetBack => {
-                        "decision: the other nodes grant; false loss: what all nodes had is not lost"
+                        "decision: the other nodes grant; false loss: leases on all nodes are not lost"
                     }
                     _ if self.lane() == Lane::Connections => {
-                        "exclusion: no lock is lost, no request counts twice; waiting: all are served after it"
+                        "exclusion: no lock is lost, no request counts twice; waiting: every waiter is served afterwards"
                     }
-                    _ => "exclusion, backing: no lock is lost; waiting: all are served after it",
+                    _ => "exclusion, backing: no lock is lost; waiting: every waiter is served afterwards",
                 }
             }
 
-            /// What cannot be done everywhere, and says so.
+            /// Whether the fault steps a clock, which requires a C compiler.
             pub fn sets_clock(self) -> bool {
                 matches!(self, Fault::ClockForward | Fault::ClockBack)
             }
@@ -153,24 +154,25 @@ pub fn topology_named(name: &str) -> Option<Topology> {
     TOPOLOGIES.iter().find(|(_, one)| *one == name).map(|(topology, _)| *topology)
 }
 
-/// One run.
+/// The plan of one run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seconds: u64,
     pub seed: u64,
     pub topology: Topology,
     pub faults: Vec<Fault>,
-    /// One of so many holds lasts longer than a lease.
+    /// One of this many holds lasts longer than a lease.
     pub linger: u64,
 }
 
 impl Plan {
-    /// The topology is the seed's turn, and the faults are all that there are for it, unless they are given.
+    /// Without arguments, the seed selects the topology, and all of its faults are planned.
     pub fn new(arguments: &Arguments, seed: u64) -> Plan {
         let Arguments { seconds, topology, ref faults, linger, .. } = *arguments;
         let turn = usize::try_from(seed).unwrap_or(0) % TOPOLOGIES.len();
         let topology = topology.unwrap_or(TOPOLOGIES[turn].0);
-        // A clock that steps back beside a counter that is lost may set tokens back, as the docs say: not both in one run.
+        // A clock that steps back and a lost counter together may set tokens back, as documented.
+        // So a run has one or the other.
         let clocks = (seed / TOPOLOGIES.len() as u64).is_multiple_of(2);
         let chosen = |fault: &&Fault| {
             let may = fault.keeps_state() || topology != Topology::Standalone || fault.sets_clock() == clocks;
@@ -183,7 +185,7 @@ impl Plan {
         self.faults.iter().copied().filter(|fault| fault.lane() == lane).collect()
     }
 
-    /// The command that does the same again.
+    /// The command that repeats the run.
     pub fn replay(&self, given: &[Fault]) -> String {
         let mut line = format!(
             "scripts/check --seed {} --seconds {} --topology {} --linger {}",
@@ -199,18 +201,19 @@ impl Plan {
     }
 }
 
-/// What a worker process is told when it starts.
+/// The settings of a worker process, passed to it as its argument.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Duty {
+pub struct WorkerSettings {
     pub number: u32,
     pub seed: u64,
     pub topology: String,
-    /// Where it comes in: at its own proxy.
+    /// The address of the worker's own proxy.
     pub host: String,
     pub ports: Vec<u16>,
-    /// The resources that the locks protect.
+    /// The URL of the server with the resources that the locks protect.
     pub resource: String,
     pub history: std::path::PathBuf,
+    /// Whether waiters are notified; otherwise they poll.
     pub pushed: bool,
     pub linger: u64,
 }

@@ -1,4 +1,4 @@
-//! Runs what was asked for, and says how it went.
+//! Runs what the arguments ask for, and prints the results.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,22 +14,22 @@ use crate::mutants;
 use crate::plan::{Fault, Plan, TOPOLOGIES, topology_name};
 use crate::run;
 
-/// So many violations of each rule are shown of a run.
+/// How many violations of each rule are printed for a run.
 const SHOWN: usize = 4;
 
-/// What all runs together came to.
+/// The totals of all runs.
 #[derive(Default)]
 struct Sum {
     seeds: Vec<u64>,
-    /// Of the longest.
+    /// The duration of the longest run.
     seconds: u64,
     acquisitions: usize,
     violations: usize,
     invalid: usize,
-    /// What was to be done, and how often it had an effect.
+    /// The planned faults, and how often each had an effect.
     windows: BTreeMap<Fault, usize>,
     lost: Vec<LostWindow>,
-    /// Why nothing can be concluded from all runs together.
+    /// Why the runs together are invalid.
     incomplete: Vec<String>,
 }
 
@@ -55,11 +55,11 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     for seed in arguments.seed..arguments.seed + arguments.seeds {
         let plan = Plan::new(arguments, seed);
         if plan.faults.is_empty() {
-            println!("seed {seed}: none of these faults is done to {}", topology_name(plan.topology));
+            println!("seed {seed}: none of these faults exists on {}", topology_name(plan.topology));
             continue;
         }
         let directory = scratch.join(format!("seed-{seed}"));
-        // What an earlier run left there would be judged with this one.
+        // Otherwise the histories of an earlier run would be judged with this one.
         let _ = std::fs::remove_dir_all(&directory);
         if let Err(error) = std::fs::create_dir_all(&directory) {
             eprintln!("{}: {error}", directory.display());
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             println!("  replay: {}", plan.replay(&arguments.faults));
             println!("  histories: {}", directory.display());
         } else if arguments.keep.is_none() {
-            // Left over, it is in nobody's way.
+            // Best effort: a directory that stays does no harm.
             let _ = std::fs::remove_dir_all(&directory);
         }
         sum.add(&plan, &verdict);
@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     sum.end(arguments)
 }
 
-/// Judges what was kept, and nothing else.
+/// Judges kept runs again.
 fn judge_again(directory: &Path, arguments: &Arguments) -> ExitCode {
     let mut sum = Sum::default();
     let judged = history_files::runs(directory).and_then(|runs| {
@@ -107,7 +107,7 @@ fn judge_again(directory: &Path, arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// `None`: somebody wants it to end. Then all servers and workers have ended.
+/// Executes and judges one run. `None`: a signal ended it, and all servers and workers have ended.
 fn check(plan: &Plan, directory: &Path) -> Option<Verdict> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (own_plan, own_directory) = (plan.clone(), directory.to_owned());
@@ -127,7 +127,7 @@ fn check(plan: &Plan, directory: &Path) -> Option<Verdict> {
             history_files::write(plan, &record, directory);
             Some(judge(plan, &record, directory))
         }
-        // Servers that do not do as they are told prove nothing either way.
+        // The run panicked, for example because a server did not restart: nothing is proven.
         Err(error) => {
             Some(Verdict { invalid: vec![format!("the run broke off: {error}")], ..Verdict::default() })
         }
@@ -135,8 +135,8 @@ fn check(plan: &Plan, directory: &Path) -> Option<Verdict> {
 }
 
 async fn interrupted() {
-    let mut asked = [SignalKind::interrupt(), SignalKind::terminate()].map(|kind| signal(kind).unwrap());
-    let [interrupt, terminate] = &mut asked;
+    let mut signals = [SignalKind::interrupt(), SignalKind::terminate()].map(|kind| signal(kind).unwrap());
+    let [interrupt, terminate] = &mut signals;
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
@@ -146,13 +146,13 @@ async fn interrupted() {
 fn show(plan: &Plan, verdict: &Verdict) {
     let done: usize = verdict.windows.values().map(Vec::len).sum();
     println!(
-        "seed {}, {}, {} s: {} acquisitions, {done} faults of {} classes, {} losses told, {} writes refused, {} additions lost, {} violations",
+        "seed {}, {}, {} s: {} acquisitions, {done} faults of {} classes, {} losses reported, {} writes refused, {} additions lost, {} violations",
         plan.seed,
         topology_name(plan.topology),
         plan.seconds,
         verdict.acquisitions,
         verdict.windows.len(),
-        verdict.told_losses,
+        verdict.reported_losses,
         verdict.rejected_writes,
         verdict.lost_additions,
         verdict.violations.len(),
@@ -186,11 +186,11 @@ fn list() {
 }
 
 impl Sum {
-    /// Says how it went, all in all.
+    /// Prints the totals.
     fn end(mut self, arguments: &Arguments) -> ExitCode {
         self.incomplete = self.missed();
         if self.acquisitions == 0 {
-            self.incomplete.push("nothing was granted".to_owned());
+            self.incomplete.push("no lock was granted".to_owned());
         }
         for reason in &self.incomplete {
             println!("invalid: {reason}");
@@ -227,7 +227,7 @@ impl Sum {
         self.lost.extend(verdict.lost_windows.iter().cloned());
     }
 
-    /// What runs that were long enough to do all that was planned did not do, or without any effect.
+    /// The planned faults that never had an effect, if the runs were long enough to inject all.
     fn missed(&self) -> Vec<String> {
         let long = self.seconds >= 90 || self.seconds >= 5 * self.windows.len() as u64;
         if self.seeds.len() < 5 || !long {
@@ -237,7 +237,8 @@ impl Sum {
         without.map(|(fault, _)| format!("{} never had an effect", fault.name())).collect()
     }
 
-    /// A row for each class of faults: what holds, how often it was done, and how long a hold was trusted that was lost.
+    /// Prints a row for each class of faults: what holds under it, how often it had an effect, how
+    /// many lost holds were trusted, and for how long.
     fn table(&self) {
         println!(
             "| fault | what holds | windows | holds lost with state | longest trusted after | half of them |"

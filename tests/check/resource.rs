@@ -1,14 +1,15 @@
-//! What the locks protect: a value that compares fencing tokens, and a number that compares nothing.
+//! The resources that a lock protects: a value with a comparison of fencing tokens, and a number
+//! without any comparison.
 
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use tokio::time::sleep;
 
-/// The script that the crate ships for it.
+/// The script that the crate ships for resources with a comparison.
 const SET: &str = include_str!("../../lua/fenced/set.lua");
 
-/// A connection to the server that keeps them, to which no fault is done.
+/// A connection to the server of the resources, which has no faults.
 pub struct Resource {
     connection: MultiplexedConnection,
     set: redis::Script,
@@ -24,7 +25,7 @@ impl Resource {
         Resource { connection, set: redis::Script::new(SET) }
     }
 
-    /// Whether a write with this token was accepted.
+    /// Writes the value. Returns whether this token was accepted.
     pub async fn write(&self, lock: &str, token: u64, hold: u64) -> bool {
         let mut connection = self.connection.clone();
         let mut call = self.set.key(format!("{{{lock}}}:value"));
@@ -32,7 +33,7 @@ impl Resource {
         call.invoke_async::<u64>(&mut connection).await.unwrap() == 1
     }
 
-    /// Adds one as somebody who is alone may: he reads, waits and writes.
+    /// Adds one as only a sole holder may: it reads, waits and writes, without a comparison.
     pub async fn add(&self, lock: &str, pause: Duration) {
         let mut connection = self.connection.clone();
         let key = format!("{lock}:number");
@@ -42,7 +43,7 @@ impl Resource {
         redis::cmd("SET").arg(&key).arg(next).query_async::<()>(&mut connection).await.unwrap();
     }
 
-    /// The sum of what was added and is not lost.
+    /// The number of additions that were not overwritten.
     pub async fn number(&self, lock: &str) -> u64 {
         let mut connection = self.connection.clone();
         let number: Option<u64> =

@@ -1,4 +1,4 @@
-//! What one run consists of: servers, proxies before them, workers, and somebody who looks.
+//! One run: servers, proxies in front of them, workers, fault injectors and an observer.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -8,62 +8,63 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::faults::{Rests, Scene, connections, servers, workers};
+use crate::faults::{self, Rests, Scene, connections, servers};
 use crate::history::Time;
 use crate::leftovers;
 use crate::observer::{Observation, ReaderEnds, Seen, observe};
 use crate::plan::{Fault, Lane, Plan, TTL};
 use crate::resource::Resource;
 use crate::support::{DURABLE, Deployment, Proxy, Random, Server, Topology};
-use crate::workers::{Crew, Ended, Terms, WORKERS, host};
+use crate::workers::{CommonSettings, Ended, WORKERS, Workers, host};
 use crate::workload::LOCKS;
 
-/// From when a fault was done until it was undone.
+/// One fault, from its start to its end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Window {
     pub fault: Fault,
-    /// The worker that was hit; `None`: servers.
+    /// The place of the worker that was hit. `None`: servers were hit.
     pub place: Option<usize>,
     pub start: Time,
     pub end: Time,
-    /// What shows that it had an effect.
+    /// The effect that was measured.
     pub effect: Option<String>,
-    /// When servers lost what they had answered: from when that may be seen, and until when what was granted may be lost.
+    /// Set if servers lost data that they had confirmed: the first time at which that may be
+    /// visible, and the last at which a grant may still be lost.
     pub lost: Option<(Time, Time)>,
-    /// Which locks that concerns: those of one master of a cluster. `None`: all.
+    /// The locks that were lost: those of one master of a cluster. `None`: all.
     pub of: Option<Vec<String>>,
-    /// When nobody answered for what was hit: a server was away, or so many nodes that the others do not decide.
+    /// When what was hit did not reply: a server, or nodes of a quorum.
     pub away: Option<(Time, Time)>,
 }
 
-/// All that a run left to be judged, beside the histories of the workers.
+/// All that the judge gets of a run, beside the histories of the workers.
 #[derive(Serialize, Deserialize)]
 pub struct Record {
     pub windows: Vec<Window>,
     pub observations: Vec<Observation>,
     pub reader_ends: ReaderEnds,
-    /// The numbers that were added to, at the end.
+    /// For each lock, the final value of the number without comparison.
     pub numbers: Vec<(String, u64)>,
-    /// From when no fault was done, and nobody wanted a lock.
+    /// When the faults had ended, just before the command to the workers to end.
     pub end: Time,
-    /// Which workers ended before they were told to.
+    /// Workers that ended before the command to end.
     pub died: Vec<String>,
-    /// What was wrong at the end.
+    /// What was left behind.
     pub left: Vec<String>,
-    /// When the machine did something else: nobody can be in time then.
+    /// When the machine ran other work: time limits do not apply then.
     pub stalls: Vec<(Time, Time)>,
     /// Whether the servers' clock could be set.
     pub sets_clock: bool,
 }
 
-/// Nothing happens for so long after a run has begun, so that there is something to compare with.
+/// The time without faults at the start of a run, to compare with.
 const CALM: Duration = Duration::from_secs(3);
 
-/// A machine that lets nobody run for so long is too slow for the time limits of requests.
+/// A pause of all threads that is longer than this makes requests exceed their limits.
 pub const STALL: Duration = Duration::from_millis(100);
 
-/// How long the workers may take for what they are about.
-const LAST_ORDERS: Duration = Duration::from_secs(30);
+/// How long the workers may take to finish their holds at the end of a run.
+const FINISH_LIMIT: Duration = Duration::from_secs(30);
 
 pub async fn run(plan: &Plan, directory: &Path) -> Record {
     let arguments = [&DURABLE[..], &servers::debuggable()].concat();
@@ -80,13 +81,13 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     if plan.topology.nodes() > 1 {
         servers::admit(&deployment).await;
     }
-    let kept = Server::start().await;
-    let resource = Resource::open(&kept.url()).await;
-    let mut crew = Crew::start(Terms {
+    let resource_server = Server::start().await;
+    let resource = Resource::open(&resource_server.url()).await;
+    let mut workers = Workers::start(CommonSettings {
         seed: plan.seed,
         topology: plan.topology,
         ports: deployment.entrances().iter().map(Server::port).collect(),
-        resource: kept.url(),
+        resource: resource_server.url(),
         directory: directory.to_owned(),
         linger: plan.linger,
     });
@@ -104,14 +105,14 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
         Scene { faults: plan.lane(lane), random, rests: &rests, rested: 0, end, windows: &windows }
     };
     tokio::join!(
-        workers::disturb(lane(Lane::Workers), &mut crew),
+        faults::workers::disturb(lane(Lane::Workers), &mut workers),
         connections::disturb(lane(Lane::Connections), &proxies),
         servers::disturb(lane(Lane::Servers), &mut deployment, &clock),
     );
     sleep_until(end).await;
 
     let ended = Time::now();
-    let Ended { died, hang: mut left } = crew.end(LAST_ORDERS).await;
+    let Ended { died, hang: mut left } = workers.end(FINISH_LIMIT).await;
     sleep(TTL).await;
     let proxies: Vec<Arc<Proxy>> = proxies.into_iter().map(Arc::new).collect();
     drop(proxies);
@@ -130,7 +131,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls, sets_clock }
 }
 
-/// Whoever sleeps longer than he wanted to was not let run.
+/// Records when a short sleep took much longer: the scheduler did not run this process then.
 fn watch_machine(stopped: watch::Receiver<bool>) -> std::thread::JoinHandle<Vec<(Time, Time)>> {
     let nap = Duration::from_millis(20);
     std::thread::spawn(move || {
@@ -147,10 +148,10 @@ fn watch_machine(stopped: watch::Receiver<bool>) -> std::thread::JoinHandle<Vec<
     })
 }
 
-/// What every test of the suite ends with as well.
+/// Runs the check that ends every test of the suite, and returns its failure.
 async fn nothing_left(deployment: Deployment) -> Option<String> {
-    let looked = tokio::spawn(async move { deployment.assert_nothing_left().await }).await;
-    let panic = looked.err()?.into_panic();
+    let checked = tokio::spawn(async move { deployment.assert_nothing_left().await }).await;
+    let panic = checked.err()?.into_panic();
     let text = panic.downcast_ref::<String>().cloned();
     Some(text.unwrap_or_else(|| "something is left".to_owned()))
 }

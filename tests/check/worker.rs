@@ -1,4 +1,5 @@
-//! A worker process: it takes locks, works on what they protect, and gives them back, in every way that there is.
+//! A worker process: it acquires locks, uses the resources that they protect, and releases the
+//! locks, in every way that the API has.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -9,22 +10,22 @@ use redlatch::{Error, Locks, Options, Renewal, RestartGuard};
 use tokio::time::sleep;
 
 use crate::history::Recorder;
-use crate::plan::{Duty, NODE_TIMEOUT, POLL_CAP, TTL, topology_named};
+use crate::plan::{NODE_TIMEOUT, POLL_CAP, TTL, WorkerSettings, topology_named};
 use crate::resource::Resource;
 use crate::support::{Protocol, Random, Wake, open_at};
-use crate::workload::visit;
+use crate::workload::use_lock;
 
-/// How many tasks of a process want locks at a time.
+/// The number of tasks in a process.
 const TASKS: u64 = 8;
 
-/// What the tasks of a worker share.
+/// The state that the tasks of a worker share.
 pub struct Worker {
     pub locks: Locks,
-    /// Whose leases are not renewed.
+    /// The same client, without renewals.
     pub unrenewed: Locks,
     pub resource: Resource,
     pub recorder: Recorder,
-    /// One of so many holds lasts longer than a lease.
+    /// One of this many holds lasts longer than a lease.
     pub linger: u64,
     number: u32,
     holds: AtomicU64,
@@ -32,7 +33,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// The number of another hold, which nobody else in the run has.
+    /// Returns a number for another hold, unique in the run.
     pub fn next_hold(&self) -> u64 {
         u64::from(self.number) << 32 | self.holds.fetch_add(1, Ordering::Relaxed)
     }
@@ -47,30 +48,32 @@ pub fn options(guarded: bool) -> Options {
     if guarded { options.restart_guard(RestartGuard::On) } else { options }
 }
 
-pub fn main(duty: &str) {
-    let duty: Duty = serde_json::from_str(duty).unwrap();
-    // A task that panics would only be missed at the end, if its worker is not killed before.
-    let say = std::panic::take_hook();
+pub fn main(settings: &str) {
+    let settings: WorkerSettings = serde_json::from_str(settings).unwrap();
+    // Abort at once. Otherwise the panic of a task would show only at the end of the run, or never
+    // if a fault kills the worker before.
+    let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        say(panic);
+        print(panic);
         std::process::abort();
     }));
     // One thread for all tasks: it can be blocked as a whole.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
-        let worker = Arc::new(open(duty.clone()).await);
+        let worker = Arc::new(open(settings.clone()).await);
         let tasks: Vec<_> = (0..TASKS)
             .map(|task| {
                 let worker = Arc::clone(&worker);
-                let mut random = Random::seeded(duty.seed ^ (u64::from(duty.number) << 16) ^ (task << 8));
+                let seed = settings.seed ^ (u64::from(settings.number) << 16) ^ (task << 8);
+                let mut random = Random::seeded(seed);
                 tokio::spawn(async move {
                     while !worker.is_ending() {
-                        visit(&worker, &mut random).await;
+                        use_lock(&worker, &mut random).await;
                     }
                 })
             })
             .collect();
-        obey(&worker).await;
+        run_commands(&worker).await;
         for task in tasks {
             task.await.unwrap();
         }
@@ -78,14 +81,14 @@ pub fn main(duty: &str) {
     });
 }
 
-/// Opens a client, however long that takes: it may begin in the middle of a fault.
-async fn open(duty: Duty) -> Worker {
-    let topology = topology_named(&duty.topology).unwrap();
-    let wake = if duty.pushed { Wake::Push } else { Wake::Poll };
-    let protocol = if duty.number.is_multiple_of(2) { Protocol::Resp3 } else { Protocol::Resp2 };
+/// Opens a client. It retries without limit: the process may have started in the middle of a fault.
+async fn open(settings: WorkerSettings) -> Worker {
+    let topology = topology_named(&settings.topology).unwrap();
+    let wake = if settings.pushed { Wake::Push } else { Wake::Poll };
+    let protocol = if settings.number.is_multiple_of(2) { Protocol::Resp3 } else { Protocol::Resp2 };
     let locks = loop {
         let options = options(topology.nodes() > 1);
-        match open_at(topology, &duty.host, &duty.ports, protocol, wake, options).await {
+        match open_at(topology, &settings.host, &settings.ports, protocol, wake, options).await {
             Ok(locks) => break locks,
             Err(Error::Redis { .. } | Error::NoQuorum { .. }) => sleep(Duration::from_millis(50)).await,
             Err(error) => panic!("{error}"),
@@ -94,26 +97,26 @@ async fn open(duty: Duty) -> Worker {
     Worker {
         unrenewed: locks.with_options(Options::new().renewal(Renewal::Never)).unwrap(),
         locks,
-        resource: Resource::open(&duty.resource).await,
-        recorder: Recorder::new(&duty.history),
-        linger: duty.linger,
-        number: duty.number,
+        resource: Resource::open(&settings.resource).await,
+        recorder: Recorder::new(&settings.history),
+        linger: settings.linger,
+        number: settings.number,
         holds: AtomicU64::new(0),
         ending: AtomicBool::new(false),
     }
 }
 
-/// Does what the lines from the one who started it say, until the last.
-async fn obey(worker: &Arc<Worker>) {
-    let (told, mut lines) = tokio::sync::mpsc::channel(1);
+/// Runs the commands that the checker sends, a line each, up to `end`.
+async fn run_commands(worker: &Arc<Worker>) {
+    let (sender, mut lines) = tokio::sync::mpsc::channel(1);
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { break };
-            if told.blocking_send(line).is_err() {
+            if sender.blocking_send(line).is_err() {
                 return;
             }
         }
-        std::process::exit(1); // nobody is there to be told what happens
+        std::process::exit(1); // The checker has ended.
     });
     while let Some(line) = lines.recv().await {
         match line.split_once(' ') {

@@ -1,4 +1,4 @@
-//! The worker processes of one run, as the one who started them sees them.
+//! The worker processes of one run: started, signalled, replaced and ended by the checker.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::plan::{Duty, topology_name};
+use crate::plan::{WorkerSettings, topology_name};
 use crate::support::Topology;
 
-/// How many processes there are at a time.
+/// The number of processes at any time.
 pub const WORKERS: usize = 4;
 
-/// What all workers of a run are told alike.
-pub struct Terms {
+/// The settings that all workers of a run share.
+pub struct CommonSettings {
     pub seed: u64,
     pub topology: Topology,
     pub ports: Vec<u16>,
@@ -24,19 +24,21 @@ pub struct Terms {
     pub linger: u64,
 }
 
-pub struct Crew {
-    terms: Terms,
-    /// One place for each; whoever is killed is followed by another at the same place.
+/// The processes of a run.
+pub struct Workers {
+    settings: CommonSettings,
+    /// One process for each place. After a kill, another process takes the same place.
     places: Vec<Process>,
     started: u32,
-    /// Who ended before anybody wanted it to.
+    /// Workers that ended before the checker ended them.
     died: Vec<String>,
 }
 
-/// What became of workers that did not end as they were told to.
+/// The workers that did not end properly.
 pub struct Ended {
-    /// They panicked, or ended in another way before they were told to.
+    /// Workers that panicked, or ended before the command to end.
     pub died: Vec<String>,
+    /// Workers that still ran when their time to finish was over.
     pub hang: Vec<String>,
 }
 
@@ -46,43 +48,43 @@ struct Process {
     history: PathBuf,
 }
 
-/// One of three looks now and then; the others are told.
-pub fn is_told(number: u64) -> bool {
+/// Whether this worker's waiters are notified. One worker of three polls instead.
+pub fn is_notified(number: u64) -> bool {
     !number.is_multiple_of(3)
 }
 
-/// Where the worker at a place comes in.
+/// The address of the proxy that the worker at a place connects to.
 pub fn host(place: usize) -> String {
     format!("127.0.0.{}", place + 2)
 }
 
-impl Crew {
-    pub fn start(terms: Terms) -> Crew {
-        let mut crew = Crew { terms, places: Vec::new(), started: 0, died: Vec::new() };
+impl Workers {
+    pub fn start(settings: CommonSettings) -> Workers {
+        let mut workers = Workers { settings, places: Vec::new(), started: 0, died: Vec::new() };
         for place in 0..WORKERS {
-            let process = crew.launch(place);
-            crew.places.push(process);
+            let process = workers.launch(place);
+            workers.places.push(process);
         }
-        crew
+        workers
     }
 
-    /// The workers are numbered as they are started: this one was, or will be, at place `number % WORKERS`.
+    /// Starts a process. Processes are numbered in the order of their starts, from 1.
     fn launch(&mut self, place: usize) -> Process {
         self.started += 1;
-        let history = history(&self.terms.directory, place, self.started);
-        let duty = Duty {
+        let history = history(&self.settings.directory, place, self.started);
+        let settings = WorkerSettings {
             number: self.started,
-            seed: self.terms.seed,
-            topology: topology_name(self.terms.topology).to_owned(),
+            seed: self.settings.seed,
+            topology: topology_name(self.settings.topology).to_owned(),
             host: host(place),
-            ports: self.terms.ports.clone(),
-            resource: self.terms.resource.clone(),
+            ports: self.settings.ports.clone(),
+            resource: self.settings.resource.clone(),
             history: history.clone(),
-            linger: self.terms.linger,
-            pushed: is_told(self.started.into()),
+            linger: self.settings.linger,
+            pushed: is_notified(self.started.into()),
         };
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["worker", &serde_json::to_string(&duty).unwrap()])
+            .args(["worker", &serde_json::to_string(&settings).unwrap()])
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
@@ -94,7 +96,8 @@ impl Crew {
         kill_process(Pid::from_child(&self.places[place].child), signal).unwrap();
     }
 
-    /// Kills one without a word. Whether that is how it died: else, that is found at the end.
+    /// Kills the process with SIGKILL. Returns false if the process had ended before, or ended in
+    /// another way meanwhile: the former is a violation of its own.
     pub fn kill(&mut self, place: usize) -> bool {
         let child = &mut self.places[place].child;
         if let Some(status) = child.try_wait().unwrap() {
@@ -106,26 +109,26 @@ impl Crew {
         status.signal() == Some(Signal::KILL.as_raw())
     }
 
-    /// Starts another one in the place of one that was killed.
+    /// Starts another process in the place of a killed one.
     pub fn replace(&mut self, place: usize) {
         self.places[place] = self.launch(place);
     }
 
-    /// Has the only thread of a worker do nothing else for a while.
+    /// Blocks the only thread of a worker for a while.
     pub fn block(&mut self, place: usize, span: Duration) {
-        // One that has died does not read it, and is found out later.
+        // The write fails if the worker has died: `end` or `kill` reports that.
         let _ = writeln!(self.places[place].stdin, "block {}", span.as_millis());
     }
 
-    /// How much the one at a place has written down so far.
+    /// The size of the history that the worker at a place has written so far.
     pub fn written(&self, place: usize) -> u64 {
         std::fs::metadata(&self.places[place].history).map_or(0, |file| file.len())
     }
 
-    /// Has all finish what they are about.
+    /// Lets all workers finish their current holds, and waits until they have ended.
     pub async fn end(mut self, within: Duration) -> Ended {
         for process in &mut self.places {
-            // One that has failed has closed it, and is found out below.
+            // The write fails if the worker has died: its exit status below reports that.
             let _ = writeln!(process.stdin, "end");
         }
         let start = Instant::now();
@@ -143,29 +146,29 @@ impl Crew {
             match status {
                 Some(status) if status.success() => {}
                 Some(status) => ended.died.push(format!("the worker at place {place} failed: {status}")),
-                None => ended.hang.push(format!("the worker at place {place} does not come to an end")),
+                None => ended.hang.push(format!("the worker at place {place} has not ended in {within:?}")),
             }
         }
         ended
     }
 }
 
-impl Drop for Crew {
+impl Drop for Workers {
     fn drop(&mut self) {
         for process in &mut self.places {
-            // It has ended, if all is well.
+            // Fails if the process has ended, as it should have.
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
     }
 }
 
-/// Named for the place and the number, which are known again when it is read.
+/// The file of a worker's history. Its name contains the place, which the judge reads from it.
 fn history(directory: &Path, place: usize, number: u32) -> PathBuf {
     directory.join(format!("worker-{place}-{number}.jsonl"))
 }
 
-/// The place of the worker with this history.
+/// The place of the worker that wrote this history.
 pub fn place(history: &Path) -> Option<usize> {
     history.file_stem()?.to_str()?.strip_prefix("worker-")?.split('-').next()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! One visit of one task: from wanting a lock to having given it back.
+//! One use of a lock by one task: request, work, nested holds, and the end.
 
 use std::time::{Duration, Instant};
 
@@ -24,33 +24,34 @@ pub const LOCKS: [(&str, Kind); 10] = [
     ("rwlock-4", Kind::Write),
 ];
 
-/// How often a holder looks at its lease.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How often a holder checks its lease.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a hold that was told of its loss stays, so that others see whether it was lost.
-const AFTERMATH: Duration = Duration::from_millis(150);
+/// The time between a reported loss and the late write. If the lock is in fact lost, another task
+/// can acquire it and write in this time, and the late write must be refused.
+const LATE_WRITE_DELAY: Duration = Duration::from_millis(150);
 
-/// What is asked for, in whichever way.
+/// What a task requests, except for the mode and the verb.
 #[derive(Clone, Copy)]
-struct Place {
+struct Request {
     name: &'static str,
-    /// The hold of the same owner that it is nested in.
+    /// The outer hold of the same owner.
     inside: Option<u64>,
     renewed: bool,
 }
 
-impl Place {
+impl Request {
     fn wants(&self, mode: Mode, owner: String, verb: Verb) -> What {
-        let Place { name, inside, renewed } = *self;
+        let Request { name, inside, renewed } = *self;
         What::Wants { lock: name.to_owned(), mode, owner, verb, inside, renewed }
     }
 }
 
-/// A hold that was granted.
+/// A granted hold.
 struct Hold<'a> {
     worker: &'a Worker,
     number: u64,
-    place: Place,
+    request: Request,
     guard: AnyGuard,
     until: Time,
 }
@@ -63,14 +64,15 @@ fn mode(lock: &AnyLock) -> Mode {
     if matches!(lock, AnyLock::Read(..)) { Mode::Shared } else { Mode::Exclusive }
 }
 
-pub async fn visit(worker: &Worker, random: &mut Random) {
+pub async fn use_lock(worker: &Worker, random: &mut Random) {
     let (name, kind) = LOCKS[usize::try_from(random.below(LOCKS.len() as u64)).unwrap()];
     let kind = if kind == Kind::Write && random.below(3) > 0 { Kind::Read } else { kind };
-    // Some stay until their lease ends: that is how an end comes to light that was told too late.
+    // Some leases are not renewed, and their holders only wait for `lost()`: a late report of the
+    // end would not show otherwise.
     let overstays = random.below(worker.linger) == 0;
     let lock = kind.lock(if overstays { &worker.unrenewed } else { &worker.locks }, name);
-    let place = Place { name, inside: None, renewed: !overstays };
-    let Some(mut hold) = enter(worker, random, &place, &lock).await else {
+    let request = Request { name, inside: None, renewed: !overstays };
+    let Some(mut hold) = acquire(worker, random, &request, &lock).await else {
         return sleep(millis(random, 0, 10)).await;
     };
     let lingers = random.below(worker.linger) == 0;
@@ -80,26 +82,26 @@ pub async fn visit(worker: &Worker, random: &mut Random) {
         1..=30 => millis(random, 5, 40),
         _ => millis(random, 0, 5),
     };
-    let mut stands =
-        if overstays { hold.overstay(random, stay).await } else { hold.work(random, stay).await };
-    if stands && matches!(kind, Kind::Reentrant | Kind::Read) && random.below(5) == 0 {
+    let mut is_valid =
+        if overstays { hold.wait_for_loss(random, stay).await } else { hold.work(random, stay).await };
+    if is_valid && matches!(kind, Kind::Reentrant | Kind::Read) && random.below(5) == 0 {
         nest(worker, random, &lock, kind, &mut hold).await;
-        stands = hold.glance();
+        is_valid = hold.check_lease();
     }
-    if stands && kind == Kind::Write && random.below(4) == 0 {
+    if is_valid && kind == Kind::Write && random.below(4) == 0 {
         let Some(reading) = hold.downgrade().await else { return };
         hold = reading;
         let stay = millis(random, 0, 20);
         hold.work(random, stay).await;
     }
-    hold.leave(random).await;
+    hold.end(random).await;
 }
 
 fn failed(error: &Error) -> Why {
     Why::Failed(text(error))
 }
 
-/// An error and what caused it.
+/// The text of an error and of its sources.
 fn text(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -110,11 +112,11 @@ fn text(error: &Error) -> String {
     text
 }
 
-/// Asks for a lock, in one of the ways there are.
-async fn enter<'a>(
+/// Requests a lock with `try_lock`, `lock_timeout`, or `lock`, which it may drop before it returns.
+async fn acquire<'a>(
     worker: &'a Worker,
     random: &mut Random,
-    place: &Place,
+    request: &Request,
     lock: &AnyLock,
 ) -> Option<Hold<'a>> {
     let (number, note) = (worker.next_hold(), &worker.recorder);
@@ -128,12 +130,12 @@ async fn enter<'a>(
         3..=6 => Verb::Timeout,
         _ => Verb::Lock,
     };
-    note.note(number, place.wants(mode(lock), owner, verb));
+    note.note(number, request.wants(mode(lock), owner, verb));
     let outcome = match verb {
         Verb::Try => lock.try_lock().await.transpose(),
         Verb::Timeout => Some(lock.lock_timeout(limit).await),
-        // Dropped at any await, soon after it began or while it waits.
-        _ if place.inside.is_none() && way < 10 => {
+        // The future is dropped at any await: soon after it began, or while it waits.
+        _ if request.inside.is_none() && way < 10 => {
             match timeout(limit / if way == 7 { 100 } else { 4 }, lock.lock()).await {
                 Ok(outcome) => Some(outcome),
                 Err(_) => {
@@ -145,7 +147,7 @@ async fn enter<'a>(
         _ => Some(lock.lock().await),
     };
     let why = match outcome {
-        Some(Ok(guard)) => return Some(Hold::granted(worker, number, place, guard)),
+        Some(Ok(guard)) => return Some(Hold::granted(worker, number, request, guard)),
         None => Why::Busy,
         Some(Err(Error::TimedOut { .. })) => Why::TimedOut,
         Some(Err(Error::WouldDeadlock { .. })) => Why::WouldDeadlock,
@@ -155,20 +157,20 @@ async fn enter<'a>(
     None
 }
 
-/// Enters again what is held already; a reader perhaps to write.
+/// Acquires a lock again that the owner already holds. A reader may request an upgrade instead.
 async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, outer: &mut Hold<'_>) {
-    let place = Place { inside: Some(outer.number), ..outer.place };
+    let request = Request { inside: Some(outer.number), ..outer.request };
     let inner_lock = match lock {
         AnyLock::Read(lock, owner) if random.below(2) == 0 => {
             let number = worker.next_hold();
-            let wants = place.wants(Mode::Exclusive, owner.to_string(), Verb::Timeout);
+            let wants = request.wants(Mode::Exclusive, owner.to_string(), Verb::Timeout);
             worker.recorder.note(number, wants);
             let why = match lock.with_owner(owner).write_timeout(millis(random, 1, 300)).await {
                 Ok(guard) => {
-                    let mut hold = Hold::granted(worker, number, &place, AnyGuard::Write(guard));
+                    let mut hold = Hold::granted(worker, number, &request, AnyGuard::Write(guard));
                     let stay = millis(random, 0, 20);
                     hold.work(random, stay).await;
-                    return hold.leave(random).await;
+                    return hold.end(random).await;
                 }
                 Err(Error::TimedOut { .. }) => Why::TimedOut,
                 Err(Error::WouldDeadlock { .. }) => Why::WouldDeadlock,
@@ -178,33 +180,34 @@ async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, 
         }
         _ => lock,
     };
-    let Some(mut inner) = enter(worker, random, &place, inner_lock).await else { return };
+    let Some(mut inner) = acquire(worker, random, &request, inner_lock).await else { return };
     let stay = millis(random, 0, 20);
     if inner.work(random, stay).await && kind == Kind::Reentrant {
         inner.count(inner_lock, 2).await;
     }
-    inner.leave(random).await;
+    inner.end(random).await;
 }
 
 impl<'a> Hold<'a> {
-    fn granted(worker: &'a Worker, number: u64, place: &Place, guard: AnyGuard) -> Hold<'a> {
+    fn granted(worker: &'a Worker, number: u64, request: &Request, guard: AnyGuard) -> Hold<'a> {
         let until = Time::of(guard.lease().valid_until());
         worker.recorder.note(number, What::Granted { token: guard.token(), until });
-        Hold { worker, number, place: *place, guard, until }
+        Hold { worker, number, request: *request, guard, until }
     }
 
     fn note(&self, what: What) {
         self.worker.recorder.note(self.number, what);
     }
 
-    /// Whether the lease is to be trusted, as it says itself.
-    fn glance(&mut self) -> bool {
+    /// Reads and records whether the lease is valid, and its deadline.
+    fn check_lease(&mut self) -> bool {
         let lease = self.guard.lease();
         let (until, now) = (lease.valid_until(), Instant::now());
         if lease.is_lost() {
             return false;
         }
-        // Not if it was renewed in between. Each look at it reads two clocks, and says a little more or less.
+        // The lease may have been renewed between the two reads. One millisecond is allowed, since
+        // each `valid_until` reads two clocks and varies a little.
         if now > until && lease.valid_until() < until + Duration::from_millis(1) {
             self.note(What::TrustsTooLong { until: Time::of(until) });
         }
@@ -213,78 +216,81 @@ impl<'a> Hold<'a> {
         true
     }
 
-    /// Uses what the lock protects for a while, or until the lease is lost. Whether it still stands.
+    /// Uses the resources for a while, or until the lease is lost. Returns whether it is still
+    /// valid.
     async fn work(&mut self, random: &mut Random, stay: Duration) -> bool {
         let start = Instant::now();
         loop {
-            if !self.glance() {
+            if !self.check_lease() {
                 break;
             }
             if !matches!(self.guard, AnyGuard::Read(_)) {
                 let since = Time::now();
-                self.worker.resource.add(self.place.name, millis(random, 0, 3)).await;
+                self.worker.resource.add(self.request.name, millis(random, 0, 3)).await;
                 self.note(What::Added { since });
             }
             self.write().await;
             let left = stay.saturating_sub(start.elapsed());
             if left.is_zero() {
-                return self.glance();
+                return self.check_lease();
             }
             tokio::select! {
                 _ = self.guard.lease().lost() => break,
-                () = sleep(left.min(GLANCE)) => {}
+                () = sleep(left.min(CHECK_INTERVAL)) => {}
             }
         }
-        self.goes_on().await;
+        self.write_late().await;
         false
     }
 
-    /// Stays until it is told of the end of its lease, without ever looking. Whether it was not told.
-    async fn overstay(&mut self, random: &mut Random, longest: Duration) -> bool {
+    /// Waits for `lost()`, without checking the lease. Returns true if that has not returned within
+    /// `longest`, and the lease is still valid.
+    async fn wait_for_loss(&mut self, random: &mut Random, longest: Duration) -> bool {
         if !self.work(random, Duration::ZERO).await {
             return false;
         }
-        let told = timeout(longest, self.guard.lease().lost()).await.is_ok();
-        if !told && self.glance() {
+        let is_reported = timeout(longest, self.guard.lease().lost()).await.is_ok();
+        if !is_reported && self.check_lease() {
             return true;
         }
-        self.goes_on().await;
+        self.write_late().await;
         false
     }
 
-    async fn goes_on(&self) {
+    /// Writes after the loss, like a holder that does not check its lease: the resource must refuse
+    /// the token if it has seen a larger one.
+    async fn write_late(&self) {
         self.note(What::Lost { until: self.until });
-        sleep(AFTERMATH).await;
-        // As somebody does who has not looked: the token is what stops him.
+        sleep(LATE_WRITE_DELAY).await;
         self.write().await;
     }
 
     async fn write(&self) {
         let since = Time::now();
-        let accepted = self.worker.resource.write(self.place.name, self.guard.token(), self.number).await;
+        let accepted = self.worker.resource.write(self.request.name, self.guard.token(), self.number).await;
         self.note(What::Wrote { since, accepted });
     }
 
-    /// What the server counts, if the lease stands before and after.
+    /// Records the owner's count on the server, if the lease is valid before and after.
     async fn count(&mut self, lock: &AnyLock, expected: u64) {
         let AnyGuard::Reentrant(guard) = &self.guard else { return };
         let owner = guard.owner().to_string();
         let Ok(seen) = lock.inspect().await else { return };
         let seen = seen.holders.iter().find(|holder| holder.owner == owner).map_or(0, |holder| holder.count);
-        if self.glance() {
+        if self.check_lease() {
             self.note(What::Counted { expected, seen });
         }
     }
 
-    /// The hold to read that it becomes.
+    /// Turns a write hold into a read hold.
     async fn downgrade(self) -> Option<Hold<'a>> {
         let AnyGuard::Write(guard) = self.guard else { return None };
         let (worker, number) = (self.worker, self.worker.next_hold());
         worker.recorder.note(self.number, What::Ends(End::Downgrade));
-        let place = Place { inside: Some(self.number), ..self.place };
-        worker.recorder.note(number, place.wants(Mode::Shared, self.number.to_string(), Verb::Downgrade));
+        let request = Request { inside: Some(self.number), ..self.request };
+        worker.recorder.note(number, request.wants(Mode::Shared, self.number.to_string(), Verb::Downgrade));
         match guard.downgrade().await {
-            Ok(guard) => Some(Hold::granted(worker, number, &place, AnyGuard::Read(guard))),
+            Ok(guard) => Some(Hold::granted(worker, number, &request, AnyGuard::Read(guard))),
             Err(error) => {
                 worker.recorder.note(number, What::NotGranted(failed(&error)));
                 None
@@ -292,7 +298,8 @@ impl<'a> Hold<'a> {
         }
     }
 
-    async fn leave(self, random: &mut Random) {
+    /// Releases, drops or leaks the guard.
+    async fn end(self, random: &mut Random) {
         let end = match random.below(100) {
             0 => End::Leak,
             1..30 => End::Drop,

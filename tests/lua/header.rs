@@ -1,6 +1,6 @@
 //! The header of a script: its contract.
 
-/// A key, an argument or an answer, and what the header says of it.
+/// A key, an argument or an answer, with its text in the header.
 #[derive(Clone)]
 pub struct Entry {
     pub name: String,
@@ -8,12 +8,12 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What an argument stands for if it is left out, or none if it is required.
+    /// The default of an optional argument. `None`: the argument is required.
     pub fn default(&self) -> Option<&str> {
         Some(self.text.split_once("; default: ")?.1)
     }
 
-    /// What it is, without the default.
+    /// The text without the default.
     pub fn meaning(&self) -> &str {
         self.text.split("; default: ").next().unwrap_or_default()
     }
@@ -63,12 +63,13 @@ impl Header {
             }
         }
         let summary = header.summary.strip_prefix(&format!("{name}: "));
-        header.summary = summary.unwrap_or_else(|| panic!("{name} does not begin with its name")).to_owned();
-        assert!(!header.answers.is_empty(), "{name} says what it answers");
+        let summary = summary.unwrap_or_else(|| panic!("{name}: the header does not begin with the name"));
+        header.summary = summary.to_owned();
+        assert!(!header.answers.is_empty(), "{name}: the header lists no answers");
         header
     }
 
-    /// What the script may answer, refusals aside.
+    /// The answers of the script, except for the refusals.
     pub fn answers(&self) -> impl Iterator<Item = Entry> {
         self.answers.iter().filter(|entry| !entry.text.starts_with("refused: ")).cloned()
     }
@@ -79,14 +80,14 @@ impl Header {
         })
     }
 
-    /// How it is called, as the pages have it: its keys and its arguments, in brackets those that
-    /// may be left out.
+    /// The signature in the format of the pages: keys and arguments, with the optional ones in
+    /// brackets.
     pub fn signature(&self) -> String {
         format!("keys: {} arguments: {}", list(&self.keys), list(&self.arguments))
     }
 }
 
-/// `name  text`.
+/// Parses `name  text`.
 fn entry(script: &str, line: &str) -> Entry {
     let (name, text) = line.trim().split_once("  ").unwrap_or_else(|| panic!("{script}: {line}"));
     Entry { name: name.to_owned(), text: text.trim().to_owned() }

@@ -1,7 +1,7 @@
 #![allow(unreachable_pub, reason = "a test binary has no outside")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
-//! The scripts that Redis gets are made of the sources in `lua/src`: `scripts/lua` writes them, and
-//! these tests fail where what is checked in differs.
+//! The scripts that Redis receives are generated from the sources in `lua/src`: `scripts/lua`
+//! writes them, and these tests fail if a checked-in file differs.
 
 mod header;
 mod sources;
@@ -12,22 +12,22 @@ use header::{Entry, Header};
 use serde_json::{Map, Value, json};
 use sources::{Sources, folder};
 
-/// The version of the protocol: keys, arguments, answers and what is stored.
+/// The version of the protocol: keys, arguments, answers and stored data.
 const VERSION: u32 = 1;
 
-/// Set by `scripts/lua`: write what differs instead of failing.
-fn writes() -> bool {
+/// Whether to write files that differ, instead of failing: `scripts/lua` sets the variable.
+fn is_writing() -> bool {
     std::env::var_os("REDLATCH_WRITE_LUA").is_some()
 }
 
-/// Compares a file of `lua/` with what it should hold, or writes it.
+/// Compares a file of `lua/` with the expected text, or writes it.
 fn check(path: &str, expected: &str) {
     let file = folder().join(path);
     let found = std::fs::read_to_string(&file).unwrap_or_default();
     if found == expected {
         return;
     }
-    assert!(writes(), "lua/{path} is not what its sources say: run scripts/lua and look at the difference");
+    assert!(is_writing(), "lua/{path} differs from its sources: run scripts/lua, then review the difference");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(file, expected).unwrap();
 }
@@ -46,17 +46,17 @@ fn outputs_match_their_sources() {
     }
 }
 
-/// A function that stands twice is mended once, and forgotten once.
+/// If two files have the same function, a correction of one of them leaves the other wrong.
 #[test]
-fn functions_stand_in_one_source_file() {
+fn every_function_is_in_one_source_file_only() {
     let mut found: BTreeMap<String, String> = BTreeMap::new();
     for (file, text) in Sources::read().files() {
         for function in sources::functions(text) {
             let before = found.insert(function.clone(), file.to_owned());
-            assert!(before.is_none(), "{file} and {} both have:\n{function}", before.unwrap());
+            assert!(before.is_none(), "{file} and {} both define:\n{function}", before.unwrap());
         }
     }
-    assert!(found.len() > 20, "{} functions", found.len());
+    assert!(found.len() > 20, "only {} functions found", found.len());
 }
 
 #[test]
@@ -64,13 +64,16 @@ fn every_fragment_is_included() {
     let sources = Sources::read();
     for fragment in sources.fragments() {
         let line = format!("--@include {fragment}");
-        let is_included = |text: &str| text.lines().any(|it| it.trim_start() == line);
-        let uses = sources.files().filter(|(_, text)| is_included(text)).count();
-        assert!(uses > 0, "lua/src/lib/{fragment}.lua is included nowhere");
+        let includes = |text: &str| text.lines().any(|found| found.trim_start() == line);
+        assert!(
+            sources.files().any(|(_, text)| includes(text)),
+            "no source includes lua/src/lib/{fragment}.lua"
+        );
     }
 }
 
-/// The contracts of all scripts, for programs. The headers are the source.
+/// `protocol.json` has the contracts of all scripts, for programs. It is generated from the
+/// headers.
 #[test]
 fn protocol_json_matches_the_headers() {
     let sources = Sources::read();
@@ -99,7 +102,7 @@ fn protocol_json_matches_the_headers() {
     check("protocol.json", &format!("{protocol:#}\n"));
 }
 
-/// The pages for other languages.
+/// The pages for clients in other languages.
 fn pages() -> [(&'static str, String); 2] {
     ["README.md", "quorum/README.md"]
         .map(|page| (page, std::fs::read_to_string(folder().join(page)).unwrap()))
@@ -130,7 +133,7 @@ fn pages_mention_every_argument_and_refusal() {
 }
 
 #[test]
-fn the_acl_names_every_command_of_the_kinds_and_no_other() {
+fn acl_allows_exactly_the_commands_that_the_kinds_use() {
     let [(_, page), _] = pages();
     let line = page.lines().find(|line| line.starts_with("ACL SETUSER ")).unwrap();
     let allowed: BTreeSet<String> =

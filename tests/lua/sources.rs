@@ -1,4 +1,4 @@
-//! What is in `lua/src`, and what comes of it.
+//! The sources in `lua/src`, and the scripts that are generated from them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl Sources {
         self.files().filter(|(name, _)| !name.starts_with("lib/"))
     }
 
-    /// What Redis gets: each script with its fragments in place of the lines that include them.
+    /// The scripts for Redis: each line that includes a fragment is replaced by the fragment.
     pub fn outputs(&self) -> BTreeMap<String, String> {
         let output = |(name, text): (&str, &str)| {
             let mark = format!("-- {name}: generated from lua/src/{name}.lua, do not edit.\n");
@@ -44,7 +44,7 @@ impl Sources {
     }
 
     fn expand(&self, name: &str, text: &str, depth: usize) -> String {
-        assert!(depth < 8, "{name} includes itself");
+        assert!(depth < 8, "{name}: the fragments include each other in a circle");
         let mut output = String::new();
         for line in text.lines() {
             let indent = &line[..line.len() - line.trim_start().len()];
@@ -52,7 +52,7 @@ impl Sources {
                 Some(fragment) => {
                     let lines = self.0.get(&format!("lib/{fragment}"));
                     let lines =
-                        lines.unwrap_or_else(|| panic!("{name} includes {fragment}, which is not there"));
+                        lines.unwrap_or_else(|| panic!("{name} includes {fragment}, which does not exist"));
                     for line in self.expand(fragment, lines, depth + 1).lines() {
                         output += if line.is_empty() { "" } else { indent };
                         output += line;
@@ -69,7 +69,7 @@ impl Sources {
     }
 }
 
-/// The scripts that are checked in beside their sources.
+/// The names of the checked-in scripts.
 pub fn checked_in() -> Vec<String> {
     names(&folder()).into_iter().filter(|name| !name.starts_with("src/")).collect()
 }
@@ -89,7 +89,7 @@ pub fn functions(text: &str) -> Vec<String> {
     functions
 }
 
-/// The Lua files in a folder and its folders, without the ending.
+/// The Lua files in a folder and its subfolders, without the ending.
 fn names(top: &Path) -> Vec<String> {
     let (mut names, mut folders) = (Vec::new(), vec![top.to_owned()]);
     while let Some(folder) = folders.pop() {

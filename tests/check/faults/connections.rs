@@ -1,4 +1,5 @@
-//! The way of one worker to all servers: cut, reset, half open, one way, slow, or late.
+//! Faults of the connections between one worker and all servers: reset, half open, one way, slow,
+//! cut, or with late or lost messages.
 
 use std::time::Duration;
 
@@ -36,10 +37,11 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
                 proxy.hold_requests(false);
             }
             Fault::OneWay => {
-                // Nothing arrives; or what arrives is answered, but the answers are lost with the connections.
-                let arrives = scene.random.below(2) == 0;
+                // One direction only: either no request arrives, or requests are executed and their
+                // replies are lost with the connections.
+                let blocks_replies = scene.random.below(2) == 0;
                 let set = |blocked| {
-                    if arrives {
+                    if blocks_replies {
                         proxy.hold_replies(blocked);
                     } else {
                         proxy.be_deaf(blocked);
@@ -56,7 +58,7 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
                 sleep(span).await;
                 proxy.slow_down(None);
             }
-            // In a request, or in a reply to one that was done.
+            // Within a request, or within the reply to an executed request.
             Fault::Cut => {
                 for _ in 0..=scene.random.below(4) {
                     let bytes = usize::try_from(scene.random.below(400)).unwrap();
@@ -70,13 +72,13 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
                 proxy.cut_after(None);
                 proxy.cut_replies_after(None);
             }
-            // Late, on connections that go on.
+            // Late replies, on connections that stay open.
             Fault::RepliesHeld => {
                 proxy.hold_replies(true);
                 sleep(span).await;
                 proxy.hold_replies(false);
             }
-            // Late as well, and perhaps their sender has given them up.
+            // Late requests: the client may have abandoned them meanwhile.
             Fault::RequestsHeld => {
                 proxy.hold_requests(true);
                 sleep(span).await;
@@ -92,9 +94,9 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
         let (made, lost) = (proxy.connections() - made, proxy.lost() - lost);
         let held = proxy.held() - held;
         let effect = match fault {
-            Fault::Cut | Fault::RepliesDropped => (lost > 0).then(|| format!("{lost} were cut off")),
-            Fault::Reset => (made > 0).then(|| format!("{made} were made again")),
-            _ => (held > 0).then(|| format!("{held} bytes for {span:?}, {made} were made again")),
+            Fault::Cut | Fault::RepliesDropped => (lost > 0).then(|| format!("{lost} messages cut off")),
+            Fault::Reset => (made > 0).then(|| format!("{made} new connections")),
+            _ => (held > 0).then(|| format!("{held} bytes held for {span:?}, {made} new connections")),
         };
         scene.done(fault, Some(place), start, effect);
     }

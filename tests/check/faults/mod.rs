@@ -1,4 +1,5 @@
-//! What is done to workers, connections and servers. Each lane does one fault after the other, until the run ends.
+//! The fault injectors for workers, connections and servers. Each injects one fault after the other
+//! until the run ends. A lane is the target of one injector.
 
 pub mod connections;
 pub mod servers;
@@ -16,62 +17,64 @@ use crate::plan::{Fault, POLL_CAP, SLACK, TTL};
 use crate::run::Window;
 use crate::support::Random;
 
-/// What a lane needs to know, and where it says what it did.
+/// What an injector works with, and where it records its faults.
 pub struct Scene<'a> {
     pub faults: Vec<Fault>,
     pub random: Random,
     pub rests: &'a Rests,
-    /// How many of the rests it has had.
+    /// The number of pauses so far.
     pub rested: usize,
     pub end: Instant,
     pub windows: &'a Mutex<Vec<Window>>,
 }
 
-/// Faults begin no later than this before a run ends, so that their windows end as well.
+/// No fault begins later than this before the end of a run, so that each fault ends within the run.
 const LAST: Duration = Duration::from_secs(4);
 
-/// How long the lanes do something before they rest together.
+/// The time with faults between two common pauses.
 const SPELL: Duration = Duration::from_secs(15);
 
-/// How long they rest: each waiter must have been served before it is over, and the judge sees
-/// those that were not. Dead waiters may hold a lock for two claims, each of a TTL.
+/// The duration of a common pause. Each waiter must be served within it, and the judge sees those
+/// that were not. Dead waiters may hold a lock for two claims, each of a TTL.
 const REST: Duration = TTL
     .saturating_mul(2)
     .saturating_add(POLL_CAP)
     .saturating_add(SLACK)
     .saturating_add(Duration::from_secs(1));
 
-/// When all lanes together do nothing for a while: each time, once the last of them has undone its fault.
+/// The common pauses of all injectors. A pause begins once the last of them has undone its fault.
 pub struct Rests {
     due: Vec<Instant>,
-    meeting: Barrier,
+    barrier: Barrier,
 }
 
 impl Rests {
-    /// For so many lanes, over all of a run.
+    /// Schedules the pauses of a run with this many injectors.
     pub fn until(end: Instant, lanes: usize) -> Rests {
         let mut due = Vec::new();
         let mut next = Instant::now() + SPELL;
-        // The end of a run is a rest as well.
+        // No pause shortly before the end of the run: the end is a pause as well.
         while next + REST + SPELL / 3 + LAST < end {
             due.push(next);
             next += REST + SPELL;
         }
-        Rests { due, meeting: Barrier::new(lanes) }
+        Rests { due, barrier: Barrier::new(lanes) }
     }
 }
 
 impl Scene<'_> {
-    /// What to do next, after a pause: all faults in turn, each time in another order. `None`: the run ends.
+    /// Waits a while, then returns the next fault: each fault once, in random order, then all
+    /// again. `None`: the run ends.
     pub async fn next(&mut self, left: &mut Vec<Fault>) -> Option<Fault> {
         let pause = self.millis(400, 1_600);
         sleep(pause).await;
-        // Each lane has each rest, since the others wait for it: even one that has nothing to do, or is late.
+        // Every injector takes part in every pause, even without faults or late: the others wait at
+        // the barrier for it.
         while let Some(due) = self.rests.due.get(self.rested)
             && (self.faults.is_empty() || *due <= Instant::now())
         {
             self.rested += 1;
-            self.rests.meeting.wait().await;
+            self.rests.barrier.wait().await;
             sleep(REST).await;
         }
         if self.faults.is_empty() || Instant::now() + LAST > self.end {
@@ -92,15 +95,15 @@ impl Scene<'_> {
         usize::try_from(self.random.below(places as u64)).unwrap()
     }
 
-    /// To be called once it is undone.
+    /// Records a fault that was undone just now.
     pub fn done(&self, fault: Fault, place: Option<usize>, start: Time, effect: Option<String>) {
         self.add(Window { fault, place, start, end: Time::now(), effect, lost: None, of: None, away: None });
     }
 
-    /// The same for what was done to servers.
-    pub fn came_to(&self, fault: Fault, start: Time, outcome: Outcome) {
+    /// Records a fault of servers that was undone just now.
+    pub fn done_to_servers(&self, fault: Fault, start: Time, outcome: Outcome) {
         let Outcome { effect, lost, of, away } = outcome;
-        // A quorum loses nothing with one of its nodes.
+        // A quorum that loses one node's data has not lost a lock.
         let lost = lost.filter(|_| !fault.keeps_state());
         self.add(Window { fault, place: None, start, end: Time::now(), effect, lost, of, away });
     }

@@ -1,4 +1,4 @@
-//! Servers that stand still, die, forget, run out of memory or time, or are replaced.
+//! Faults of servers: paused, killed, emptied, out of memory, busy, stepped clocks, or replaced.
 
 mod commands;
 mod moves;
@@ -41,27 +41,28 @@ pub async fn disturb(mut scene: Scene<'_>, deployment: &mut Deployment, clock: &
         if deployment.topology().nodes() > 1 {
             admit(deployment).await;
         }
-        scene.came_to(fault, start, outcome);
+        scene.done_to_servers(fault, start, outcome);
     }
 }
 
-/// What a server must be told so that it may be told to sleep: since Redis 7.
+/// The arguments with which a server allows `DEBUG SLEEP`. They are required from Redis 7 on, and
+/// unknown before.
 pub fn debuggable() -> Vec<&'static str> {
     let version = std::process::Command::new(binary()).arg("--version").output().unwrap();
     let version = String::from_utf8(version.stdout).unwrap();
     if version.contains(" v=6.") { Vec::new() } else { vec!["--enable-debug-command", "yes"] }
 }
 
-/// Lets nodes that were started again vote again.
+/// Admits restarted nodes to their quorum again.
 pub async fn admit(deployment: &Deployment) {
     debug_assert_ne!(deployment.topology(), Topology::Standalone);
-    let patient = crate::worker::options(true).node_timeout(std::time::Duration::from_secs(10));
-    let locks = deployment.client(patient).await;
+    let options = crate::worker::options(true).node_timeout(std::time::Duration::from_secs(10));
+    let locks = deployment.client(options).await;
     loop {
         match locks.rejoin().await {
             Ok(rejoined) if rejoined.iter().all(redlatch::NodeStatus::is_voter) => return,
             Ok(_) => {}
-            Err(error) => eprintln!("not admitted yet: {error}"),
+            Err(error) => eprintln!("nodes not admitted yet, trying again: {error}"),
         }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }

@@ -1,4 +1,4 @@
-//! Worker processes that die, stand still, or do nothing for a while.
+//! Faults of worker processes: killed, stopped, or with a blocked thread.
 
 use std::time::Duration;
 
@@ -8,49 +8,51 @@ use tokio::time::sleep;
 use super::Scene;
 use crate::history::Time;
 use crate::plan::{Fault, TTL};
-use crate::workers::{Crew, WORKERS};
+use crate::workers::{WORKERS, Workers};
 
-pub async fn disturb(mut scene: Scene<'_>, crew: &mut Crew) {
+pub async fn disturb(mut scene: Scene<'_>, workers: &mut Workers) {
     let mut left = Vec::new();
     while let Some(fault) = scene.next(&mut left).await {
         let place = scene.place(WORKERS);
-        // Sometimes shorter than a lease, sometimes longer: then it is over when they go on.
+        // Half of the pauses are longer than a lease, which has then expired when the worker
+        // continues.
         let span =
             if scene.random.below(2) == 0 { scene.millis(100, 900) } else { TTL + scene.millis(200, 900) };
         let start = Time::now();
         let effect = match fault {
             Fault::WorkerKilled => {
-                let before = crew.written(place);
-                let killed = crew.kill(place);
+                let before = workers.written(place);
+                let killed = workers.kill(place);
                 sleep(scene.millis(50, 500)).await;
-                crew.replace(place);
-                (killed && before > 0).then(|| "died in the middle of its work".to_owned())
+                workers.replace(place);
+                (killed && before > 0).then(|| "killed while it worked".to_owned())
             }
             Fault::WorkerStopped => {
-                crew.signal(place, Signal::STOP);
-                let still = stands_still(crew, place, span).await;
-                crew.signal(place, Signal::CONT);
-                still.then(|| format!("stood still for {span:?}"))
+                workers.signal(place, Signal::STOP);
+                let is_still = is_still_for(workers, place, span).await;
+                workers.signal(place, Signal::CONT);
+                is_still.then(|| format!("stopped for {span:?}"))
             }
             _ => {
-                crew.block(place, span);
-                let still = stands_still(crew, place, span).await;
+                workers.block(place, span);
+                let is_still = is_still_for(workers, place, span).await;
                 sleep(Duration::from_millis(20)).await;
-                still.then(|| format!("did nothing for {span:?}"))
+                is_still.then(|| format!("blocked for {span:?}"))
             }
         };
         scene.done(fault, Some(place), start, effect);
     }
 }
 
-/// Lets that time pass. Whether a worker that wrote something down before wrote nothing down meanwhile.
-async fn stands_still(crew: &Crew, place: usize, span: Duration) -> bool {
-    // It is told to, and does so a little later.
-    let soon = Duration::from_millis(30);
-    sleep(soon).await;
-    let before = crew.written(place);
-    sleep(span.saturating_sub(2 * soon)).await;
-    let still = before > 0 && crew.written(place) == before;
-    sleep(soon).await;
-    still
+/// Sleeps for `span`. Returns whether the worker's history, not empty before, did not grow
+/// meanwhile.
+async fn is_still_for(workers: &Workers, place: usize, span: Duration) -> bool {
+    // The worker obeys the signal or the command a little later.
+    let delay = Duration::from_millis(30);
+    sleep(delay).await;
+    let before = workers.written(place);
+    sleep(span.saturating_sub(2 * delay)).await;
+    let is_still = before > 0 && workers.written(place) == before;
+    sleep(delay).await;
+    is_still
 }

@@ -1,4 +1,4 @@
-//! No lease is trusted for longer than a server keeps it.
+//! Rule "deadline": no lease is trusted for longer than a server keeps it.
 
 use std::collections::HashMap;
 
@@ -8,78 +8,84 @@ use crate::observer::{Observation, ReaderEnd};
 use crate::plan::Fault;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
-    // Of a quorum, some nodes may have missed a renewal.
+    // In a quorum, single nodes may have missed a renewal.
     if case.plan.topology.nodes() > 1 {
         return;
     }
-    let alone = case.record.observations.iter().map(Look::Alone);
-    let readers = case.record.reader_ends.iter().map(Look::Reader);
-    let mut looks: HashMap<(&str, Mode), Vec<Look<'_>>> = HashMap::new();
-    for look in alone.chain(readers) {
-        looks.entry(look.at()).or_default().push(look);
+    let alone = case.record.observations.iter().map(Sample::Exclusive);
+    let readers = case.record.reader_ends.iter().map(Sample::Reader);
+    let mut observations: HashMap<(&str, Mode), Vec<Sample<'_>>> = HashMap::new();
+    for observation in alone.chain(readers) {
+        observations.entry(observation.at()).or_default().push(observation);
     }
-    for looks in looks.values_mut() {
-        looks.sort_by_key(Look::from);
+    for observations in observations.values_mut() {
+        observations.sort_by_key(Sample::from);
     }
     for hold in &case.holds {
-        if let Some(looks) = looks.get(&(hold.lock.as_str(), hold.mode)) {
-            conservative(case, hold, looks, verdict);
+        if let Some(observations) = observations.get(&(hold.lock.as_str(), hold.mode)) {
+            compare(case, hold, observations, verdict);
         }
     }
 }
 
-/// What a server said of a hold of either mode.
-enum Look<'a> {
-    Alone(&'a Observation),
+/// What a server stored of a hold in either mode.
+enum Sample<'a> {
+    Exclusive(&'a Observation),
     Reader(&'a ReaderEnd),
 }
 
-impl<'a> Look<'a> {
+impl<'a> Sample<'a> {
     fn at(&self) -> (&'a str, Mode) {
         match self {
-            Look::Alone(look) => (&look.lock, Mode::Exclusive),
-            Look::Reader(look) => (&look.lock, Mode::Shared),
+            Sample::Exclusive(observation) => (&observation.lock, Mode::Exclusive),
+            Sample::Reader(observation) => (&observation.lock, Mode::Shared),
         }
     }
 
     fn from(&self) -> Time {
         match self {
-            Look::Alone(look) => look.from,
-            Look::Reader(look) => look.from,
+            Sample::Exclusive(observation) => observation.from,
+            Sample::Reader(observation) => observation.from,
         }
     }
 
-    /// When it looked at the latest, and when a hold ended then, if it was this one.
+    /// If the observation shows this hold: its latest time, and the expiry of the hold then.
     fn ends(&self, hold: &Hold) -> Option<(Time, Time)> {
         match self {
-            Look::Alone(look) => hold.is_in(look).then_some((look.to, look.ends)),
-            Look::Reader(look) => (look.owner == hold.owner).then_some((look.to, look.ends.1)),
+            Sample::Exclusive(observation) => {
+                hold.is_in(observation).then_some((observation.to, observation.ends))
+            }
+            Sample::Reader(observation) => {
+                (observation.owner == hold.owner).then_some((observation.to, observation.ends.1))
+            }
         }
     }
 }
 
-/// What a lease said before somebody looked: until then the server has it, whatever was renewed since.
-fn conservative(case: &Case<'_>, hold: &Hold, looks: &[Look<'_>], verdict: &mut Verdict) {
+/// Compares each observation with the deadline that the lease had reported before it: the server
+/// keeps the lease at least until then. Renewals since then only move the server's expiry further.
+fn compare(case: &Case<'_>, hold: &Hold, observations: &[Sample<'_>], verdict: &mut Verdict) {
     let (Some(grant), Some(given_up)) = (hold.granted, hold.trusted_until()) else { return };
-    let mut said = hold.trusts.iter().copied().peekable();
+    let mut reported = hold.trusts.iter().copied().peekable();
     let mut trusted = grant.until;
-    let first = looks.partition_point(|look| look.from() <= grant.at);
-    for look in &looks[first..] {
-        while let Some((_, until)) = said.next_if(|(at, _)| *at < look.from()) {
+    let first = observations.partition_point(|observation| observation.from() <= grant.at);
+    for observation in &observations[first..] {
+        while let Some((_, until)) = reported.next_if(|(at, _)| *at < observation.from()) {
             trusted = until;
         }
-        if look.from() > given_up {
+        if observation.from() > given_up {
             return;
         }
-        let Some((to, ends)) = look.ends(hold) else { continue };
-        // A master that was replaced may come back, with what it had, before it is told.
-        let replaced = || case.windows_during(look.from(), to).any(|window| window.fault == Fault::Failover);
+        let Some((to, ends)) = observation.ends(hold) else { continue };
+        // A replaced master may come back with its old data before it is demoted.
+        let replaced =
+            || case.windows_during(observation.from(), to).any(|window| window.fault == Fault::Failover);
         if trusted > ends && case.lost_by(&hold.lock, hold.held_since(), to).is_none() && !replaced() {
             let text = format!(
-                "{}: it said until {:.3} before {:.3}, and the server had it until {:.3}",
-                case.say(hold),
+                "{}: the lease reported {:.3} as its deadline before {:.3}, but the server keeps it until {:.3}",
+                case.describe(hold),
                 case.when(trusted),
-                case.when(look.from()),
+                case.when(observation.from()),
                 case.when(ends)
             );
             return verdict.violates("deadline", text);

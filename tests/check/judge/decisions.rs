@@ -1,4 +1,4 @@
-//! More than half of a quorum's nodes decide, and nobody else.
+//! Rule "decision": a majority of a quorum's nodes decides, and no minority does.
 
 use std::time::Duration;
 
@@ -8,24 +8,25 @@ use crate::plan::{Fault, NODE_TIMEOUT};
 use crate::run::Window;
 use crate::workload::LOCKS;
 
-/// A minority that is away for so long, all times together, is enough to judge by the others.
+/// If a minority is away for longer than this, all windows together, the other nodes must have
+/// granted something.
 const LONG: Duration = Duration::from_secs(2);
 
-/// So many who ask for one lock find it free at times.
+/// Of this many requests for one lock, at least one finds it free.
 const MANY: usize = 20;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let windows = |fault: Fault| case.record.windows.iter().filter(move |window| window.fault == fault);
     for window in windows(Fault::Majority) {
         if let Some(hold) = granted_in(case, window) {
-            verdict.violates("decision", format!("{} was granted by a minority", case.say(hold)));
+            verdict.violates("decision", format!("{} was granted by a minority", case.describe(hold)));
         }
     }
     let minorities: Vec<&Window> = windows(Fault::Minority).collect();
     let away = |window: &&Window| window.away.map_or(Duration::ZERO, |(from, to)| to.since(from));
     let together: Duration = minorities.iter().map(away).sum();
     if together > LONG && minorities.iter().all(|window| granted_in(case, window).is_none()) {
-        let text = format!("a minority was away for {together:?}, and the others granted nothing");
+        let text = format!("a minority was away for {together:?}, and the other nodes granted nothing");
         verdict.violates("decision", text);
     }
     for (lock, _) in LOCKS {
@@ -33,17 +34,21 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         let answered = minorities.iter().flat_map(|window| answered_in(case, window)).filter(of_lock);
         let (granted, refused): (Vec<&Hold>, Vec<&Hold>) = answered.partition(|hold| hold.granted.is_some());
         if granted.is_empty() && refused.len() >= MANY {
-            let text =
-                format!("a minority was away, and the others granted {lock} to nobody of {}", refused.len());
+            let text = format!(
+                "a minority was away, and the other nodes granted {lock} to none of {} requests",
+                refused.len()
+            );
             verdict.violates("decision", text);
         }
         for hold in refused.iter().filter(|hold| matches!(hold.not_granted, Some((_, Why::Failed(_))))) {
-            verdict.violates("decision", format!("{} failed, and only a minority was away", case.say(hold)));
+            let text = format!("{} failed, although only a minority was away", case.describe(hold));
+            verdict.violates("decision", text);
         }
     }
 }
 
-/// What was asked for and answered while they were away, and nothing else was done to the one who asked.
+/// The requests that began and ended while the nodes were away, without another fault on their
+/// worker.
 fn answered_in<'a>(case: &'a Case<'_>, window: &'a Window) -> impl Iterator<Item = &'a Hold> {
     let within = move |hold: &&Hold| {
         let (Some((from, to)), Some(end)) = (window.away, hold.asked_until()) else { return false };
@@ -57,7 +62,7 @@ fn answered_in<'a>(case: &'a Case<'_>, window: &'a Window) -> impl Iterator<Item
     case.holds.iter().filter(within)
 }
 
-/// What was asked for and granted while they were away.
+/// A request that began and was granted while the nodes were away.
 fn granted_in<'a>(case: &'a Case<'_>, window: &Window) -> Option<&'a Hold> {
     let (from, to) = window.away?;
     let within = |hold: &&Hold| {

@@ -1,4 +1,6 @@
-//! Nobody trusts a hold while somebody whom it excludes trusts his, and while the servers do not have it.
+//! Rules "exclusion", "backing" and "bounded loss": two holds that exclude each other are never
+//! both trusted, and a trusted hold is on the server, except for a bounded time after the server
+//! lost it.
 
 use std::time::Duration;
 
@@ -15,12 +17,12 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         overlaps(case, holds, &mut missed, verdict);
         unbacked(case, lock, holds, &mut missed, verdict);
     }
-    // Several may have shown the loss of one hold: the first counts.
+    // Several observations may show the loss of one hold: the first counts.
     missed.sort_by_key(|(hold, from)| (hold.number, *from));
     missed.dedup_by_key(|(hold, _)| hold.number);
     for (hold, from) in missed {
         let Some(fault) = case.lost_by(&hold.lock, hold.held_since(), from) else { continue };
-        // Who is dead trusts nothing.
+        // A killed worker's leases are not counted as trusted.
         let Some(until) = hold.trusted_until().map(|until| until.min(hold.worker_ended)) else { continue };
         if until <= from {
             continue;
@@ -29,11 +31,11 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             back(case, hold, from, fault, &locks[hold.lock.as_str()]).map_or(until, |back| back.min(until));
         let span = to.since(from);
         verdict.lost_windows.push(LostWindow { fault, hold: hold.number, from, span });
-        let notice = notice(case, hold, from, to);
-        if span > notice {
+        let limit = longest_trust(case, hold, from, to);
+        if span > limit {
             let text = format!(
-                "{} was trusted for {span:?} after {} had it lost, not {notice:?}",
-                case.say(hold),
+                "{} was trusted for {span:?} after {} had lost it; at most {limit:?} is allowed",
+                case.describe(hold),
                 fault.name()
             );
             verdict.violates("bounded loss", text);
@@ -41,13 +43,13 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// How long it may be trusted after a server has lost it: until the next renewal is answered, which whatever is done to
-/// servers or to its worker puts off.
-fn notice(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
+/// How long a hold may be trusted after a server has lost it: until the next renewal is answered.
+/// Faults of servers or of the hold's worker delay that.
+fn longest_trust(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
     if !hold.renewed {
         return TTL;
     }
-    // Of a fault that has something lost, only the time in which nobody answers puts it off.
+    // A fault that loses state delays a renewal only while no server replies.
     let silent = |window: &Window| {
         if window.lost.is_some() { window.away } else { Some((window.start, window.end)) }
     };
@@ -57,14 +59,15 @@ fn notice(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
         .map(|(start, end)| end.min(to).since(start.max(from)))
         .sum();
     let asked_again = if hit.is_zero() { Duration::ZERO } else { NODE_TIMEOUT };
-    // Whoever waits for a further hold does not look at the first one.
+    // A task that waits for a nested hold does not check the outer lease.
     let nested = case.holds.iter().filter(|inner| inner.inside == Some(hold.number));
     let looked_away: Duration =
         nested.map(|inner| inner.asked_until().unwrap_or(to).min(to).since(inner.wants.max(from))).sum();
     TTL / 3 + PROMPT + asked_again + hit + looked_away + case.stalled(from, to)
 }
 
-/// When somebody began to trust it: what a write hold became was never free.
+/// When the hold began to be trusted. A downgraded hold is trusted from the request on, since the
+/// lock is not free in between.
 fn since(hold: &Hold) -> Option<Time> {
     if hold.verb == Verb::Downgrade { Some(hold.wants) } else { hold.granted.map(|grant| grant.at) }
 }
@@ -75,7 +78,8 @@ fn overlaps<'a>(
     missed: &mut Vec<(&'a Hold, Time)>,
     verdict: &mut Verdict,
 ) {
-    // Whoever was stopped while he was granted it may know of it only when it is over: he never trusted it.
+    // A worker that was stopped during a grant may learn of it after the lease has expired, and has
+    // never trusted it then: `from` is not before `to`.
     let mut spans: Vec<(Time, Time, &Hold)> = holds
         .iter()
         .filter_map(|hold| Some((since(hold)?, hold.trusted_until()?, *hold)))
@@ -86,13 +90,13 @@ fn overlaps<'a>(
     for (from, to, hold) in spans {
         trusted.retain(|(to, _)| *to >= from);
         for (_, other) in trusted.iter().filter(|(_, other)| other.excludes(hold)) {
-            // One may have been lost before it was known that it was granted: the answer was on its way.
+            // A hold may have been lost before its worker had the reply that granted it.
             let lost =
                 [*other, hold].into_iter().find(|it| case.lost_by(&it.lock, it.held_since(), from).is_some());
             if let Some(lost) = lost {
                 missed.push((lost, from));
             } else {
-                let text = format!("{} and {}", case.say(other), case.say(hold));
+                let text = format!("{} and {}", case.describe(other), case.describe(hold));
                 verdict.violates("exclusion", text);
             }
         }
@@ -100,7 +104,7 @@ fn overlaps<'a>(
     }
 }
 
-/// A look that began and ended while a hold was trusted, and did not find it.
+/// Finds observations that began and ended while a hold was trusted, and do not show it.
 fn unbacked<'a>(
     case: &Case<'_>,
     lock: &str,
@@ -108,85 +112,101 @@ fn unbacked<'a>(
     missed: &mut Vec<(&'a Hold, Time)>,
     verdict: &mut Verdict,
 ) {
-    // In a quorum no single node tells; there, who is granted what tells.
+    // In a quorum no single node decides: there, only the grants are compared.
     if case.plan.topology.nodes() > 1 {
         return;
     }
-    let looks = looks(case, lock);
+    let observations = observations(case, lock);
     for hold in holds.iter().filter(|hold| hold.mode == Mode::Exclusive) {
         let (Some(grant), Some(until)) = (hold.granted, hold.trusted_until()) else { continue };
-        let first = looks.partition_point(|look| look.from <= grant.at);
-        let during =
-            looks[first..].iter().take_while(|look| look.from < until).filter(|look| look.to < until);
-        let mut missing = during.filter(|look| !hold.is_in(look));
-        // While a master is replaced, two may answer, and a slot that moves has two places.
-        let missing =
-            missing.find(|look| !found_elsewhere(&looks, look, hold) && !has_two_masters(case, &looks, look));
-        let Some(look) = missing else { continue };
-        if case.lost_by(&hold.lock, hold.held_since(), look.to).is_some() {
-            missed.push((hold, look.from));
+        let first = observations.partition_point(|observation| observation.from <= grant.at);
+        let during = observations[first..]
+            .iter()
+            .take_while(|observation| observation.from < until)
+            .filter(|observation| observation.to < until);
+        let mut missing = during.filter(|observation| !hold.is_in(observation));
+        // During a failover two masters may reply, and a moving slot is on two masters.
+        let missing = missing.find(|observation| {
+            !found_elsewhere(&observations, observation, hold)
+                && !has_two_masters(case, &observations, observation)
+        });
+        let Some(observation) = missing else { continue };
+        if case.lost_by(&hold.lock, hold.held_since(), observation.to).is_some() {
+            missed.push((hold, observation.from));
         } else {
             let text = format!(
-                "{}: at {:.3} the server on port {} had {:?} by {:?}",
-                case.say(hold),
-                case.when(look.from),
-                look.port,
-                look.held_with,
-                look.by
+                "{}: at {:.3} the server on port {} had the token {:?} of the owner {:?}",
+                case.describe(hold),
+                case.when(observation.from),
+                observation.port,
+                observation.held_with,
+                observation.by
             );
             verdict.violates("backing", text);
         }
     }
 }
 
-fn looks<'a>(case: &'a Case<'_>, lock: &str) -> Vec<&'a Observation> {
-    let mut looks: Vec<&Observation> =
-        case.record.observations.iter().filter(|look| look.lock == lock).collect();
-    looks.sort_by_key(|look| look.from);
-    looks
+fn observations<'a>(case: &'a Case<'_>, lock: &str) -> Vec<&'a Observation> {
+    let mut observations: Vec<&Observation> =
+        case.record.observations.iter().filter(|observation| observation.lock == lock).collect();
+    observations.sort_by_key(|observation| observation.from);
+    observations
 }
 
-/// When a server was first seen to have it again after that: whoever queues in an old copy as well, or at a replica that had
-/// not heard of his grant, is granted it there. Then he has what he trusts.
+/// When a server was first seen with the hold again after its loss. Its waiter may also be queued
+/// in an old copy, or at a replica that had missed the grant, and is granted the lock there. From
+/// then on the hold is backed again.
 fn back(case: &Case<'_>, hold: &Hold, lost: Time, fault: Fault, holds: &[&Hold]) -> Option<Time> {
     if case.plan.topology.nodes() > 1 {
         return None;
     }
     if hold.mode == Mode::Exclusive {
-        let looks = looks(case, &hold.lock);
-        let mut later = looks.iter().filter(|look| look.from > lost && !has_two_masters(case, &looks, look));
-        return later.find(|look| may_have_it_again(hold, look, fault, holds)).map(|look| look.from);
+        let observations = observations(case, &hold.lock);
+        let mut later = observations.iter().filter(|observation| {
+            observation.from > lost && !has_two_masters(case, &observations, observation)
+        });
+        return later
+            .find(|observation| may_have_it_again(hold, observation, fault, holds))
+            .map(|observation| observation.from);
     }
     let its =
         case.record.reader_ends.iter().filter(|seen| seen.lock == hold.lock && seen.owner == hold.owner);
     its.filter(|seen| seen.from > lost && seen.ends.0 > seen.to).map(|seen| seen.from).min()
 }
 
-/// Whether it may be his once more. Old queues grant it with a number that nobody is told.
-fn may_have_it_again(hold: &Hold, look: &Observation, fault: Fault, holds: &[&Hold]) -> bool {
+/// Whether the observation may show the hold again. An old queue grants it with a token that no
+/// worker receives.
+fn may_have_it_again(hold: &Hold, observation: &Observation, fault: Fault, holds: &[&Hold]) -> bool {
     let has_old_queues = matches!(fault, Fault::ServerSetBack | Fault::Failover);
-    let is_told =
+    let is_received =
         |token: u64| holds.iter().any(|other| other.granted.is_some_and(|grant| grant.token == token));
-    let may_be_his = look.by.as_ref().is_none_or(|by| !hold.has_owner() || *by == hold.owner);
-    hold.is_in(look) || has_old_queues && may_be_his && look.held_with.is_some_and(|token| !is_told(token))
+    let may_be_same = observation.by.as_ref().is_none_or(|by| !hold.has_owner() || *by == hold.owner);
+    let is_unreceived = observation.held_with.is_some_and(|token| !is_received(token));
+    hold.is_in(observation) || has_old_queues && may_be_same && is_unreceived
 }
 
-/// Whether another server had it at about that time.
-fn found_elsewhere(looks: &[&Observation], look: &Observation, hold: &Hold) -> bool {
-    others(looks, look).any(|other| hold.is_in(other))
+/// Whether another server had the hold at about that time.
+fn found_elsewhere(observations: &[&Observation], observation: &Observation, hold: &Hold) -> bool {
+    others(observations, observation).any(|other| hold.is_in(other))
 }
 
-/// Whether a master that was killed is back beside the one that replaced it, until it is told: then one of them does not
-/// know what the other one grants. Nor does anybody ask it, or tokens and exclusion show it.
-fn has_two_masters(case: &Case<'_>, looks: &[&Observation], look: &Observation) -> bool {
-    let mut failing_over = case.windows_during(look.from, look.to);
-    failing_over.any(|window| window.fault == Fault::Failover) && others(looks, look).next().is_some()
+/// Whether a killed master is back beside its replacement, until it is demoted. Then one of the two
+/// does not have the other's grants. Clients should not use it; if they do, the rules for tokens
+/// and exclusion show that.
+fn has_two_masters(case: &Case<'_>, observations: &[&Observation], observation: &Observation) -> bool {
+    let mut failing_over = case.windows_during(observation.from, observation.to);
+    failing_over.any(|window| window.fault == Fault::Failover)
+        && others(observations, observation).next().is_some()
 }
 
-/// What other servers had at about that time.
-fn others<'a>(looks: &'a [&Observation], look: &'a Observation) -> impl Iterator<Item = &'a Observation> {
+/// The observations of other servers at about that time.
+fn others<'a>(
+    observations: &'a [&Observation],
+    observation: &'a Observation,
+) -> impl Iterator<Item = &'a Observation> {
     let near = Duration::from_millis(200);
-    let first = looks.partition_point(|other| other.from + near < look.from);
-    let around = looks[first..].iter().take_while(move |other| other.from < look.to + near);
-    around.copied().filter(|other| other.port != look.port)
+    let first = observations.partition_point(|other| other.from + near < observation.from);
+    let around = observations[first..].iter().take_while(move |other| other.from < observation.to + near);
+    around.copied().filter(|other| other.port != observation.port)
 }

@@ -1,4 +1,4 @@
-//! What the histories say of each hold, put together.
+//! The events of each hold, collected from the histories.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,14 +15,15 @@ pub struct Grant {
     pub until: Time,
 }
 
-/// From wanting a lock to having given it back; whatever is missing did not happen, or nobody lived to say so.
+/// A hold from request to end. Missing events did not happen, or the worker was killed before it
+/// could write them down.
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub number: u64,
-    /// Of its worker.
+    /// The place of its worker.
     pub place: usize,
-    /// Whether it is told when it may enter; else it looks now and then.
-    pub is_told: bool,
+    /// Whether its waiter is notified of a grant; otherwise it polls.
+    pub is_notified: bool,
     pub lock: String,
     pub mode: Mode,
     pub owner: String,
@@ -32,59 +33,63 @@ pub struct Hold {
     pub wants: Time,
     pub granted: Option<Grant>,
     pub not_granted: Option<(Time, Why)>,
-    /// When the lease said that it may be trusted, and until when.
+    /// When the lease reported that it is valid, and its deadline then.
     pub trusts: Vec<(Time, Time)>,
-    /// When the lease said so too late, and until when it was to be trusted.
+    /// When the lease reported that it is valid after its deadline, and that deadline.
     pub trusted_too_long: Option<(Time, Time)>,
-    /// When the loss was told, and until when it was trusted before.
+    /// When the loss was reported, and the last deadline before that.
     pub lost: Option<(Time, Time)>,
     pub ends: Option<(Time, End)>,
     pub released: Option<(Time, Result<(), String>)>,
-    /// Since when, until when, and whether it was accepted.
+    /// Start, end, and whether the write was accepted.
     pub writes: Vec<(Time, Time, bool)>,
+    /// Start and end.
     pub additions: Vec<(Time, Time)>,
-    /// When, what was expected, and what was seen.
+    /// The time, the expected count, and the count on the server.
     pub counts: Vec<(Time, u64, u64)>,
-    /// The last line of its worker.
+    /// When its worker wrote the last line of its history.
     pub worker_ended: Time,
 }
 
 impl Hold {
-    /// Until when its worker trusted it: told by the lease, unless it was given up or known to be lost before.
+    /// Until when the worker trusted the lease: its last deadline, or the release or the reported
+    /// loss if that is earlier.
     pub fn trusted_until(&self) -> Option<Time> {
         let grant = self.granted?;
-        let told = self.trusts.iter().map(|(_, until)| *until).max();
+        let reported = self.trusts.iter().map(|(_, until)| *until).max();
         let ends = [self.ends.map(|(at, _)| at), self.lost.map(|(at, _)| at)];
-        ends.into_iter().flatten().chain(told.max(Some(grant.until))).min()
+        ends.into_iter().flatten().chain(reported.max(Some(grant.until))).min()
     }
 
-    /// Since when the server may have had it: it was granted, or renewed, before that was known here. What is nested may be
-    /// granted here alone, and is as old as the hold around it.
+    /// The earliest time from which the server may have had the hold: it granted or renewed it
+    /// before the worker received the reply. A nested hold may be granted inside the client alone,
+    /// and is then as old as the outer hold.
     pub fn held_since(&self) -> Time {
         let Some(grant) = self.granted else { return self.wants };
         let asked = grant.at.min(grant.until - TTL);
         if self.inside.is_none() { asked.max(self.wants) } else { asked }
     }
 
-    /// When it was no longer wanted, or granted.
+    /// When the request ended, granted or not.
     pub fn asked_until(&self) -> Option<Time> {
         self.granted.map(|grant| grant.at).or(self.not_granted.as_ref().map(|(at, _)| *at))
     }
 
-    /// Whether it queues while somebody else has the lock.
+    /// Whether the request queues while another hold excludes it.
     pub fn may_queue(&self) -> bool {
         matches!(self.verb, Verb::Lock | Verb::Timeout)
     }
 
-    /// Whether its owner was given with the request. Else the server alone knows it.
+    /// Whether the worker chose the owner. Otherwise the server stores an owner that the history
+    /// does not have.
     pub fn has_owner(&self) -> bool {
         self.owner != self.number.to_string()
     }
 
-    /// Whether a server had this hold, if it is one that excludes all others.
-    pub fn is_in(&self, look: &Observation) -> bool {
-        let is_its = look.by.as_ref().is_none_or(|by| !self.has_owner() || *by == self.owner);
-        self.granted.is_some_and(|grant| look.held_with == Some(grant.token)) && is_its
+    /// Whether the observation shows this hold, if it is exclusive.
+    pub fn is_in(&self, observation: &Observation) -> bool {
+        let is_its = observation.by.as_ref().is_none_or(|by| !self.has_owner() || *by == self.owner);
+        self.granted.is_some_and(|grant| observation.held_with == Some(grant.token)) && is_its
     }
 
     pub fn excludes(&self, other: &Hold) -> bool {
@@ -92,7 +97,7 @@ impl Hold {
     }
 }
 
-/// All holds of a run.
+/// Reads all holds of a run.
 pub fn read(directory: &Path) -> Vec<Hold> {
     let mut holds = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -115,7 +120,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
                 Hold {
                     number,
                     place,
-                    is_told: workers::is_told(number >> 32),
+                    is_notified: workers::is_notified(number >> 32),
                     lock,
                     mode,
                     owner,
@@ -138,7 +143,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
             );
             continue;
         }
-        let Some(hold) = holds.get_mut(&number) else { panic!("hold {number} was never wanted") };
+        let Some(hold) = holds.get_mut(&number) else { panic!("hold {number} was never requested") };
         match what {
             What::Wants { .. } => {}
             What::Granted { token, until } => hold.granted = Some(Grant { at, token, until }),

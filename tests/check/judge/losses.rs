@@ -1,4 +1,5 @@
-//! A holder knows in time that its lease is over, and is told so only if it is.
+//! Rules "deadline", "late report" and "false loss": the end of a lease is reported in time, and
+//! only if the lease has ended.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,16 +10,18 @@ use crate::observer::Observation;
 use crate::plan::{Fault, NODE_TIMEOUT, TTL};
 use crate::run::STALL;
 
-/// How often a holder looks who does not wait to be told.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How often a holder of a renewed lease checks it.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A lease counts from before the request left, and is over before the server's ttl is: less the drift.
+/// The longest time of validity. A lease counts from before the request left, and expires before
+/// the TTL of the server does, by the drift.
 const LEASE: Duration = Duration::from_millis(TTL.as_millis() as u64 * 99 / 100 - 2);
 
-/// A renewal is answered within this: after one that was not, after the pause that follows, on a new connection.
+/// The time within which a renewal is answered, even if it has to repeat one without a reply, after
+/// the pause that follows, on a new connection.
 const RENEWING: Duration = NODE_TIMEOUT.saturating_add(Duration::from_millis(400));
 
-/// Each look at a deadline reads two clocks, and says a little more or less.
+/// Each `valid_until` reads two clocks, so it varies a little.
 const JITTER: Duration = Duration::from_millis(5);
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
@@ -27,78 +30,99 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         let reaches = hold.trusts.iter().copied().chain([(grant.at, grant.until)]);
         for (at, until) in reaches {
             if until > at + LEASE {
-                let text =
-                    format!("{}: at {:.3} until {:.3}", case.say(hold), case.when(at), case.when(until));
+                let text = format!(
+                    "{}: at {:.3} valid until {:.3}",
+                    case.describe(hold),
+                    case.when(at),
+                    case.when(until)
+                );
                 verdict.violates("deadline", text);
             }
         }
         if hold.trusts.windows(2).any(|pair| goes_back(case, pair[0], pair[1])) {
-            verdict.violates("deadline", format!("{} went back", case.say(hold)));
+            verdict.violates("deadline", format!("the deadline of {} moved back", case.describe(hold)));
         }
         if let Some((at, until)) = hold.trusted_too_long {
-            let text =
-                format!("{}: at {:.3}, over since {:.3}", case.say(hold), case.when(at), case.when(until));
+            let text = format!(
+                "{}: valid at {:.3}, after its deadline {:.3}",
+                case.describe(hold),
+                case.when(at),
+                case.when(until)
+            );
             verdict.violates("deadline", text);
         }
         if let Some((at, until)) = hold.lost {
-            verdict.told_losses += 1;
-            told_in_time(case, hold, at, until, verdict);
-            is_true(case, hold, at, until, verdict);
+            verdict.reported_losses += 1;
+            late_report(case, hold, at, until, verdict);
+            false_loss(case, hold, at, until, verdict);
         }
     }
 }
 
-/// One clock was read after the other to say when it is over: whoever was not let run in between says too early a time.
+/// Whether the deadline moved back. `Time::of` reads one clock after the other, and returns too
+/// early a time if its thread was interrupted in between: such differences, and stalls, do not
+/// count.
 fn goes_back(case: &Case<'_>, before: (Time, Time), after: (Time, Time)) -> bool {
     let stalled = !case.stalled(before.0, after.0).is_zero();
     after.1 + STALL < before.1 && !stalled
 }
 
-fn told_in_time(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
-    // One that is renewed may have been since it was last looked at, and then it was looked at again.
-    let looked = hold.trusts.last().map_or(until, |(looked, _)| *looked + GLANCE);
-    let mut due = until.max(looked);
-    let stood_still = case.record.windows.iter().filter(|window| {
+fn late_report(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
+    // The lease may have been renewed since the last check, but then there was another check.
+    let checked = hold.trusts.last().map_or(until, |(checked, _)| *checked + CHECK_INTERVAL);
+    let mut due = until.max(checked);
+    let paused = case.record.windows.iter().filter(|window| {
         window.place == Some(hold.place)
             && matches!(window.fault, Fault::WorkerStopped | Fault::WorkerBlocked)
     });
-    // From when it ran again. Whoever is told to do nothing begins with that a little later.
-    for window in stood_still {
+    // A report is due once the worker runs again. A pause takes effect a little after its command,
+    // so pauses that begin shortly after the report was due count as well.
+    for window in paused {
         if window.start <= due + PROMPT && window.end > due {
             due = window.end;
         }
     }
     if at > due + PROMPT + case.stalled(due, at) {
-        let text = format!("{} was told at {:.3}", case.say(hold), case.when(at));
-        verdict.violates("told in time", text);
+        let text = format!(
+            "the loss of {} was reported at {:.3}, due at {:.3}",
+            case.describe(hold),
+            case.when(at),
+            case.when(due)
+        );
+        verdict.violates("late report", text);
     }
 }
 
-/// The end of what no server has lost is told at its deadline; and what is renewed outlasts its ttl, unless something was
-/// done for so long that no renewal could be answered.
-fn is_true(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
+/// If no server has lost the hold, its end is reported at the deadline and not before. And a
+/// renewed lease does not end, unless faults lasted so long that no renewal could be answered.
+fn false_loss(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
     if case.lost_by(&hold.lock, hold.held_since(), at).is_some() || !outlasts_nodes(case, hold, at) {
         return;
     }
     if at + JITTER < until {
-        let text = format!("{} was told at {:.3}, before its deadline", case.say(hold), case.when(at));
+        let text = format!(
+            "the loss of {} was reported at {:.3}, before its deadline",
+            case.describe(hold),
+            case.when(at)
+        );
         return verdict.violates("false loss", text);
     }
-    // It may have been renewed since it was last looked at: not later than this.
+    // The latest time of the last renewal: the lease may have been renewed after the last check.
     let renewed = at - LEASE;
     let calm = longest_calm(case, hold, renewed + TTL / 3, until);
     if hold.renewed && calm >= RENEWING {
         let text = format!(
-            "{} was told at {:.3}, though nothing kept it from being renewed for {calm:?}",
-            case.say(hold),
+            "the loss of {} was reported at {:.3}, although no fault prevented a renewal for {calm:?}",
+            case.describe(hold),
             case.when(at)
         );
         verdict.violates("false loss", text);
     }
 }
 
-/// Of a quorum, what all nodes have outlasts whatever is done to a minority of them; what only a majority has need not. A
-/// node that was away may grant a lock to those who queue there before its holder gets it again.
+/// Whether the lease must outlast the faults. In a quorum, a lease on all nodes outlasts every
+/// fault of a minority. A lease on a mere majority need not: a node that was away may grant the
+/// lock to its own waiters before the holder repairs the lease there.
 fn outlasts_nodes(case: &Case<'_>, hold: &Hold, at: Time) -> bool {
     if case.plan.topology.nodes() == 1 {
         return true;
@@ -106,17 +130,19 @@ fn outlasts_nodes(case: &Case<'_>, hold: &Hold, at: Time) -> bool {
     let of_servers = case.windows_during(hold.held_since(), at).filter(|window| window.place.is_none());
     let Some(last) = of_servers.map(|window| window.start).max() else { return true };
     let mut latest: HashMap<u16, &Observation> = HashMap::new();
-    let looks = case.record.observations.iter().filter(|look| look.lock == hold.lock);
-    for look in looks.filter(|look| look.to < last && last.since(look.to) < TTL / 3) {
-        let seen = latest.entry(look.port).or_insert(look);
-        if seen.to < look.to {
-            *seen = look;
+    let observations = case.record.observations.iter().filter(|observation| observation.lock == hold.lock);
+    for observation in
+        observations.filter(|observation| observation.to < last && last.since(observation.to) < TTL / 3)
+    {
+        let seen = latest.entry(observation.port).or_insert(observation);
+        if seen.to < observation.to {
+            *seen = observation;
         }
     }
-    latest.values().filter(|look| hold.is_in(look)).count() == case.plan.topology.nodes()
+    latest.values().filter(|observation| hold.is_in(observation)).count() == case.plan.topology.nodes()
 }
 
-/// The longest time in which nothing was done that may keep a hold from being renewed.
+/// The longest time without a fault that may delay a renewal.
 fn longest_calm(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
     let faults = case.delays(hold, from, to).map(|window| (window.start, window.end));
     let mut hit: Vec<(Time, Time)> = faults.chain(case.record.stalls.iter().copied()).collect();

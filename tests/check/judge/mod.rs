@@ -1,4 +1,4 @@
-//! Judges what a run left: what must never have happened, whatever was done to it.
+//! The judge: applies the rules of docs/testing.md to the histories and observations of a run.
 
 mod dead_waiters;
 mod deadlines;
@@ -22,55 +22,56 @@ use crate::plan::{Fault, Plan, TTL};
 use crate::run::{Record, Window};
 pub use holds::Hold;
 
-/// Something that must not happen.
+/// One violation of a rule.
 #[derive(Clone, Debug)]
 pub struct Violation {
     pub rule: &'static str,
     pub text: String,
 }
 
-/// A hold that was trusted after the server had lost it: for how long.
+/// A hold that was trusted after the server had lost it, and for how long.
 #[derive(Clone, Debug)]
 pub struct LostWindow {
     pub fault: Fault,
     pub hold: u64,
-    /// When it was seen to be lost.
+    /// The first observation of the loss.
     pub from: Time,
     pub span: Duration,
 }
 
-/// All that is known of one run.
+/// All data of one run.
 pub struct Case<'a> {
     pub plan: &'a Plan,
     pub record: &'a Record,
     pub holds: Vec<Hold>,
-    /// The beginning, for people who read times.
+    /// The first request: printed times count from it.
     pub start: Time,
 }
 
 #[derive(Default)]
 pub struct Verdict {
     pub acquisitions: usize,
-    /// What was to be done, and could be.
+    /// The planned faults that this machine can inject.
     pub planned: Vec<Fault>,
     pub windows: BTreeMap<Fault, Vec<bool>>,
     pub violations: Vec<Violation>,
     pub lost_windows: Vec<LostWindow>,
-    /// Why nothing can be concluded from the run.
+    /// Why the run is invalid.
     pub invalid: Vec<String>,
     pub rejected_writes: usize,
     pub lost_additions: u64,
-    pub told_losses: usize,
+    pub reported_losses: usize,
     pub failures: BTreeMap<String, usize>,
 }
 
-/// What is due at some time is done by so much later, by whoever was let run.
+/// How late an action that is due may be, without stalls.
 pub const PROMPT: Duration = Duration::from_millis(250);
 
-/// Fewer grants a second mean that little was tried: a machine with nothing else to do gives three times as many.
+/// The least number of grants per second for a valid run. An idle machine reaches three times as
+/// many.
 const LEAST_RATE: f64 = 20.0;
 
-/// Where many of the holds last longer than a lease, fewer are granted.
+/// The same if many holds last longer than a lease.
 const LEAST_RATE_LINGERING: f64 = 2.0;
 
 pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
@@ -110,11 +111,11 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     verdict
 }
 
-/// A run in which nothing happened proves nothing.
+/// Finds the reasons why a run is invalid: too few faults with an effect, or too few grants.
 fn validate(case: &Case<'_>, verdict: &mut Verdict) {
     for fault in &case.plan.faults {
         let windows = verdict.windows.get(fault);
-        // A short run does not get to all of them, and one time proves little.
+        // A short run does not inject every fault, and one or two windows prove little.
         if windows.is_some_and(|windows| windows.len() > 2 && !windows.contains(&true)) && case.can_do(*fault)
         {
             verdict.invalid.push(format!("{} had no effect", fault.name()));
@@ -133,20 +134,22 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
         .collect();
     let answered = calm.iter().filter(|hold| !matches!(&hold.not_granted, Some((_, Why::Failed(_))))).count();
     if answered * 2 < calm.len() {
-        verdict.invalid.push(format!("{answered} of {} requests without a fault were answered", calm.len()));
+        verdict
+            .invalid
+            .push(format!("only {answered} of {} requests without a fault were answered", calm.len()));
     }
     let stalled: Duration = case.record.stalls.iter().map(|(from, to)| to.since(*from)).sum();
     let rate = if case.plan.linger < 100 { LEAST_RATE_LINGERING } else { LEAST_RATE };
     let least = Duration::from_secs(case.plan.seconds).saturating_sub(stalled).as_secs_f64() * rate;
     if (verdict.acquisitions as f64) < least {
-        verdict.invalid.push(format!("{} acquisitions are too few", verdict.acquisitions));
+        verdict.invalid.push(format!("{} acquisitions, at least {least:.0} expected", verdict.acquisitions));
     }
     if stalled > Duration::from_secs(case.plan.seconds) / 10 {
-        verdict.invalid.push(format!("the machine was busy with something else for {stalled:?}"));
+        verdict.invalid.push(format!("the machine was busy with other work for {stalled:?}"));
     }
     let overslept = verdict.windows.get(&Fault::WorkerStopped).is_some_and(|windows| windows.len() > 5);
     if overslept && verdict.rejected_writes == 0 {
-        verdict.invalid.push("workers were stopped, and no write was refused".to_owned());
+        verdict.invalid.push("workers were stopped, but no late write was refused".to_owned());
     }
 }
 
@@ -155,19 +158,19 @@ impl Case<'_> {
         self.record.windows.iter().filter(move |window| window.start <= to && from <= window.end)
     }
 
-    /// For how long the machine did something else meanwhile.
+    /// For how long the machine ran other work between two times.
     pub fn stalled(&self, from: Time, to: Time) -> Duration {
         let stalls = self.record.stalls.iter().filter(|(start, end)| *start <= to && from <= *end);
         stalls.map(|(start, end)| end.since(*start)).sum()
     }
 
-    /// A clock that cannot be set here said so when the run began.
+    /// Whether the fault can be injected on this machine: stepping a clock requires a C compiler.
     pub fn can_do(&self, fault: Fault) -> bool {
         !fault.sets_clock() || self.record.sets_clock
     }
 
-    /// When something was done that may keep a hold from being renewed: to its worker, or to servers without which nothing is
-    /// decided. Of a quorum, a node more or less does not matter.
+    /// The faults that may delay a hold's renewal: those of its worker and of servers. In a quorum,
+    /// of the latter only a stopped majority.
     pub fn delays(&self, hold: &Hold, from: Time, to: Time) -> impl Iterator<Item = &Window> {
         let all_matter = self.plan.topology.nodes() == 1;
         self.windows_during(from, to).filter(move |window| match window.place {
@@ -176,12 +179,13 @@ impl Case<'_> {
         })
     }
 
-    /// Whether something was done to the servers or to the worker of a hold.
+    /// Whether a fault hit the servers or the worker of a hold.
     pub fn is_hit(&self, hold: &Hold, from: Time, to: Time) -> bool {
         self.windows_during(from, to).any(|window| window.place.is_none_or(|place| place == hold.place))
     }
 
-    /// The fault that had the servers lose what they had of a lock at `granted`, if it is lost at `seen`.
+    /// The fault through which the servers lost a lock, if it was granted at `granted` and may be
+    /// lost at `seen`.
     pub fn lost_by(&self, lock: &str, granted: Time, seen: Time) -> Option<Fault> {
         let is_of =
             |window: &Window| window.of.as_ref().is_none_or(|locks| locks.iter().any(|it| it == lock));
@@ -191,15 +195,15 @@ impl Case<'_> {
         self.record.windows.iter().filter(lost).map(|window| window.fault).next_back()
     }
 
-    /// Seconds since the beginning.
+    /// Seconds since the first request.
     pub fn when(&self, time: Time) -> f64 {
         time.since(self.start).as_secs_f64()
     }
 
-    pub fn say(&self, hold: &Hold) -> String {
+    pub fn describe(&self, hold: &Hold) -> String {
         let number = hold.number;
         format!(
-            "hold {}-{} of {} by {:.8} (wanted {:.3}, granted {:.3}, trusted until {:.3}, token {})",
+            "hold {}-{} of {} by {:.8} (requested {:.3}, granted {:.3}, trusted until {:.3}, token {})",
             number >> 32,
             number & 0xffff_ffff,
             hold.lock,
@@ -211,7 +215,7 @@ impl Case<'_> {
         )
     }
 
-    /// The holds of each lock that were granted, in the order of their grants.
+    /// The granted holds of each lock, in the order of their grants.
     pub fn by_lock(&self) -> HashMap<&str, Vec<&Hold>> {
         let mut locks: HashMap<&str, Vec<&Hold>> = HashMap::new();
         for hold in self.holds.iter().filter(|hold| hold.granted.is_some()) {

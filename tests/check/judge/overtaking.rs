@@ -1,11 +1,12 @@
-//! Whoever waits is not passed over again and again, however busy the lock is.
+//! Rule "overtaking": a waiter is not overtaken again and again, however busy the lock is.
 
 use super::{Case, Hold, Verdict};
 use crate::history::Time;
 use crate::plan::POLL_CAP;
 
-/// So many who asked later may have it before: twice as many as there are tasks. A task that leads those of its process is
-/// followed by all of them, readers come in together, and faults lose places in queues.
+/// The number of later requests that may be granted before an earlier one: twice the number of
+/// tasks. The tasks of a process queue behind one of them and follow it, readers are admitted
+/// together, and faults lose places in queues.
 const MOST: usize = 64;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
@@ -16,13 +17,14 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         let counted = waiters.map(|waiter| (overtaken(case, waiter, &granted), waiter));
         let Some((times, waiter)) = counted.max_by_key(|(times, _)| *times) else { continue };
         if times > MOST {
-            let text = format!("{} was overtaken {times} times", case.say(waiter));
+            let text = format!("{} was overtaken {times} times", case.describe(waiter));
             verdict.violates("overtaking", text);
         }
     }
 }
 
-/// How many asked for it later, and had it earlier, while nothing was done to the one who waited.
+/// How many later requests were granted earlier, not counting those during a fault of the waiter's
+/// worker.
 fn overtaken(case: &Case<'_>, waiter: &Hold, granted: &[&Hold]) -> usize {
     let end = waiter.asked_until().unwrap_or(waiter.worker_ended);
     let hit: Vec<(Time, Time)> = case

@@ -1,4 +1,5 @@
-//! A reader who is gone keeps the lock for no longer than his own lease, however long others read.
+//! Rule "own end": a dead reader keeps the lock for no longer than its own lease, however long
+//! other readers hold it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,11 +13,12 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for hold in case.holds.iter().filter(|hold| hold.mode == Mode::Shared) {
         owners.entry((&hold.lock, &hold.owner)).or_default().push(hold);
     }
-    // Until when a server keeps each: at the earliest, so that nobody is said to be kept too long who is not.
+    // When each reader's hold expires on the server. Of the two bounds, the earlier one: otherwise
+    // the rule might count a hold as too long that is not.
     let mut kept: HashMap<(&str, &str), Time> = HashMap::new();
-    for look in case.record.reader_ends.iter().filter(|look| !look.alone) {
-        let latest = kept.entry((&look.lock, &look.owner)).or_insert(look.ends.0);
-        *latest = look.ends.0.max(*latest);
+    for observation in case.record.reader_ends.iter().filter(|observation| !observation.alone) {
+        let latest = kept.entry((&observation.lock, &observation.owner)).or_insert(observation.ends.0);
+        *latest = observation.ends.0.max(*latest);
     }
     for (reader, seen) in &kept {
         let Some(holds) = owners.get(reader) else { continue };
@@ -27,7 +29,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         else {
             continue;
         };
-        // A renewal may have been under way, and then what it tells to do, for a quarter of a ttl each.
+        // A renewal may have been in flight, and then a request that follows from its reply: each
+        // for up to a quarter of a TTL.
         let latest = last + TTL + TTL / 2;
         let late = |window: &crate::run::Window| {
             let delays = window.fault != Fault::WorkerKilled && window.place == Some(holds[0].place);
@@ -41,13 +44,13 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             .map(|(from, to)| to.since(*from))
             .sum();
         if *seen > latest + stalled && !case.windows_during(first - TTL / 2, last + TTL / 2).any(late) {
-            let text = format!("{} is kept until {:.3}", case.say(holds[0]), case.when(*seen));
+            let text = format!("{} is kept until {:.3}", case.describe(holds[0]), case.when(*seen));
             verdict.violates("own end", text);
         }
     }
 }
 
-/// From when nobody can have renewed it. `None`: somebody may, or it waits in a queue.
+/// When the last renewal may have left. `None`: the hold may still be renewed, or is queued.
 fn given_up(case: &Case<'_>, hold: &Hold) -> Option<Time> {
     let ends = hold.ends.map(|(at, _)| at).or(hold.not_granted.as_ref().map(|(at, _)| *at));
     let killed = || {

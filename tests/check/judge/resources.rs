@@ -1,4 +1,4 @@
-//! What the locks protect: the one that compares tokens, and the one that compares nothing.
+//! Rules "fenced resource" and "unfenced resource": what the resources accepted and lost.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// No write was accepted after one with a larger token had been.
+/// No write is accepted after one with a larger token, and no write of a trusted writer is refused.
 fn fenced(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
     let mut writes: Vec<(Time, Time, bool, u64, &Hold)> = Vec::new();
     for hold in holds {
@@ -22,7 +22,8 @@ fn fenced(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
             hold.writes.iter().map(|(since, at, accepted)| (*since, *at, *accepted, grant.token, *hold)),
         );
     }
-    // Behind sentinels, in a cluster and in a quorum, readers have tokens of their own, and refuse each other.
+    // Only late writes are counted as rejected. Behind Sentinel, in a cluster and in a quorum,
+    // readers have tokens of their own, so one reader's write may be refused after another's.
     let is_late = |hold: &Hold, at: Time| hold.trusted_until().is_some_and(|until| at >= until);
     let refused = writes.iter().filter(|(_, at, accepted, _, hold)| !accepted && is_late(hold, *at));
     verdict.rejected_writes += refused.count();
@@ -36,22 +37,24 @@ fn fenced(case: &Case<'_>, holds: &[&Hold], verdict: &mut Verdict) {
             largest = largest.max(*written);
         }
         if *accepted && *token < largest {
-            let text = format!("{} wrote at {:.3} after {largest}", case.say(hold), case.when(*at));
+            let text =
+                format!("{} wrote at {:.3} after the token {largest}", case.describe(hold), case.when(*at));
             verdict.violates("fenced resource", text);
         }
-        // Whoever is alone has the largest token.
+        // A trusted writer has the largest token.
         let trusted = hold.trusted_until().is_some_and(|until| *at < until);
         let alone = hold.mode == Mode::Exclusive
             && trusted
             && case.lost_by(&hold.lock, hold.held_since(), *at).is_none();
         if !accepted && alone {
-            let text = format!("{} was refused at {:.3}", case.say(hold), case.when(*at));
+            let text = format!("a write of {} was refused at {:.3}", case.describe(hold), case.when(*at));
             verdict.violates("fenced resource", text);
         }
     }
 }
 
-/// Additions are lost only by those who went on after their lease was over, or was lost, or died in the middle.
+/// Additions are lost only through holders that continued after the end or the loss of their lease,
+/// or died within an addition.
 fn unfenced(holds: &[&Hold], lock: &str, number: u64, verdict: &mut Verdict) {
     let lost_since: HashMap<u64, Time> =
         verdict.lost_windows.iter().map(|window| (window.hold, window.from)).collect();
@@ -63,7 +66,8 @@ fn unfenced(holds: &[&Hold], lock: &str, number: u64, verdict: &mut Verdict) {
     }
     let lost = (additions.len() as u64).saturating_sub(number);
     verdict.lost_additions += lost;
-    // Such a one overwrites what others write while he is at it, or is overwritten by one of them.
+    // A late addition overwrites the additions of others during it, or is overwritten by one of
+    // them.
     let during =
         |from: Time, to: Time| additions.iter().filter(move |(since, at, _)| *since <= to && from <= *at);
     let mut excused: u64 = 0;
@@ -72,7 +76,7 @@ fn unfenced(holds: &[&Hold], lock: &str, number: u64, verdict: &mut Verdict) {
     }
     if lost > excused {
         let text = format!(
-            "{lost} of {} additions to {lock} are lost, of which those who went on too long account for {excused}",
+            "{lost} of {} additions to {lock} are lost; holders after their lease explain only {excused}",
             additions.len()
         );
         verdict.violates("unfenced resource", text);

@@ -1,4 +1,5 @@
-//! Fencing tokens grow with every grant, and are given once. What is nested shares the outer one's.
+//! Rules "token order", "token unique", "nested token" and "count": fencing tokens grow with every
+//! grant, no two writers share one, and a nested hold shares the outer hold's.
 
 use std::collections::HashMap;
 
@@ -18,11 +19,11 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         };
         let Some(around) = outer.granted else { continue };
         let upgraded = hold.mode == Mode::Exclusive && outer.mode == Mode::Shared;
-        // Once the outer hold is over, it is not nested.
+        // After the end of the outer hold, it is not nested.
         let nested =
             outer.trusted_until().is_some_and(|until| until >= grant.at) || hold.verb == Verb::Downgrade;
-        // A reader's is at least that of the last writer. In a quorum, nodes agree on a new one if those that know the
-        // outer one's are not there.
+        // A nested reader's token is at least that of the outer hold. In a quorum, the nodes agree
+        // on a new token if those with the outer hold's token do not reply.
         let forgotten = case.plan.topology.nodes() > 1 && case.is_hit(hold, outer.wants, grant.at);
         let own = hold.mode == Mode::Shared && hold.verb != Verb::Downgrade || forgotten;
         let right = match (upgraded, own) {
@@ -31,30 +32,32 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             _ => grant.token == around.token,
         };
         let ends = hold.trusted_until().map_or(grant.at, |until| until.max(grant.at));
-        // Without the outer hold, it is not nested either.
+        // If the servers lost the outer hold, it is not nested either.
         if case.lost_by(&outer.lock, outer.held_since(), ends).is_some() {
             continue;
         }
         if nested && !right {
-            let text = format!("{} inside {}", case.say(hold), case.say(outer));
+            let text = format!("{} inside {}", case.describe(hold), case.describe(outer));
             verdict.violates("nested token", text);
         }
-        // In a quorum, each hold has a majority of its own, and an inspection tells what one majority sees of both.
+        // In a quorum, each hold has a majority of its own, and an inspection shows what one
+        // majority has of both.
         let counts = hold.counts.iter().filter(|_| case.plan.topology.nodes() == 1);
-        // A request whose answer was lost may count until it is given back.
+        // A request whose reply was lost may count until it is released.
         let both = counts.filter(|(at, ..)| {
             outer.trusted_until().is_some_and(|until| until >= *at) && !case.is_hit(hold, outer.wants, *at)
         });
         for (_, expected, seen) in both.filter(|(_, expected, seen)| expected != seen) {
-            let text = format!("{}: counted {seen}, not {expected}", case.say(hold));
+            let text = format!("{}: the server counted {seen} holds, not {expected}", case.describe(hold));
             verdict.violates("count", text);
         }
     }
 }
 
-/// What was asked for after a grant was known has a larger token, or the same to read.
+/// A request that began after the worker knew of an earlier grant has a larger token, or for a
+/// reader the same.
 fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdict: &mut Verdict) {
-    // Who reads, and is granted to write, has a token of his own for that.
+    // A reader that is upgraded has another token as a writer.
     let is_upgrade = |hold: &Hold, outer: &Hold| hold.mode == Mode::Exclusive && outer.mode == Mode::Shared;
     let has_its_own = |hold: &&Hold| match hold.inside {
         None => true,
@@ -83,7 +86,7 @@ fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdi
         let Some((token, earlier)) = bound else { continue };
         let grows = if hold.mode == Mode::Exclusive { grant.token > token } else { grant.token >= token };
         if !grows {
-            let text = format!("{} after {}", case.say(hold), case.say(earlier));
+            let text = format!("{} after {}", case.describe(hold), case.describe(earlier));
             verdict.violates("token order", text);
         }
     }
@@ -91,15 +94,15 @@ fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdi
     for hold in first.iter().filter(|hold| hold.mode == Mode::Exclusive) {
         let Some(grant) = hold.granted else { continue };
         if let Some(other) = given.insert(grant.token, hold) {
-            verdict.violates("token unique", format!("{} and {}", case.say(other), case.say(hold)));
+            verdict.violates("token unique", format!("{} and {}", case.describe(other), case.describe(hold)));
         }
     }
 }
 
-/// Who waited while somebody whom he excludes was granted it and had it, was granted it after him, and has a larger token,
-/// or the same to read; unless the servers had lost it meanwhile.
+/// If two holds exclude each other and both waited, the later grant has the larger token, or for a
+/// reader the same, unless the servers had lost one of them.
 fn excluded(case: &Case<'_>, hold: &Hold, grant: Grant, first: &[&Hold], verdict: &mut Verdict) {
-    // One that was over when it was known may have been granted earlier.
+    // A grant that had expired when its reply arrived may be older than it seems.
     if hold.trusted_until().is_none_or(|until| until <= grant.at) {
         return;
     }
@@ -114,7 +117,7 @@ fn excluded(case: &Case<'_>, hold: &Hold, grant: Grant, first: &[&Hold], verdict
     let is_lost = |it: &Hold| case.lost_by(&hold.lock, it.held_since(), grant.at).is_some();
     let wrong = wrong.find(|(_, other)| !is_lost(other) && !is_lost(hold));
     if let Some((_, earlier)) = wrong {
-        let text = format!("{}, who waited for {}", case.say(hold), case.say(earlier));
+        let text = format!("{}, which waited for {}", case.describe(hold), case.describe(earlier));
         verdict.violates("token order", text);
     }
 }

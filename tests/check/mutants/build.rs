@@ -1,23 +1,23 @@
-//! The copy that is broken, and how it is built.
+//! The copy of the crate in which mistakes are made, and its builds.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::Edit;
 
-/// What cargo needs of the crate.
+/// The files and folders of the crate that cargo needs.
 const PARTS: [&str; 9] =
     ["Cargo.toml", "Cargo.lock", "README.md", "docs", "src", "lua", "tests", "benches", "examples"];
 
-/// A copy of the crate, beside what is built of it.
+/// A folder with a copy of the crate, its build and the outputs of its runs.
 pub struct Tree(PathBuf);
 
 impl Tree {
-    /// A copy of what is there now.
+    /// Copies the crate as it is now.
     pub fn copy() -> Tree {
         let crate_root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let tree = Tree(crate_root.join("target/mutants"));
-        // Left by an earlier time, if it is there.
+        // It exists only if mutants ran before.
         let _ = std::fs::remove_dir_all(tree.root());
         for part in PARTS {
             copy(&crate_root.join(part), &tree.root().join(part));
@@ -29,12 +29,12 @@ impl Tree {
         self.0.join("tree")
     }
 
-    /// Where the runs leave what they say.
+    /// The folder for the outputs of the runs.
     pub fn runs(&self) -> PathBuf {
         self.0.join("runs")
     }
 
-    /// Does something while the copy has a mistake.
+    /// Makes a mistake in the copy, runs `act`, and undoes the mistake.
     pub fn with<T>(&self, edits: &[Edit], act: impl FnOnce(&Tree) -> T) -> T {
         let mut originals = Vec::new();
         for edit in edits {
@@ -57,22 +57,22 @@ impl Tree {
             .args(["--message-format", "json"])
             .current_dir(self.root())
             .env("CARGO_TARGET_DIR", self.0.join("target"))
-            // Nobody looks into it, and it takes half of the time.
+            // Debug information takes half of the build's time, and is not used.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("CARGO_PROFILE_TEST_DEBUG", "0")
             .stderr(Stdio::inherit())
             .output()
             .unwrap();
-        let said = String::from_utf8(built.stdout).unwrap();
+        let printed = String::from_utf8(built.stdout).unwrap();
         let messages: Vec<serde_json::Value> =
-            said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         if !built.status.success() {
             let errors: Vec<&str> =
                 messages.iter().filter_map(|message| message["message"]["rendered"].as_str()).collect();
-            panic!("it does not build:\n{}", errors.concat());
+            panic!("the copy does not build:\n{}", errors.concat());
         }
         let mut binaries = messages.iter().filter_map(|message| message["executable"].as_str());
-        binaries.next_back().expect("cargo says what it built").into()
+        binaries.next_back().expect("cargo names the binary").into()
     }
 }
 
@@ -84,7 +84,7 @@ fn copy(from: &Path, to: &Path) {
     }
     for entry in std::fs::read_dir(from).unwrap() {
         let name = entry.unwrap().file_name();
-        // What others have built there is not part of it.
+        // A build is not part of the sources.
         if name != "target" {
             copy(&from.join(&name), &to.join(&name));
         }

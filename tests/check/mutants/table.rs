@@ -1,28 +1,28 @@
-//! The mistakes.
+//! The mistakes that the judge must find.
 
 use super::{Edit, Mutant, Setting};
 use crate::support::Topology::{Cluster, Quorum3, Standalone};
 
-/// For what shows soon, and does so while requests are sent again.
+/// For mistakes that show soon if requests are sent again.
 const RESENT: Setting =
     Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["reset", "script-flush"] };
 
-/// For what a quorum does with less than all nodes.
+/// For mistakes of a quorum whose minority is away.
 const MINORITY: Setting =
     Setting { topology: Quorum3, seconds: 20, linger: 200, faults: &["minority", "reset"] };
 
-/// For what becomes of leases that are renewed, or that are over.
+/// For mistakes of leases that are renewed, or that have expired.
 const LINGERING: Setting =
     Setting { topology: Standalone, seconds: 20, linger: 20, faults: &["worker-stopped"] };
 
-/// For what the server forgets under those who trust it.
+/// For mistakes that show if the server loses locks that are held.
 const FORGOTTEN: Setting = Setting { topology: Standalone, seconds: 20, linger: 10, faults: &["flushall"] };
 
-/// For what becomes of renewed leases while a minority is away.
+/// For mistakes of renewed leases while a minority is away.
 const OUTLASTED: Setting =
     Setting { topology: Quorum3, seconds: 30, linger: 10, faults: &["minority", "node-emptied"] };
 
-/// A script that takes each waiter to be alive, whenever it was seen last.
+/// A script that counts each waiter as alive, however long it was not seen.
 const fn with_dead_waiters(file: &'static str, times: usize) -> Edit {
     Edit {
         file,
@@ -32,10 +32,10 @@ const fn with_dead_waiters(file: &'static str, times: usize) -> Edit {
     }
 }
 
-/// Each as small as it would be made by somebody.
+/// Each mistake is as small as a real one.
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
-        name: "release-by-anybody",
+        name: "release-without-holder-check",
         edits: &[Edit {
             file: "lua/mutex/release.lua",
             from: "if holder ~= attempt then return answer(0) end",
@@ -46,7 +46,7 @@ pub const MUTANTS: &[Mutant] = &[
         rules: &["exclusion"],
     },
     Mutant {
-        name: "acquire-what-is-held",
+        name: "acquire-of-a-held-lock",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
             from: "if holder and holder ~= attempt then\n  queue(place or time, 0)\n  return {pttl, time}\nend\n",
@@ -57,7 +57,7 @@ pub const MUTANTS: &[Mutant] = &[
         rules: &["exclusion"],
     },
     Mutant {
-        name: "validity-from-the-answer",
+        name: "validity-from-the-reply",
         edits: &[
             Edit {
                 file: "src/lease/acquire_round.rs",
@@ -76,7 +76,7 @@ pub const MUTANTS: &[Mutant] = &[
         rules: &["deadline", "exclusion", "backing"],
     },
     Mutant {
-        name: "renewal-makes-it-again",
+        name: "renewal-revives-a-lost-lock",
         edits: &[Edit {
             file: "lua/mutex/renew.lua",
             from: "if holder ~= attempt then return 0 end\nredis.call('PEXPIRE', KEYS[1], ttl_ms)",
@@ -93,7 +93,7 @@ pub const MUTANTS: &[Mutant] = &[
         rules: &["exclusion"],
     },
     Mutant {
-        name: "no-floor",
+        name: "no-minimum-token",
         edits: &[Edit {
             file: "src/wire/script.rs",
             from: "Arg::MinimumToken => cmd.arg(self.minimum_token),",
@@ -104,7 +104,7 @@ pub const MUTANTS: &[Mutant] = &[
         rules: &["token order", "token unique"],
     },
     Mutant {
-        name: "token-of-its-own-when-nested",
+        name: "nested-hold-with-its-own-token",
         edits: &[Edit {
             file: "lua/reentrant/acquire.lua",
             from: "local token, refusal = hold_token(current, ",
@@ -143,7 +143,7 @@ if ends < now + ttl then
         rules: &["exclusion"],
     },
     Mutant {
-        name: "only-messages-wake",
+        name: "waiters-do-not-poll",
         edits: &[Edit {
             file: "src/lease/waiter.rs",
             from: "while let Ok(message) = timeout_at(until, mailbox.wait()).await {",
@@ -154,7 +154,7 @@ if ends < now + ttl then
         rules: &["waiting", "left behind"],
     },
     Mutant {
-        name: "dead-waiters-count",
+        name: "dead-waiters-count-as-alive",
         edits: &[
             with_dead_waiters("lua/mutex/acquire.lua", 2),
             with_dead_waiters("lua/mutex/release.lua", 1),
@@ -165,12 +165,12 @@ if ends < now + ttl then
             with_dead_waiters("lua/rwlock/release.lua", 1),
             with_dead_waiters("lua/rwlock/downgrade.lua", 1),
         ],
-        // A node of a cluster does not know that those are dead that it notified, either.
+        // On a cluster, where a node cannot notice either that a notified waiter is dead.
         setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["worker-killed"] },
         rules: &["waiting", "left behind"],
     },
     Mutant {
-        name: "silence-counts-as-renewed",
+        name: "missing-reply-counts-as-renewed",
         edits: &[Edit {
             file: "src/lease/renewal_tally.rs",
             from: "        } else {\n            LeaseState::Unknown\n        }",
@@ -186,7 +186,7 @@ if ends < now + ttl then
         rules: &["exclusion", "backing", "release"],
     },
     Mutant {
-        name: "what-a-minority-granted-stays",
+        name: "minority-grants-not-released",
         edits: &[
             Edit {
                 file: "src/lease/attempt_guard.rs",
@@ -205,7 +205,7 @@ if ends < now + ttl then
         rules: &["waiting"],
     },
     Mutant {
-        name: "what-was-dropped-stays",
+        name: "dropped-guards-not-released",
         edits: &[Edit {
             file: "src/lease/attempt_guard.rs",
             from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
@@ -227,7 +227,7 @@ if ends < now + ttl then
         rules: &["deadline", "exclusion"],
     },
     Mutant {
-        name: "deadline-not-looked-at",
+        name: "deadline-not-checked",
         edits: &[Edit {
             file: "src/lease/lease.rs",
             from: "self.0.deadline.has_passed().then(",
@@ -260,7 +260,7 @@ if ends < now + ttl then
         rules: &["false loss"],
     },
     Mutant {
-        name: "nobody-is-told",
+        name: "losses-not-reported",
         edits: &[Edit {
             file: "src/lease/lease.rs",
             from: "    pub async fn lost(&self) -> LeaseEnd {\n",
@@ -268,10 +268,10 @@ if ends < now + ttl then
             to: "    pub async fn lost(&self) -> LeaseEnd {\n        std::future::pending::<()>().await;\n",
         }],
         setting: LINGERING,
-        rules: &["told in time"],
+        rules: &["late report"],
     },
     Mutant {
-        name: "silence-counts-as-released",
+        name: "missing-reply-counts-as-released",
         edits: &[
             Edit {
                 file: "src/lease/release.rs",
@@ -321,8 +321,8 @@ if ends < now + ttl then
                 to: "            LeaseState::Unknown\n        } else {",
             },
             Edit {
-                // Where its answer is unknown, a renewal takes a lock that is free once more, which
-                // would mend the mistake.
+                // Otherwise the mistake would be repaired: after an unknown reply, a renewal
+                // acquires a free lock again.
                 file: "src/lease/keeper.rs",
                 from: "let is_degraded = tally.state(",
                 times: 1,
@@ -333,7 +333,7 @@ if ends < now + ttl then
         rules: &["bounded loss"],
     },
     Mutant {
-        name: "nested-but-not-counted",
+        name: "nested-hold-not-counted",
         edits: &[Edit {
             file: "lua/reentrant/acquire.lua",
             from: "redis.call('HINCRBY', KEYS[1], owner, 1)",
@@ -344,7 +344,7 @@ if ends < now + ttl then
         rules: &["count"],
     },
     Mutant {
-        name: "readers-tokens-from-before",
+        name: "readers-tokens-older-than-the-writer",
         edits: &[Edit {
             file: "lua/rwlock/read_acquire.lua",
             from: "  redis.call('PEXPIRE', KEYS[1], ttl_ms)\n  return token\n",
@@ -355,7 +355,7 @@ if ends < now + ttl then
         rules: &["token order"],
     },
     Mutant {
-        name: "counters-that-stay",
+        name: "counters-kept-too-long",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
             from: "token_ttl_ms = '3600000'",
@@ -366,7 +366,7 @@ if ends < now + ttl then
         rules: &["left behind"],
     },
     Mutant {
-        name: "a-resource-that-takes-all",
+        name: "resource-accepts-every-token",
         edits: &[Edit {
             file: "lua/fenced/set.lua",
             from: "if tonumber(token) < largest then return 0 end\n",

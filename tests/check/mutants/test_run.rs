@@ -1,5 +1,5 @@
-//! Mutants that a named test of the suite must find: breaks the copy, builds the tests, runs that
-//! one.
+//! Checks the tests: makes one mistake after the other in a copy of the crate, builds the tests,
+//! and runs the one that must find it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -60,7 +60,7 @@ pub fn run(chosen: &[&'static Tested]) -> ExitCode {
     if passed && caught == mutants.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whether all named tests pass without a mistake.
+/// Runs all named tests without a mistake. Returns whether all pass.
 fn controls(tree: &Tree, mutants: &[&'static Tested]) -> bool {
     let binary = tree.build("it");
     let tests: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.test).collect();
@@ -77,7 +77,7 @@ fn controls(tree: &Tree, mutants: &[&'static Tested]) -> bool {
     failed == 0
 }
 
-/// Runs one test by its whole name; a name that no test has is an unknown outcome.
+/// Runs one test by its whole name. If no test has that name, the outcome is unknown.
 fn run_test(binary: &Path, test: &str, output: &Path) -> Outcome {
     let file = File::create(output).unwrap();
     let mut child = Command::new(binary)

@@ -2,7 +2,7 @@
 
 use super::{Edit, Tested};
 
-/// A script that publishes nothing, and takes each waiter that is notified to have heard it.
+/// A script that publishes nothing, and counts each notified waiter as reached.
 const fn without_publish(file: &'static str) -> Edit {
     Edit {
         file,
@@ -12,7 +12,7 @@ const fn without_publish(file: &'static str) -> Edit {
     }
 }
 
-/// A script that takes a lock away and grants it to no waiter.
+/// A script that revokes a lock and grants it to no waiter.
 pub(super) const fn without_grant(file: &'static str) -> Edit {
     Edit { file, from: "local _, is_granted = grant_next()\n", times: 1, to: "local is_granted = false\n" }
 }
@@ -54,7 +54,7 @@ pub const TESTED: &[Tested] = &[
         test: "suite::mutex_standalone_push_resp2::lease_ends_after_max_hold",
     },
     Tested {
-        name: "downgrade-counts-from-its-answer",
+        name: "downgrade-counts-from-its-reply",
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
             from: "                let mut until = sent + attempt.trusted(attempt.options.ttl);",
@@ -134,7 +134,7 @@ pub const TESTED: &[Tested] = &[
         test: "standalone::wakeups::message_is_not_trusted_after_the_subscription_was_replaced",
     },
     Tested {
-        name: "waiters-not-rung-after-resubscribing",
+        name: "waiters-not-woken-after-resubscribing",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
             from: "self.mailboxes.notify_all();\n",
@@ -164,7 +164,7 @@ pub const TESTED: &[Tested] = &[
         test: "suite::reentrant_standalone_push_resp2::local_nesting_makes_no_round_trip",
     },
     Tested {
-        name: "renewals-do-not-raise-the-least-token",
+        name: "renewals-do-not-raise-the-minimum-token",
         edits: &[Edit {
             file: "src/lease/renewal_tally.rs",
             from: "                    nodes.node(*node).observe(time.unsigned_abs());\n",
@@ -224,7 +224,7 @@ pub const TESTED: &[Tested] = &[
         test: "suite::write_standalone_push_resp2::cancelled_upgrade_admits_waiting_readers",
     },
     Tested {
-        name: "writer-that-leaves-publishes-nothing",
+        name: "writer-that-gives-up-publishes-nothing",
         edits: &[without_publish("lua/rwlock/release.lua")],
         test: "suite::write_standalone_push_resp2::readers_enter_after_waiting_writer_gave_up",
     },
@@ -234,7 +234,7 @@ pub const TESTED: &[Tested] = &[
         test: "suite::write_standalone_push_resp2::downgrade_admits_readers_before_any_writer",
     },
     Tested {
-        name: "waiter-sleeps-before-it-looks-again",
+        name: "waiter-sleeps-before-it-polls-again",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "                    // Subscribe, ask again, then sleep: a release in between would be missed.\n                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n                    continue;\n",

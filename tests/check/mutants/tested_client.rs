@@ -1,9 +1,9 @@
-//! Mistakes of the client that a named test of the suite must find: what it answers, how it waits,
-//! and what it says.
+//! Mistakes of the client that a named test of the suite must find: in its results, its waiting,
+//! and its logs and errors.
 
 use super::{Edit, Tested};
 
-/// One edit of one place.
+/// An edit of a text that occurs once.
 const fn edit(file: &'static str, from: &'static str, to: &'static str) -> Edit {
     Edit { file, from, times: 1, to }
 }
@@ -19,7 +19,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         test: "inspection::holders::is_held_by_accepts_a_lease_or_an_owner_on_every_kind",
     },
     Tested {
-        name: "lost-answer-of-a-release-counts-as-not-held",
+        name: "lost-reply-of-a-release-counts-as-not-held",
         edits: &[edit(
             "src/lease/release.rs",
             "if self.unanswered.contains(*node) && !record_answer =>",
@@ -69,7 +69,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         test: "standalone::time_limits::lock_timeout_of_zero_tries_once",
     },
     Tested {
-        name: "revoked-lease-says-lost",
+        name: "revoked-lease-reported-as-lost",
         edits: &[edit(
             "src/lease/keeper.rs",
             "schedule.remove(lease, LeaseEnd::Revoked);",
@@ -87,7 +87,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         test: "locks::builder::subscriber_of_another_server_is_refused",
     },
     Tested {
-        name: "outage-said-for-each-failure",
+        name: "outage-logged-for-each-failure",
         edits: &[edit("src/wire/node.rs", "begins.then(|| -> Report {", "true.then(|| -> Report {")],
         test: "logs::outage_is_logged_once_when_it_starts_and_once_when_it_ends",
     },

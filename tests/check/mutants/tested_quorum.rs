@@ -1,5 +1,5 @@
-//! Mistakes that a named test of the suite must find: in a quorum, behind sentinels, in options,
-//! and where many read and some wait to write.
+//! Mistakes that a named test of the suite must find: in a quorum, behind Sentinel, in options, and
+//! with many readers and waiting writers.
 
 use super::tested::without_grant;
 use super::{Edit, Tested};
@@ -51,7 +51,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         test: "quorum::rejoin::quorum_founding_waits_for_leases_of_either_side",
     },
     Tested {
-        name: "rejoin-looks-once",
+        name: "rejoin-polls-once",
         edits: &[Edit {
             file: "src/locks/rejoin.rs",
             from: "if known(&after) <= longest {",
@@ -169,7 +169,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
     Tested {
-        name: "another-writer-lets-readers-in",
+        name: "another-writer-admits-readers",
         edits: &[Edit {
             file: "lua/rwlock/write_acquire.lua",
             from: "math.max(now + claim, state.wait_until)",

@@ -1,17 +1,17 @@
-//! What somebody else's commands do to a server that locks are on.
+//! Faults by commands of another client: `SCRIPT FLUSH`, `CLIENT KILL`, a busy script, and others.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::processes::{answers, run as run_at};
-use super::state::{ANSWERS, Outcome, add_look, ask, gone, seen};
+use super::state::{ANSWERS, Outcome, add_reads, ask, gone, seen};
 use crate::faults::Scene;
 use crate::history::Time;
 use crate::plan::{Fault, TTL};
 use crate::support::{Deployment, Server};
 
-/// What keeps a server from doing anything else, and has not written: so it can be ended.
+/// A script that blocks a server. It writes nothing, so `SCRIPT KILL` can end it.
 const BUSY: &str = "while true do end";
 
 pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Outcome {
@@ -32,11 +32,12 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
             let span = span(scene);
             let start = Instant::now();
             run_at::<()>(server, &["CLIENT", "PAUSE", &span.as_millis().to_string(), "WRITE"]).await;
-            // Replicas would be told of it as well, so it has to wait.
+            // A paused server delays PUBLISH as well, since it replicates it: that measures the
+            // pause.
             run_at::<u64>(server, &["PUBLISH", "ballast", ""]).await;
             let waited = start.elapsed();
             sleep(span.saturating_sub(waited)).await;
-            (waited >= span.mul_f64(0.9)).then(|| format!("no writes for {waited:?}")).into()
+            (waited >= span.mul_f64(0.9)).then(|| format!("writes paused for {waited:?}")).into()
         }
         Fault::DebugSleep => {
             let span = span(scene);
@@ -51,7 +52,7 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
     }
 }
 
-/// Kills all connections, and tells how many of those that had run a script, or listened.
+/// Kills all connections. The effect is the number of those that had run a script or subscribed.
 async fn kill_clients(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
     let mut killed = 0;
     for _ in 0..=scene.random.below(3) {
@@ -63,10 +64,11 @@ async fn kill_clients(scene: &mut Scene<'_>, server: &Server) -> Option<String> 
         killed += before.iter().filter(|id| !after.contains(id)).count();
         sleep(scene.millis(10, 200)).await;
     }
-    (killed > 0).then(|| format!("{killed} connections"))
+    (killed > 0).then(|| format!("{killed} connections killed"))
 }
 
-/// The connections of those who use locks: neither sentinels nor lookers-on run scripts, or listen for long.
+/// The connections of clients with locks: sentinels and the observer run no scripts and do not
+/// subscribe for long.
 async fn users(server: &Server) -> Vec<String> {
     let list: String = run_at(server, &["CLIENT", "LIST", "TYPE", "normal"]).await;
     let scripts = list.lines().filter(|line| line.contains(" cmd=eval"));
@@ -76,11 +78,11 @@ async fn users(server: &Server) -> Vec<String> {
     users
 }
 
-/// All keys are gone at once.
+/// Deletes all keys at once.
 async fn flush(server: &Server) -> Outcome {
     let start = Time::now();
     let mut pipe = redis::Pipeline::new();
-    add_look(&mut pipe);
+    add_reads(&mut pipe);
     let answers = ask(server, pipe.cmd("FLUSHALL")).await;
     Outcome::lost(start, &gone(&seen(&answers), &[]))
 }
@@ -89,11 +91,11 @@ fn span(scene: &mut Scene<'_>) -> Duration {
     if scene.random.below(4) == 0 { TTL + scene.millis(50, 400) } else { scene.millis(50, 900) }
 }
 
-/// Somebody else's script does not end: the server says so to all others, until it is ended.
+/// Runs a script that does not end: the server answers BUSY to all clients until it is killed.
 async fn busy(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
     let limit = ["busy-reply-threshold", "lua-time-limit"];
     for name in limit {
-        // Each server knows one of the names.
+        // Each version of the server knows one of the two names.
         let _: Result<(), _> = server.try_run(&["CONFIG", "SET", name, "50"]).await;
     }
     let mut connection = server.connection().await;
@@ -102,20 +104,20 @@ async fn busy(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
             async move { redis::cmd("EVAL").arg(BUSY).arg(0).query_async::<()>(&mut connection).await },
         );
     sleep(scene.millis(150, 900)).await;
-    let mut said_busy = false;
+    let mut is_busy = false;
     let start = Instant::now();
     while !script.is_finished() && start.elapsed() < Duration::from_secs(10) {
         let ping = server.try_run::<String>(&["PING"]).await;
-        said_busy |= ping.is_err_and(|error| error.to_string().contains("BUSY"));
-        // It may not have begun yet.
+        is_busy |= ping.is_err_and(|error| error.to_string().contains("BUSY"));
+        // Fails as long as the script has not begun.
         let _: Result<(), _> = server.try_run(&["SCRIPT", "KILL"]).await;
         sleep(Duration::from_millis(10)).await;
     }
     answers(server).await;
-    said_busy.then(|| "said BUSY".to_owned())
+    is_busy.then(|| "answered BUSY".to_owned())
 }
 
-/// There is no room, and nothing may be thrown away.
+/// Sets `maxmemory` to one byte, without evictions.
 async fn out_of_memory(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
     let before = errors(server, "OOM").await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "1"]).await;
@@ -125,25 +127,25 @@ async fn out_of_memory(scene: &mut Scene<'_>, server: &Server) -> Option<String>
     (refused > 0).then(|| format!("{refused} requests were refused"))
 }
 
-/// There is no room, and what ends soonest is thrown away.
+/// Sets `maxmemory` to one byte, with eviction of the keys that expire soonest.
 async fn evict(scene: &mut Scene<'_>, server: &Server) -> Outcome {
     let start = Time::now();
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).await;
     let mut pipe = redis::Pipeline::new();
-    add_look(&mut pipe);
+    add_reads(&mut pipe);
     pipe.cmd("CONFIG").arg(&["SET", "maxmemory", "1"]);
-    // Only a command that needs room makes some.
+    // The server evicts only for a command that needs memory.
     pipe.cmd("SET").arg(&["ballast", "x", "PX", "60000"]);
-    add_look(&mut pipe);
+    add_reads(&mut pipe);
     let answers = ask(server, &mut pipe).await;
     sleep(scene.millis(20, 200)).await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory", "0"]).await;
     run_at::<()>(server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
-    // Meanwhile it refused whatever writes.
+    // Meanwhile it refused all writes.
     Outcome::lost(start, &gone(&seen(&answers), &seen(&answers[ANSWERS + 2..]))).away(start)
 }
 
-/// How often it has answered with an error.
+/// How often the server has answered with this error.
 async fn errors(server: &Server, code: &str) -> u64 {
     let stats: String = run_at(server, &["INFO", "errorstats"]).await;
     let line = stats.lines().find_map(|line| line.strip_prefix("errorstat_")?.strip_prefix(code));

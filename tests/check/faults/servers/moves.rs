@@ -1,35 +1,37 @@
-//! Locks that move: to a replica that has missed something, or to another master with their slot.
+//! Locks that move: to a replica that has missed grants, or with their slot to another master.
 
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
 use super::processes::{run, whole};
-use super::state::{Outcome, gone, is_ahead, look};
+use super::state::{Outcome, gone, is_ahead, read_locks};
 use crate::faults::Scene;
 use crate::history::Time;
 use crate::plan::Fault;
 use crate::support::{Deployment, Server, Topology};
 use crate::workload::LOCKS;
 
-/// A replica that has not heard of the last writes takes over at once, so that what it does not know of is still held.
-/// The master is killed, or else finds out that it is none any more; it comes back as a replica.
+/// Lets a replica take over that has missed the last writes. It takes over at once, while a lock
+/// that it has missed is still held. The master is killed, or learns that it was replaced; it
+/// comes back as a replica.
 pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Outcome {
     let place = scene.place(deployment.masters().len());
     let lag = scene.millis(20, 400);
     let is_cluster = deployment.topology() == Topology::Cluster;
-    // Behind sentinels, a master that lives is told only after seconds: two would grant for so long.
+    // Sentinels reconfigure a living old master only after seconds: two masters would grant
+    // meanwhile. So there the master is always killed.
     let dies = !is_cluster || scene.random.below(2) == 0;
     let behind = if is_cluster { place..place + 1 } else { 0..deployment.replicas().len() };
-    let mut heir = match is_cluster {
+    let mut successor = match is_cluster {
         true => Some(deployment.replicas()[place].connection().await),
         false => None,
     };
     deployment.replicas()[behind.clone()].iter().for_each(|replica| replica.pause());
-    // Else, what is on its way would be found once they go on.
+    // Otherwise the paused replicas would find the writes in their sockets when they continue.
     let master = &deployment.masters()[place];
     let _: u64 = run(master, &["CLIENT", "KILL", "TYPE", "replica"]).await;
-    let known = look(master).await;
+    let known = read_locks(master).await;
     sleep(lag).await;
     let held = is_ahead(master, &known).await;
     let start = Time::now();
@@ -37,10 +39,10 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
         deployment.masters_mut()[place].kill();
     }
     let killed = Time::now();
-    // It waits for the replica, before what its master would tell it.
-    let taking_over = heir.take().map(|mut heir| {
+    // Sent while the replica is paused, so that it takes over before it replicates anything.
+    let taking_over = successor.take().map(|mut replica| {
         tokio::spawn(async move {
-            redis::cmd("CLUSTER").arg(&["FAILOVER", "TAKEOVER"]).query_async::<()>(&mut heir).await
+            redis::cmd("CLUSTER").arg(&["FAILOVER", "TAKEOVER"]).query_async::<()>(&mut replica).await
         })
     });
     sleep(Duration::from_millis(5)).await;
@@ -49,8 +51,8 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
     if let Some(taking_over) = taking_over {
         taking_over.await.unwrap().unwrap();
     }
-    // Before anybody can have what is gone.
-    let gone = gone(&held, &look(&replicas[0]).await);
+    // Read before a client can acquire one of the missing locks.
+    let gone = gone(&held, &read_locks(&replicas[0]).await);
     let ended = match dies {
         true => killed,
         false => is_replica(&deployment.masters()[place]).await,
@@ -64,20 +66,21 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
     let master = deployment.masters()[place].port().to_string();
     if let Some(old) = deployment.replicas_mut().iter_mut().find(|server| !server.is_alive()) {
         old.restart().await;
-        // Sentinels would say so as well, ten seconds later: until then it takes itself for the master, if nobody tells it.
+        // Sentinels demote the old master, but only after ten seconds. Half of the time it is
+        // demoted here; otherwise it acts as a second master until then.
         if !is_cluster && scene.random.below(2) == 0 {
             run::<()>(old, &["REPLICAOF", "127.0.0.1", &master]).await;
         }
     }
     let moved = timeout(Duration::from_secs(20), whole(deployment)).await;
     let effect = (moved.is_ok() && !gone.is_empty())
-        .then(|| format!("a replica that was {lag:?} behind took over, without {}", gone.join(", ")));
+        .then(|| format!("a replica {lag:?} behind took over, without the locks {}", gone.join(", ")));
     // The other masters of a cluster have lost nothing.
     let of = is_cluster.then(|| held.iter().map(|seen| seen.lock.to_owned()).collect());
     Outcome { effect, lost: Some((start, ended)), of, away: Some((start, taken_over)) }
 }
 
-/// Waits until one that was a master knows that it is none any more.
+/// Waits until a former master reports that it is a replica.
 async fn is_replica(server: &Server) -> Time {
     while !run::<String>(server, &["INFO", "replication"]).await.contains("role:slave") {
         sleep(Duration::from_millis(2)).await;
@@ -85,27 +88,28 @@ async fn is_replica(server: &Server) -> Time {
     Time::now()
 }
 
-/// The slot of a lock goes to another master, while it is used.
+/// Moves the slot of a lock to another master while the lock is used.
 pub async fn move_slot(scene: &mut Scene<'_>, deployment: &Deployment) -> Option<String> {
     debug_assert!(Fault::SlotMoved.is_of(deployment.topology()));
     let (lock, _) = LOCKS[scene.place(LOCKS.len())];
     let key = format!("lock:{lock}");
     let from = deployment.owner(&key).await?;
     let to = (from + 1 + scene.place(2)) % deployment.masters().len();
-    let before = sent_on(&deployment.masters()[from]).await;
+    let before = redirected(&deployment.masters()[from]).await;
     deployment.begin_move(&key, to).await;
     sleep(scene.millis(10, 400)).await;
     deployment.move_keys(&key, to).await;
     sleep(scene.millis(0, 100)).await;
     deployment.end_move(&key, to).await;
-    // Who uses it comes to where it was, and is told.
+    // Clients still send requests to the old master, which redirects them.
     sleep(Duration::from_millis(200)).await;
-    let sent_on = sent_on(&deployment.masters()[from]).await - before;
-    (sent_on > 0).then(|| format!("{lock} went from {from} to {to}, {sent_on} requests were sent on"))
+    let redirected = redirected(&deployment.masters()[from]).await - before;
+    (redirected > 0)
+        .then(|| format!("{lock} moved from master {from} to {to}, {redirected} requests were redirected"))
 }
 
-/// How many requests for locks a server of a cluster has sent to another.
-async fn sent_on(server: &Server) -> u64 {
+/// How many requests for locks a server of a cluster has redirected to another.
+async fn redirected(server: &Server) -> u64 {
     let stats: String = run(server, &["INFO", "commandstats"]).await;
     let refused = stats
         .lines()

@@ -1,17 +1,17 @@
-//! Servers that stand still, die, and come back with all, some or nothing of what they had.
+//! Server processes that are paused, or killed and restarted with all, some or none of their data.
 
 use std::time::Duration;
 
 use redis::FromRedisValue;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::state::{Outcome, gone, look};
+use super::state::{Outcome, gone, read_locks};
 use crate::faults::Scene;
 use crate::history::Time;
 use crate::plan::{Fault, TTL};
 use crate::support::{Deployment, Server, Topology};
 
-/// One of the masters, or as many nodes of a quorum as the fault says.
+/// Pauses one of the masters, or a minority or majority of a quorum.
 pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -> Outcome {
     let masters = deployment.masters();
     let number = match fault {
@@ -35,11 +35,11 @@ pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) 
     for server in &stopped {
         answers(server).await;
     }
-    let effect = silent.then(|| format!("{number} stood still for {span:?}"));
+    let effect = silent.then(|| format!("{number} servers paused for {span:?}"));
     Outcome { effect, lost: None, of: None, away: Some((since, until)) }
 }
 
-/// Killed, and back with all that it has answered.
+/// Kills a master and restarts it with all its data.
 pub async fn restart(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Option<String> {
     let place = scene.place(deployment.masters().len());
     let down = scene.millis(10, 400);
@@ -51,10 +51,10 @@ pub async fn restart(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Opti
     let (after, kept) = (instance(master).await, size(master).await);
     whole(deployment).await;
     let is_another = before != after && keys > 0 && kept > 0;
-    is_another.then(|| format!("was away for {down:?}, and had {kept} keys, and {keys} before"))
+    is_another.then(|| format!("down for {down:?}; {keys} keys before, {kept} keys after"))
 }
 
-/// Killed, and back with nothing, or with what it had some time before.
+/// Kills a master and restarts it with no data, or with an old copy.
 pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: bool) -> Outcome {
     let place = scene.place(deployment.masters().len());
     let (age, down) = (scene.millis(300, 1_500), scene.millis(10, 300));
@@ -63,16 +63,16 @@ pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: boo
     if old {
         sleep(age).await;
     }
-    let (start, before) = (Time::now(), look(master).await);
+    let (start, before) = (Time::now(), read_locks(master).await);
     master.kill();
     master.put_back(&kept);
     sleep(down).await;
     master.restart().await;
-    let after = look(master).await;
+    let after = read_locks(master).await;
     Outcome::lost(start, &gone(&before, &after)).away(start)
 }
 
-/// Which start of the server answers.
+/// The run id of the server, which changes with every start.
 async fn instance(server: &Server) -> Option<String> {
     let info: String = run(server, &["INFO", "server"]).await;
     info.lines().find(|line| line.starts_with("run_id:")).map(str::to_owned)
@@ -82,7 +82,8 @@ async fn size(server: &Server) -> u64 {
     run(server, &["DBSIZE"]).await
 }
 
-/// Runs a command, again if its connection is cut: sentinels do so with whomever they tell whom to follow.
+/// Runs a command, again if its connection is cut: a sentinel kills a server's connections when it
+/// reconfigures it.
 pub async fn run<T: FromRedisValue>(server: &Server, words: &[&str]) -> T {
     loop {
         match server.try_run(words).await {
@@ -93,7 +94,7 @@ pub async fn run<T: FromRedisValue>(server: &Server, words: &[&str]) -> T {
     }
 }
 
-/// Waits until a server answers again.
+/// Waits until a server replies again.
 pub async fn answers(server: &Server) {
     while server.try_run::<String>(&["PING"]).await.is_err() {
         sleep(Duration::from_millis(5)).await;

@@ -1,4 +1,4 @@
-//! What a server has of the locks, before and after something was done to it.
+//! The locks that a server stores, before and after a fault.
 
 use redis::Pipeline;
 use tokio::time::{Duration, Instant, sleep};
@@ -7,23 +7,20 @@ use crate::history::Time;
 use crate::support::Server;
 use crate::workload::LOCKS;
 
-/// One lock, as a server has it.
+/// One lock, as a server stores it.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     pub lock: &'static str,
     is_held: bool,
-    /// The last token that it gave.
+    /// The last token that the server gave.
     fence: u64,
 }
 
-/// What became of one fault: what shows its effect, and when a server lost what it had answered.
+/// The outcome of a fault. The fields are those of `Window`.
 pub struct Outcome {
     pub effect: Option<String>,
-    /// From when it may have been lost; until when what was granted may be.
     pub lost: Option<(Time, Time)>,
-    /// Which locks that concerns, if not all.
     pub of: Option<Vec<String>>,
-    /// When nobody answered for it.
     pub away: Option<(Time, Time)>,
 }
 
@@ -39,35 +36,35 @@ impl Outcome {
         Outcome { effect, lost: Some((since, Time::now())), of: None, away: None }
     }
 
-    /// Since then nobody answered, until now.
+    /// Adds that the server did not reply from `since` until now.
     pub fn away(self, since: Time) -> Outcome {
         Outcome { away: Some((since, Time::now())), ..self }
     }
 }
 
-/// Adds a look at all locks.
-pub fn add_look(pipe: &mut Pipeline) {
+/// Adds commands that read all locks.
+pub fn add_reads(pipe: &mut Pipeline) {
     for (lock, _) in LOCKS {
         let key = format!("lock:{lock}");
         pipe.cmd("MULTI").cmd("EXISTS").arg(&key).cmd("GET").arg(format!("{{{key}}}:fence")).cmd("EXEC");
     }
 }
 
-/// What a look was answered.
+/// The replies to the commands of `add_reads`.
 pub fn seen(answers: &[redis::Value]) -> Vec<Seen> {
     let executed = answers.iter().skip(3).step_by(4);
     let seen = LOCKS.iter().zip(executed).filter_map(|((lock, _), answer)| {
-        // In a cluster, the slot may be another's.
+        // In a cluster, another master may serve the slot.
         let (is_held, fence) = redis::from_redis_value::<(bool, Option<u64>)>(answer.clone()).ok()?;
         Some(Seen { lock, is_held, fence: fence.unwrap_or(0) })
     });
     seen.collect()
 }
 
-/// How many answers a look has.
+/// The number of replies to the commands of `add_reads`.
 pub const ANSWERS: usize = 4 * LOCKS.len();
 
-/// Sends all at once: a server lets nobody else in between.
+/// Sends all commands in one write: the server runs no other client's command in between.
 pub async fn ask(server: &Server, pipe: &mut Pipeline) -> Vec<redis::Value> {
     let mut connection = server.connection().await;
     loop {
@@ -78,13 +75,13 @@ pub async fn ask(server: &Server, pipe: &mut Pipeline) -> Vec<redis::Value> {
     }
 }
 
-pub async fn look(server: &Server) -> Vec<Seen> {
+pub async fn read_locks(server: &Server) -> Vec<Seen> {
     let mut pipe = Pipeline::new();
-    add_look(&mut pipe);
+    add_reads(&mut pipe);
     seen(&ask(server, &mut pipe).await)
 }
 
-/// What was held, and is not, or by somebody from before.
+/// The locks that were held before, and are now free, or held with an older token.
 pub fn gone(before: &[Seen], after: &[Seen]) -> Vec<&'static str> {
     let remains = |held: &Seen| {
         after.iter().any(|kept| kept.lock == held.lock && kept.is_held && kept.fence >= held.fence)
@@ -92,11 +89,11 @@ pub fn gone(before: &[Seen], after: &[Seen]) -> Vec<&'static str> {
     before.iter().filter(|seen| seen.is_held && !remains(seen)).map(|seen| seen.lock).collect()
 }
 
-/// Waits for a lock to be held that one with this knowledge does not know of, but not for long.
+/// Waits up to a second until a lock is held with a token that is not in `known`.
 pub async fn is_ahead(server: &Server, known: &[Seen]) -> Vec<Seen> {
     let start = Instant::now();
     loop {
-        let seen = look(server).await;
+        let seen = read_locks(server).await;
         let unknown = |held: &&Seen| {
             held.is_held && known.iter().all(|old| old.lock != held.lock || old.fence < held.fence)
         };
