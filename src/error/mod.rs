@@ -158,9 +158,9 @@ pub enum Error {
         /// Which operation failed, on which lock and server.
         context: Context,
         /// The number of replicas that confirmed.
-        have: u64,
+        confirmed: u64,
         /// The required number.
-        want: u32,
+        required: u32,
     },
     /// This node of a [guarded](crate::RestartGuard) quorum has no vote: it is new, has restarted
     /// or has lost data. See [`Locks::rejoin`](crate::Locks::rejoin).

@@ -109,8 +109,11 @@ impl fmt::Display for Reason<'_> {
             Error::Reply { script, reply, .. } => {
                 write!(f, "the script {script} replied {reply}, which is outside its contract")
             }
-            Error::TooFewReplicas { have, want, .. } => {
-                write!(f, "only {have} of {want} required replicas confirmed the grant, which is released")
+            Error::TooFewReplicas { confirmed, required, .. } => {
+                write!(
+                    f,
+                    "only {confirmed} of {required} required replicas confirmed the grant, which is released"
+                )
             }
             Error::NotAdmitted { .. } => f.write_str(NO_VOTE),
             Error::NoQuorum { nodes, .. } => no_quorum(nodes, f),

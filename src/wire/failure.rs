@@ -207,7 +207,7 @@ impl Failure {
             Cause::Corrupt { key, problem, source: cause } => Error::Corrupt { context, key, problem, cause },
             Cause::Reply { script, reply } => Error::Reply { context, script, reply },
             Cause::Unreplicated { confirmed, required } => {
-                Error::TooFewReplicas { have: u64::try_from(confirmed).unwrap_or(0), want: required, context }
+                Error::TooFewReplicas { confirmed: u64::try_from(confirmed).unwrap_or(0), required, context }
             }
             Cause::NotAdmitted => Error::NotAdmitted { context },
             Cause::RuntimeEnded => Error::RuntimeEnded { context },

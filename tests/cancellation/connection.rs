@@ -1,4 +1,4 @@
-//! One connection between a client and a server, which passes one request or one answer at a time.
+//! A connection between a client and a server that delivers one request or one reply at a time.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -8,54 +8,54 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
-use super::request_names::word;
+use super::request_names::request_name;
 
-/// Everything that is written at a time fits in.
+/// The buffer between client and test: larger than anything that is written at once.
 pub(super) const CAPACITY: usize = 1 << 20;
 
 const MESSAGE: &str = "message";
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 const PONG: &[u8] = b"+PONG\r\n";
 
-pub(super) struct Line {
+pub(super) struct Connection {
     pub(super) address: String,
-    /// Which node it leads to.
-    pub(super) place: usize,
-    /// `None`: cut, on the client's side.
+    /// The index of its node.
+    pub(super) node: usize,
+    /// `None` once the client's side is cut.
     client: Option<DuplexStream>,
     server: UnixStream,
-    sent: Vec<u8>,
-    answered: Vec<u8>,
-    /// Each with its word.
+    from_client: Vec<u8>,
+    from_server: Vec<u8>,
+    /// Requests that were not delivered, each with its name.
     requests: VecDeque<(String, Vec<u8>)>,
-    /// Each with the word of what it answers.
-    answers: VecDeque<(String, Vec<u8>)>,
-    /// Messages may come that nobody asks for.
-    listens: bool,
-    /// The client has gone.
+    /// Replies that were not delivered, each with the name of its request.
+    replies: VecDeque<(String, Vec<u8>)>,
+    /// The client has subscribed, so messages may arrive at any time.
+    is_subscribed: bool,
+    /// The client has closed the connection.
     ended: bool,
-    /// Nothing passes any more, and nobody is told.
-    pub(super) hangs: bool,
+    /// Nothing is delivered, and the connection stays open.
+    pub(super) is_silent: bool,
 }
 
-impl Line {
-    pub(super) fn new(address: String, place: usize, client: DuplexStream, server: UnixStream) -> Line {
-        Line {
+impl Connection {
+    pub(super) fn new(address: String, node: usize, client: DuplexStream, server: UnixStream) -> Connection {
+        Connection {
             address,
-            place,
+            node,
             client: Some(client),
             server,
-            sent: Vec::new(),
-            answered: Vec::new(),
+            from_client: Vec::new(),
+            from_server: Vec::new(),
             requests: VecDeque::new(),
-            answers: VecDeque::new(),
-            listens: false,
+            replies: VecDeque::new(),
+            is_subscribed: false,
             ended: false,
-            hangs: false,
+            is_silent: false,
         }
     }
 
-    /// Takes what the client has written so far.
+    /// Reads what the client has written so far.
     pub(super) fn gather(&mut self) {
         let Some(client) = &mut self.client else { return };
         let mut space = [0; 4096];
@@ -64,7 +64,7 @@ impl Line {
             let context = &mut Context::from_waker(Waker::noop());
             match Pin::new(&mut *client).poll_read(context, &mut buffer) {
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
-                    self.sent.extend_from_slice(buffer.filled());
+                    self.from_client.extend_from_slice(buffer.filled());
                 }
                 Poll::Pending => break,
                 Poll::Ready(_) => {
@@ -73,83 +73,84 @@ impl Line {
                 }
             }
         }
-        while let Some(request) = first_frame(&mut self.sent) {
-            self.requests.push_back((word(&request), request));
+        while let Some(request) = first_frame(&mut self.from_client) {
+            self.requests.push_back((request_name(&request), request));
         }
     }
 
-    /// Whether nothing will ever pass again.
+    /// Whether nothing will be delivered any more.
     pub(super) fn is_over(&self) -> bool {
         (self.ended || self.client.is_none()) && self.requests.is_empty()
     }
 
-    /// Hands one request to the server, which runs it. False if there is none.
+    /// Delivers one request to the server, which runs it. False if there is none.
     pub(super) fn deliver(&mut self) -> bool {
-        let Some((word, request)) = self.requests.pop_front() else { return false };
-        self.listens |= request.windows(9).any(|word| word == b"SUBSCRIBE");
+        let Some((name, request)) = self.requests.pop_front() else { return false };
+        self.is_subscribed |= request.windows(9).any(|word| word == b"SUBSCRIBE");
         self.server.write_all(&request).unwrap();
         loop {
-            let frame = self.hear();
+            let frame = self.read_frame();
             if !is_message(&frame) {
-                self.answers.push_back((word, frame));
+                self.replies.push_back((name, frame));
                 return true;
             }
-            self.answers.push_back((MESSAGE.to_owned(), frame));
+            self.replies.push_back((MESSAGE.to_owned(), frame));
         }
     }
 
-    /// Hears what was published until now.
-    pub(super) fn listen(&mut self) {
-        if !self.listens {
+    /// Reads the messages that were published until now.
+    pub(super) fn read_messages(&mut self) {
+        if !self.is_subscribed {
             return;
         }
         self.server.write_all(PING).unwrap();
         loop {
-            let frame = self.hear();
+            let frame = self.read_frame();
             if frame == PONG {
                 return;
             }
-            self.answers.push_back((MESSAGE.to_owned(), frame));
+            self.replies.push_back((MESSAGE.to_owned(), frame));
         }
     }
 
-    /// Hands one answer, or message, to the client. False if there is none.
-    pub(super) fn answer(&mut self) -> bool {
-        let Some((_, answer)) = self.answers.pop_front() else { return false };
+    /// Delivers one reply or message to the client. False if there is none.
+    pub(super) fn reply(&mut self) -> bool {
+        let Some((_, reply)) = self.replies.pop_front() else { return false };
         if let Some(client) = &mut self.client {
             let context = &mut Context::from_waker(Waker::noop());
-            let written = Pin::new(client).poll_write(context, &answer);
+            let written = Pin::new(client).poll_write(context, &reply);
             let gone = matches!(written, Poll::Ready(Err(_)));
-            assert!(gone || matches!(written, Poll::Ready(Ok(all)) if all == answer.len()), "{written:?}");
+            assert!(gone || matches!(written, Poll::Ready(Ok(all)) if all == reply.len()), "{written:?}");
         }
         true
     }
 
-    /// What was sent and is not answered, as far as the client knows, and the messages that it has not heard.
-    pub(super) fn under_way(&self) -> impl Iterator<Item = &str> {
-        self.requests.iter().chain(&self.answers).map(|(word, _)| word.as_str())
+    /// The names of the requests whose replies the client has not received, and of messages in
+    /// flight.
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = &str> {
+        self.requests.iter().chain(&self.replies).map(|(name, _)| name.as_str())
     }
 
-    /// The client sees it break. What it has sent is on its way.
+    /// Breaks the connection for the client. Its requests are still delivered.
     pub(super) fn cut(&mut self) {
         self.client = None;
-        self.answers.clear();
+        self.replies.clear();
     }
 
-    pub(super) fn forget_requests(&mut self) {
+    pub(super) fn drop_requests(&mut self) {
         self.requests.clear();
     }
 
-    /// The next frame from the server.
-    fn hear(&mut self) -> Vec<u8> {
+    /// Reads the next frame from the server.
+    fn read_frame(&mut self) -> Vec<u8> {
         loop {
-            if let Some(frame) = first_frame(&mut self.answered) {
+            if let Some(frame) = first_frame(&mut self.from_server) {
                 return frame;
             }
             let mut space = [0; 4096];
             let count = self.server.read(&mut space).unwrap();
             assert!(count > 0, "the server has closed a connection");
-            self.answered.extend_from_slice(&space[..count]);
+            self.from_server.extend_from_slice(&space[..count]);
         }
     }
 }
@@ -163,7 +164,7 @@ fn first_frame(bytes: &mut Vec<u8>) -> Option<Vec<u8>> {
     Some(bytes.drain(..end).collect())
 }
 
-/// Where the first frame of the protocol ends, if all of it is there.
+/// The length of the first frame, if it is complete.
 fn frame_end(bytes: &[u8]) -> Option<usize> {
     let line = bytes.windows(2).position(|end| end == b"\r\n")? + 2;
     let count = || std::str::from_utf8(&bytes[1..line - 2]).unwrap().parse::<i64>().unwrap();
@@ -180,7 +181,7 @@ fn frame_end(bytes: &[u8]) -> Option<usize> {
 }
 
 #[test]
-fn frames_end_where_they_end() {
+fn frame_end_is_the_length_of_a_complete_frame() {
     let frames = ["+OK\r\n", "$-1\r\n", "$2\r\nab\r\n", "*2\r\n$1\r\nx\r\n:7\r\n", "%1\r\n+a\r\n*0\r\n"];
     for frame in frames {
         let more = [frame, "+next"].concat();

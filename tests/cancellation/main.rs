@@ -1,8 +1,9 @@
-//! Every future of a lock is dropped at every point where it can be, in front of real servers.
+//! Cancellation: every future of the API is dropped at every point where it can be, with real
+//! servers.
 //!
-//! The clock stands still while anything moves, and what is sent and heard moves when it is let: so a future can be
-//! taken to its n-th step and dropped there, for every n until it is done. Whatever becomes of the connection then,
-//! nothing may be left.
+//! The runtime's clock is paused, and the network is in memory and delivers one request or reply at
+//! a time. So a test can take a future to its n-th step and drop it there, for every n until it is
+//! done. The connections may then break or fall silent; no key, waiter or task may be left.
 
 #![allow(unreachable_pub, reason = "a test binary has no outside")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]

@@ -1,4 +1,5 @@
-//! The way between clients and real servers, in memory: what passes, passes when it is let.
+//! The network between clients and real servers, in memory: it delivers one item at a time, when
+//! the test asks for it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,56 +8,57 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::connection::{CAPACITY, Line};
+use super::connection::{CAPACITY, Connection};
 use super::server::Server;
 use redlatch::simulation::{Dialled, dialled, stay_in_memory};
 
-/// With a paused clock, a sleep ends once nobody in the runtime has anything left to do.
+/// The shortest sleep. With a paused clock, a sleep ends once every task of the runtime is idle.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 
-/// How long anything may take here, while leases last for many times that.
+/// How long any operation may take here; a lease is valid for many times that.
 const SOON: Duration = Duration::from_secs(6);
 
-/// Whose connections.
+/// The owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// Of the client whose futures are dropped.
+    /// The client whose futures are dropped.
     Subject,
-    /// Of the one that is in its way, or finds what it has left.
+    /// The client that holds the lock before, or checks what is left.
     Rival,
 }
 
-/// Which of several things that may pass goes first.
+/// What is delivered first, of several requests and replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// What has been sent arrives before anybody hears of an answer.
+    /// All requests are delivered before any reply.
     RequestsFirst,
     AnswersFirst,
-    /// As the first, and of each connection one thing at a time: all answers are there at once.
+    /// Like `RequestsFirst`, but one item of every connection at a time: the replies of all nodes
+    /// arrive together.
     Together,
 }
 
-/// How a node is away for the subject, while its rival reaches it.
+/// How a node fails for the subject, while the rival reaches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Away {
-    /// Nothing passes.
+pub(super) enum Outage {
+    /// Nothing is delivered.
     Silent,
-    /// Connections break, and are refused.
+    /// Connections break, and new ones are refused.
     Refuses,
 }
 
-/// In place of one node.
+/// All nodes, where one node's index is expected.
 pub(super) const ALL: usize = usize::MAX;
 
-pub(super) struct Net {
+pub(super) struct Network {
     pub(super) servers: Vec<Server>,
-    lines: RefCell<Vec<Line>>,
+    connections: RefCell<Vec<Connection>>,
     dialled: RefCell<Vec<Dialled>>,
     order: Order,
-    /// Which node the subject does not reach, or [`ALL`].
-    away: Cell<Option<(usize, Away)>>,
-    /// What was under way for the subject, at any point.
-    passed: RefCell<BTreeSet<String>>,
+    /// The node that fails for the subject, or [`ALL`].
+    outage: Cell<Option<(usize, Outage)>>,
+    /// What was in flight for the subject, at any point.
+    recorded: RefCell<BTreeSet<String>>,
 }
 
 impl Whose {
@@ -72,164 +74,189 @@ impl Whose {
     }
 }
 
-impl Net {
-    /// From now on, this thread connects to nobody else.
-    pub(super) fn before(servers: Vec<Server>, order: Order) -> Net {
+impl Network {
+    /// Creates the network before these servers. From now on, the thread connects to nothing else.
+    pub(super) fn before(servers: Vec<Server>, order: Order) -> Network {
         stay_in_memory();
-        Net {
+        Network {
             servers,
-            lines: RefCell::default(),
+            connections: RefCell::default(),
             dialled: RefCell::default(),
             order,
-            away: Cell::new(None),
-            passed: RefCell::default(),
+            outage: Cell::new(None),
+            recorded: RefCell::default(),
         }
     }
 
     pub(super) fn urls(&self, whose: Whose) -> Vec<String> {
-        let url = |place: usize| format!("redis://{}-{place}/", whose.word());
+        let url = |node: usize| format!("redis://{}-{node}/", whose.word());
         (0..self.servers.len()).map(url).collect()
     }
 
-    /// Lets one thing pass: a connection, a request or an answer. False if there is none.
+    /// Delivers one thing: a connection, a request or a reply. False if there is none.
     pub(super) fn step(&self, whose: Whose) -> bool {
         self.gather();
         if self.pick_up(whose) {
             return true;
         }
-        let mut lines = self.lines.borrow_mut();
-        let mut passable: Vec<_> =
-            lines.iter_mut().filter(|line| whose.has(&line.address) && !self.holds_back(line)).collect();
+        let mut connections = self.connections.borrow_mut();
+        let mut deliverable: Vec<_> = connections
+            .iter_mut()
+            .filter(|connection| whose.has(&connection.address) && !self.holds_back(connection))
+            .collect();
         let all = self.order == Order::Together;
-        let (mut delivered, mut answered) = (false, false);
+        let (mut delivered, mut replied) = (false, false);
         if self.order == Order::AnswersFirst {
-            answered = pass(&mut passable, Line::answer, all);
+            replied = pass(&mut deliverable, Connection::reply, all);
         }
-        if !answered {
-            delivered = pass(&mut passable, Line::deliver, all);
+        if !replied {
+            delivered = pass(&mut deliverable, Connection::deliver, all);
         }
-        if !answered && !delivered {
-            answered = pass(&mut passable, Line::answer, all);
+        if !replied && !delivered {
+            replied = pass(&mut deliverable, Connection::reply, all);
         }
         if delivered {
-            // Whoever was told something by that has it in his line from now on.
-            lines.iter_mut().for_each(Line::listen);
+            // The request may have published messages: read them.
+            connections.iter_mut().for_each(Connection::read_messages);
         }
-        delivered || answered
+        delivered || replied
     }
 
-    /// Takes note of what is under way for the subject: each word, and `at` how many nodes.
-    pub(super) fn note(&self) {
+    /// Records what is in flight for the subject: the name of each request, and `at` how many
+    /// nodes.
+    pub(super) fn record_in_flight(&self) {
         self.gather();
-        let mut under_way = BTreeMap::<String, BTreeSet<usize>>::new();
-        for line in self.lines.borrow().iter().filter(|line| Whose::Subject.has(&line.address)) {
-            for word in line.under_way() {
-                let word = if self.holds_back(line) { format!("{word} held back") } else { word.to_owned() };
-                under_way.entry(word).or_default().insert(line.place);
+        let mut in_flight = BTreeMap::<String, BTreeSet<usize>>::new();
+        for connection in
+            self.connections.borrow().iter().filter(|connection| Whose::Subject.has(&connection.address))
+        {
+            for name in connection.in_flight() {
+                let name =
+                    if self.holds_back(connection) { format!("{name} held back") } else { name.to_owned() };
+                in_flight.entry(name).or_default().insert(connection.node);
             }
         }
-        for it in self.dialled.borrow().iter().filter(|it| Whose::Subject.has(&it.address)) {
-            let word = match self.how_away(&it.address) {
+        for dialled in self.dialled.borrow().iter().filter(|dialled| Whose::Subject.has(&dialled.address)) {
+            let word = match self.outage_of(&dialled.address) {
                 None => "connect",
-                Some(Away::Silent) => "connect held back",
-                Some(Away::Refuses) => "connect refused",
+                Some(Outage::Silent) => "connect held back",
+                Some(Outage::Refuses) => "connect refused",
             };
-            under_way.entry(word.to_owned()).or_default().insert(place(&it.address));
+            in_flight.entry(word.to_owned()).or_default().insert(node_of(&dialled.address));
         }
-        let mut passed = self.passed.borrow_mut();
-        if under_way.is_empty() {
-            passed.insert("nothing".to_owned());
+        let mut recorded = self.recorded.borrow_mut();
+        if in_flight.is_empty() {
+            recorded.insert("nothing".to_owned());
         }
-        passed.extend(under_way.iter().map(|(word, places)| format!("{word} at {}", places.len())));
+        recorded.extend(in_flight.iter().map(|(name, nodes)| format!("{name} at {}", nodes.len())));
     }
 
-    /// What was noted since this was asked last.
-    pub(super) fn passed(&self) -> BTreeSet<String> {
-        self.passed.take()
+    /// Takes what was recorded since the last call.
+    pub(super) fn take_recorded(&self) -> BTreeSet<String> {
+        self.recorded.take()
     }
 
     fn gather(&self) {
         self.dialled.borrow_mut().extend(dialled());
-        let mut lines = self.lines.borrow_mut();
-        lines.iter_mut().for_each(Line::gather);
-        lines.retain(|line| !line.is_over());
+        let mut connections = self.connections.borrow_mut();
+        connections.iter_mut().for_each(Connection::gather);
+        connections.retain(|connection| !connection.is_over());
     }
 
     fn pick_up(&self, whose: Whose) -> bool {
         let mut dialled = self.dialled.borrow_mut();
-        dialled.retain(|it| !it.pick_up.is_closed());
-        let passes =
-            |it: &Dialled| whose.has(&it.address) && self.how_away(&it.address) != Some(Away::Silent);
+        dialled.retain(|call| !call.pick_up.is_closed());
+        let passes = |call: &Dialled| {
+            whose.has(&call.address) && self.outage_of(&call.address) != Some(Outage::Silent)
+        };
         let Some(first) = dialled.iter().position(passes) else { return false };
         let Dialled { address, pick_up } = dialled.remove(first);
-        if self.how_away(&address).is_some() {
+        if self.outage_of(&address).is_some() {
             return true; // refused
         }
-        let place = place(&address);
+        let node = node_of(&address);
         let (theirs, ours) = tokio::io::duplex(CAPACITY);
-        self.lines.borrow_mut().push(Line::new(address, place, ours, self.servers[place].connect()));
+        self.connections.borrow_mut().push(Connection::new(
+            address,
+            node,
+            ours,
+            self.servers[node].connect(),
+        ));
         pick_up.send(theirs).ok();
         true
     }
 
-    /// Cuts what the subject has. Its requests are on their way, or lost.
+    /// Cuts the subject's connections. Its requests are lost, or still delivered.
     pub(super) fn cut(&self, lost: bool) {
         self.gather();
-        self.dialled.borrow_mut().retain(|it| !Whose::Subject.has(&it.address));
-        for line in self.lines.borrow_mut().iter_mut().filter(|line| Whose::Subject.has(&line.address)) {
-            line.cut();
+        self.dialled.borrow_mut().retain(|call| !Whose::Subject.has(&call.address));
+        for connection in self
+            .connections
+            .borrow_mut()
+            .iter_mut()
+            .filter(|connection| Whose::Subject.has(&connection.address))
+        {
+            connection.cut();
             if lost {
-                line.forget_requests();
+                connection.drop_requests();
             }
         }
     }
 
-    /// From now on, nothing passes through the connections that the subject has.
-    pub(super) fn hang(&self, hangs: bool) {
+    /// Silences the subject's current connections, or ends that.
+    pub(super) fn silence(&self, is_silent: bool) {
         self.gather();
-        for line in self.lines.borrow_mut().iter_mut().filter(|line| Whose::Subject.has(&line.address)) {
-            line.hangs = hangs;
+        for connection in self
+            .connections
+            .borrow_mut()
+            .iter_mut()
+            .filter(|connection| Whose::Subject.has(&connection.address))
+        {
+            connection.is_silent = is_silent;
         }
     }
 
-    /// From now on, the subject does not reach a node.
-    pub(super) fn lose(&self, place: usize, how: Away) {
-        self.away.set(Some((place, how)));
-        if how == Away::Refuses {
+    /// Makes a node fail for the subject.
+    pub(super) fn fail(&self, node: usize, how: Outage) {
+        self.outage.set(Some((node, how)));
+        if how == Outage::Refuses {
             self.gather();
-            let mut lines = self.lines.borrow_mut();
-            lines.iter_mut().filter(|line| self.how_away(&line.address).is_some()).for_each(Line::cut);
+            let mut connections = self.connections.borrow_mut();
+            connections
+                .iter_mut()
+                .filter(|connection| self.outage_of(&connection.address).is_some())
+                .for_each(Connection::cut);
         }
     }
 
-    /// Whatever was held back passes, and all nodes are there.
+    /// Ends all outages and silences.
     pub(super) fn restore(&self) {
-        self.away.set(None);
-        self.hang(false);
+        self.outage.set(None);
+        self.silence(false);
     }
 
-    fn how_away(&self, address: &str) -> Option<Away> {
-        self.away
+    fn outage_of(&self, address: &str) -> Option<Outage> {
+        self.outage
             .get()
-            .filter(|(it, _)| Whose::Subject.has(address) && [ALL, place(address)].contains(it))
+            .filter(|(node, _)| Whose::Subject.has(address) && [ALL, node_of(address)].contains(node))
             .map(|(_, how)| how)
     }
 
-    fn holds_back(&self, line: &Line) -> bool {
-        line.hangs || self.how_away(&line.address) == Some(Away::Silent)
+    fn holds_back(&self, connection: &Connection) -> bool {
+        connection.is_silent || self.outage_of(&connection.address) == Some(Outage::Silent)
     }
 
-    /// Lets everything pass until `work` is done, which must be soon.
+    /// Delivers everything until `work` is done.
     pub(super) async fn flow<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
-        self.let_pass(what, &[Whose::Rival, Whose::Subject], work).await
+        self.deliver_until(what, &[Whose::Rival, Whose::Subject], work).await
     }
 
-    /// Lets everything pass but what the subject sends and hears.
+    /// Delivers everything but the subject's requests and replies until `work` is done.
     pub(super) async fn flow_beside<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
-        self.let_pass(what, &[Whose::Rival], work).await
+        self.deliver_until(what, &[Whose::Rival], work).await
     }
 
-    async fn let_pass<T>(&self, what: &str, whose: &[Whose], work: impl Future<Output = T>) -> T {
+    async fn deliver_until<T>(&self, what: &str, whose: &[Whose], work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
         let (start, mut pause) = (Instant::now(), TICK);
         loop {
@@ -248,7 +275,7 @@ impl Net {
         }
     }
 
-    /// Lets everything pass until it is so.
+    /// Delivers everything until the condition is true.
     pub(super) async fn eventually(&self, what: &str, is: impl Fn() -> bool) {
         let becomes = async {
             while !is() {
@@ -259,16 +286,16 @@ impl Net {
     }
 }
 
-/// Which node an address is of.
-fn place(address: &str) -> usize {
+/// The index of an address' node.
+fn node_of(address: &str) -> usize {
     address.split(['-', ':']).nth(1).unwrap().parse().unwrap()
 }
 
-/// Lets one thing pass, or one of each line. False if there is none.
-fn pass(lines: &mut [&mut Line], passes: fn(&mut Line) -> bool, all: bool) -> bool {
+/// Delivers one thing, or one thing of each connection. False if there is none.
+fn pass(connections: &mut [&mut Connection], passes: fn(&mut Connection) -> bool, all: bool) -> bool {
     if all {
-        lines.iter_mut().filter_map(|line| passes(line).then_some(())).count() > 0
+        connections.iter_mut().filter_map(|connection| passes(connection).then_some(())).count() > 0
     } else {
-        lines.iter_mut().any(|line| passes(line))
+        connections.iter_mut().any(|connection| passes(connection))
     }
 }

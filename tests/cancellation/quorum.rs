@@ -1,28 +1,29 @@
-//! The same in front of three servers, of which two decide.
+//! The same calls with a quorum of three servers.
+
 use redlatch::{Options, Wakeups};
 
 use super::holds::{disturbed, downgraded, held, nested, renewed, upgraded, waited_to_upgrade};
 use super::locks::Kind;
 use super::network::Order;
-use super::scenario::{Case, Scene, Stage};
+use super::scenario::{Case, Fixture, Scenario};
 use super::waiting::{POLL, WAIT, waited};
 
 fn everywhere(
     name: &'static str,
     least: usize,
     passes: &[&'static str],
-    scene: impl AsyncFn(&Stage) -> Scene + Copy,
+    scenario: impl AsyncFn(&Fixture) -> Scenario + Copy,
 ) {
     for order in [Order::RequestsFirst, Order::AnswersFirst, Order::Together] {
-        Case::new(name, least, passes).of_three().ordered(order).kinds(&[Kind::Mutex]).run(scene);
+        Case::new(name, least, passes).of_three().ordered(order).kinds(&[Kind::Mutex]).run(scenario);
     }
 }
 
 #[test]
 fn cancelled_tries_of_a_quorum_leave_nothing() {
-    everywhere("quorum-try", 5, &["acquire at 3"], async |stage: &Stage| {
-        let lock = stage.lock.clone();
-        Scene::of(async move { drop(lock.try_lock().await.unwrap().unwrap()) })
+    everywhere("quorum-try", 5, &["acquire at 3"], async |fixture: &Fixture| {
+        let lock = fixture.lock.clone();
+        Scenario::of(async move { drop(lock.try_lock().await.unwrap().unwrap()) })
     });
 }
 
@@ -39,7 +40,7 @@ fn cancelled_holds_of_a_quorum_leave_nothing_whenever_connections_fail() {
         .of_three()
         .kinds(&[Kind::Mutex])
         .early()
-        .run(async |stage: &Stage| disturbed(stage, |net| net.hang(true)).await);
+        .run(async |fixture: &Fixture| disturbed(fixture, |net| net.silence(true)).await);
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn cancelled_waits_of_a_quorum_leave_nothing() {
 }
 
 #[test]
-fn cancelled_waits_of_a_quorum_that_look_leave_nothing() {
+fn cancelled_polling_waits_of_a_quorum_leave_nothing() {
     let poll = |options: Options| options.wakeups(Wakeups::Poll);
     Case::new("quorum-poll", 40, POLL).of_three().kinds(&[Kind::Mutex]).with(poll).run(waited);
 }

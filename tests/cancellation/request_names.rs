@@ -1,28 +1,30 @@
-//! What a request is called, so that it can be said of a walk what it has passed.
+//! Names of requests: a test checks by them which requests a future was dropped at.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// `rwlock/write_acquire`, or the name of a command that is no script. Then, where it applies:
-/// `by source`; `for good`, of a release after which a late request is refused; `nested` or
-/// `repair`, the purpose of an acquire request to a node of a quorum.
-pub(super) fn word(request: &[u8]) -> String {
+/// The name of a script, like `rwlock/write_acquire`, or of another command. It is followed, where
+/// it applies, by:
+/// - `by source`, for EVAL;
+/// - `for good`, for a release after which a late acquire is refused;
+/// - `nested` or `repair`, the purpose of an acquire request to a node of a quorum.
+pub(super) fn request_name(request: &[u8]) -> String {
     let words = words(request);
     let (script, how) = match words.as_slice() {
         [b"EVALSHA", sha1, ..] => (NAMES.get(*sha1).cloned(), ""),
-        [b"EVAL", source, ..] => (Some(name(source)), " by source"),
+        [b"EVAL", source, ..] => (Some(script_name(source)), " by source"),
         [command, ..] => return String::from_utf8_lossy(command).into_owned(),
         [] => (None, ""),
     };
-    let mut word = script.expect("a script of the crate");
-    let argument = |place: usize| {
+    let mut name = script.expect("a script of the crate");
+    let argument = |index: usize| {
         let keys: usize = std::str::from_utf8(words[2]).unwrap().parse().unwrap();
-        String::from_utf8_lossy(words.get(3 + keys + place).copied().unwrap_or_default())
+        String::from_utf8_lossy(words.get(3 + keys + index).copied().unwrap_or_default())
     };
     // Scripts of a mutex have no argument for an owner.
-    let owner = usize::from(!word.contains("mutex"));
-    let mark = match word.split_once('/') {
+    let owner = usize::from(!name.contains("mutex"));
+    let mark = match name.split_once('/') {
         Some((_, "release")) if argument(2 + owner) == "1" => " for good",
         Some(("quorum", verb)) if verb.ends_with("acquire") => match &*argument(3 + owner) {
             "nested" => " nested",
@@ -32,11 +34,11 @@ pub(super) fn word(request: &[u8]) -> String {
         },
         _ => "",
     };
-    word += how;
-    word + mark
+    name += how;
+    name + mark
 }
 
-/// The words of a command: `*2`, and then `$3`, `GET`, and so on.
+/// The words of a command, which is `*2`, then `$3`, `GET`, and so on.
 fn words(request: &[u8]) -> Vec<&[u8]> {
     let mut words = Vec::new();
     let mut rest = request;
@@ -52,7 +54,7 @@ fn words(request: &[u8]) -> Vec<&[u8]> {
     words
 }
 
-/// By SHA1.
+/// The names of all scripts, by SHA1.
 static NAMES: LazyLock<HashMap<Vec<u8>, String>> = LazyLock::new(|| {
     let folders = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/lua")).read_dir().unwrap();
     let folders = folders.map(|entry| entry.unwrap().path());
@@ -62,21 +64,22 @@ static NAMES: LazyLock<HashMap<Vec<u8>, String>> = LazyLock::new(|| {
         .filter(|file| file.extension().is_some_and(|ending| ending == "lua"))
         .map(|file| {
             let source = std::fs::read_to_string(file).unwrap();
-            (redis::Script::new(&source).get_hash().as_bytes().to_vec(), name(source.as_bytes()))
+            (redis::Script::new(&source).get_hash().as_bytes().to_vec(), script_name(source.as_bytes()))
         })
         .collect()
 });
 
-/// As the first line of a script says: `-- mutex/acquire: ...`.
-fn name(source: &[u8]) -> String {
+/// The name in the first line of a script: `-- mutex/acquire: ...`.
+fn script_name(source: &[u8]) -> String {
     let line = source.split(|byte| *byte == b'\n').next().and_then(|line| line.strip_prefix(b"-- "));
-    let name =
-        line.and_then(|line| line.split(|byte| b".:".contains(byte)).next()).expect("a script says its name");
+    let name = line
+        .and_then(|line| line.split(|byte| b".:".contains(byte)).next())
+        .expect("a script begins with its name");
     String::from_utf8_lossy(name).into_owned()
 }
 
 #[test]
-fn requests_have_words() {
+fn request_name_shows_script_and_purpose() {
     let sources = [
         include_str!("../../lua/mutex/release.lua"),
         include_str!("../../lua/rwlock/release.lua"),
@@ -89,7 +92,7 @@ fn requests_have_words() {
     let of = |words: &[&str]| {
         let mut cmd = redis::Cmd::new();
         words.iter().for_each(|word| _ = cmd.arg(*word));
-        word(&cmd.get_packed_command())
+        request_name(&cmd.get_packed_command())
     };
     assert_eq!(of(&["WAIT", "1", "100"]), "WAIT");
     assert_eq!(of(&["EVALSHA", &inspect, "1", "node"]), "quorum/inspect");

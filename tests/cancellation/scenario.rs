@@ -1,4 +1,5 @@
-//! One future, dropped at each of its steps: what it is made in front of, and what must be left of it.
+//! Cases: a future with its scenario, the ways in which it is dropped, and what must be left
+//! afterwards.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -9,113 +10,117 @@ use redlatch::{Error, Locks, Options};
 use tokio::runtime::Handle;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
-use super::network::{ALL, Away, Net, Order, TICK, Whose};
+use super::network::{ALL, Network, Order, Outage, TICK, Whose};
 use super::server::Server;
-use super::steps::{End, Work, walk};
+use super::steps::{End, Work, take_steps};
 
-/// The default, which no case changes.
+/// The default node timeout, which no case changes.
 pub(super) const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What becomes of the connections that the future leaves behind.
+/// What happens to the connections after the drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
-    /// Everything passes.
+pub(super) enum AfterDrop {
+    /// Everything is delivered.
     Flows,
-    /// They break. What has been sent is lost.
+    /// The connections break. Their requests are lost.
     Breaks,
-    /// They break. What has been sent arrives, but no answer.
+    /// The connections break. Their requests are delivered, but no reply.
     BreaksBehind,
-    /// They break. What has been sent is lost, and for longer than a request is tried no others are made.
+    /// The connections break, their requests are lost, and new connections are refused for longer
+    /// than a request is retried.
     BreaksForLong,
-    /// They fall silent. What has been sent arrives when the client has long connected anew.
+    /// The connections fall silent. Their requests arrive long after the client has reconnected.
     Hangs,
-    /// The same, and the client has connected anew before the future is dropped, which was not polled meanwhile.
+    /// Like `Hangs`, and the client has reconnected before the future is dropped. The future was
+    /// not polled meanwhile.
     Overtaken,
 }
 
-const EVERYTHING: [Then; 5] = [Then::Flows, Then::Breaks, Then::BreaksBehind, Then::Hangs, Then::Overtaken];
+const EVERYTHING: [AfterDrop; 5] =
+    [AfterDrop::Flows, AfterDrop::Breaks, AfterDrop::BreaksBehind, AfterDrop::Hangs, AfterDrop::Overtaken];
 
-/// What a case is made with: fresh clients of the same servers, and a lock that nobody has.
-pub(super) struct Stage {
-    pub(super) net: Rc<Net>,
+/// What a scenario starts from: new clients of the same servers, and a free lock.
+pub(super) struct Fixture {
+    pub(super) net: Rc<Network>,
     pub(super) kind: Kind,
     pub(super) locks: Locks,
     pub(super) lock: AnyLock,
-    /// The same lock, for one who is excluded.
+    /// The same lock through the rival, which the subject excludes.
     pub(super) rival: AnyLock,
     pub(super) name: String,
 }
 
-/// What is walked through.
-pub(super) struct Scene {
-    /// What is dropped.
+/// A future, and what happens around it.
+pub(super) struct Scenario {
+    /// The future that is dropped.
     pub(super) future: Work,
-    /// What happens meanwhile.
+    /// Events during the future, one after the other.
     pub(super) world: VecDeque<Work>,
-    /// What happens once it is dropped or done.
+    /// Events after the future is dropped or done.
     pub(super) rest: Vec<Work>,
-    /// What the same client has, before and after.
+    /// Guards that the same client holds before and after.
     pub(super) kept: Vec<AnyGuard>,
 }
 
-impl Scene {
-    pub(super) fn of(future: impl Future<Output = ()> + 'static) -> Scene {
-        Scene { future: Box::pin(future), world: VecDeque::new(), rest: Vec::new(), kept: Vec::new() }
+impl Scenario {
+    pub(super) fn of(future: impl Future<Output = ()> + 'static) -> Scenario {
+        Scenario { future: Box::pin(future), world: VecDeque::new(), rest: Vec::new(), kept: Vec::new() }
     }
 
-    pub(super) fn meanwhile(mut self, event: impl Future<Output = ()> + 'static) -> Scene {
+    pub(super) fn meanwhile(mut self, event: impl Future<Output = ()> + 'static) -> Scenario {
         self.world.push_back(Box::pin(event));
         self
     }
 
-    pub(super) fn afterwards(mut self, event: impl Future<Output = ()> + 'static) -> Scene {
+    pub(super) fn afterwards(mut self, event: impl Future<Output = ()> + 'static) -> Scenario {
         self.rest.push(Box::pin(event));
         self
     }
 
-    pub(super) fn keeping(mut self, guard: AnyGuard) -> Scene {
+    pub(super) fn keeping(mut self, guard: AnyGuard) -> Scenario {
         self.kept.push(guard);
         self
     }
 }
 
-impl Stage {
-    /// How many are queued for the lock.
+impl Fixture {
+    /// How many waiters are queued for the lock.
     pub(super) fn queued(&self) -> usize {
         let key = format!("{{{}}}:waiters", self.lock.key());
         self.net.servers.iter().map(|server| waiters(server, &key)).min().unwrap_or(0)
     }
 }
 
-/// One way to drop it.
+/// One way to drop the future.
 #[derive(Clone, Copy)]
-struct Fall {
+struct DropPoint {
     point: usize,
-    /// After how many steps things happen meanwhile, if not as soon as nothing else can.
+    /// After how many steps the events happen, if not once nothing can be delivered.
     early: Option<usize>,
-    then: Then,
+    then: AfterDrop,
 }
 
-/// A future, and all the ways in which it is dropped.
+/// A future and all the ways in which it is dropped.
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) nodes: usize,
-    /// Each has a replica.
+    /// Whether each server has a replica.
     pub(super) replicated: bool,
     pub(super) kinds: &'static [Kind],
-    /// How the first node is away once the scene is set.
-    pub(super) away: Option<Away>,
+    /// How the first node fails once the scenario is prepared.
+    pub(super) outage: Option<Outage>,
     pub(super) order: Order,
     pub(super) options: Options,
-    /// How many points it must have at least.
+    /// The least number of points at which the future must be dropped.
     pub(super) least: usize,
-    /// What it must pass: parts of what a [`Net`] has [noted](Net::note). Else it does not cover what it is there for.
+    /// What must be in flight at some drop: parts of what the [`Network`] has
+    /// [recorded](Network::record_in_flight). Otherwise the case misses its purpose.
     pub(super) passes: Vec<&'static str>,
-    /// Servers do not know the scripts: each is sent twice.
+    /// Whether the servers have no scripts, so that each is sent twice.
     pub(super) cold: bool,
-    /// What happens meanwhile, happens at each of the points.
+    /// Whether the events also happen after each single step.
     pub(super) early: bool,
-    /// Connections also break for longer than what was sent is sent again by itself.
+    /// Whether connections also break for longer than requests are retried.
     pub(super) outlasts: bool,
 }
 
@@ -129,7 +134,7 @@ impl Case {
             nodes: 1,
             replicated: false,
             kinds: &KINDS,
-            away: None,
+            outage: None,
             order,
             options: Options::new(),
             least,
@@ -161,20 +166,20 @@ impl Case {
         Case { outlasts: true, ..self }
     }
 
-    /// In front of a quorum.
+    /// With a quorum of three servers.
     pub(super) fn of_three(self) -> Case {
         Case { nodes: 3, ..self }
     }
 
-    /// In front of a server with a replica.
+    /// With a server that has a replica.
     pub(super) fn replicated(self) -> Case {
         Case { replicated: true, ..self }
     }
 
-    /// In front of a quorum of which one node is not reached, for which there is a word.
-    pub(super) fn without_one(mut self, how: Away) -> Case {
-        self.passes.push(if how == Away::Silent { "held back" } else { "connect refused" });
-        Case { away: Some(how), ..self.of_three() }
+    /// With a quorum of which one node fails, which must be recorded.
+    pub(super) fn without_one(mut self, how: Outage) -> Case {
+        self.passes.push(if how == Outage::Silent { "held back" } else { "connect refused" });
+        Case { outage: Some(how), ..self.of_three() }
     }
 
     pub(super) fn ordered(self, order: Order) -> Case {
@@ -182,81 +187,83 @@ impl Case {
     }
 
     /// Drops the future at each of its points, in each way.
-    pub(super) fn run(self, scene: impl AsyncFn(&Stage) -> Scene) {
+    pub(super) fn run(self, scenario: impl AsyncFn(&Fixture) -> Scenario) {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        // What is let pass is let pass at once, however much that is.
+        // Deliver everything at once, without tokio's cooperative budget.
         runtime.block_on(tokio::task::unconstrained(async {
             skip_with_the_runtime();
             let start = if self.replicated { Server::start_replicated } else { Server::start };
             let servers = std::iter::repeat_with(start).take(self.nodes).collect();
-            let net = Rc::new(Net::before(servers, self.order));
-            // Whatever replicas have, what is left on the server is in its way.
+            let net = Rc::new(Network::before(servers, self.order));
+            // The rival does not wait for replicas: a key on the master alone must block it, too.
             let options = self.options.clone().replicas(0, TICK);
-            let rival = net.flow("the rival opens", open(&net, Whose::Rival, &options)).await;
-            net.flow("the rival listens", listen(&rival)).await;
+            let rival = net.flow("the rival connects", open(&net, Whose::Rival, &options)).await;
+            net.flow("the rival subscribes", subscribe(&rival)).await;
             for kind in self.kinds {
-                self.drop_everywhere(&net, &rival, *kind, &scene).await;
+                self.drop_everywhere(&net, &rival, *kind, &scenario).await;
             }
         }));
     }
 
     async fn drop_everywhere(
         &self,
-        net: &Rc<Net>,
+        net: &Rc<Network>,
         rival: &Locks,
         kind: Kind,
-        scene: &impl AsyncFn(&Stage) -> Scene,
+        scenario: &impl AsyncFn(&Fixture) -> Scenario,
     ) {
-        // Once without a drop: from then on, servers know the scripts.
-        let whole = Fall { point: usize::MAX, early: None, then: Then::Flows };
-        let end = self.play(net, rival, kind, whole, scene).await;
+        // Once without a drop: this loads the scripts.
+        let no_drop = DropPoint { point: usize::MAX, early: None, then: AfterDrop::Flows };
+        let end = self.run_once(net, rival, kind, no_drop, scenario).await;
         let End::Done(steps) = end else { panic!("{end:?}") };
-        let mut falls: Vec<_> = EVERYTHING.iter().map(|then| (0, None, *then)).collect();
-        falls.extend(self.outlasts.then_some((0, None, Then::BreaksForLong)));
+        let mut drops: Vec<_> = EVERYTHING.iter().map(|then| (0, None, *then)).collect();
+        drops.extend(self.outlasts.then_some((0, None, AfterDrop::BreaksForLong)));
         if self.early {
-            // A drop before is as any other.
-            let early =
-                (0..steps).flat_map(|at| [Then::Flows, Then::Overtaken].map(|then| (at, Some(at), then)));
-            falls.extend(early);
+            // The point at which the events happen is also where the future is dropped first.
+            let early = (0..steps)
+                .flat_map(|at| [AfterDrop::Flows, AfterDrop::Overtaken].map(|then| (at, Some(at), then)));
+            drops.extend(early);
         }
-        net.passed();
-        for (first, early, then) in falls {
+        net.take_recorded();
+        for (first, early, then) in drops {
             let mut point = first;
-            while self.play(net, rival, kind, Fall { point, early, then }, scene).await == End::Stopped {
+            while self.run_once(net, rival, kind, DropPoint { point, early, then }, scenario).await
+                == End::Stopped
+            {
                 point += 1;
             }
             println!("{} of {}, {then:?}, early {early:?}: {point} points", self.name, kind.name());
-            assert!(point >= self.least || early.is_some(), "{point} points: is anything enumerated at all?");
+            assert!(point >= self.least || early.is_some(), "only {point} points");
         }
-        let passed = net.passed();
-        for word in &self.passes {
-            let is_passed = passed.iter().any(|it| it.contains(word));
+        let recorded = net.take_recorded();
+        for expected in &self.passes {
+            let is_recorded = recorded.iter().any(|name| name.contains(expected));
             assert!(
-                is_passed,
-                "{} of {} was never dropped at {word:?}, but at {passed:?}",
+                is_recorded,
+                "{} of {} was never dropped at {expected:?}, but at {recorded:?}",
                 self.name,
                 kind.name()
             );
         }
     }
 
-    async fn play(
+    async fn run_once(
         &self,
-        net: &Rc<Net>,
+        net: &Rc<Network>,
         rival: &Locks,
         kind: Kind,
-        fall: Fall,
-        scene: &impl AsyncFn(&Stage) -> Scene,
+        drop_point: DropPoint,
+        scenario: &impl AsyncFn(&Fixture) -> Scenario,
     ) -> End {
-        let Fall { point, early, then } = fall;
+        let DropPoint { point, early, then } = drop_point;
         let tasks = || Handle::current().metrics().num_alive_tasks();
-        net.flow("quiet", tokio::time::sleep(TICK)).await;
+        net.flow("the runtime is idle", tokio::time::sleep(TICK)).await;
         let tasks_before = tasks();
         let early_at = early.unwrap_or(usize::MAX);
         let name = format!("{}-{}-{then:?}-{point}-{early_at}", self.name, kind.name());
-        let locks = net.flow("it opens", open(net, Whose::Subject, &self.options)).await;
-        let stage = Stage {
+        let locks = net.flow("the subject connects", open(net, Whose::Subject, &self.options)).await;
+        let fixture = Fixture {
             net: Rc::clone(net),
             kind,
             lock: kind.lock(&locks, &name),
@@ -264,81 +271,82 @@ impl Case {
             locks,
             name: name.clone(),
         };
-        let Scene { future, mut world, rest, kept } = net.flow("its scene is set", scene(&stage)).await;
-        if let Some(how) = self.away {
-            net.lose(0, how);
+        let Scenario { future, mut world, rest, kept } =
+            net.flow("the scenario is prepared", scenario(&fixture)).await;
+        if let Some(how) = self.outage {
+            net.fail(0, how);
         }
         if self.cold {
             net.servers.iter().for_each(|server| server.run(&["SCRIPT", "FLUSH"]));
         }
-        let (end, future) = walk(net, future, &mut world, early, point).await;
+        let (end, future) = take_steps(net, future, &mut world, early, point).await;
         let at = format!("{name} {end:?}");
         match then {
-            Then::Flows => {}
-            Then::Breaks => net.cut(true),
-            Then::BreaksBehind => net.cut(false),
-            Then::BreaksForLong => {
+            AfterDrop::Flows => {}
+            AfterDrop::Breaks => net.cut(true),
+            AfterDrop::BreaksBehind => net.cut(false),
+            AfterDrop::BreaksForLong => {
                 net.cut(true);
-                net.lose(ALL, Away::Refuses);
+                net.fail(ALL, Outage::Refuses);
             }
-            Then::Hangs => net.hang(true),
-            Then::Overtaken => {
-                net.hang(true);
-                let other = stage.locks.mutex("other").unwrap();
+            AfterDrop::Hangs => net.silence(true),
+            AfterDrop::Overtaken => {
+                net.silence(true);
+                let other = fixture.locks.mutex("other").unwrap();
                 let connected = async { while other.is_locked().await.is_err() {} };
-                net.flow(&format!("{at}: connected anew"), connected).await;
+                net.flow(&format!("{at}: reconnected"), connected).await;
             }
         }
         drop(future);
-        if then == Then::BreaksForLong {
-            net.flow("tried in vain", tokio::time::sleep(3 * NODE_TIMEOUT)).await;
+        if then == AfterDrop::BreaksForLong {
+            net.flow("the retries end", tokio::time::sleep(3 * NODE_TIMEOUT)).await;
             net.restore();
         }
-        net.flow(&format!("{at}: settled"), stage.locks.settled()).await;
+        net.flow(&format!("{at}: settled"), fixture.locks.settled()).await;
         for event in world.into_iter().chain(rest) {
-            net.flow(&format!("{at}: the world goes on"), event).await;
+            net.flow(&format!("{at}: the next event"), event).await;
         }
         net.restore();
-        let Stage { rival, locks, .. } = stage;
+        let Fixture { rival, locks, .. } = fixture;
         for guard in kept {
-            let got = net.flow("a try", rival.try_lock()).await;
-            assert!(matches!(got, Ok(None)), "{at}: what was held before is held no more: {got:?}");
-            let released = net.flow("given back", guard.release()).await;
+            let got = net.flow("the rival tries", rival.try_lock()).await;
+            assert!(matches!(got, Ok(None)), "{at}: the hold from before is lost: {got:?}");
+            let released = net.flow("the release", guard.release()).await;
             assert!(released.is_ok(), "{at}: {released:?}");
         }
         net.eventually(&format!("{at}: nothing is left"), || left(net, &name).is_empty()).await;
-        let got = net.flow("a try", rival.try_lock()).await;
+        let got = net.flow("the rival tries", rival.try_lock()).await;
         let Ok(Some(guard)) = got else { panic!("{at}: the lock is not free: {got:?}") };
-        net.flow("given back", guard.release()).await.unwrap();
+        net.flow("the release", guard.release()).await.unwrap();
         net.eventually(&format!("{at}: idle"), || locks.is_idle()).await;
-        drop((rival, locks, stage.lock));
+        drop((rival, locks, fixture.lock));
         net.eventually(&format!("{at}: no task is left"), || tasks() <= tasks_before).await;
         assert_eq!(left(net, &name), [""; 0], "{at}");
         end
     }
 }
 
-/// How many waiters a queue has. Above them are marks, which have scores of 2^52 and more.
+/// How many waiters a queue has. Marks have scores of 2^52 and more.
 fn waiters(server: &Server, queue: &str) -> usize {
     server.run(&["ZCOUNT", queue, "-inf", "(4503599627370496"])
 }
 
-/// The keys of a lock, except for its fencing counter and a queue that only has marks: both must
-/// have a TTL.
-fn left(net: &Net, name: &str) -> Vec<String> {
+/// The keys of a lock, except for its token counter and a queue that has only marks, if these have
+/// a TTL.
+fn left(net: &Network, name: &str) -> Vec<String> {
     let keys = net.servers.iter().flat_map(|server| {
         let keys = server.run::<Vec<String>>(&["KEYS", &format!("*{name}*")]);
         keys.into_iter().filter(|key| {
             let is_marks = key.ends_with(":waiters") && waiters(server, key) == 0;
-            let may_stay = key.ends_with(":fence") || is_marks;
-            // It may have expired since the keys were listed.
-            !may_stay || server.run::<i64>(&["PTTL", key]) == -1
+            let may_remain = key.ends_with(":fence") || is_marks;
+            // The key may have expired since the keys were listed.
+            !may_remain || server.run::<i64>(&["PTTL", key]) == -1
         })
     });
     keys.collect()
 }
 
-pub(super) async fn open(net: &Net, whose: Whose, options: &Options) -> Locks {
+pub(super) async fn open(net: &Network, whose: Whose, options: &Options) -> Locks {
     let urls = net.urls(whose);
     match urls.as_slice() {
         [url] => Locks::builder().server(url).options(options.clone()).connect().await.unwrap(),
@@ -346,9 +354,9 @@ pub(super) async fn open(net: &Net, whose: Whose, options: &Options) -> Locks {
     }
 }
 
-/// Waits in vain, and has a subscription from then on.
-async fn listen(locks: &Locks) {
-    let lock = locks.mutex("listened").unwrap();
+/// Waits for a held lock until the limit, so that the client subscribes.
+async fn subscribe(locks: &Locks) {
+    let lock = locks.mutex("subscribe").unwrap();
     let guard = lock.lock().await.unwrap();
     let waited = lock.lock_timeout(Duration::from_millis(100)).await;
     assert!(matches!(waited, Err(Error::TimedOut { .. })), "{waited:?}");

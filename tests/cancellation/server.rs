@@ -1,4 +1,4 @@
-//! A private server that is asked synchronously: while it answers, nothing else in the thread goes on.
+//! A private server with a synchronous client: while it replies, nothing else runs in the thread.
 
 use std::cell::RefCell;
 use std::os::unix::net::UnixStream;
@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use super::binary::binary;
 use super::port::{TRIES, free_port};
 
-/// Longer than anything here takes on a machine that is busy with something else.
+/// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// It listens at a socket in a directory of its own: no port can be taken, but for one with a replica.
+/// A server that listens on a socket in its own directory, and needs no port unless it has a
+/// replica.
 pub(super) struct Server {
-    /// Ends with it.
+    /// Stops with this server.
     replica: Option<Box<Server>>,
     child: Child,
     socket: PathBuf,
@@ -28,14 +29,14 @@ impl Server {
             .unwrap_or_else(|| panic!("{} does not start", binary().display()))
     }
 
-    /// With a replica that has all it has.
+    /// Starts a server with a replica that has caught up.
     pub(super) fn start_replicated() -> Server {
         let ports = (0..TRIES).map(|_| free_port().to_string());
         let at = |port: String| {
             let words = ["--port", &port, "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"];
             Some((Server::start_with(&words)?, port))
         };
-        let (mut server, port) = ports.flat_map(at).next().expect("a port that is free");
+        let (mut server, port) = ports.flat_map(at).next().expect("a free port");
         let replica = Server::start_with(&["--port", "0", "--replicaof", "127.0.0.1", &port]);
         let start = Instant::now();
         while server.run::<usize>(&["WAIT", "1", "100"]) == 0 {
@@ -45,7 +46,7 @@ impl Server {
         server
     }
 
-    /// `None`: it has ended at once.
+    /// Returns `None` if the server ends at once.
     fn start_with(arguments: &[&str]) -> Option<Server> {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
@@ -92,7 +93,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be dead already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,103 +1,104 @@
-//! Of three servers, some grant a lock that others have granted to somebody else.
+//! Split grants: of three nodes, some grant the lock that others have granted to another client.
 
 use redlatch::{Options, Renewal};
 
 use super::holds::held;
 use super::locks::{AnyGuard, Kind};
-use super::network::Away;
-use super::scenario::{Case, Scene, Stage};
+use super::network::Outage;
+use super::scenario::{Case, Fixture, Scenario};
 use super::waiting::subscribe;
 
-/// As what only they gave up is told: to few nodes, and not for good.
-const LET_GO: &str = "release at 1";
+/// The release of a partial grant: to one node, and not for good.
+const PARTIAL_RELEASE: &str = "release at 1";
 
-/// Some nodes lose what they have granted, and under which token.
-fn forget(stage: &Stage, nodes: &[usize]) {
-    let (key, fence) = (stage.lock.key(), format!("{{{}}}:fence", stage.lock.key()));
+/// Deletes the lock and its token counter on some nodes.
+fn lose_data(fixture: &Fixture, nodes: &[usize]) {
+    let (key, fence) = (fixture.lock.key(), format!("{{{}}}:fence", fixture.lock.key()));
     for node in nodes {
-        assert_eq!(stage.net.servers[*node].run::<usize>(&["DEL", key, &fence]), 2);
+        assert_eq!(fixture.net.servers[*node].run::<usize>(&["DEL", key, &fence]), 2);
     }
 }
 
-/// Nobody finds out that he has lost a lock on some nodes, or takes it there once more.
+/// Without renewals, no client notices the loss on some nodes or repairs it.
 fn unrenewed(options: Options) -> Options {
     options.renewal(Renewal::Never)
 }
 
-/// Looks for what somebody else has, of which nodes know nothing.
-async fn tried(stage: &Stage, forgetful: &[usize]) -> Scene {
-    let before = stage.rival.lock().await.unwrap();
-    forget(stage, forgetful);
-    let lock = stage.lock.clone();
-    Scene::of(async move { assert!(lock.try_lock().await.unwrap().is_none()) })
-        // On most of the nodes it may be lost.
+/// Tries a held lock that some nodes have lost.
+async fn tried(fixture: &Fixture, nodes: &[usize]) -> Scenario {
+    let before = fixture.rival.lock().await.unwrap();
+    lose_data(fixture, nodes);
+    let lock = fixture.lock.clone();
+    Scenario::of(async move { assert!(lock.try_lock().await.unwrap().is_none()) })
+        // A majority may have lost it.
         .afterwards(async move { drop(before.release().await) })
 }
 
 #[test]
-fn cancelled_tries_that_are_split_leave_nothing() {
+fn cancelled_tries_with_split_grants_leave_nothing() {
     let kinds = &[Kind::Mutex, Kind::Write];
-    let passes = &["acquire at 3", LET_GO, "nothing"];
+    let passes = &["acquire at 3", PARTIAL_RELEASE, "nothing"];
     Case::new("split-try", 20, passes)
         .of_three()
         .kinds(kinds)
         .with(unrenewed)
         .outlasting()
-        .run(async |stage| tried(stage, &[0]).await);
+        .run(async |fixture| tried(fixture, &[0]).await);
 }
 
-/// Nobody has most of them, nor can have.
+/// No client has a majority, and none can get one.
 #[test]
 #[ignore = "takes long: scripts/test --full"]
-fn cancelled_tries_that_are_split_evenly_leave_nothing() {
-    Case::new("split-evenly", 20, &["acquire at 2", LET_GO])
-        .without_one(Away::Silent)
+fn cancelled_tries_with_evenly_split_grants_leave_nothing() {
+    Case::new("split-evenly", 20, &["acquire at 2", PARTIAL_RELEASE])
+        .without_one(Outage::Silent)
         .kinds(&[Kind::Mutex])
         .with(unrenewed)
         .outlasting()
-        .run(async |stage| tried(stage, &[0, 1]).await);
+        .run(async |fixture| tried(fixture, &[0, 1]).await);
 }
 
 #[test]
-fn cancelled_waits_that_are_split_leave_nothing() {
-    let passes = &["acquire at 3", LET_GO, "nothing", "message", "release"];
+fn cancelled_waits_with_split_grants_leave_nothing() {
+    let passes = &["acquire at 3", PARTIAL_RELEASE, "nothing", "message", "release"];
     Case::new("split-wait", 20, passes).of_three().kinds(&[Kind::Mutex]).with(unrenewed).outlasting().run(
-        async |stage| {
-            let before = stage.rival.lock().await.unwrap();
-            subscribe(stage).await;
-            forget(stage, &[0]);
-            held(stage).await.meanwhile(async move { before.release().await.unwrap() })
+        async |fixture| {
+            let before = fixture.rival.lock().await.unwrap();
+            subscribe(fixture).await;
+            lose_data(fixture, &[0]);
+            held(fixture).await.meanwhile(async move { before.release().await.unwrap() })
         },
     );
 }
 
-/// The same for who is not told of anything yet: he gives up what he has, and begins anew as one who is.
+/// The same for a client without a subscription: it releases its partial grant and retries with
+/// one.
 #[test]
-fn cancelled_first_waits_that_are_split_leave_nothing() {
+fn cancelled_first_waits_with_split_grants_leave_nothing() {
     let passes = &["acquire at 3", "SUBSCRIBE", "nothing", "message", "release"];
     Case::new("split-first", 20, passes).of_three().kinds(&[Kind::Mutex]).with(unrenewed).run(
-        async |stage| {
-            let before = stage.rival.lock().await.unwrap();
-            forget(stage, &[0]);
-            held(stage).await.meanwhile(async move { before.release().await.unwrap() })
+        async |fixture| {
+            let before = fixture.rival.lock().await.unwrap();
+            lose_data(fixture, &[0]);
+            held(fixture).await.meanwhile(async move { before.release().await.unwrap() })
         },
     );
 }
 
-/// Each node remembers another hold of the owner, or none: none is nested in what most of them know, and a larger token
-/// is proposed, once all have answered.
+/// Each node has another hold of the owner, or none, so no majority knows an outer hold. The client
+/// proposes a larger token once all nodes have replied.
 #[test]
 fn cancelled_holds_with_mixed_tokens_leave_nothing() {
     let passes = &["acquire at 3", "acquire at 1", "acquire nested at 3"];
     Case::new("mixed", 9, passes).of_three().kinds(&[Kind::Reentrant]).with(unrenewed).outlasting().run(
-        async |stage| {
+        async |fixture| {
             let mut old: Vec<AnyGuard> = Vec::new();
-            for forgetful in [&[1, 2][..], &[2]] {
-                old.push(stage.lock.lock().await.unwrap());
-                forget(stage, forgetful);
+            for nodes in [&[1, 2][..], &[2]] {
+                old.push(fixture.lock.lock().await.unwrap());
+                lose_data(fixture, nodes);
             }
-            let lock = stage.lock.clone();
-            Scene::of(async move { drop(lock.lock().await.unwrap()) }).afterwards(async move {
+            let lock = fixture.lock.clone();
+            Scenario::of(async move { drop(lock.lock().await.unwrap()) }).afterwards(async move {
                 for guard in old {
                     drop(guard.release().await);
                 }

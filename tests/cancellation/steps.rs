@@ -1,4 +1,4 @@
-//! A future that is taken step by step, so that it can be dropped at each of them.
+//! Takes a future step by step, so that it can be dropped after each step.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -10,30 +10,31 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::network::{Net, TICK, Whose};
+use super::network::{Network, TICK, Whose};
 
 pub(super) type Work = Pin<Box<dyn Future<Output = ()>>>;
 
-/// The longest sleep at a time while nothing passes: well within the time limit of a request.
+/// The longest sleep while nothing is delivered: well below the node timeout.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The longest that a walk takes, on the paused clock.
+/// The longest time that a future may take, on the paused clock.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// Where a walk ends.
+/// Where the steps ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The future was done after so many steps.
+    /// The future was done after this many steps.
     Done(usize),
-    /// It was not done.
+    /// The future was not done after the last step.
     Stopped,
 }
 
-/// The future, and how many steps it has left.
+/// The future, and the number of its steps.
 ///
-/// A step is: it is about to be polled; it was polled, and is pending; something passed of what it sends and hears;
-/// something happened elsewhere. Before, between and after them is every point at which it can be dropped.
-struct Walk {
+/// A step is one of: the future is about to be polled; it was polled and is pending; one of its
+/// requests or replies was delivered; an event happened elsewhere. Every point at which the future
+/// can be dropped is before, between or after these steps.
+struct Stepper {
     future: Work,
     waker: Arc<Woken>,
     steps: usize,
@@ -41,38 +42,38 @@ struct Walk {
 }
 
 struct Woken {
-    is: AtomicBool,
+    flag: AtomicBool,
     driver: Waker,
 }
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
-        self.is.store(true, Ordering::SeqCst);
+        self.flag.store(true, Ordering::SeqCst);
         self.driver.wake_by_ref();
     }
 }
 
-impl Walk {
-    /// True if it was the last one.
-    fn steps(&mut self) -> bool {
+impl Stepper {
+    /// Counts a step. True if it was the last one.
+    fn count_step(&mut self) -> bool {
         self.steps += 1;
         self.steps > self.last
     }
 }
 
-impl Future for Walk {
+impl Future for Stepper {
     type Output = End;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<End> {
-        while self.waker.is.swap(false, Ordering::SeqCst) {
-            if self.steps() {
+        while self.waker.flag.swap(false, Ordering::SeqCst) {
+            if self.count_step() {
                 return Poll::Ready(End::Stopped);
             }
             let waker = Waker::from(Arc::clone(&self.waker));
             if self.future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
                 return Poll::Ready(End::Done(self.steps));
             }
-            if self.steps() {
+            if self.count_step() {
                 return Poll::Ready(End::Stopped);
             }
         }
@@ -80,32 +81,33 @@ impl Future for Walk {
     }
 }
 
-/// Takes `last` steps, unless the future is done before, and gives it back. What the `world` does it does one after the other,
-/// each time that nothing else can happen but that time passes; or `early`, after so many steps.
-pub(super) async fn walk(
-    net: &Net,
+/// Takes `last` steps, unless the future is done before, and returns it. The events of `world`
+/// happen one after the other, each once nothing can be delivered; or `early`, after that many
+/// steps.
+pub(super) async fn take_steps(
+    net: &Network,
     future: Work,
     world: &mut VecDeque<Work>,
     early: Option<usize>,
     last: usize,
 ) -> (End, Work) {
     let driver = std::future::poll_fn(|context| Poll::Ready(context.waker().clone())).await;
-    let waker = Arc::new(Woken { is: AtomicBool::new(true), driver });
-    let mut walk = Walk { future, waker, steps: 0, last };
+    let waker = Arc::new(Woken { flag: AtomicBool::new(true), driver });
+    let mut stepper = Stepper { future, waker, steps: 0, last };
     let start = Instant::now();
     let mut pause = TICK;
     loop {
         tokio::select! {
             biased;
-            end = &mut walk => return (end, walk.future),
+            end = &mut stepper => return (end, stepper.future),
             () = sleep(pause) => {}
         }
-        net.note();
+        net.record_in_flight();
         while net.step(Whose::Rival) {}
-        let now = early.is_some_and(|early| walk.steps >= early) && !world.is_empty();
+        let now = early.is_some_and(|early| stepper.steps >= early) && !world.is_empty();
         if now || !net.step(Whose::Subject) {
             match world.pop_front() {
-                Some(event) => net.flow_beside("the world goes on", event).await,
+                Some(event) => net.flow_beside("the next event", event).await,
                 None => {
                     assert!(start.elapsed() < LONGEST, "not done within {LONGEST:?}");
                     pause = (pause * 2).min(PAUSE);
@@ -114,8 +116,8 @@ pub(super) async fn walk(
             }
         }
         pause = TICK;
-        if walk.steps() {
-            return (End::Stopped, walk.future);
+        if stepper.count_step() {
+            return (End::Stopped, stepper.future);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The deployments that tests run on are what they say, and do what they are told.
+//! Tests of the test support: deployments of all topologies, and proxies before them.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use redis::{FromRedisValue, RedisResult};
 use crate::support::{Deployment, Proxy, Server, Topology, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deployment_cluster_is_formed_and_comes_back() {
+async fn deployment_cluster_serves_after_a_restart() {
     let mut cluster = Deployment::start(Topology::Cluster).await;
     assert_eq!((cluster.masters().len(), cluster.replicas().len()), (3, 3));
     let keys = ["a", "b", "c", "d", "e", "f"];
@@ -27,7 +27,7 @@ async fn deployment_cluster_is_formed_and_comes_back() {
     assert!(cluster.keys("*").await.is_empty(), "nothing was saved");
     assert_eq!(cluster.run_at::<String>("a", &["SET", "a", "1", "PX", "60000"]).await, ["OK"]);
     for master in cluster.masters() {
-        eventually("its replica follows", || async { master.replicas_online().await == 1 }).await;
+        eventually("the replica follows its master", || async { master.replicas_online().await == 1 }).await;
     }
     cluster.assert_nothing_left().await;
 }
@@ -59,32 +59,36 @@ async fn deployment_cluster_fails_over() {
     cluster.run_at::<String>("key", &["SET", "key", "1", "PX", "60000"]).await;
     let owner = cluster.owner("key").await.unwrap();
     let replica = &cluster.replicas()[owner];
-    eventually("it has the key", || async { replica.run::<i64>(&["DBSIZE"]).await == 1 }).await;
-    let heir = replica.port();
+    eventually("the replica has the key", || async { replica.run::<i64>(&["DBSIZE"]).await == 1 }).await;
+    let promoted = replica.port();
     cluster.fail_over(owner).await;
-    assert_eq!(cluster.masters()[owner].port(), heir);
+    assert_eq!(cluster.masters()[owner].port(), promoted);
     assert_eq!(cluster.run_at::<String>("key", &["GET", "key"]).await, ["1"]);
-    // And back, since its master is dead.
+    // The new master is killed, so the old one takes over again.
     cluster.allow_failover().await;
     let master = &cluster.masters()[owner];
-    eventually("the old one follows", || async { master.replicas_online().await == 1 }).await;
+    eventually("the old master follows the new one", || async { master.replicas_online().await == 1 }).await;
     cluster.masters_mut()[owner].kill();
     cluster.has_failed_over(owner).await;
-    assert_ne!(cluster.masters()[owner].port(), heir);
+    assert_ne!(cluster.masters()[owner].port(), promoted);
     assert_eq!(cluster.run_at::<String>("key", &["GET", "key"]).await, ["1"]);
     cluster.replicas_mut()[owner].restart().await;
     let master = &cluster.masters()[owner];
-    eventually("the dead one follows", || async { master.replicas_online().await == 1 }).await;
+    eventually("the restarted server follows the new master", || async {
+        master.replicas_online().await == 1
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deployment_sentinels_replace_the_master() {
     let mut group = Deployment::start(Topology::Sentinel).await;
     assert_eq!((group.masters().len(), group.replicas().len(), group.sentinels().len()), (1, 2, 3));
-    assert_eq!(group.subscriptions().await, 0, "those of sentinels do not count");
+    assert_eq!(group.subscriptions().await, 0, "subscriptions of sentinels do not count");
     assert_eq!(group.run_at::<String>("key", &["SET", "key", "1", "PX", "60000"]).await, ["OK"]);
     for replica in group.replicas() {
-        eventually("it has the key", || async { replica.run::<i64>(&["EXISTS", "key"]).await == 1 }).await;
+        eventually("the replica has the key", || async { replica.run::<i64>(&["EXISTS", "key"]).await == 1 })
+            .await;
     }
     let first = group.masters()[0].port();
     group.fail_over(0).await;
@@ -100,17 +104,21 @@ async fn deployment_sentinels_notice_a_dead_master() {
     group.restart().await;
     let before = group.masters()[0].port();
     group.allow_failover().await;
-    // Two of three are a majority.
+    // Two of three sentinels are a majority.
     group.sentinels_mut()[2].kill();
-    eventually("replicas follow", || async { group.masters()[0].replicas_online().await == 2 }).await;
+    eventually("the replicas follow the master", || async {
+        group.masters()[0].replicas_online().await == 2
+    })
+    .await;
     group.masters_mut()[0].kill();
     group.has_failed_over(0).await;
     assert_ne!(group.masters()[0].port(), before);
 }
 
-/// Whoever came in through a proxy is told of the others' proxies; faults hit only those.
+/// Through a proxy, servers name each other by their proxies' addresses. Faults affect only
+/// connections through proxies.
 #[tokio::test(flavor = "multi_thread")]
-async fn deployment_proxies_stand_before_all() {
+async fn deployment_proxies_replace_all_addresses() {
     for topology in [Topology::Cluster, Topology::Sentinel, Topology::Quorum3, Topology::Quorum5] {
         let deployment = Deployment::start(topology).await;
         let proxy = Proxy::before(deployment.all().map(Server::port).collect()).await;
@@ -119,13 +127,13 @@ async fn deployment_proxies_stand_before_all() {
         match topology {
             Topology::Cluster => {
                 let slots: redis::Value = ask(&behind(entrance), &["CLUSTER", "SLOTS"]).await.unwrap();
-                let told = format!("{slots:?}");
-                assert!(told.contains("127.0.0.2") && !told.contains("127.0.0.1"), "{told}");
+                let named = format!("{slots:?}");
+                assert!(named.contains("127.0.0.2") && !named.contains("127.0.0.1"), "{named}");
                 let owner = deployment.owner("key").await.unwrap();
                 let other = &deployment.masters()[(owner + 1) % 3];
                 let moved = ask::<String>(&behind(other), &["GET", "key"]).await.unwrap_err();
-                let place = format!("127.0.0.2:{}", deployment.masters()[owner].port());
-                assert_eq!(moved.redirect_node().map(|(address, _)| address), Some(place.as_str()));
+                let address = format!("127.0.0.2:{}", deployment.masters()[owner].port());
+                assert_eq!(moved.redirect_node().map(|(target, _)| target), Some(address.as_str()));
             }
             Topology::Sentinel => {
                 let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
@@ -137,7 +145,7 @@ async fn deployment_proxies_stand_before_all() {
         let script = ["EVAL", "return 7", "0"];
         let data = behind(&deployment.masters()[0]);
         proxy.lose_next_reply();
-        assert_eq!(ask::<String>(&data, &["PING"]).await.unwrap(), "PONG", "no script, no fault");
+        assert_eq!(ask::<String>(&data, &["PING"]).await.unwrap(), "PONG", "faults affect scripts only");
         assert!(ask::<i64>(&data, &script).await.is_err());
         assert_eq!(ask::<i64>(&data, &script).await.unwrap(), 7);
         proxy.lose_next_replies();
@@ -147,7 +155,11 @@ async fn deployment_proxies_stand_before_all() {
         }
         assert_eq!(proxy.lost(), 1 + deployment.masters().len());
         proxy.be_deaf(true);
-        assert_eq!(deployment.masters()[0].run::<i64>(&script).await, 7, "nobody else is hit");
+        assert_eq!(
+            deployment.masters()[0].run::<i64>(&script).await,
+            7,
+            "direct connections are not affected"
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the crate says to `tracing`, and that a subscriber may do what it likes.
+//! `tracing` events and spans, and subscribers that panic, block or drop guards.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,9 +13,10 @@ fn errors_of(name: &str) -> Vec<String> {
     heard_of(name).into_iter().filter(|event| event.starts_with("ERROR")).collect()
 }
 
-/// A guard that is dropped by the subscriber is given back, and so are others.
+/// A subscriber drops a guard, and then panics: the guard's lock is released, and other leases are
+/// still renewed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscriber_may_drop_guards_and_panic() {
+async fn subscriber_may_drop_guards_and_panic() {
     listen();
     let server = Server::start().await;
     let locks = server.locks_with(ttl(600)).await;
@@ -28,23 +29,23 @@ async fn a_subscriber_may_drop_guards_and_panic() {
         on_event(&name("lost"), {
             let (other, lease) = (Arc::clone(&other), lost.lease().clone());
             move || {
-                assert_eq!(lease.ended(), Some(LeaseEnd::Revoked), "first it is lost, then that is said");
+                assert_eq!(lease.ended(), Some(LeaseEnd::Revoked), "the lease is lost before the event");
                 drop(other.lock().unwrap().take());
                 if panics {
-                    // Without the hook, which would print a backtrace for longer than a ttl.
+                    // Without the panic hook, whose backtrace would take longer than a TTL.
                     std::panic::resume_unwind(Box::new("the subscriber panics"));
                 }
             }
         });
         let _: i64 = server.run(&["DEL", &format!("lock:{}", name("lost"))]).await;
-        soon("lost", lost.lease().lost()).await;
-        eventually("said", || async { errors_of(&name("lost")).len() == 1 }).await;
-        let given_back =
+        soon("the lease is lost", lost.lease().lost()).await;
+        eventually("the event is logged", || async { errors_of(&name("lost")).len() == 1 }).await;
+        let is_released =
             || async { server.run::<i64>(&["EXISTS", &format!("lock:{}", name("other"))]).await == 0 };
-        eventually("given back", given_back).await;
-        // Leases of the same round are renewed as before: two of theirs pass.
+        eventually("the dropped guard is released", is_released).await;
+        // The other leases of the same batch are still renewed.
         let renewed = server.scripts_run().await;
-        eventually("renewals go on", || async { server.scripts_run().await >= renewed + 6 }).await;
+        eventually("renewals continue", || async { server.scripts_run().await >= renewed + 6 }).await;
         assert!(!kept.lease().is_lost());
         kept.release().await.unwrap();
         assert!(matches!(lost.release().await, Err(Error::Lost { .. })));
@@ -53,9 +54,9 @@ async fn a_subscriber_may_drop_guards_and_panic() {
     }
 }
 
-/// Not even its client's leases wait for a subscriber.
+/// A subscriber blocks: the client's leases are still renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_subscriber_may_block() {
+async fn subscriber_may_block() {
     listen();
     let server = Server::start().await;
     let locks = server.locks_with(ttl(600)).await;
@@ -66,19 +67,19 @@ async fn a_subscriber_may_block() {
         let _unblocked = blocked.recv_timeout(Duration::from_secs(20));
     });
     let _: i64 = server.run(&["DEL", "lock:blocked-lost"]).await;
-    soon("lost", lost.lease().lost()).await;
-    eventually("said", || async { errors_of("blocked-lost").len() == 1 }).await;
+    soon("the lease is lost", lost.lease().lost()).await;
+    eventually("the event is logged", || async { errors_of("blocked-lost").len() == 1 }).await;
     let renewed = server.scripts_run().await;
-    eventually("renewals go on", || async { server.scripts_run().await >= renewed + 6 }).await;
+    eventually("renewals continue", || async { server.scripts_run().await >= renewed + 6 }).await;
     assert!(!kept.lease().is_lost());
     drop(unblock);
     kept.release().await.unwrap();
     assert!(matches!(lost.release().await, Err(Error::Lost { .. })));
 }
 
-/// The guard is dropped at the deadline, before a renewal could find that the lease is over.
+/// `while_held` drops the guard at the deadline, before a renewal reports the loss.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_lost_lease_is_said_once_also_if_while_held_drops_the_guard() {
+async fn lost_lease_is_logged_once_if_while_held_drops_its_guard() {
     listen();
     let server = Server::start().await;
     let locks = server.locks_with(ttl(600).node_timeout(Duration::from_secs(1))).await;
@@ -88,21 +89,21 @@ async fn each_lost_lease_is_said_once_also_if_while_held_drops_the_guard() {
         guard.lease().while_held(std::future::pending::<()>()).await?;
         guard.release().await
     };
-    let outcome = soon("lost", work).await;
+    let outcome = soon("the lease is lost", work).await;
     assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
     server.resume();
-    soon("given back", locks.settled()).await;
+    soon("settled() returns", locks.settled()).await;
     let errors = errors_of("while-held");
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(errors[0].starts_with("ERROR lost a lease") && errors[0].contains("reason="), "{errors:?}");
-    // A lease that is released is not lost.
+    // A released lease is not logged as lost.
     locks.mutex("well").unwrap().lock().await.unwrap().release().await.unwrap();
     drop(locks.mutex("well").unwrap().lock().await.unwrap());
-    soon("given back", locks.settled()).await;
+    soon("settled() returns", locks.settled()).await;
     assert_eq!(errors_of("lock=well"), Vec::<String>::new());
 }
 
-/// An operator finds the instance that lost the lock, and why.
+/// The event has the instance that lost the lock, and the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     listen();
@@ -111,8 +112,8 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     let locks = builder.client_name("billing").label("pod-7").connect().await.unwrap();
     let guard = locks.mutex("logged-holder").unwrap().lock().await.unwrap();
     let _: i64 = server.run(&["DEL", "lock:logged-holder"]).await;
-    soon("lost", guard.lease().lost()).await;
-    eventually("it is logged", || async { !errors_of("logged-holder").is_empty() }).await;
+    soon("the lease is lost", guard.lease().lost()).await;
+    eventually("the loss is logged", || async { !errors_of("logged-holder").is_empty() }).await;
     let expected = |lock: &str, reason: &str| {
         let server = format!("127.0.0.1:{}", server.port());
         format!(
@@ -126,16 +127,16 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     ];
     for (name, options, reason) in ended {
         let guard = locks.with_options(options).unwrap().mutex(name).unwrap().lock().await.unwrap();
-        soon("lost", guard.lease().lost()).await;
-        drop(guard); // a lease that is never renewed is looked at when its guard ends
+        soon("the lease is lost", guard.lease().lost()).await;
+        drop(guard); // a lease that is never renewed is logged when its guard ends
         eventually(name, || async { !errors_of(name).is_empty() }).await;
         assert_eq!(errors_of(name), [expected(name, reason)]);
     }
 }
 
-/// However many leases and callers there are.
+/// With 50 leases and 50 callers, one event when the outage starts and one when it ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_is_said_once_when_it_begins_and_once_when_it_ends() {
+async fn outage_is_logged_once_when_it_starts_and_once_when_it_ends() {
     listen();
     let server = Server::start().await;
     let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(200));
@@ -145,7 +146,7 @@ async fn an_outage_is_said_once_when_it_begins_and_once_when_it_ends() {
         guards.push(locks.mutex(format!("outage-{number}")).unwrap().lock().await.unwrap());
     }
     let label = format!("server=127.0.0.1:{}", server.port());
-    let said = |level: &str| {
+    let logged = |level: &str| {
         let events = heard_of(&label).into_iter();
         events.filter(|event| event.starts_with(level)).collect::<Vec<_>>()
     };
@@ -159,10 +160,10 @@ async fn an_outage_is_said_once_when_it_begins_and_once_when_it_ends() {
         assert!(outcome.unwrap().is_err());
     }
     server.resume();
-    eventually("it answers again", || async { !said("INFO").is_empty() }).await;
-    assert_eq!(said("INFO").len(), 1, "{:?}", heard_of(&label));
-    assert_eq!(said("WARN").len(), 1, "{:?}", said("WARN"));
-    for event in said("WARN").iter().chain(&said("INFO")) {
+    eventually("the end of the outage is logged", || async { !logged("INFO").is_empty() }).await;
+    assert_eq!(logged("INFO").len(), 1, "{:?}", heard_of(&label));
+    assert_eq!(logged("WARN").len(), 1, "{:?}", logged("WARN"));
+    for event in logged("WARN").iter().chain(&logged("INFO")) {
         assert!(event.contains("holds=50"), "{event}");
     }
     for guard in guards {
@@ -174,7 +175,7 @@ fn traced(name: &str, what: &str) -> Vec<String> {
     heard_of(&format!("lock={name} ")).into_iter().filter(|event| event.starts_with(what)).collect()
 }
 
-/// One span and one event for each call, which says what woke it.
+/// One span and one event for each call; the event says what woke it.
 #[tokio::test(flavor = "multi_thread")]
 async fn acquiring_renewing_and_releasing_are_traced() {
     listen();
@@ -188,7 +189,7 @@ async fn acquiring_renewing_and_releasing_are_traced() {
     assert_eq!(woken("at once").len(), 1, "{:?}", heard_of(name));
     assert!(other.mutex(name).unwrap().try_lock().await.unwrap().is_none());
     assert_eq!(traced(name, "DEBUG not acquired: the lock is held").len(), 1, "{:?}", heard_of(name));
-    eventually("renewed", || async { traced(name, "DEBUG renewed").len() >= 2 }).await;
+    eventually("renewals are traced", || async { traced(name, "DEBUG renewed").len() >= 2 }).await;
     let limit = Duration::from_millis(20);
     assert!(other.mutex(name).unwrap().lock_timeout(limit).await.is_err());
     assert_eq!(traced(name, "DEBUG not acquired lock=").len(), 1, "{:?}", heard_of(name));
@@ -199,44 +200,44 @@ async fn acquiring_renewing_and_releasing_are_traced() {
     };
     eventually("the queue is empty", || async { server.queues().await.is_empty() }).await;
     let waiting = waits(&polling);
-    eventually("it queues", || async { !server.queues().await.is_empty() }).await;
+    eventually("the waiter queues", || async { !server.queues().await.is_empty() }).await;
     guard.release().await.unwrap();
-    let guard = soon("polled", waiting).await.unwrap();
+    let guard = soon("the lock is granted", waiting).await.unwrap();
     assert_eq!(woken("polled").len(), 1, "{:?}", heard_of(name));
-    // Behind another task of its client, a task waits inside the client. It is its turn as soon as
-    // that one has the lock: what it then asks for is granted if the other releases before.
+    // A task waits inside the client behind another task. Its turn comes once that task has the
+    // lock; its request is granted if the lock is released before the request arrives.
     let in_background = || traced(name, "DEBUG released in the background").len();
     let before = in_background();
     let mut guard = guard;
-    let its_turn = async {
+    let until_woken_locally = async {
         while woken("local").is_empty() {
             let front = waits(&polling);
-            eventually("it queues", || async { !server.queues().await.is_empty() }).await;
+            eventually("the waiter queues", || async { !server.queues().await.is_empty() }).await;
             let spans = || traced(name, "SPAN acquire").len();
             let before = spans();
             let behind = waits(&polling);
-            eventually("it waits inside", || async { spans() > before }).await;
+            eventually("the second task waits inside the client", || async { spans() > before }).await;
             guard.release().await.unwrap();
             front.await.unwrap().release().await.unwrap();
             guard = behind.await.unwrap();
         }
         drop(guard);
     };
-    soon("its turn", its_turn).await;
-    soon("given back", polling.settled()).await;
-    eventually("said", || async { in_background() > before }).await;
+    soon("a task is woken locally", until_woken_locally).await;
+    soon("settled() returns", polling.settled()).await;
+    eventually("the event is logged", || async { in_background() > before }).await;
 
     // A client that has not subscribed yet polls.
     let mut guard = locks.mutex(name).unwrap().lock().await.unwrap();
     assert!(other.mutex(name).unwrap().lock_timeout(Duration::from_millis(300)).await.is_err());
-    eventually("subscribed", || async { server.subscribers().await.len() == 1 }).await;
+    eventually("the client is subscribed", || async { server.subscribers().await.len() == 1 }).await;
     eventually("the queue is empty", || async { server.queues().await.is_empty() }).await;
     for _ in 0..5 {
         let waiting = waits(&other);
-        eventually("it queues", || async { !server.queues().await.is_empty() }).await;
+        eventually("the waiter queues", || async { !server.queues().await.is_empty() }).await;
         guard.release().await.unwrap();
-        guard = soon("notified", waiting).await.unwrap();
-        // It may happen to poll just then.
+        guard = soon("the lock is granted", waiting).await.unwrap();
+        // A poll may happen at the same time.
         guard.release().await.unwrap();
         guard = locks.mutex(name).unwrap().lock().await.unwrap();
     }
@@ -251,21 +252,21 @@ async fn acquiring_renewing_and_releasing_are_traced() {
     server.assert_nothing_left().await;
 }
 
-/// Its name would let a reader of the log enter and release its locks.
+/// With a complete owner, a reader of the log could enter and release its locks.
 #[tokio::test(flavor = "multi_thread")]
-async fn traces_show_no_complete_owner() {
+async fn traces_have_no_complete_owner() {
     listen();
     let server = Server::start().await;
     let locks = server.locks_with(ttl(600)).await;
     let owner = Owner::new();
     let lock = locks.reentrant("traced-owned").unwrap().with_owner(&owner);
     let guard = lock.lock().await.unwrap();
-    eventually("renewed", || async { !traced("traced-owned", "DEBUG renewed").is_empty() }).await;
+    eventually("renewals are traced", || async { !traced("traced-owned", "DEBUG renewed").is_empty() }).await;
     guard.release().await.unwrap();
     drop(lock.lock().await.unwrap());
-    soon("given back", locks.settled()).await;
-    let said = heard_of("traced-owned");
-    assert!(said.iter().any(|event| event.contains("owner=")), "{said:#?}");
+    soon("settled() returns", locks.settled()).await;
+    let logged = heard_of("traced-owned");
+    assert!(logged.iter().any(|event| event.contains("owner=")), "{logged:#?}");
     let whole = owner.to_string();
-    assert!(said.iter().all(|event| !event.contains(&whole)), "{said:#?}");
+    assert!(logged.iter().all(|event| !event.contains(&whole)), "{logged:#?}");
 }

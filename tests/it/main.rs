@@ -1,6 +1,6 @@
 #![allow(unreachable_pub, reason = "a test binary has no outside")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
-//! The tests: one binary, private servers, one behaviour suite for every kind and every way to be woken.
+//! Integration tests, with private servers. `tests/README.md` says where each test is.
 
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 mod cluster;

@@ -1,4 +1,4 @@
-//! Names of locks: hostile ones, and prefixes.
+//! `Name`: unusual names, and prefixes.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redlatch::{NameProblem, Options, Owner};
 use crate::support::{Kind, Oracle, Server, eventually, soon};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
+async fn name_with_special_characters_works_or_is_refused() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let longest = "x".repeat(512);
@@ -34,16 +34,17 @@ async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
         assert_eq!(mutex.name().as_str(), name);
         let token: String = server.run(&["GET", &format!("lock:{name}")]).await;
         assert_eq!(mutex.inspect().await.unwrap().holders[0].owner, token);
-        // Handed over through a message that carries the name.
+        // The name is part of the message that grants the lock to a waiter.
         let waiting = tokio::spawn({
             let mutex = mutex.clone();
             async move { mutex.lock().await }
         });
-        eventually("it queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 }).await;
+        eventually("the waiter queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 })
+            .await;
         let before = server.published().await;
         guard.release().await.unwrap();
         soon(name, waiting).await.unwrap().unwrap().release().await.unwrap();
-        assert!(server.published().await > before, "{name:?}: it is notified");
+        assert!(server.published().await > before, "{name:?}: no message was published");
         let guard = locks.reentrant(name).unwrap().with_owner(&Owner::new()).lock().await.unwrap();
         guard.release().await.unwrap();
     }
@@ -64,9 +65,10 @@ async fn names_hostile_ones_are_locks_like_any_other_or_typed_errors() {
     server.assert_nothing_left().await;
 }
 
-/// A waiter is written as words with blanks between, and its channel begins with the prefix.
+/// A queue entry is words separated by blanks, and one of them, the channel, begins with the
+/// prefix.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_with_blanks_in_the_prefix_are_handed_over() {
+async fn waiter_is_notified_if_the_prefix_has_blanks() {
     let server = Server::start().await;
     let poll_cap = Duration::from_secs(10);
     for prefix in ["my locks: ", " ", "tab\tline\nbreak\u{b}\r", "wide\u{3000}\u{a0}", "none:"] {
@@ -74,20 +76,20 @@ async fn names_with_blanks_in_the_prefix_are_handed_over() {
         let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
         for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
             let (rival, lock) = (kind.rival().lock(&others, kind.name()), kind.lock(&locks, kind.name()));
-            assert_eq!(lock.key(), format!("{prefix}{}", kind.name()), "as it was given");
+            assert_eq!(lock.key(), format!("{prefix}{}", kind.name()), "the prefix is used unchanged");
             let guard = rival.lock().await.unwrap();
             let waiting = tokio::spawn({
                 let lock = lock.clone();
                 async move { lock.lock().await }
             });
-            eventually("it queues", || async {
+            eventually("the waiter queues", || async {
                 waiting.is_finished() || server.queued_for(&lock).await == 1
             })
             .await;
             let before = server.published().await;
             guard.release().await.unwrap();
             let guard = soon(prefix, waiting).await.unwrap().unwrap();
-            assert!(server.published().await > before, "{prefix:?} {kind:?}: it is notified");
+            assert!(server.published().await > before, "{prefix:?} {kind:?}: no message was published");
             guard.release().await.unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! Options: a section of a file overrides what it names; how long a call outlasts an outage.
+//! `Options`: bounds, serde, options of a file section, and the outage limit.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ fn read(section: &str) -> Options {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn options_of_a_section_override_only_what_it_names() {
+async fn options_of_a_section_override_only_the_named_ones() {
     let server = Server::start().await;
     let base = read(r#"{"prefix": "svc:", "ttl_ms": 20000, "write_ttl_ms": 5000}"#);
     let locks = Locks::builder().server(server.url()).options(base).connect().await.unwrap();
     let left = async |key: &str| server.run::<u64>(&["PTTL", key]).await;
     let (lock, write) = (async |locks: &Locks| locks.mutex("n").unwrap().lock().await.unwrap(), "svc:rw");
-    // The prefix is not named: the default would be another lock.
+    // The section does not name the prefix: with the default, it would be another lock.
     let named = locks.with_options(read(r#"{"ttl_ms": 9000}"#)).unwrap();
     let guard = lock(&named).await;
     assert!((1..=9_000).contains(&left("svc:n").await));
@@ -25,7 +25,7 @@ async fn options_of_a_section_override_only_what_it_names() {
     let guard = named.rwlock("rw").unwrap().write().await.unwrap();
     assert!((1..=5_000).contains(&left(write).await));
     guard.release().await.unwrap();
-    // What is named is set, also to its default, and to nothing.
+    // A named option is set, also to its default or to none.
     let reset = named.with_options(read(r#"{"ttl_ms": 30000, "write_ttl_ms": null}"#)).unwrap();
     let guard = lock(&reset).await;
     assert!((20_001..=30_000).contains(&left("svc:n").await));
@@ -33,19 +33,19 @@ async fn options_of_a_section_override_only_what_it_names() {
     let guard = reset.rwlock("rw").unwrap().write().await.unwrap();
     assert!((20_001..=30_000).contains(&left(write).await));
     guard.release().await.unwrap();
-    // Setters do as sections do.
+    // Setters override like sections.
     let other = reset.with_options(Options::new().prefix("other:")).unwrap();
     let guard = lock(&other).await;
     assert!((20_001..=30_000).contains(&left("other:n").await));
     guard.release().await.unwrap();
-    // What cannot be read is refused.
+    // Invalid values and names are refused.
     for section in [r#"{"ttl_ms": null}"#, r#"{"ttl": 5000}"#, r#"{"prefix": 5}"#] {
         assert!(serde_json::from_str::<Options>(section).is_err(), "{section}");
     }
 }
 
 #[tokio::test]
-async fn options_of_the_connections_are_refused_for_locks() {
+async fn connection_options_are_refused_by_with_options() {
     let locks = Locks::builder().quorum((1..4).map(|port| format!("redis://127.0.0.1:{port}/")));
     let locks = locks.options(Options::new().node_timeout(Duration::from_secs(2))).connect_lazily().unwrap();
     for (name, options) in [
@@ -56,41 +56,41 @@ async fn options_of_the_connections_are_refused_for_locks() {
         let refused = locks.with_options(options).unwrap_err();
         assert!(matches!(refused, ConfigError::ConnectionOption { option } if option == name), "{refused:?}");
     }
-    // What does not differ has the effect that it names.
+    // A connection option with its current value is accepted.
     locks.with_options(locks.options().clone().ttl(Duration::from_secs(5))).unwrap();
     locks.with_options(Options::new().wakeups(Wakeups::Push)).unwrap();
 }
 
-/// The server comes three node timeouts later. A call that began in the outage waits for all of its
-/// own limit.
+/// Calls retry for their own `outage_limit`: three of them outlast an outage of more than three
+/// node timeouts, another fails after its limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn outage_limit_is_how_long_a_call_outlasts_an_outage() {
+async fn outage_limit_bounds_how_long_a_call_retries() {
     const NODE_TIMEOUT: Duration = Duration::from_millis(500);
     let mut server = Server::start().await;
     server.kill();
     let options = Options::new().node_timeout(NODE_TIMEOUT);
     let locks = Locks::builder().server(server.url()).options(options).connect_lazily().unwrap();
-    // It gives up after two node timeouts.
+    // The default is two node timeouts.
     let outcome = locks.mutex("x").unwrap().lock().await;
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
-    let patient = locks.with_options(read(r#"{"outage_limit_ms": 60000}"#)).unwrap();
-    // One waits for the server, the others of this client for that one.
+    let long = locks.with_options(read(r#"{"outage_limit_ms": 60000}"#)).unwrap();
+    // One task waits for the server, the other two wait locally behind it.
     let waiting = [(); 3].map(|()| {
-        let mutex = patient.mutex("x").unwrap();
+        let mutex = long.mutex("x").unwrap();
         tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
     });
     let short = locks.with_options(Options::new().outage_limit(3 * NODE_TIMEOUT)).unwrap();
     let start = std::time::Instant::now();
     let outcome = short.mutex("y").unwrap().lock().await;
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
-    assert!(start.elapsed() >= 3 * NODE_TIMEOUT, "counted from the call: {:?}", start.elapsed());
+    assert!(start.elapsed() >= 3 * NODE_TIMEOUT, "the limit counts from the call: {:?}", start.elapsed());
     assert!(waiting.iter().all(|task| !task.is_finished()));
     server.restart().await;
     for task in waiting {
-        soon("granted", task).await.unwrap();
+        soon("the lock is granted", task).await.unwrap();
     }
-    drop((locks, patient, short));
-    eventually("nothing is held", || async { !server.run::<bool>(&["EXISTS", "lock:x"]).await }).await;
+    drop((locks, long, short));
+    eventually("the lock is free", || async { !server.run::<bool>(&["EXISTS", "lock:x"]).await }).await;
 }
 
 #[test]
@@ -102,8 +102,8 @@ fn outage_limit_is_at_most_a_day() {
 }
 
 #[tokio::test]
-async fn options_out_of_bounds_are_refused_before_anything_is_sent() {
-    // Nobody listens here: an attempt to connect would be another error.
+async fn options_out_of_bounds_are_refused_before_connecting() {
+    // No server listens here: an attempt to connect would return another error.
     let url = "redis://127.0.0.1:1/";
     let ms = Duration::from_millis;
     let (day, none) = (Duration::from_secs(24 * 3600), Duration::ZERO);
@@ -116,7 +116,7 @@ async fn options_out_of_bounds_are_refused_before_anything_is_sent() {
         ("node_timeout", Options::node_timeout, ms(10), ms(60_000)),
         ("token_ttl", Options::token_ttl, ms(1_000), day),
         ("grant_within", Options::grant_within, ms(100), day),
-        // Up to the node timeout, which is a second.
+        // At most the node timeout, which is a second.
         ("replica_timeout", |options, span| options.replicas(1, span), ms(1), ms(1_000)),
     ];
     for (name, set, least, most) in spans {
@@ -134,7 +134,8 @@ async fn options_out_of_bounds_are_refused_before_anything_is_sent() {
             assert!(matches!(accepted, Err(Error::Redis { .. })), "{name} {value:?}: {accepted:?}");
         }
     }
-    // The longest TTL is 30 s by default, unless one of the two sides has a longer one.
+    // `max_hold` must not be less than the longest TTL: 30 s by default, or a longer read or write
+    // TTL.
     let (sides, second): ([Set; 2], _) = ([Options::read_ttl, Options::write_ttl], ms(1_000));
     let longer = sides.map(|set| (set(Options::new(), ms(40_000)), ms(40_000)));
     for (options, ttl) in [(Options::new(), ms(30_000))].into_iter().chain(longer) {
@@ -178,7 +179,7 @@ async fn options_out_of_bounds_are_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn options_are_read_with_serde_in_milliseconds() {
+fn options_are_serialized_in_milliseconds() {
     let read: Options =
         serde_json::from_str(r#"{"ttl_ms": 5000, "renewal": "never", "max_hold_ms": 9000}"#).unwrap();
     let built = Options::new()
@@ -188,14 +189,14 @@ fn options_are_read_with_serde_in_milliseconds() {
     assert_eq!(read, built);
     assert_eq!(serde_json::from_str::<Options>(&serde_json::to_string(&built).unwrap()).unwrap(), built);
     assert_eq!(serde_json::from_str::<Options>("{}").unwrap(), Options::default());
-    assert!(serde_json::from_str::<Options>(r#"{"tll_ms": 5000}"#).is_err(), "a misspelt option is refused");
+    assert!(serde_json::from_str::<Options>(r#"{"tll_ms": 5000}"#).is_err(), "an unknown option is refused");
 }
 
-/// Nobody could admit a node that is alone: what is not there must not be believed to be.
+/// The guard needs other nodes to admit a node again, so it is refused where it would not protect.
 #[tokio::test(flavor = "multi_thread")]
-async fn options_refuse_a_restart_guard_outside_a_quorum() {
+async fn restart_guard_is_refused_outside_a_quorum() {
     use redlatch::deadpool_redis::{Config, Runtime};
-    // Nobody listens here: an attempt to connect would be another error.
+    // No server listens here: an attempt to connect would return another error.
     let url = "redis://127.0.0.1:1/";
     let guarded = || Options::new().restart_guard(RestartGuard::On);
     let refused = |outcome: Result<Locks, Error>| {

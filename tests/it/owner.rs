@@ -1,11 +1,11 @@
-//! Owners: as text and through serde, and how much of an owner is shown.
+//! `Owner`: text, serde, and the shortened form in `Debug` output.
 
 use redlatch::{Error, Locks, Options, Owner, RwInspection};
 
 use crate::support::Server;
 
 #[test]
-fn reentrant_owners_travel_as_text_and_through_serde() {
+fn owner_survives_text_and_serde() {
     let owner = Owner::new();
     assert_ne!(owner, Owner::new());
     assert_eq!(owner.to_string().parse::<Owner>().unwrap(), owner);
@@ -19,8 +19,7 @@ fn reentrant_owners_travel_as_text_and_through_serde() {
         assert!(hostile.parse::<Owner>().is_err(), "{hostile:?}");
         assert!(serde_json::from_str::<Owner>(&format!("{hostile:?}")).is_err());
     }
-    // Words of other libraries. The same UUID in another form is another owner, as it is to the
-    // server.
+    // Owners of other libraries. The same UUID in another form is another owner, as on the server.
     for word in ["me", "8743c9c0-0795-4907-87fd-6c719a6b4586:61", "00000000-0000", &plain, capital, &long] {
         let other = word.parse::<Owner>().unwrap();
         assert_ne!(other, owner);
@@ -38,9 +37,9 @@ fn assert_hidden(shown: &impl std::fmt::Debug, secret: &str) {
     }
 }
 
-/// An owner lets its bearer into the lock, and an attempt can be released by its id.
+/// A complete owner allows its reader to enter the lock, and a complete attempt to release it.
 #[tokio::test]
-async fn debug_output_shows_no_complete_owner() {
+async fn debug_output_has_no_complete_owner() {
     let server = Server::start().await;
     let locks = server.locks().await;
     for word in
@@ -59,7 +58,10 @@ async fn debug_output_shows_no_complete_owner() {
         let seen = reentrant.inspect().await.unwrap();
         assert_eq!(seen.holders[0].owner, word);
         assert_hidden(&(&reentrant, &rwlock, &inner, inner.lease(), &seen, &seen.holders[0]), word);
-        assert!(serde_json::to_string(&seen).unwrap().contains(word), "for programs it is complete");
+        assert!(
+            serde_json::to_string(&seen).unwrap().contains(word),
+            "serialized output has the complete owner"
+        );
         let writing = rwlock.write().await.unwrap();
         let reading = rwlock.read().await.unwrap();
         let seen: RwInspection = rwlock.inspect().await.unwrap();
@@ -83,7 +85,7 @@ async fn debug_output_shows_no_complete_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_are_not_shown() {
+async fn debug_output_has_no_password_or_attempt() {
     let server = Server::start().await;
     server.run::<()>(&["CONFIG", "SET", "requirepass", "s3cret"]).await;
     let url = server.url().replace("redis://", "redis://:s3cret@");

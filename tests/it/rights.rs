@@ -1,4 +1,4 @@
-//! The rights that the guide names are enough, in every topology.
+//! ACL rights: those that the guide documents are enough, in every topology.
 
 use std::time::Duration;
 
@@ -10,10 +10,16 @@ use crate::support::{Deployment, Kind, Server, Topology, eventually, soon, ttl};
 const TTL: Duration = Duration::from_millis(600);
 const GUIDE: &str = include_str!("../../docs/rights.md");
 
-/// The user of the guide, with what else a topology needs, on all servers that have data.
+/// The rights of the guide's `ACL SETUSER` line.
+fn documented_rights() -> &'static str {
+    GUIDE.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap()
+}
+
+/// Starts a deployment, and creates the guide's user on all servers with data. `more` are the
+/// further rights that the topology needs.
 async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>) {
     let deployment = Deployment::start(topology).await;
-    let rights = GUIDE.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    let rights = documented_rights();
     for right in more {
         assert!(GUIDE.contains(&format!("`{right}`")), "{right} is documented");
     }
@@ -27,7 +33,7 @@ async fn limited(topology: Topology, more: &[&str]) -> (Deployment, Vec<String>)
     (deployment, urls)
 }
 
-/// Every verb of every kind, by these nodes.
+/// Uses every verb of every kind, and checks the nodes.
 async fn is_usable(deployment: &Deployment, locks: &Locks, nodes: &[&str]) {
     let statuses = locks.nodes().await;
     let votes = |status: &NodeStatus| (status.node.clone(), status.is_voter());
@@ -41,17 +47,17 @@ async fn is_usable(deployment: &Deployment, locks: &Locks, nodes: &[&str]) {
             let rival = rival.clone();
             async move { rival.lock().await }
         });
-        eventually("it queues", || async { deployment.waiters(&lock).await == 1 }).await;
-        assert_eq!(lock.inspect().await.unwrap().waiters, 1, "it may inspect");
+        eventually("the waiter queues", || async { deployment.waiters(&lock).await == 1 }).await;
+        assert_eq!(lock.inspect().await.unwrap().waiters, 1, "inspect");
         let until = guard.lease().valid_until() + TTL / 6;
-        eventually("renewed", || async { guard.lease().valid_until() > until }).await;
+        eventually("the lease is renewed", || async { guard.lease().valid_until() > until }).await;
         guard.release().await.unwrap();
-        soon("handed over", waiting).await.unwrap().unwrap().release().await.unwrap();
+        soon("the waiter is granted the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
         let guard = lock.lock().await.unwrap();
         assert!(lock.force_release().await.unwrap());
         drop(guard);
     }
-    soon("settled", locks.settled()).await;
+    soon("settled() returns", locks.settled()).await;
 }
 
 fn options() -> Options {
@@ -102,9 +108,10 @@ async fn rights_suffice_for_a_quorum() {
     is_usable(&deployment, &locks, &nodes.iter().map(String::as_str).collect::<Vec<_>>()).await;
 }
 
-/// Monitoring needs no right to write. Redis 6.2 runs no script for a user without it.
+/// Monitoring needs no right to write, except on Redis 6.2, which runs no script without that
+/// right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_to_read_suffice_to_inspect_where_the_server_allows_it() {
+async fn read_rights_suffice_to_inspect_since_redis_7() {
     const PAGE: &str = include_str!("../../lua/README.md");
     let server = Server::start().await;
     let version: String = server.run(&["INFO", "server"]).await;
@@ -112,7 +119,7 @@ async fn rights_to_read_suffice_to_inspect_where_the_server_allows_it() {
     let rights = PAGE.lines().find_map(|line| line.strip_prefix("ACL SETUSER sees on >secret ")).unwrap();
     let mut words = vec!["ACL", "SETUSER", "sees", "on", ">secret"];
     if is_old {
-        // It knows neither the form that reads nor a pattern for keys that are read.
+        // Redis 6.2 has neither read-only script commands nor read-only key patterns.
         words.extend(["~*", "+@read", "+time"]);
     } else {
         words.extend(rights.split_whitespace());
@@ -136,7 +143,7 @@ async fn rights_to_read_suffice_to_inspect_where_the_server_allows_it() {
             assert!(seen.is_locked().await);
             assert!(seen.is_held_by(&guard).await);
         }
-        // It may not take a lock, and its attempts change nothing.
+        // This user cannot acquire a lock, and its tries change nothing.
         assert!(seen.try_lock().await.is_err());
         assert!(seen.force_release().await.is_err());
         guard.release().await.unwrap();
@@ -146,9 +153,9 @@ async fn rights_to_read_suffice_to_inspect_where_the_server_allows_it() {
     server.assert_nothing_left().await;
 }
 
-/// A user that may write asks in one request, as before.
+/// A user that may write inspects with one request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_inspection_with_all_rights_is_one_request() {
+async fn inspect_with_all_rights_is_one_request() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let mutex = locks.mutex("x").unwrap();
@@ -159,13 +166,11 @@ async fn an_inspection_with_all_rights_is_one_request() {
     server.assert_nothing_left().await;
 }
 
-/// The rights that the guide documents, and no more.
+/// A user with the documented rights, and no more.
 #[tokio::test(flavor = "multi_thread")]
-async fn acl_the_documented_rights_are_enough() {
+async fn rights_suffice_for_one_server() {
     let server = Server::start().await;
-    let readme = include_str!("../../docs/rights.md");
-    let rights =
-        readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    let rights = documented_rights();
     let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
     words.extend(rights.split_whitespace());
     server.run::<()>(&words).await;
@@ -184,20 +189,20 @@ async fn acl_the_documented_rights_are_enough() {
                 let other = lock.for_another();
                 async move { other.lock().await }
             });
-            eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
-            let told: Vec<String> = server.run(&["PUBSUB", "CHANNELS", "lock:wake:*"]).await;
-            assert_eq!(told.len(), 1, "it is subscribed");
+            eventually("the waiter queues", || async { server.queued_for(&lock).await == 1 }).await;
+            let channels: Vec<String> = server.run(&["PUBSUB", "CHANNELS", "lock:wake:*"]).await;
+            assert_eq!(channels.len(), 1, "the client is subscribed");
             tokio::time::sleep(Duration::from_millis(900)).await;
-            assert!(!guard.lease().is_lost(), "renewed");
+            assert!(!guard.lease().is_lost(), "the lease was not renewed");
             let before = server.published().await;
             guard.release().await.unwrap();
-            drop(soon("handed over", waiting).await.unwrap().unwrap());
-            assert!(server.published().await > before, "it is notified");
-            eventually("free", || async { !server.is_locked(&lock).await }).await;
+            drop(soon("the waiter is granted the lock", waiting).await.unwrap().unwrap());
+            assert!(server.published().await > before, "no message was published");
+            eventually("the lock is free", || async { !server.is_locked(&lock).await }).await;
             assert!(!lock.force_release().await.unwrap());
         }
     }
-    // Without the right to publish nothing fails: the waiter looks.
+    // Without the right to publish no call fails: the waiter polls.
     server.run::<()>(&["ACL", "SETUSER", "locks", "-publish"]).await;
     let locks = Locks::open(&url).await.unwrap();
     let lock = Kind::Mutex.lock(&locks, "unpublished");
@@ -206,22 +211,20 @@ async fn acl_the_documented_rights_are_enough() {
         let other = lock.for_another();
         async move { other.lock().await }
     });
-    eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+    eventually("the waiter queues", || async { server.queued_for(&lock).await == 1 }).await;
     guard.release().await.unwrap();
-    soon("found", waiting).await.unwrap().unwrap().release().await.unwrap();
-    // Another application's locks are out of reach.
+    soon("the waiter is granted the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
+    // Another application's locks are not accessible.
     let foreign = locks.with_options(Options::new().prefix("other:")).unwrap();
     assert!(matches!(foreign.mutex("x").unwrap().try_lock().await, Err(Error::Redis { .. })));
 }
 
-/// The rights that the guide documents are enough to find out; without the right to publish it is
-/// not found out.
+/// With the documented rights, a subscriber of another server is found out and refused. Without the
+/// right to publish, it cannot be found out.
 #[tokio::test(flavor = "multi_thread")]
-async fn subscriber_is_verified_with_few_rights() {
+async fn rights_suffice_to_verify_a_subscriber() {
     let (server, other) = (Server::start().await, Server::start().await);
-    let readme = include_str!("../../docs/rights.md");
-    let rights =
-        readme.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER locks on >secret ")).unwrap();
+    let rights = documented_rights();
     for (user, less) in [("locks", "+ping"), ("silent", "-publish")] {
         for server in [&server, &other] {
             let mut words = vec!["ACL", "SETUSER", user, "on", ">secret"];

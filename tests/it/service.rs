@@ -1,4 +1,4 @@
-//! The example `service`, as processes: what it answers, and what it leaves on its server.
+//! The example `service`, run as processes: its replies, and the keys that it leaves on its server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, ExitStatus, Stdio};
@@ -28,25 +28,25 @@ static PROGRAM: LazyLock<String> = LazyLock::new(|| {
     String::from_utf8(built.stdout).unwrap().lines().find_map(artifact).expect("cargo names the program")
 });
 
-/// A server that speaks TLS alone with the service.
-struct Stage {
+/// A TLS server for the service.
+struct Fixture {
     authority: Authority,
     server: Server,
     port: u16,
 }
 
-impl Stage {
-    /// `None` if the server cannot speak TLS.
-    async fn new() -> Option<Stage> {
+impl Fixture {
+    /// Returns `None` if the server has no TLS.
+    async fn new() -> Option<Fixture> {
         if !is_available().await {
             return None;
         }
         let authority = Authority::new();
         let (server, port) = authority.server(&["--tls-auth-clients", "no"]).await;
-        Some(Stage { authority, server, port })
+        Some(Fixture { authority, server, port })
     }
 
-    /// Starts an instance with the file of the example, and what differs here.
+    /// Starts an instance with the example's file, adapted to this server.
     async fn service(&self) -> Service {
         let mut config = include_str!("../../examples/service/service.toml").to_owned();
         for (there, here) in [
@@ -62,13 +62,13 @@ impl Stage {
         Service::start(file).await
     }
 
-    /// The keys, without the counters of fencing tokens, which outlast their locks.
+    /// The keys, without the token counters, which outlast their locks.
     async fn keys(&self) -> BTreeSet<String> {
         let keys: Vec<String> = self.server.run(&["KEYS", "*"]).await;
         keys.into_iter().filter(|key| !key.ends_with(":fence")).collect()
     }
 
-    /// Starts requests that wait for a lock which another client holds.
+    /// Starts a request that waits for a lock which another client holds.
     async fn waiting(&self, lock: &str, request: impl Future<Output = Answer> + Send + 'static) -> Waiting {
         let queue = format!("{{lock:{lock}}}:waiters");
         queued(async || vec![self.server.waiters(&queue).await], request).await
@@ -105,7 +105,7 @@ impl Service {
         service
     }
 
-    /// Waits for a line of its log.
+    /// Waits for a line of the log.
     async fn logged(&self, word: &str) -> String {
         let find = || self.log.lock().unwrap().iter().find(|line| line.contains(word)).cloned();
         eventually(word, || async { find().is_some() }).await;
@@ -122,7 +122,7 @@ impl Service {
             let mut connection = TcpStream::connect(address).await.unwrap();
             connection.write_all(request.as_bytes()).await.unwrap();
             let mut answer = String::new();
-            soon("an answer", connection.read_to_string(&mut answer)).await.unwrap();
+            soon("the service responds", connection.read_to_string(&mut answer)).await.unwrap();
             let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
             (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
         }
@@ -134,7 +134,7 @@ impl Service {
     }
 
     async fn exits(mut self) -> (ExitStatus, Vec<String>) {
-        let status = soon("it exits", self.process.wait()).await.unwrap();
+        let status = soon("the service exits", self.process.wait()).await.unwrap();
         (status, self.log.lock().unwrap().clone())
     }
 
@@ -145,13 +145,13 @@ impl Service {
     }
 }
 
-/// The sum on the server is written after it was read, in another request: without exclusion some
-/// numbers would come twice.
+/// The service reads and writes the sum on the server in two requests: without exclusion, some
+/// numbers would occur twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn service_excludes_concurrent_requests_of_two_instances() {
     const REQUESTS: usize = 60;
-    let Some(stage) = Stage::new().await else { return };
-    let instances = [stage.service().await, stage.service().await];
+    let Some(fixture) = Fixture::new().await else { return };
+    let instances = [fixture.service().await, fixture.service().await];
     let mut requests = JoinSet::new();
     for number in 0..REQUESTS {
         requests.spawn(instances[number % 2].send("POST /invoices", "", ""));
@@ -160,32 +160,32 @@ async fn service_excludes_concurrent_requests_of_two_instances() {
     while let Some(answer) = requests.join_next().await {
         let (status, body) = answer.unwrap();
         assert_eq!(status, 200, "{body}");
-        assert!(numbers.insert(body.parse::<usize>().unwrap()), "{body} came twice");
+        assert!(numbers.insert(body.parse::<usize>().unwrap()), "{body} occurred twice");
     }
     assert_eq!(numbers, (1..=REQUESTS).collect());
-    assert_eq!(stage.server.run::<usize>(&["GET", "sum:invoices"]).await, REQUESTS);
+    assert_eq!(fixture.server.run::<usize>(&["GET", "sum:invoices"]).await, REQUESTS);
     for instance in instances {
         instance.shuts_down().await;
     }
-    assert_eq!(stage.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
+    assert_eq!(fixture.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn service_enters_a_lock_that_its_caller_holds() {
-    let Some(stage) = Stage::new().await else { return };
-    let service = stage.service().await;
-    let (caller, owner) = (stage.server.locks().await, Owner::new());
+async fn service_enters_the_lock_of_its_caller() {
+    let Some(fixture) = Fixture::new().await else { return };
+    let service = fixture.service().await;
+    let (caller, owner) = (fixture.server.locks().await, Owner::new());
     let guard = caller.reentrant("account:alice").unwrap().with_owner(&owner).lock().await.unwrap();
     let stranger = service.send("POST /accounts/alice/100", "", "");
-    let stranger = stage.waiting("account:alice", stranger).await;
-    // It enters at once, past the one that waits.
+    let stranger = fixture.waiting("account:alice", stranger).await;
+    // The caller's owner enters at once, before the waiting request.
     let header = format!("lock-owner: {owner}\r\n");
     let inside = service.send("POST /accounts/alice/25", &header, "").await;
     assert_eq!(inside, (200, "25".to_owned()));
     assert!(!stranger.is_finished());
     guard.release().await.unwrap();
-    assert_eq!(soon("the other", stranger).await.unwrap(), (200, "125".to_owned()));
-    assert_eq!(stage.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
+    assert_eq!(soon("the waiting request succeeds", stranger).await.unwrap(), (200, "125".to_owned()));
+    assert_eq!(fixture.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
     for (header, path) in [
         ("lock-owner: two words\r\n", "alice/1"),
         ("lock-owner: \u{e4}\r\n", "alice/1"),
@@ -195,14 +195,14 @@ async fn service_enters_a_lock_that_its_caller_holds() {
         let (status, body) = service.send(&format!("POST /accounts/{path}"), header, "").await;
         assert_eq!(status, 400, "{header:?} {path} {body}");
     }
-    assert_eq!(stage.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
+    assert_eq!(fixture.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
     service.shuts_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn service_writes_prices_with_fencing_tokens() {
-    let Some(stage) = Stage::new().await else { return };
-    let service = stage.service().await;
+    let Some(fixture) = Fixture::new().await else { return };
+    let service = fixture.service().await;
     assert_eq!(service.send("GET /prices/tea", "", "").await.0, 404);
     let mut requests = JoinSet::new();
     for number in 0..20 {
@@ -215,60 +215,60 @@ async fn service_writes_prices_with_fencing_tokens() {
     }
     counts.remove(&404); // read before the first write
     assert!(counts.len() == 1 && counts[&200] >= 20, "{counts:?}");
-    let current: String = stage.server.run(&["GET", "{price:tea}"]).await;
+    let current: String = fixture.server.run(&["GET", "{price:tea}"]).await;
     assert_eq!(service.send("GET /prices/tea", "", "").await, (200, current.clone()));
-    // The last token that the lock gave is the one that wrote.
-    let granted: u64 = stage.server.run(&["GET", "{lock:price:tea}:fence"]).await;
-    assert_eq!(stage.server.run::<u64>(&["GET", "{price:tea}:token"]).await, granted);
-    // A reader waits for a writer, and finds what it wrote.
-    let writer = stage.server.locks().await;
+    // The lock's last token is the one that wrote.
+    let granted: u64 = fixture.server.run(&["GET", "{lock:price:tea}:fence"]).await;
+    assert_eq!(fixture.server.run::<u64>(&["GET", "{price:tea}:token"]).await, granted);
+    // A reader waits for a writer, and reads the written value.
+    let writer = fixture.server.locks().await;
     let guard = writer.rwlock("price:tea").unwrap().write().await.unwrap();
-    let reader = stage.waiting("price:tea", service.send("GET /prices/tea", "", "")).await;
-    stage.server.run::<()>(&["SET", "{price:tea}", "new"]).await;
+    let reader = fixture.waiting("price:tea", service.send("GET /prices/tea", "", "")).await;
+    fixture.server.run::<()>(&["SET", "{price:tea}", "new"]).await;
     guard.release().await.unwrap();
-    assert_eq!(soon("it reads", reader).await.unwrap(), (200, "new".to_owned()));
-    // A later lease has written: what comes now is late.
-    stage.server.run::<()>(&["SET", "{price:tea}:token", &(1_u64 << 52).to_string()]).await;
+    assert_eq!(soon("the reader succeeds", reader).await.unwrap(), (200, "new".to_owned()));
+    // A later lease has written, so the next write is late.
+    fixture.server.run::<()>(&["SET", "{price:tea}:token", &(1_u64 << 52).to_string()]).await;
     assert_eq!(service.send("PUT /prices/tea", "", "late").await.0, 409);
-    assert_eq!(stage.server.run::<String>(&["GET", "{price:tea}"]).await, "new");
+    assert_eq!(fixture.server.run::<String>(&["GET", "{price:tea}"]).await, "new");
     service.shuts_down().await;
     let expected = ["{price:tea}", "{price:tea}:token"].map(str::to_owned);
-    assert_eq!(stage.keys().await, BTreeSet::from(expected));
+    assert_eq!(fixture.keys().await, BTreeSet::from(expected));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn service_answers_the_request_in_flight_after_sigterm_and_leaves_no_lock() {
-    let Some(stage) = Stage::new().await else { return };
-    let service = stage.service().await;
-    let other: Locks = stage.server.locks().await;
+async fn service_completes_requests_after_sigterm_and_leaves_no_lock() {
+    let Some(fixture) = Fixture::new().await else { return };
+    let service = fixture.service().await;
+    let other: Locks = fixture.server.locks().await;
     let guard = other.mutex("invoices").unwrap().lock().await.unwrap();
-    let waiting = stage.waiting("invoices", service.send("POST /invoices", "", "")).await;
+    let waiting = fixture.waiting("invoices", service.send("POST /invoices", "", "")).await;
     service.terminate();
     service.logged("draining").await;
     let refused = || async { TcpStream::connect(&service.address).await.is_err() };
     eventually("no new connection is accepted", refused).await;
     assert!(!waiting.is_finished());
     guard.release().await.unwrap();
-    assert_eq!(soon("answered", waiting).await.unwrap(), (200, "1".to_owned()));
+    assert_eq!(soon("the request completes", waiting).await.unwrap(), (200, "1".to_owned()));
     let (status, log) = service.exits().await;
     assert_eq!(status.code(), Some(0), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("WARN") || line.contains("ERROR")), "{log:?}");
-    assert_eq!(stage.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
+    assert_eq!(fixture.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
 }
 
-/// The request of a client that disconnects is dropped, and its place in the queue is given up in
-/// the background. The process waits for that, and says that it could not be done.
+/// An HTTP client disconnects, so its request is dropped and leaves the queue in the background. At
+/// shutdown, the process waits for that; the server hangs, so it exits with an error.
 #[tokio::test(flavor = "multi_thread")]
-async fn service_fails_if_the_server_does_not_answer_at_the_end() {
-    let Some(stage) = Stage::new().await else { return };
-    let service = stage.service().await;
-    let guard = stage.server.locks().await.mutex("invoices").unwrap().lock().await.unwrap();
-    let waiting = stage.waiting("invoices", service.send("POST /invoices", "", "")).await;
-    stage.server.pause();
+async fn service_exits_with_an_error_if_the_server_hangs_at_shutdown() {
+    let Some(fixture) = Fixture::new().await else { return };
+    let service = fixture.service().await;
+    let guard = fixture.server.locks().await.mutex("invoices").unwrap().lock().await.unwrap();
+    let waiting = fixture.waiting("invoices", service.send("POST /invoices", "", "")).await;
+    fixture.server.pause();
     waiting.abort();
     service.terminate();
     let (status, log) = service.exits().await;
-    stage.server.resume();
+    fixture.server.resume();
     assert_eq!(status.code(), Some(1), "{log:?}");
     drop(guard);
 }

@@ -1,4 +1,4 @@
-//! The roles that worker processes play. A worker speaks in lines that begin with `@`.
+//! The roles of worker processes. A worker reports in lines that begin with `@`.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -8,7 +8,7 @@ use redlatch::{Error, Locks, Options};
 
 use crate::support::{Kind, Protocol, Topology, Wake, open_at, role};
 
-/// Not a test of its own: what a worker process runs. See `support::Worker`.
+/// Not a test: the entry point of worker processes. See `support::Worker`.
 #[test]
 fn play() {
     let Some(role) = role() else { return };
@@ -44,7 +44,7 @@ fn hear() -> String {
     line.trim().to_owned()
 }
 
-/// Increments a number in a file, which has no lock of its own.
+/// Increments a number in a file, without any file lock.
 async fn count(url: &str, kind: &str, file: &str, turns: u32) {
     let locks = Locks::open(url).await.unwrap();
     let lock = Kind::from_name(kind).lock(&locks, "counter");
@@ -59,7 +59,7 @@ async fn count(url: &str, kind: &str, file: &str, turns: u32) {
     }
 }
 
-/// Takes the lock, says so, and does as it is told.
+/// Acquires the lock, reports it, and follows commands.
 async fn hold(url: &str, kind: &str, ttl_ms: u64) {
     let options = Options::new().ttl(Duration::from_millis(ttl_ms));
     let locks = Locks::builder().server(url).options(options).connect().await.unwrap();
@@ -70,7 +70,7 @@ async fn hold(url: &str, kind: &str, ttl_ms: u64) {
         match tokio::task::spawn_blocking(hear).await.unwrap().as_str() {
             "look" => say("lost", guard.lease().is_lost()),
             "release" => return guard.release().await.unwrap(),
-            told => panic!("told {told:?}"),
+            command => panic!("no such command: {command:?}"),
         }
     }
 }
@@ -100,7 +100,7 @@ fn wake_of(name: &str) -> Wake {
     if name == "push" { Wake::Push } else { Wake::Poll }
 }
 
-/// Waits for a lock in several clients, each of which releases it as soon as it has it.
+/// Waits for a lock in several clients, each of which releases it once it is granted.
 async fn wait(open: impl AsyncFn() -> Result<Locks, Error>, kind: Kind, name: &str, count: usize) {
     let mut waiting = tokio::task::JoinSet::new();
     for _ in 0..count {
@@ -108,6 +108,6 @@ async fn wait(open: impl AsyncFn() -> Result<Locks, Error>, kind: Kind, name: &s
         waiting.spawn(async move { lock.lock().await.unwrap().release().await });
     }
     while let Some(outcome) = waiting.join_next().await {
-        let _ = outcome.unwrap(); // a client that was stopped may have lost it
+        let _ = outcome.unwrap(); // a client that was stopped may have lost the lock
     }
 }

@@ -121,7 +121,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "        let _ = (generation, client.nodes.clock_generation()?);\n        if ",
         }],
-        test: "standalone::wakeups::a_message_is_not_trusted_after_the_connection_for_requests_was_replaced",
+        test: "standalone::wakeups::message_is_not_trusted_after_the_request_connection_was_replaced",
     },
     Tested {
         name: "message-trusted-on-another-subscription",
@@ -131,7 +131,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "*subscription == 0",
         }],
-        test: "standalone::wakeups::a_message_is_not_trusted_after_the_subscription_was_replaced",
+        test: "standalone::wakeups::message_is_not_trusted_after_the_subscription_was_replaced",
     },
     Tested {
         name: "waiters-not-rung-after-resubscribing",
@@ -141,7 +141,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "let _: fn(&Mailboxes) = Mailboxes::notify_all;\n",
         }],
-        test: "standalone::wakeups::waiters_look_as_soon_as_a_broken_subscription_is_made_again",
+        test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
     },
     Tested {
         name: "broken-subscription-noticed-by-heartbeat",
@@ -151,7 +151,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "            () = gone.notified() => {}\n",
         }],
-        test: "standalone::wakeups::waiters_look_as_soon_as_a_broken_subscription_is_made_again",
+        test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
     },
     Tested {
         name: "old-local-hold-removes-the-new-one",
@@ -171,7 +171,7 @@ pub const TESTED: &[Tested] = &[
             times: 1,
             to: "                    let _ = (node, time);\n",
         }],
-        test: "lease::renewal::renewals_raise_the_least_token_of_a_client",
+        test: "lease::renewal::renewals_raise_the_minimum_token_of_a_client",
     },
     Tested {
         name: "poll-cap-ignored",

@@ -16,7 +16,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "let owner = Some(sought.owner());",
             "let owner = Some(sought.owner()).filter(|owner| owner.is_empty());",
         )],
-        test: "inspection::holders::is_held_by_takes_a_lease_or_an_owner_on_every_kind",
+        test: "inspection::holders::is_held_by_accepts_a_lease_or_an_owner_on_every_kind",
     },
     Tested {
         name: "lost-answer-of-a-release-counts-as-not-held",
@@ -43,7 +43,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "if failure.replicas().is_some() {",
             "if failure.replicas().is_some() && waiter.entry.is_none() {",
         )],
-        test: "replicas::grants::replicas_missed_by_a_waiter_keep_the_lock_from_nobody",
+        test: "replicas::grants::replicas_missed_by_a_waiter_leave_the_lock_to_the_next",
     },
     Tested {
         name: "siblings-of-a-lost-lease-sought-among-all",
@@ -52,7 +52,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
             "        let Some(own) = owned(lease) else { return };\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one).as_ref() == Some(&own)).map(|(key, _)| *key).collect();\n",
         )],
-        test: "lease::renewal::reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes",
+        test: "lease::renewal::reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mutexes",
     },
     Tested {
         name: "short-leases-wait-long-between-renewals",
@@ -61,12 +61,12 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "let pause = (lease.options().ttl / 30).min(PAUSES.1);",
             "let pause = (lease.options().ttl / 30).max(Duration::from_millis(50)).min(PAUSES.1);",
         )],
-        test: "lease::renewal::leases_of_100_ms_outlast_one_slow_renewal",
+        test: "lease::renewal::leases_of_100_ms_survive_one_slow_renewal",
     },
     Tested {
         name: "limit-of-zero-tries-nothing",
         edits: &[edit("src/lease/acquire.rs", "if limit.is_zero() {", "if limit > limit {")],
-        test: "standalone::time_limits::a_limit_of_zero_is_one_try",
+        test: "standalone::time_limits::lock_timeout_of_zero_tries_once",
     },
     Tested {
         name: "revoked-lease-says-lost",
@@ -75,7 +75,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "schedule.remove(lease, LeaseEnd::Revoked);",
             "schedule.remove(lease, LeaseEnd::Lost);",
         )],
-        test: "lease::end::a_lease_that_was_force_released_says_revoked",
+        test: "lease::end::lease_end_is_revoked_after_force_release",
     },
     Tested {
         name: "subscriber-not-verified",
@@ -89,7 +89,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "outage-said-for-each-failure",
         edits: &[edit("src/wire/node.rs", "begins.then(|| -> Report {", "true.then(|| -> Report {")],
-        test: "logs::an_outage_is_said_once_when_it_begins_and_once_when_it_ends",
+        test: "logs::outage_is_logged_once_when_it_starts_and_once_when_it_ends",
     },
     Tested {
         name: "section-resets-what-it-does-not-name",
@@ -98,12 +98,12 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "let mut all = base.clone();",
             "let mut all = Options { set_fields: base.set_fields, ..Options::new() };",
         )],
-        test: "options::options_of_a_section_override_only_what_it_names",
+        test: "options::options_of_a_section_override_only_the_named_ones",
     },
     Tested {
         name: "outage-limit-ignored",
         edits: &[edit("src/lease/acquire.rs", "unqueued: limit.unwrap_or(unqueued),", "unqueued,")],
-        test: "options::outage_limit_is_how_long_a_call_outlasts_an_outage",
+        test: "options::outage_limit_bounds_how_long_a_call_retries",
     },
     Tested {
         name: "evicting-server-accepted-in-silence",
@@ -112,7 +112,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "(finding.check == Check::Eviction\n                            || finding.check",
             "(finding.check",
         )],
-        test: "locks::doctor::doctor_warns_when_a_client_connects",
+        test: "locks::doctor::doctor_warning_is_logged_once_when_a_client_connects",
     },
     Tested {
         name: "doctor-blames-rights-for-a-wrong-password",
@@ -121,6 +121,6 @@ pub const TESTED_CLIENT: &[Tested] = &[
             "if findings.iter().any(Finding::is_usable) {",
             "if !findings.is_empty() {",
         )],
-        test: "locks::doctor::doctor_names_only_the_password_if_it_is_wrong",
+        test: "locks::doctor::doctor_reports_only_the_password_if_it_is_wrong",
     },
 ];

@@ -18,7 +18,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "(supporters(one), one.epoch)",
         }],
-        test: "sentinel::two_masters::sentinel_the_latest_configuration_counts",
+        test: "sentinel::two_masters::sentinel_latest_configuration_counts",
     },
     Tested {
         name: "accepted-token-forgotten",
@@ -28,7 +28,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "                    let _: fn(&Nodes, u64) = Nodes::accepted;\n",
         }],
-        test: "quorum::tokens::quorum_first_proposals_are_larger_than_what_was_accepted",
+        test: "quorum::tokens::quorum_first_proposal_exceeds_the_accepted_token",
     },
     Tested {
         name: "lost-lease-stays-on-a-minority",
@@ -38,7 +38,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "",
         }],
-        test: "quorum::leases::quorum_tells_of_a_loss_on_a_majority",
+        test: "quorum::leases::quorum_lease_is_lost_after_a_majority_lost_it",
     },
     Tested {
         name: "rejoin-waits-for-ttl-only",
@@ -48,7 +48,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "self.options.ttl.max(",
         }],
-        test: "quorum::rejoin::quorum_founding_outlasts_the_leases_of_either_side",
+        test: "quorum::rejoin::quorum_founding_waits_for_leases_of_either_side",
     },
     Tested {
         name: "rejoin-looks-once",
@@ -58,7 +58,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "if known(&after) <= Duration::MAX {",
         }],
-        test: "quorum::rejoin::quorum_rejoin_outlasts_a_longer_lease_that_is_granted_meanwhile",
+        test: "quorum::rejoin::quorum_rejoin_waits_for_a_longer_lease_granted_meanwhile",
     },
     Tested {
         name: "write-ttl-unchecked",
@@ -68,7 +68,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "",
         }],
-        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
     Tested {
         name: "max-hold-compared-with-ttl-only",
@@ -78,7 +78,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "            && longest < self.ttl\n",
         }],
-        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
     Tested {
         name: "no-readers-allowed",
@@ -88,7 +88,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "if self.max_readers == u32::MAX {",
         }],
-        test: "options::options_out_of_bounds_are_refused_before_anything_is_sent",
+        test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
     Tested {
         name: "inspection-shows-the-longest-ttl",
@@ -98,7 +98,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "seen[0].remaining",
         }],
-        test: "quorum::inspection::quorum_inspection_shows_what_a_majority_keeps",
+        test: "quorum::inspection::quorum_inspect_reports_holds_of_a_majority",
     },
     Tested {
         name: "inspection-shows-the-most-holds",
@@ -108,7 +108,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "seen[0].count",
         }],
-        test: "quorum::inspection::quorum_inspection_shows_what_a_majority_keeps",
+        test: "quorum::inspection::quorum_inspect_reports_holds_of_a_majority",
     },
     Tested {
         name: "inspection-shows-the-most-readers",
@@ -118,7 +118,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
             times: 1,
             to: "counts.first()",
         }],
-        test: "quorum::inspection::quorum_inspection_counts_the_readers_of_a_majority",
+        test: "quorum::inspection::quorum_inspect_counts_readers_of_a_majority",
     },
     Tested {
         name: "queue-entry-left-on-a-minority",

@@ -1,4 +1,5 @@
-//! Masters that die, hang, or come back, while clients hold locks on them and elsewhere.
+//! Cluster failovers: masters that die, hang or restart, while clients hold locks on them and on
+//! other masters.
 
 use std::time::Duration;
 
@@ -7,11 +8,12 @@ use tokio::time::{Instant, sleep};
 
 use super::{open, tag_at};
 use crate::support::failover::{
-    Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail, stat, told, urls,
+    Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, stat, told, urls,
 };
 use crate::support::{Deployment, Kind, Proxy, Topology, eventually, soon, ttl};
 
-/// What is renewed every 500 ms: no less is left if none is late.
+/// A TTL whose leases are renewed every 500 ms. If no renewal is late, they are valid for at least
+/// `LEFT` at any time.
 const SHORT: u64 = 1_500;
 const LEFT: Duration = Duration::from_millis(SHORT - SHORT / 3 - 450);
 
@@ -25,12 +27,12 @@ async fn watched(locks: &Locks, tag: &str) -> (Vec<crate::support::AnyGuard>, Wa
     (guards, watch)
 }
 
-/// A master is killed, and replaced by a replica that has missed the last writes.
+/// A master is killed, and replaced by a replica that missed its last writes.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_a_killed_master_is_replaced() {
+async fn cluster_clients_continue_after_a_master_was_killed() {
     let mut deployment = Deployment::start(Topology::Cluster).await;
     for server in deployment.all() {
-        // Otherwise the others serve nothing until the replica has taken over.
+        // By default, the other masters serve nothing until the replica has taken over.
         server.run::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await;
     }
     deployment.allow_failover().await;
@@ -56,44 +58,49 @@ async fn cluster_a_killed_master_is_replaced() {
     let start = Instant::now();
     deployment.masters_mut()[0].kill();
     deployment.replicas()[0].resume();
-    let took = fail(later.iter().map(|lock| lock.for_rival())).await;
+    let took = fail_all(later.iter().map(|lock| lock.for_rival())).await;
     println!("requests to a dead master fail after {took:?}");
     assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
     deployment.has_failed_over(0).await;
     println!("replaced after {:?}", start.elapsed());
-    // The same client goes on, with larger tokens; nobody else has what the replica knows to be held.
+    // The same client continues with larger tokens. Locks that the replica has stay held.
     for (lock, old) in later.iter().zip(&lost) {
-        let next = soon("taken again", lock.for_rival().lock()).await.unwrap();
+        let next = soon("the lock is acquired again", lock.for_rival().lock()).await.unwrap();
         assert!(next.token() > old.token(), "{next:?} after {old:?}");
         next.release().await.unwrap();
     }
-    println!("goes on after {:?}", start.elapsed());
-    for it in &survivors {
-        it.assert_held(&deployment).await;
+    println!("served again after {:?}", start.elapsed());
+    for held in &survivors {
+        held.assert_held(&deployment).await;
     }
     for old in lost {
-        soon("the holder learns", old.lease().lost()).await;
+        soon("the holder is notified of the loss", old.lease().lost()).await;
         println!("lost after {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(7), "told, before its deadline: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(7),
+            "notified only at its deadline: {:?}",
+            start.elapsed()
+        );
         assert!(matches!(old.release().await, Err(Error::Lost { .. })));
     }
-    // Renewed by the new master: none would last for so long.
+    // The new master has renewed the leases: without that, they would have expired.
     sleep(Duration::from_secs(9).saturating_sub(start.elapsed())).await;
-    for it in survivors {
-        it.assert_held(&deployment).await;
-        println!("handed over after {:?}", it.hand_over(&deployment).await);
+    for held in survivors {
+        held.assert_held(&deployment).await;
+        println!("granted to the waiter after {:?}", held.grant_to_waiter(&deployment).await);
     }
-    println!("left at least {:?} of {LEFT:?}", watch.least());
-    assert!(watch.least() > LEFT, "renewed late: {:?} left", watch.least());
+    println!("valid for at least {:?}, expected {LEFT:?}", watch.least());
+    assert!(watch.least() > LEFT, "a renewal was late: valid for only {:?}", watch.least());
     drop((elsewhere, later, locks, others));
     for master in deployment.masters() {
         master.assert_nothing_left().await;
     }
 }
 
-/// A master that hangs is not replaced here: nobody else has its slots.
+/// A master hangs and is not replaced. Requests to its slots fail in time, and those to other
+/// masters are not delayed.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_a_hung_master_holds_nobody_else_up() {
+async fn cluster_hung_master_does_not_delay_other_masters() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let (locks, others) = (open(&deployment, told()).await, open(&deployment, told()).await);
@@ -102,13 +109,13 @@ async fn cluster_a_hung_master_holds_nobody_else_up() {
     deployment.masters()[0].pause();
     for round in 0..3 {
         let hung = KINDS.map(|kind| kind.lock(&locks, &format!("{here}hung-{}", kind.name())));
-        let took = fail(hung).await;
+        let took = fail_all(hung).await;
         println!("requests to a hung master fail after {took:?}");
         assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
         let start = Instant::now();
         let other = Kind::Mutex.lock(&locks, &format!("{there}other-{round}"));
         other.lock().await.unwrap().release().await.unwrap();
-        println!("others: {:?}", start.elapsed());
+        println!("another master: {:?}", start.elapsed());
         assert!(start.elapsed() < NODE_TIMEOUT / 2, "{:?}", start.elapsed());
     }
     let start = Instant::now();
@@ -123,23 +130,24 @@ async fn cluster_a_hung_master_holds_nobody_else_up() {
     for kind in KINDS {
         let lock = kind.lock(&others, &format!("{here}hung-{}", kind.name()));
         let start = Instant::now();
-        let guard = soon("no orphan", lock.lock()).await.unwrap();
-        println!("after it hung: {:?}", start.elapsed());
+        let guard = soon("the hung request left no hold", lock.lock()).await.unwrap();
+        println!("after the master resumed: {:?}", start.elapsed());
         guard.release().await.unwrap();
     }
-    for it in contended {
-        it.assert_held(&deployment).await;
-        it.hand_over(&deployment).await;
+    for held in contended {
+        held.assert_held(&deployment).await;
+        held.grant_to_waiter(&deployment).await;
     }
-    println!("left at least {:?} of {LEFT:?}", watch.least());
-    assert!(watch.least() > LEFT, "renewed late: {:?} left", watch.least());
+    println!("valid for at least {:?}, expected {LEFT:?}", watch.least());
+    assert!(watch.least() > LEFT, "a renewal was late: valid for only {:?}", watch.least());
     drop((elsewhere, lock, locks, others));
     deployment.assert_nothing_left().await;
 }
 
-/// A master that hangs is replaced by its replica: nobody is told by a refusal.
+/// A hanging master is replaced by its replica: the old master refuses no request, so clients must
+/// find the new one after a time-out.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_a_hung_master_is_replaced() {
+async fn cluster_clients_continue_after_a_hung_master_was_replaced() {
     let mut deployment = Deployment::start(Topology::Cluster).await;
     deployment.allow_failover().await;
     let here = tag_at(&deployment, 0).await;
@@ -153,23 +161,24 @@ async fn cluster_a_hung_master_is_replaced() {
     let replaced = Instant::now();
     println!("replaced after {:?}", start.elapsed());
     let lock = Kind::Mutex.lock(&locks, &format!("{here}hung"));
-    eventually("the same client goes on", || async { lock.try_lock().await.is_ok() }).await;
-    println!("goes on {:?} later", replaced.elapsed());
+    eventually("the same client is served again", || async { lock.try_lock().await.is_ok() }).await;
+    println!("served again {:?} later", replaced.elapsed());
     assert!(replaced.elapsed() < 4 * NODE_TIMEOUT, "{:?}", replaced.elapsed());
-    eventually("the other as well", || async { contended[0].rival.try_lock().await.is_ok() }).await;
+    eventually("the other client is served again", || async { contended[0].rival.try_lock().await.is_ok() })
+        .await;
     sleep(Duration::from_secs(12).saturating_sub(start.elapsed())).await;
-    for it in contended {
-        it.assert_held(&deployment).await;
-        println!("handed over after {:?}", it.hand_over(&deployment).await);
+    for held in contended {
+        held.assert_held(&deployment).await;
+        println!("granted to the waiter after {:?}", held.grant_to_waiter(&deployment).await);
     }
     deployment.replicas()[0].resume();
     drop((lock, locks, others));
     deployment.assert_nothing_left().await;
 }
 
-/// The connections to one master fall silent, which serves whoever connects anew.
+/// The connections to one master fall silent, and new ones work.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_a_silent_connection_is_replaced() {
+async fn cluster_silent_connection_is_replaced() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let silent = Proxy::start(deployment.masters()[0].port()).await;
@@ -184,32 +193,33 @@ async fn cluster_a_silent_connection_is_replaced() {
         Contended::of_each_kind(&deployment, &here, &locks.with_options(options).unwrap(), &others).await;
     silent.hold_requests(true);
     sleep(Duration::from_secs(5)).await;
-    for it in &contended {
-        it.assert_held(&deployment).await;
+    for held in &contended {
+        held.assert_held(&deployment).await;
     }
     silent.hold_requests(false);
-    for it in contended {
-        println!("handed over after {:?}", it.hand_over(&deployment).await);
+    for held in contended {
+        println!("granted to the waiter after {:?}", held.grant_to_waiter(&deployment).await);
     }
-    println!("left at least {:?} of {LEFT:?}", watch.least());
-    assert!(watch.least() > LEFT, "renewed late: {:?} left", watch.least());
+    println!("valid for at least {:?}, expected {LEFT:?}", watch.least());
+    assert!(watch.least() > LEFT, "a renewal was late: valid for only {:?}", watch.least());
     drop((elsewhere, locks, others));
     silent.outlive_clients().await;
     rest.outlive_clients().await;
     deployment.assert_nothing_left().await;
 }
 
-/// A master restarts and loads for a while (LOADING); then it is gone with its replica, so that nobody serves its
-/// slots, and with them none (CLUSTERDOWN).
+/// A master restarts and loads its data for a while (LOADING). Then it dies with its replica, so
+/// that its slots, and with them all others, are not served (CLUSTERDOWN).
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_a_master_that_is_missing_fails_in_time() {
+async fn cluster_calls_fail_in_time_while_a_master_is_missing() {
     let mut deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let options = told().ttl(Duration::from_secs(60));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     let master = &deployment.masters()[0];
-    // Loading takes microseconds for each key, and requests are looked at now and then: every 2 MB, if that is not an option.
+    // With `key-load-delay`, each key takes microseconds to load. Meanwhile the server reads
+    // requests now and then: every 2 MB, where that is no option.
     let fill = "for i = 1, 1000 do redis.call('SET', KEYS[1] .. i, string.rep('x', 20000), 'PX', 120000) end";
     master.run::<()>(&["EVAL", fill, "1", &here]).await;
     master.run::<()>(&["CONFIG", "SET", "rdbcompression", "no"]).await;
@@ -225,35 +235,38 @@ async fn cluster_a_master_that_is_missing_fails_in_time() {
         KINDS.map(lock)
     };
     for _ in 0..2 {
-        let took = fail(missing(&here)).await;
-        println!("requests to a master that loads fail after {took:?}");
+        let took = fail_all(missing(&here)).await;
+        println!("requests to a loading master fail after {took:?}");
         assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
     }
     deployment.masters_mut()[0].is_back().await;
-    assert!(stat(&deployment.masters()[0], "evalsha", "rejected_calls").await > 0, "it said LOADING");
+    assert!(
+        stat(&deployment.masters()[0], "evalsha", "rejected_calls").await > 0,
+        "the master replied LOADING"
+    );
     let start = Instant::now();
     for lock in missing(&here) {
-        eventually("the same client goes on", || async { lock.try_lock().await.is_ok() }).await;
+        eventually("the same client is served again", || async { lock.try_lock().await.is_ok() }).await;
     }
-    println!("goes on after {:?}", start.elapsed());
-    // A connection that failed is made again after a second at most.
+    println!("served again after {:?}", start.elapsed());
+    // A failed connection is retried after a second at most.
     assert!(start.elapsed() < 2 * NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
-    for it in &contended {
-        it.assert_held(&deployment).await; // it was saved
+    for held in &contended {
+        held.assert_held(&deployment).await; // from the snapshot
     }
     deployment.allow_failover().await;
     deployment.replicas_mut()[0].kill();
     deployment.masters_mut()[0].kill();
-    let others_serve = || async { Kind::Mutex.lock(&others, &there).try_lock().await.is_ok() };
-    eventually("the others give up as well", || async { !others_serve().await }).await;
+    let is_served = || async { Kind::Mutex.lock(&others, &there).try_lock().await.is_ok() };
+    eventually("the other masters serve nothing", || async { !is_served().await }).await;
     for tag in [&here, &there] {
-        let took = fail(missing(tag)).await;
+        let took = fail_all(missing(tag)).await;
         println!("requests to a cluster that is down fail after {took:?}");
         assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
-        // A newcomer is patient for two node timeouts, and the last try takes one.
+        // An unqueued call retries for two node timeouts, and the last try takes one.
         let start = Instant::now();
         let outcome = missing(tag)[0].lock().await;
-        println!("a newcomer fails after {:?}", start.elapsed());
+        println!("an unqueued call fails after {:?}", start.elapsed());
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
         assert!(start.elapsed() < 3 * NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
     }
@@ -262,13 +275,13 @@ async fn cluster_a_master_that_is_missing_fails_in_time() {
     deployment.replicas_mut()[0].restart().await;
     for tag in [&here, &there] {
         for lock in missing(tag) {
-            eventually("the same client goes on", || async { lock.lock().await.is_ok() }).await;
+            eventually("the same client is served again", || async { lock.lock().await.is_ok() }).await;
         }
     }
-    println!("goes on after {:?}", start.elapsed());
-    for it in contended {
-        it.assert_held(&deployment).await;
-        println!("handed over after {:?}", it.hand_over(&deployment).await);
+    println!("served again after {:?}", start.elapsed());
+    for held in contended {
+        held.assert_held(&deployment).await;
+        println!("granted to the waiter after {:?}", held.grant_to_waiter(&deployment).await);
     }
     drop((locks, others));
     deployment.assert_nothing_left().await;

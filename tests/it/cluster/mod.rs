@@ -1,4 +1,4 @@
-//! Redis Cluster: failovers, slots that move, and which nodes a client uses.
+//! Redis Cluster: failovers, slots that move, and the nodes that a client uses.
 
 mod failover;
 mod nodes;
@@ -9,7 +9,7 @@ use redlatch::{Locks, Options};
 use crate::support::Deployment;
 use crate::support::failover::urls;
 
-/// A client that knows all masters.
+/// Opens a client whose seeds are all masters.
 pub async fn open(deployment: &Deployment, options: Options) -> Locks {
     Locks::builder()
         .cluster(urls("127.0.0.1", deployment.masters()))
@@ -19,7 +19,7 @@ pub async fn open(deployment: &Deployment, options: Options) -> Locks {
         .unwrap()
 }
 
-/// A hash tag whose slot this master has.
+/// A hash tag whose slot belongs to this master.
 pub async fn tag_at(deployment: &Deployment, master: usize) -> String {
     for number in 0.. {
         let tag = format!("{{{number}}}");
@@ -27,5 +27,5 @@ pub async fn tag_at(deployment: &Deployment, master: usize) -> String {
             return tag;
         }
     }
-    unreachable!("each has some")
+    unreachable!("each master has slots")
 }

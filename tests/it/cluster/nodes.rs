@@ -1,4 +1,4 @@
-//! A cluster is many servers, any of which may be listened to, named as a seed, or asked twice.
+//! The nodes of a cluster: subscriptions on any of them, seeds, repeated requests, and pools.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::{open, tag_at};
 use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, stat, told, urls};
 use crate::support::{Deployment, Proxy, Server, Topology, eventually, ttl};
 
-/// Who is told on another server than the lock's is told at once: on a master, on a replica, and wherever he listens
-/// after that one is gone.
+/// A waiter is notified at once although its client is subscribed to another server than the
+/// lock's: to a master, to a replica, and to any other server after that one has died.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_wakes_those_who_listen_elsewhere() {
+async fn cluster_waiter_is_notified_through_any_node() {
     let mut deployment = Deployment::start(Topology::Cluster).await;
     for server in deployment.all() {
-        // A server that has no sharded messages does not know these words.
+        // Servers without sharded channels do not know these rights.
         let _: Result<(), _> =
             server.try_run(&["ACL", "SETUSER", "default", "-ssubscribe", "-spublish"]).await;
     }
@@ -28,15 +28,15 @@ async fn cluster_wakes_those_who_listen_elsewhere() {
         for kind in KINDS {
             let name = format!("{tag}{}-{}", kind.name(), place.port());
             let contended = Contended::new(&deployment, kind, &name, &locks, &others).await;
-            assert_eq!(place.subscribers().await.len(), 1, "it listens there");
-            let took = contended.hand_over(&deployment).await;
-            println!("told at {} after {took:?}", place.port());
+            assert_eq!(place.subscribers().await.len(), 1, "the client is subscribed there");
+            let took = contended.grant_to_waiter(&deployment).await;
+            println!("notified at {} after {took:?}", place.port());
             assert!(took < Duration::from_millis(500), "{took:?}");
         }
         assert_eq!(deployment.subscriptions().await, 1);
         assert_no_requests_on_subscriptions(&deployment).await;
     }
-    // It was the only one that the client was given.
+    // That replica is the client's only seed.
     let others =
         Locks::builder().cluster([deployment.replicas()[2].url()]).options(told()).connect().await.unwrap();
     let mut contended = Vec::new();
@@ -48,17 +48,17 @@ async fn cluster_wakes_those_who_listen_elsewhere() {
     deployment.replicas_mut()[2].kill();
     let start = Instant::now();
     let (masters, replicas) = (deployment.masters(), &deployment.replicas()[..2]);
-    let listens = || async {
+    let is_subscribed = || async {
         let mut sum = 0;
         for server in masters.iter().chain(replicas) {
             sum += server.subscribers().await.len();
         }
         sum == 1
     };
-    eventually("it listens elsewhere", listens).await;
-    println!("listens again after {:?}", start.elapsed());
+    eventually("it is subscribed to another server", is_subscribed).await;
+    println!("subscribed again after {:?}", start.elapsed());
     for it in contended {
-        let took = it.hand_over(&deployment).await;
+        let took = it.grant_to_waiter(&deployment).await;
         println!("told after {took:?}");
         assert!(took < Duration::from_millis(500), "{took:?}");
     }
@@ -86,9 +86,10 @@ async fn assert_no_requests_on_subscriptions(deployment: &Deployment) {
     assert!(scripts > 0, "there are some");
 }
 
-/// The library sends a request again whose answer was lost, and tells nobody: the script runs twice.
+/// The client library repeats a request whose reply was lost, without reporting it: the script runs
+/// twice.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_counts_once_what_runs_twice() {
+async fn cluster_repeated_request_counts_once() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let proxy = Proxy::before(deployment.all().map(Server::port).collect()).await;
     let locks = Locks::builder()
@@ -109,19 +110,19 @@ async fn cluster_counts_once_what_runs_twice() {
             proxy.lose_next_reply();
             let guard = lock.lock().await.unwrap();
             let ran = runs().await - before;
-            assert!(ran >= 2 && proxy.lost() == lost + 1, "granted twice: {ran}");
+            assert!(ran >= 2 && proxy.lost() == lost + 1, "acquire should run twice: {ran}");
             let (counts, last_token) = deployment.holds_and_token(&watcher).await;
             assert_eq!(counts, [1], "{kind:?}");
             let token = guard.lease().fencing_token();
             assert_eq!(last_token, token.map(|token| token.get()));
-            // A lock to read shares the token of the last writer, and nobody has written.
+            // A reader shares the last writer's token, and there was no writer.
             assert!(token > last || kind.name() == "read", "{token:?} after {last:?}");
             last = token;
             let before = runs().await;
             proxy.lose_next_reply();
             guard.release().await.unwrap_or_else(|error| panic!("{kind:?} in round {round}: {error}"));
             let ran = runs().await - before;
-            assert!(ran >= 2 && proxy.lost() == lost + 2, "released twice: {ran}");
+            assert!(ran >= 2 && proxy.lost() == lost + 2, "release should run twice: {ran}");
             assert!(!deployment.is_locked(&watcher).await, "{kind:?}");
         }
     }
@@ -130,9 +131,9 @@ async fn cluster_counts_once_what_runs_twice() {
     deployment.assert_nothing_left().await;
 }
 
-/// Seeds that are dead, hang, or are none.
+/// Connecting with seeds that are dead, that hang, or that are not part of a cluster.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_opens_or_fails_in_time() {
+async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
     let mut deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let seeds = urls("127.0.0.1", deployment.masters());
@@ -146,7 +147,7 @@ async fn cluster_opens_or_fails_in_time() {
     }
     let outcome = Locks::builder().cluster(Vec::<String>::new()).connect().await;
     assert!(matches!(outcome, Err(Error::Config(ConfigError::Url { .. }))), "{outcome:?}");
-    println!("wrong ones fail after {:?}", start.elapsed());
+    println!("wrong seeds fail after {:?}", start.elapsed());
     assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
     let uses = async |tag: &str| {
         let start = Instant::now();
@@ -164,11 +165,11 @@ async fn cluster_opens_or_fails_in_time() {
         println!("opened after {opened:?}, used after {:?}", start.elapsed());
         assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
     };
-    // Its replica takes over: all slots are served although a seed is gone.
+    // The replica takes over, so all slots are served although a seed is dead.
     deployment.allow_failover().await;
     deployment.masters_mut()[0].kill();
     deployment.has_failed_over(0).await;
-    eventually("the cluster is well again", || async {
+    eventually("the cluster serves all slots", || async {
         let states = deployment.run::<String>(&["CLUSTER", "INFO"]).await;
         states.iter().all(|state| state.contains("cluster_state:ok"))
     })
@@ -178,31 +179,31 @@ async fn cluster_opens_or_fails_in_time() {
     deployment.masters()[1].pause();
     let start = Instant::now();
     let opened = Locks::builder().cluster(&seeds).options(told()).connect().await.map(drop);
-    println!("one dead and one hung: {opened:?} after {:?}", start.elapsed());
+    println!("one seed dead and one hung: {opened:?} after {:?}", start.elapsed());
     assert!(opened.is_ok() && start.elapsed() < NODE_TIMEOUT + SLACK, "{opened:?} {:?}", start.elapsed());
     deployment.masters()[2].pause();
     for _ in 0..2 {
         let start = Instant::now();
         let outcome = Locks::builder().cluster(&seeds).connect().await;
-        println!("none reachable: {outcome:?} after {:?}", start.elapsed());
+        println!("no seed reachable: {outcome:?} after {:?}", start.elapsed());
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
         assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
         deployment.kill();
     }
 }
 
-/// A pool cannot subscribe.
+/// A client on a pool must poll, since a pool cannot subscribe.
 fn polling(options: Options) -> Options {
     options.wakeups(Wakeups::Poll)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_an_exhausted_pool_starves_no_lease() {
+async fn cluster_exhausted_pool_does_not_block_renewal() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let mut config = Config::from_urls(urls("127.0.0.1", deployment.masters()));
     config.pool = Some(PoolConfig::new(1));
     let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
-    let _the_only_place = pool.get().await.unwrap();
+    let _only_connection = pool.get().await.unwrap();
     let locks =
         Locks::builder().cluster_pool(pool.clone()).options(polling(ttl(900))).connect().await.unwrap();
     let mut held = Vec::new();
@@ -211,7 +212,7 @@ async fn cluster_an_exhausted_pool_starves_no_lease() {
         held.push((lock.clone(), lock.lock().await.unwrap()));
     }
     sleep(Duration::from_millis(1_200)).await;
-    // Its connections break as well: it makes new ones beside the pool.
+    // The client's own connections break, too: it makes new ones beside the pool.
     deployment.kill_connections().await;
     sleep(Duration::from_millis(1_200)).await;
     for (lock, guard) in held {
@@ -223,9 +224,10 @@ async fn cluster_an_exhausted_pool_starves_no_lease() {
     deployment.assert_nothing_left().await;
 }
 
-/// Connections with a pool's settings have the library's timeouts, within the node timeout.
+/// Connections with a pool's settings use the client library's timeouts, bounded by the node
+/// timeout.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_a_pool_takes_longer_to_open_beside_a_server_that_hangs() {
+async fn cluster_pool_connects_beside_a_hung_server_with_a_longer_timeout() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let config = Config::from_urls(urls("127.0.0.1", deployment.masters()));

@@ -1,4 +1,4 @@
-//! Slots that move while their locks are held, waited for, and released.
+//! Slots that move while their locks are held, queued for and released.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,12 +12,13 @@ use super::{open, tag_at};
 use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, told};
 use crate::support::{Deployment, Kind, Topology, eventually, soon, ttl};
 
-/// A release is sent three times before the rest is left to the keeper.
+/// `release` sends the request three times within this time; then the keeper takes over.
 const RELEASE: Duration = Duration::from_secs(3);
 
-/// While a slot moves, its keys are in two places, and a server refuses what needs keys of both (ASK, TRYAGAIN).
+/// While a slot moves, its keys are on two servers, and each refuses requests for keys on both
+/// (ASK, TRYAGAIN).
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_a_lock_outlasts_the_move_of_its_slot() {
+async fn cluster_lock_stays_held_while_its_slot_moves() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (locks, others) = (open(&deployment, ttl(1_500)).await, open(&deployment, told()).await);
     let tag = tag_at(&deployment, 0).await;
@@ -30,57 +31,58 @@ async fn cluster_a_lock_outlasts_the_move_of_its_slot() {
     deployment.begin_move(&tag, 1).await;
     let refused = deployment.run::<String>(&["INFO", "errorstats"]).await.concat();
     assert!(!refused.contains("TRYAGAIN"), "{refused}");
-    let mut giving_back = JoinSet::new();
+    let mut releasing = JoinSet::new();
     let mut free = Vec::new();
     for (lock, guard) in released {
         free.push(lock);
-        giving_back.spawn(async move {
+        releasing.spawn(async move {
             let start = Instant::now();
             (guard.release().await, start.elapsed())
         });
     }
-    assert_nobody_else(&contended).await;
-    while let Some(outcome) = giving_back.join_next().await {
+    assert_no_other_holder(&contended).await;
+    while let Some(outcome) = releasing.join_next().await {
         let (outcome, took) = outcome.unwrap();
         assert!(matches!(outcome, Ok(()) | Err(Error::Redis { .. })), "{outcome:?}");
         assert!(took < RELEASE + SLACK, "{took:?}");
         println!("release during the move: {outcome:?} after {took:?}");
     }
     deployment.move_keys(&tag, 1).await;
-    assert_nobody_else(&contended).await;
+    assert_no_other_holder(&contended).await;
     let refused = deployment.run::<String>(&["INFO", "errorstats"]).await.concat();
     assert!(refused.contains("TRYAGAIN") && refused.contains("ASK"), "{refused}");
-    // Renewed for longer than its ttl, first at the old place and then at the new one.
+    // The leases are renewed for longer than their TTL, first on the old server and then on the
+    // new one.
     sleep(Duration::from_millis(1_600)).await;
     deployment.end_move(&tag, 1).await;
-    for it in &contended {
-        it.assert_held(&deployment).await;
-        assert_eq!(deployment.waiters(&it.lock).await, 1, "the queue has moved as well");
-        assert_eq!(deployment.owner(it.lock.key()).await, Some(1));
+    for held in &contended {
+        held.assert_held(&deployment).await;
+        assert_eq!(deployment.waiters(&held.lock).await, 1, "the queue has not moved");
+        assert_eq!(deployment.owner(held.lock.key()).await, Some(1));
     }
     for lock in free {
-        eventually("what failed to be released is given back", || async {
+        eventually("a failed release is repeated in the background", || async {
             !deployment.is_locked(&lock).await
         })
         .await;
     }
     sleep(Duration::from_millis(1_600)).await;
-    for it in contended {
-        it.assert_held(&deployment).await;
-        let took = it.hand_over(&deployment).await;
-        println!("handed over after {took:?}");
+    for held in contended {
+        held.assert_held(&deployment).await;
+        let took = held.grant_to_waiter(&deployment).await;
+        println!("granted to the waiter after {took:?}");
         assert!(took < NODE_TIMEOUT, "{took:?}");
     }
     drop((locks, others));
     deployment.assert_nothing_left().await;
 }
 
-/// Whoever else wants the lock is refused, or fails in time.
-async fn assert_nobody_else(contended: &[Contended]) {
+/// Checks that rivals are refused, or fail in time.
+async fn assert_no_other_holder(contended: &[Contended]) {
     let start = Instant::now();
     let mut tries = JoinSet::new();
-    for it in contended {
-        let rival = it.rival.for_another();
+    for held in contended {
+        let rival = held.rival.for_another();
         tries.spawn(async move { rival.try_lock().await });
     }
     while let Some(outcome) = tries.join_next().await {
@@ -89,15 +91,16 @@ async fn assert_nobody_else(contended: &[Contended]) {
     }
     println!("refused after {:?}", start.elapsed());
     assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
-    for it in contended {
-        assert!(!it.guard.lease().is_lost(), "{:?}", it.guard);
-        assert!(!it.waiting.is_finished(), "{:?}", it.guard);
+    for held in contended {
+        assert!(!held.guard.lease().is_lost(), "{:?}", held.guard);
+        assert!(!held.waiting.is_finished(), "{:?}", held.guard);
     }
 }
 
-/// Clients take turns while the slot goes back and forth: one at a time, with growing tokens.
+/// Nine clients acquire three locks in turn while the slot moves three times: one holder at a time,
+/// with growing tokens.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_turns_are_taken_while_the_slot_moves() {
+async fn cluster_clients_progress_while_the_slot_moves() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let tag = tag_at(&deployment, 0).await;
     let end = Arc::new(AtomicBool::new(false));
@@ -110,14 +113,14 @@ async fn cluster_turns_are_taken_while_the_slot_moves() {
             tasks.spawn(async move {
                 let (mut turns, mut failures) = (0, 0);
                 while !end.load(Ordering::SeqCst) {
-                    let guard = soon("a turn", lock.lock()).await.unwrap();
-                    assert!(!inside.swap(true, Ordering::SeqCst), "two at a time");
+                    let guard = soon("the lock is granted", lock.lock()).await.unwrap();
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two holders at a time");
                     let before = highest.swap(guard.token(), Ordering::SeqCst);
                     assert!(before < guard.token(), "{before} before {}", guard.token());
                     sleep(Duration::from_millis(2)).await;
                     assert!(!guard.lease().is_lost());
                     assert!(inside.swap(false, Ordering::SeqCst));
-                    match soon("a release", guard.release()).await {
+                    match soon("release() returns", guard.release()).await {
                         Ok(()) => turns += 1,
                         Err(Error::Redis { .. }) => failures += 1,
                         Err(error) => panic!("{error:?}"),

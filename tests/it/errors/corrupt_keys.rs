@@ -1,4 +1,4 @@
-//! Keys beside that of a lock that hold something else.
+//! Corrupt companion keys: the token counter and the queue.
 
 use redlatch::{Error, Operation};
 
@@ -24,7 +24,7 @@ async fn acquire_names_a_corrupt_companion_key() {
         let lock = kind.lock(&locks, kind.name());
         let name = kind.name();
         let (fence, waiters) = (format!("{{lock:{name}}}:fence"), format!("{{lock:{name}}}:waiters"));
-        let spoilt: [(&[&str], &str, &str); 6] = [
+        let corrupted: [(&[&str], &str, &str); 6] = [
             (&["SET", &fence, "soup"], &fence, "is not an integer"),
             (&["SET", &fence, "1.5"], &fence, "is not an integer"),
             (&["SET", &fence, "9007199254740991"], &fence, "has reached 2^53"),
@@ -32,9 +32,9 @@ async fn acquire_names_a_corrupt_companion_key() {
             (&["RPUSH", &fence, "1"], &fence, "is not a string"),
             (&["SET", &waiters, "soup"], &waiters, "is not a sorted set"),
         ];
-        for (spoil, key, what) in spoilt {
+        for (spoil, key, what) in corrupted {
             if kind == Kind::Read && what == "has reached 2^53" {
-                continue; // a reader takes the last token
+                continue; // a reader shares the last token
             }
             server.run::<()>(&["FLUSHALL"]).await;
             server.run::<()>(spoil).await;
@@ -48,8 +48,8 @@ async fn acquire_names_a_corrupt_companion_key() {
     }
 }
 
-/// Neither a release nor an inspection needs them where no client waits. A revocation marks its
-/// attempt in the queue.
+/// Without waiters, neither release nor inspection reads these keys. A force release marks the
+/// revoked attempt in the queue, so it fails.
 #[tokio::test]
 async fn only_force_release_fails_on_a_corrupt_queue() {
     let server = Server::start().await;

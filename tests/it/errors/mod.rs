@@ -1,4 +1,5 @@
-//! What errors say: which operation failed, on which lock and server, why, and what is known of it.
+//! Errors: the failed operation, its lock and server, the cause, and whether the request may have
+//! run.
 
 mod corrupt_keys;
 mod outcomes;
@@ -13,7 +14,7 @@ use crate::support::{AnyLock, Kind, Server};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// What the client library said.
+/// The client library's error.
 fn cause(error: &Error) -> &RedisError {
     error.source().unwrap().downcast_ref().unwrap_or_else(|| panic!("{error:?}"))
 }
@@ -30,7 +31,7 @@ async fn inspect(lock: &AnyLock) -> Result<(), Error> {
     }
 }
 
-/// What an error names.
+/// Checks the operation, lock and server of an error, and the beginning of its text.
 #[track_caller]
 fn assert_names(error: &Error, operation: Operation, lock: &str, server: Option<&str>) {
     let context = error.context().unwrap_or_else(|| panic!("{error:?}"));
@@ -44,7 +45,7 @@ fn assert_names(error: &Error, operation: Operation, lock: &str, server: Option<
 
 #[tokio::test]
 async fn error_text_does_not_repeat_its_source() {
-    // No server listens there.
+    // No server listens on these ports.
     let (one, other) = ("redis://127.0.0.1:1/", "redis://127.0.0.1:2/");
     let refused = Locks::open(one).await.unwrap_err();
     assert!(cause(&refused).is_connection_refusal(), "{refused:?}");
@@ -52,7 +53,7 @@ async fn error_text_does_not_repeat_its_source() {
     assert!(refused.is_transient() && !refused.is_indeterminate());
 
     let too_few = Locks::builder().quorum([one, other]).connect().await.unwrap_err();
-    assert!(too_few.source().is_none(), "it has two causes: {too_few:?}");
+    assert!(too_few.source().is_none(), "two causes are no single source: {too_few:?}");
     let text = too_few.to_string();
     assert_eq!(text.matches("Connection refused").count(), 2, "{text}");
     let Error::NoQuorum { nodes, .. } = too_few else { panic!("{too_few:?}") };
@@ -146,12 +147,12 @@ async fn work_under_a_lost_lease_names_its_lock() {
 }
 
 #[tokio::test]
-async fn quorum_error_counts_what_each_node_answered() {
+async fn quorum_error_counts_the_reply_of_each_node() {
     let mut servers = [Server::start().await, Server::start().await, Server::start().await];
     let locks =
         Locks::builder().quorum(servers.iter().map(Server::url)).options(options()).connect().await.unwrap();
     let mutex = locks.mutex("counted").unwrap();
-    // Of the majority that is left, one node has another holder.
+    // One of the two live nodes has another holder.
     servers[0].run::<()>(&["SET", "lock:counted", "another", "PX", "60000"]).await;
     servers[2].kill();
     let error = mutex.force_release().await.unwrap_err();

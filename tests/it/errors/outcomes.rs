@@ -1,29 +1,29 @@
-//! Whether a request that failed has taken effect, and whether a retry may help. The oracle is what
-//! the server has.
+//! `is_indeterminate` and `is_transient`: whether a failed request may have run, and whether a
+//! retry may help. The tests compare with the server's keys.
 
 use redlatch::{Error, Locks, Operation};
 
 use super::{KINDS, assert_names, cause, inspect, options};
 use crate::support::{Proxy, Server};
 
-/// A proxy passes a request on, and then answers with an error of its own.
+/// A proxy forwards a request, and then replies with an error of its own.
 #[tokio::test]
-async fn acquire_answered_with_an_unknown_error_leaves_no_lock_behind() {
+async fn acquire_with_an_unknown_error_leaves_no_lock() {
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
     let locks = Locks::builder().server(proxy.url()).options(options()).connect().await.unwrap();
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
-        // The server knows the scripts from now on.
+        // This loads the scripts.
         lock.lock().await.unwrap().release().await.unwrap();
         for (waits, failures) in [(false, 1), (true, 1), (false, 3)] {
-            proxy.fail_replies(failures); // beyond the first, those to releases
+            proxy.fail_replies(failures); // all but the first hit releases
             let outcome = if waits { lock.lock().await.map(drop) } else { lock.try_lock().await.map(drop) };
             let error = outcome.unwrap_err();
             locks.settled().await;
-            assert_eq!(proxy.failures_left(), 0, "{kind:?}: the release was sent until it was answered");
+            assert_eq!(proxy.failures_left(), 0, "{kind:?}: the release was not retried");
             let held: u32 = server.run(&["EXISTS", &format!("lock:{}", kind.name())]).await;
-            assert_eq!(held, 0, "{kind:?}: no client holds it; waits: {waits}, {failures} failures");
+            assert_eq!(held, 0, "{kind:?}: the lock is left; waits: {waits}, {failures} failures");
             assert!(cause(&error).to_string().contains("upstream failure"), "{error:?}");
             assert!(error.is_indeterminate() && !error.is_transient(), "{error:?}");
         }
@@ -33,7 +33,7 @@ async fn acquire_answered_with_an_unknown_error_leaves_no_lock_behind() {
 }
 
 #[tokio::test]
-async fn release_answered_with_an_unknown_error_is_indeterminate() {
+async fn release_with_an_unknown_error_is_indeterminate() {
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
     let locks = Locks::builder().server(proxy.url()).options(options()).connect().await.unwrap();
@@ -45,7 +45,7 @@ async fn release_answered_with_an_unknown_error_is_indeterminate() {
         let error = guard.release().await.unwrap_err();
         assert!(error.is_indeterminate(), "{error:?}");
         assert_eq!(error.context().unwrap().operation(), Operation::Release, "{error:?}");
-        // To read has no effect that could be unknown.
+        // A read has no effect that could be unknown.
         proxy.fail_replies(1);
         let error = inspect(&lock).await.unwrap_err();
         assert!(!error.is_indeterminate(), "{error:?}");
@@ -57,14 +57,14 @@ async fn release_answered_with_an_unknown_error_is_indeterminate() {
 }
 
 #[tokio::test]
-async fn release_whose_first_answer_is_lost_is_indeterminate_whatever_fails_last() {
+async fn release_is_indeterminate_if_its_first_reply_was_lost() {
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
     let locks = Locks::builder().server(proxy.url()).options(options()).connect().await.unwrap();
     let mutex = locks.mutex("lost").unwrap();
-    mutex.lock().await.unwrap().release().await.unwrap(); // the server knows the scripts from now on
+    mutex.lock().await.unwrap().release().await.unwrap(); // loads the scripts
     let guard = mutex.lock().await.unwrap();
-    proxy.be_deaf(true); // the later deliveries are not sent
+    proxy.be_deaf(true); // later deliveries do not arrive
     proxy.lose_next_reply();
     let error = guard.release().await.unwrap_err();
     assert_eq!(server.run::<u32>(&["EXISTS", "lock:lost"]).await, 0, "the first delivery has released it");
@@ -76,9 +76,9 @@ async fn release_whose_first_answer_is_lost_is_indeterminate_whatever_fails_last
     proxy.outlive_clients().await;
 }
 
-/// What a server refuses up front has not run, and needs no release.
+/// An acquire that the server refuses up front has not run, so no release follows.
 #[tokio::test]
-async fn acquire_refused_up_front_has_no_effect_and_is_not_followed_up() {
+async fn acquire_refused_up_front_is_not_released() {
     let server = Server::start().await;
     let address = format!("127.0.0.1:{}", server.port());
     let locks = server.locks_with(options()).await;
@@ -130,7 +130,7 @@ async fn acquire_refused_up_front_has_no_effect_and_is_not_followed_up() {
 }
 
 #[tokio::test]
-async fn try_on_a_silent_server_may_have_taken_effect() {
+async fn try_on_a_silent_server_is_indeterminate() {
     let server = Server::start().await;
     let locks = server.locks_with(options()).await;
     for kind in KINDS {

@@ -1,4 +1,4 @@
-//! A client whose runtime has ended says so, whatever it is asked.
+//! Calls of a client whose runtime has ended.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ fn assert_ended(outcome: Result<(), Error>, operation: Operation) {
     assert!(!error.is_transient(), "{error:?}");
 }
 
-/// On one server and on a quorum.
+/// All calls return `RuntimeEnded`, on one server and on a quorum.
 #[test]
-fn every_call_after_the_clients_runtime_says_so() {
+fn every_call_fails_after_the_clients_runtime_ended() {
     let second = runtime();
     let servers =
         second.block_on(async { [Server::start().await, Server::start().await, Server::start().await] });
@@ -41,7 +41,7 @@ fn every_call_after_the_clients_runtime_says_so() {
             let guard = first.block_on(lock.lock()).unwrap();
             let downgraded = first.block_on(kind.lock(&locks, &format!("{name}2")).lock()).unwrap();
             drop(first);
-            second.block_on(soon("it waits for nothing", async {
+            second.block_on(soon("no call waits", async {
                 assert_ended(lock.try_lock().await.map(drop), Operation::Acquire);
                 assert_ended(lock.lock().await.map(drop), Operation::Acquire);
                 assert_ended(inspect(&lock).await, Operation::Inspect);
@@ -55,9 +55,9 @@ fn every_call_after_the_clients_runtime_says_so() {
     }
 }
 
-/// A client in a static, and a runtime for each test: the second one is told at once what is wrong.
+/// A client in a static and one runtime for each test: calls of the second test fail at once.
 #[test]
-fn clients_end_with_their_runtime() {
+fn calls_fail_at_once_after_the_clients_runtime_ended() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (outer, second) = (runtime(), runtime());
     let server = outer.block_on(Server::start());
@@ -74,7 +74,7 @@ fn clients_end_with_their_runtime() {
                 assert!(matches!(outcome, Err(Error::RuntimeEnded { .. })), "{kind:?}: {outcome:?}");
             }
             assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
-            soon("nothing is given back any more", locks.settled()).await;
+            soon("settled() returns", locks.settled()).await;
         });
     }
     drop((second, server, outer));

@@ -1,10 +1,10 @@
-//! Which lease and which owner holds a lock.
+//! `is_held_by`, with a lease and with an owner.
 
 use redlatch::{Options, Owner};
 
 use crate::support::{Deployment, Topology};
 
-/// How often a word is in the fields and values of the key, on each server.
+/// How many fields and values of the key have this word, on each server.
 async fn words(deployment: &Deployment, key: &str, word: &str) -> Vec<usize> {
     let fields: Vec<Vec<String>> = deployment.run_at(key, &["HGETALL", key]).await;
     fields.into_iter().map(|fields| fields.iter().filter(|field| field.contains(word)).count()).collect()
@@ -15,9 +15,9 @@ async fn assert_server_has(deployment: &Deployment, key: &str, owner: &Owner, ha
     assert!(found.iter().all(|found| (*found > 0) == has), "{key}: {found:?} of {owner:?}");
 }
 
-/// By a lease and by an owner, on each kind, and as the server's own commands show it.
+/// Compares `is_held_by` of every kind with the server's keys.
 #[tokio::test(flavor = "multi_thread")]
-async fn is_held_by_takes_a_lease_or_an_owner_on_every_kind() {
+async fn is_held_by_accepts_a_lease_or_an_owner_on_every_kind() {
     for topology in [Topology::Standalone, Topology::Quorum3] {
         let deployment = Deployment::start(topology).await;
         let locks = deployment.client(Options::new()).await;
@@ -30,7 +30,7 @@ async fn is_held_by_takes_a_lease_or_an_owner_on_every_kind() {
         let replaced =
             deployment.run_at::<String>("lock:x", &["SET", "lock:x", "other", "XX", "KEEPTTL"]).await;
         assert_eq!(replaced.len(), topology.nodes());
-        assert!(!mutex.is_held_by(&lease).await.unwrap(), "another holder has it");
+        assert!(!mutex.is_held_by(&lease).await.unwrap(), "another client holds the lock");
         deployment.run_at::<i64>("lock:x", &["DEL", "lock:x"]).await;
         drop(guard);
 
@@ -44,7 +44,7 @@ async fn is_held_by_takes_a_lease_or_an_owner_on_every_kind() {
         assert!(!reentrant.is_held_by(&other).await.unwrap());
         let z = locks.reentrant("z").unwrap();
         let elsewhere = z.with_owner(&mine).lock().await.unwrap();
-        assert!(!reentrant.is_held_by(elsewhere.lease()).await.unwrap(), "it is a lease of another lock");
+        assert!(!reentrant.is_held_by(elsewhere.lease()).await.unwrap(), "the lease is of another lock");
         deployment.run_at::<i64>("lock:y", &["DEL", "lock:y"]).await;
         assert!(
             !reentrant.is_held_by(&mine).await.unwrap()
@@ -67,14 +67,17 @@ async fn is_held_by_takes_a_lease_or_an_owner_on_every_kind() {
         assert!(prices.is_locked().await.unwrap());
         let gone = beside.lease().clone();
         beside.release().await.unwrap();
-        assert!(!prices.is_held_by(&gone).await.unwrap(), "others still read");
+        assert!(!prices.is_held_by(&gone).await.unwrap(), "only other readers are left");
         let writing = prices.with_owner(&mine).write().await.unwrap();
         assert!(prices.is_held_by(writing.lease()).await.unwrap());
         let gone = writing.lease().clone();
         writing.release().await.unwrap();
         assert_server_has(&deployment, "lock:prices", &mine, true).await;
         assert!(prices.is_held_by(&mine).await.unwrap() && prices.is_held_by(reading.lease()).await.unwrap());
-        assert!(!prices.is_held_by(&gone).await.unwrap(), "its owner reads, and the lease was to write");
+        assert!(
+            !prices.is_held_by(&gone).await.unwrap(),
+            "the owner still reads, but the write lease has ended"
+        );
         reading.release().await.unwrap();
         assert!(!prices.is_locked().await.unwrap() && !prices.is_held_by(&mine).await.unwrap());
         assert_eq!(

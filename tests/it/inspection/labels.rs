@@ -1,4 +1,4 @@
-//! Labels: `inspect` says which client holds a lock, and nothing else changes.
+//! Labels: `inspect` reports the holder's client name and label.
 
 use redlatch::{Holder, Locks, Owner};
 
@@ -14,7 +14,7 @@ fn labels(holder: &Holder) -> (Option<&str>, Option<&str>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn inspect_of_another_client_shows_name_and_label() {
+async fn inspect_reports_client_name_and_label() {
     let server = Server::start().await;
     let other = server.locks().await;
     for (builder, expected) in [
@@ -27,7 +27,7 @@ async fn inspect_of_another_client_shows_name_and_label() {
         let guard = locks.mutex("m").unwrap().lock().await.unwrap();
         let seen = other.mutex("m").unwrap().inspect().await.unwrap();
         assert_eq!(labels(&seen.holders[0]), expected);
-        // The server's record: 32 digits, and not a byte more for a client without labels.
+        // The attempt on the server: 32 digits, and no further byte for a client without labels.
         let attempt: String = server.run(&["GET", "lock:m"]).await;
         let suffix = match expected {
             (None, None) => String::new(),
@@ -47,7 +47,7 @@ async fn inspect_of_another_client_shows_name_and_label() {
         let seen = other.rwlock("rw").unwrap().inspect().await.unwrap();
         assert_eq!(labels(seen.writer.as_ref().unwrap()), expected);
         assert!(rwlock.is_held_by(guard.lease()).await.unwrap());
-        // One reader is stored in another way than several.
+        // A sole reader and several readers have different layouts.
         let one = guard.downgrade().await.unwrap();
         let seen = other.rwlock("rw").unwrap().inspect().await.unwrap();
         assert_eq!(labels(&seen.readers[0]), expected);
@@ -62,9 +62,9 @@ async fn inspect_of_another_client_shows_name_and_label() {
     }
 }
 
-/// The server answers with the owner, which several clients may share.
+/// For a hold with an owner, the server replies with the owner, which several clients may share.
 #[tokio::test(flavor = "multi_thread")]
-async fn inspect_shows_no_label_of_a_hold_with_an_owner() {
+async fn inspect_reports_no_label_for_a_hold_with_an_owner() {
     let server = Server::start().await;
     let (locks, owner) = (labelled(&server, "billing", "pod-7").await, Owner::new());
     let reentrant = locks.reentrant("re").unwrap().with_owner(&owner);
@@ -73,7 +73,7 @@ async fn inspect_shows_no_label_of_a_hold_with_an_owner() {
     let seen = reentrant.inspect().await.unwrap();
     assert_eq!((seen.holders[0].count, labels(&seen.holders[0])), (2, (None, None)));
     assert_eq!(seen.holders[0].owner, owner.to_string());
-    // Two attempts are in the hash, and their labels with them.
+    // The hash has both attempts with their labels.
     let fields: Vec<String> = server.run(&["HKEYS", "lock:re"]).await;
     assert_eq!(fields.iter().filter(|field| field.ends_with(":billing:pod-7")).count(), 2, "{fields:?}");
     inner.release().await.unwrap();
@@ -85,7 +85,7 @@ async fn inspect_shows_no_label_of_a_hold_with_an_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn inspect_shows_attempts_of_other_programs() {
+async fn inspect_reports_attempts_of_other_programs() {
     let server = Server::start().await;
     let mutex = server.locks().await.mutex("x").unwrap();
     for word in ["a", "backup@host-3:1234", "8743c9c0-0795-4907-87fd-6c719a6b4586:61:a", "two words:a:b"] {
@@ -93,7 +93,7 @@ async fn inspect_shows_attempts_of_other_programs() {
         let seen = mutex.inspect().await.unwrap();
         assert_eq!((seen.holders[0].owner.as_str(), labels(&seen.holders[0])), (word, (None, None)));
     }
-    // A program that writes its labels in the same form is named like a client of this library.
+    // A program that writes labels in the same form is reported like a client of this crate.
     let word = format!("{}:cron:host-3", "0123456789abcdef".repeat(2));
     server.run::<()>(&["SET", "lock:x", &word, "PX", "60000"]).await;
     let seen = mutex.inspect().await.unwrap();
@@ -101,7 +101,7 @@ async fn inspect_shows_attempts_of_other_programs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn debug_and_display_show_the_labels_and_no_complete_attempt() {
+async fn holder_display_has_labels_and_a_shortened_attempt() {
     let server = Server::start().await;
     let locks = labelled(&server, "billing", "pod-7").await;
     let mutex = locks.mutex("x").unwrap();
@@ -109,12 +109,12 @@ async fn debug_and_display_show_the_labels_and_no_complete_attempt() {
     let seen = mutex.inspect().await.unwrap();
     let attempt: String = server.run(&["GET", "lock:x"]).await;
     let (debug, line) = (format!("{seen:?}"), seen.holders[0].to_string());
-    assert!(debug.contains(r#"client_name: Some("billing"), label: Some("pod-7")"#), "{debug}");
+    assert_eq!(labels(&seen.holders[0]), (Some("billing"), Some("pod-7")));
     let start = format!("billing:pod-7 ({}…), 1 hold, ", &attempt[..8]);
     assert!(line.starts_with(&start) && line.ends_with("s left"), "{line}");
     assert!(!debug.contains(&attempt[..9]) && !line.contains(&attempt[..9]), "{debug} {line}");
     guard.release().await.unwrap();
-    // What another program wrote cannot break a line of a log.
+    // Another program's value cannot break a log line.
     server.run::<()>(&["SET", "lock:x", "\u{1b}[2J\nroot logged in", "PX", "60000"]).await;
     let line = mutex.inspect().await.unwrap().holders[0].to_string();
     assert!(line.starts_with(r"\u{1b}[2J\nroo…, 1 hold, "), "{line}");
@@ -149,10 +149,10 @@ async fn longest_labels_fit_into_every_request() {
     }
 }
 
-/// A message names the attempt: with labels it reaches the mailbox as well. A waiter that does not
-/// receive it polls, which is a script more for each release.
+/// A message names the attempt, so it must reach the mailbox with labels, too. A waiter that does
+/// not receive it polls, which is one more script for each release.
 #[tokio::test(flavor = "multi_thread")]
-async fn labelled_waiters_are_granted_the_lock_by_the_message() {
+async fn labelled_waiters_are_notified() {
     const ROUNDS: u64 = 5;
     let server = Server::start().await;
     let holding = labelled(&server, "billing", "pod-7").await.mutex("x").unwrap();
@@ -165,13 +165,13 @@ async fn labelled_waiters_are_granted_the_lock_by_the_message() {
         let task = queued(count, async move { mutex.lock().await }).await;
         let before = server.scripts_run().await;
         guard.release().await.unwrap();
-        let next = soon("granted", task).await.unwrap().unwrap();
+        let next = soon("the lock is granted", task).await.unwrap().unwrap();
         scripts += server.scripts_run().await - before;
         let seen = holding.inspect().await.unwrap();
         assert_eq!(labels(&seen.holders[0]), (Some("billing"), Some("pod-8")));
         next.release().await.unwrap();
     }
-    // A poll may fall between the two by chance, but not in every round.
+    // A poll may happen between release and message by chance, but not in every round.
     assert!(scripts < 2 * ROUNDS, "{scripts} scripts for {ROUNDS} releases");
     drop((holding, waiting));
     server.assert_nothing_left().await;

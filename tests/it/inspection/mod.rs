@@ -1,4 +1,4 @@
-//! What `inspect` and `is_held_by` report.
+//! `inspect` and `is_held_by`.
 
 mod holders;
 mod labels;

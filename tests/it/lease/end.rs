@@ -1,4 +1,4 @@
-//! How a lease ended, as the tasks learn that have a clone of it.
+//! `LeaseEnd`: how a lease ended, as tasks with a clone of the lease see it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::{AnyGuard, Deployment, Kind, Server, Topology, eventually, s
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// What a task learns that waits for the end of a lease, and what one learns that works under it.
+/// A task that waits for the end of a lease, and a task that works under it.
 struct Watch {
     lease: Lease,
     waiting: JoinHandle<LeaseEnd>,
@@ -31,19 +31,19 @@ impl Watch {
         Watch { lease, waiting, working }
     }
 
-    /// The end, which all agree upon and which stays, and what was returned instead of the work.
+    /// Returns the end, on which all calls agree, and the error that `while_held` returned.
     async fn ends(self) -> (LeaseEnd, Error) {
-        let end = soon("it waits for the end", self.waiting).await.unwrap();
-        let error = soon("its work is dropped", self.working).await.unwrap().unwrap_err();
+        let end = soon("lost() returns", self.waiting).await.unwrap();
+        let error = soon("while_held() returns", self.working).await.unwrap().unwrap_err();
         assert!(self.lease.is_lost());
         assert_eq!((self.lease.ended(), self.lease.lost().await), (Some(end), end));
         (end, error)
     }
 }
 
-/// By the guard's holder.
+/// The holder releases, drops or leaks its guard, or downgrades.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_was_given_up_does_not_say_lost() {
+async fn lease_end_is_released_or_leaked_by_its_holder() {
     for topology in [Topology::Standalone, Topology::Quorum3] {
         let deployment = Deployment::start(topology).await;
         let locks = deployment.client(Options::new()).await;
@@ -58,19 +58,19 @@ async fn a_lease_that_was_given_up_does_not_say_lost() {
                 "{end:?} {error:?}"
             );
 
-            let guard = soon("free", lock.lock()).await.unwrap();
+            let guard = soon("the lock is granted", lock.lock()).await.unwrap();
             let watch = Watch::of(&guard);
             drop(guard);
             assert_eq!(watch.ends().await.0, LeaseEnd::Released, "dropped");
 
-            let guard = soon("free", lock.lock()).await.unwrap();
+            let guard = soon("the lock is granted", lock.lock()).await.unwrap();
             let watch = Watch::of(&guard);
             guard.leak();
             let (end, error) = watch.ends().await;
             assert!(end == LeaseEnd::Leaked && matches!(error, Error::Released { .. }), "{end:?} {error:?}");
             let kept = deployment.run_at::<i64>(lock.key(), &["EXISTS", lock.key()]).await;
             let kept = kept.iter().sum::<i64>();
-            assert!(kept >= topology.majority() as i64, "{kept} servers keep what was leaked");
+            assert!(kept >= topology.majority() as i64, "{kept} servers still hold the leaked lock");
         }
         let AnyGuard::Write(writing) = Kind::Write.lock(&locks, "down").lock().await.unwrap() else {
             unreachable!("it writes")
@@ -82,9 +82,9 @@ async fn a_lease_that_was_given_up_does_not_say_lost() {
     }
 }
 
-/// The server says so before the deadline.
+/// The server reports the loss before the deadline.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_was_force_released_says_revoked() {
+async fn lease_end_is_revoked_after_force_release() {
     for topology in [Topology::Standalone, Topology::Quorum3] {
         let deployment = Deployment::start(topology).await;
         let locks = deployment.client(ttl(3_000)).await;
@@ -106,9 +106,9 @@ async fn a_lease_that_was_force_released_says_revoked() {
     }
 }
 
-/// Its deadline passes.
+/// The deadline passes: renewal is off, or the server hangs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_not_renewed_says_lost() {
+async fn lease_end_is_lost_after_its_deadline() {
     let server = Server::start().await;
     let locks = server.locks_with(ttl(600).node_timeout(Duration::from_secs(1))).await;
     let never = locks.with_options(ttl(300).renewal(Renewal::Never)).unwrap();
@@ -117,7 +117,7 @@ async fn a_lease_that_is_not_renewed_says_lost() {
         let watch = Watch::of(&guard);
         let (end, error) = watch.ends().await;
         assert!(end == LeaseEnd::Lost && matches!(error, Error::Lost { .. }), "{end:?} {error:?}");
-        // What its holder does later does not change it.
+        // A later release does not change the end.
         let lease = guard.lease().clone();
         assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
         assert_eq!(lease.ended(), Some(LeaseEnd::Lost));
@@ -134,5 +134,5 @@ async fn a_lease_that_is_not_renewed_says_lost() {
     }
     server.resume();
     let keys = || async { server.run::<Vec<String>>(&["KEYS", "lock:*"]).await };
-    eventually("given back", || async { keys().await.is_empty() }).await;
+    eventually("the locks are released", || async { keys().await.is_empty() }).await;
 }

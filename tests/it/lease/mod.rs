@@ -1,4 +1,4 @@
-//! Leases: how they are renewed, and how they end.
+//! `Lease`: renewal, and the end of a lease.
 
 mod end;
 mod renewal;

@@ -1,4 +1,5 @@
-//! Renewals: of 10,000 leases, of short ones, and what a client learns from them.
+//! Renewals: 10,000 leases at a time, short leases, and the minimum token of a client that only
+//! renews.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ async fn ten_thousand_leases_are_renewed(kind: Kind) {
     let locks = server.locks_with(ttl(4_000)).await;
     let guards = ten_thousand_leases(kind, &locks).await;
     let clients: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]).await;
-    assert!(clients.lines().count() <= 2, "one connection, and this one:\n{clients}");
+    assert!(clients.lines().count() <= 2, "the client's connection and the test's:\n{clients}");
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {
         let lost = guards.iter().filter(|guard| guard.lease().is_lost()).count();
@@ -40,7 +41,7 @@ async fn ten_thousand_leases_are_renewed(kind: Kind) {
     }
     drop(guards);
     drop(locks);
-    eventually("all are released in the background", || async {
+    eventually("all locks are released in the background", || async {
         server.run::<Vec<String>>(&["KEYS", "lock:many-*"]).await.is_empty()
     })
     .await;
@@ -57,10 +58,10 @@ async fn reentrant_standalone_ten_thousand_leases_are_renewed() {
     ten_thousand_leases_are_renewed(Kind::Reentrant).await;
 }
 
-/// Where a hold is lost, the other holds of its owner are asked about at once: to find them costs
-/// no look at all leases.
+/// When a hold is lost, the owner's other holds are renewed at once. Finding them must not take
+/// time in proportion to all leases.
 #[tokio::test(flavor = "multi_thread")]
-async fn reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes() {
+async fn reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mutexes() {
     let server = Server::start().await;
     let mut times = Vec::new();
     for kind in [Kind::Mutex, Kind::Reentrant] {
@@ -69,21 +70,22 @@ async fn reentrant_standalone_ten_thousand_leases_are_lost_as_fast_as_mutexes() 
         let start = Instant::now();
         server.run::<()>(&["FLUSHALL"]).await;
         for guard in &guards {
-            soon("lost", guard.lease().lost()).await;
+            soon("the lease is lost", guard.lease().lost()).await;
         }
         times.push(start.elapsed());
     }
-    // Either takes a third of a TTL, since no renewal comes before.
+    // Both take a third of a TTL, since no renewal comes before.
     println!("lost within {times:?}");
     assert!(times[1] < times[0] * 2, "{times:?}");
     server.assert_nothing_left().await;
 }
 
-/// A client that only renews for long learns the time from renewals: its tokens are larger than
-/// those that others took meanwhile, even if the server has forgotten them.
+/// A client that only renews for a long time samples the server's clock with its renewals. So its
+/// next token is larger than those of other clients meanwhile, even if the server has lost its
+/// counter.
 #[tokio::test(flavor = "multi_thread")]
-async fn renewals_raise_the_least_token_of_a_client() {
-    /// By how much the time that a client has seen may be behind the server's clock.
+async fn renewals_raise_the_minimum_token_of_a_client() {
+    /// By how much a client's clock sample may lag behind the server's clock.
     const STEP: i64 = 10_000_000;
     let server = Server::start().await;
     let locks = server.locks_with(ttl(1_500)).await;
@@ -93,7 +95,7 @@ async fn renewals_raise_the_least_token_of_a_client() {
     let before = server.scripts_run().await;
     eventually("two renewals", || async { server.scripts_run().await >= before + 2 }).await;
     for kind in KINDS {
-        // Counters are back where they were half a step after the client connected.
+        // The counter is set back to half a step after the client connected.
         let lock = kind.lock(&locks, kind.name());
         let counter = format!("{{{}}}:fence", lock.key());
         server.run::<()>(&["SET", &counter, &(connected + STEP / 2).to_string(), "PX", "60000"]).await;
@@ -107,9 +109,9 @@ async fn renewals_raise_the_least_token_of_a_client() {
     server.assert_nothing_left().await;
 }
 
-/// The shortest leases that are allowed, each with one renewal that is answered about 30 ms late.
+/// The shortest TTL: each lease has one renewal whose reply is about 30 ms late.
 #[tokio::test(flavor = "multi_thread")]
-async fn leases_of_100_ms_outlast_one_slow_renewal() {
+async fn leases_of_100_ms_survive_one_slow_renewal() {
     const ROUNDS: u32 = 20;
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
@@ -121,10 +123,10 @@ async fn leases_of_100_ms_outlast_one_slow_renewal() {
         let renewals = async |more: u64| {
             let end = server.scripts_run().await + more;
             let renewed = || async { guard.lease().is_lost() || server.scripts_run().await >= end };
-            eventually("it is renewed or lost", renewed).await;
+            eventually("the lease is renewed or lost", renewed).await;
         };
         renewals(1).await;
-        proxy.hold_replies(true); // over the next renewal, which leaves after 33 ms
+        proxy.hold_replies(true); // until after the next renewal, which is due after 33 ms
         tokio::time::sleep(Duration::from_millis(63)).await;
         proxy.hold_replies(false);
         renewals(3).await;

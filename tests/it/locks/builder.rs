@@ -1,5 +1,5 @@
-//! The builder: what it refuses, lazy clients, sources, names in `CLIENT LIST`, subscribers
-//! elsewhere.
+//! `LocksBuilder`: refused combinations, lazy clients, sources of connections, names in
+//! `CLIENT LIST`, and subscribers of other servers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use redlatch::{ConfigError, Error, Locks, LocksBuilder, Options, Wakeups};
 
 use crate::support::{Server, eventually, soon, subscribe};
 
-/// Nothing listens here: an attempt to connect would be another error.
+/// No server listens here: an attempt to connect would return another error.
 const NOWHERE: &str = "redis://127.0.0.1:1/";
 
 fn pool(url: &str) -> Pool {
@@ -42,13 +42,13 @@ async fn builder_refuses_bad_combinations_before_any_io() {
     assert!(matches!(error, ConfigError::Nodes { count: 0, .. }), "{error:?}");
     let outcome = Locks::builder().connect().await;
     assert!(matches!(outcome, Err(Error::Config(ConfigError::NoTopology))), "{outcome:?}");
-    // With the option that a pool without a subscriber takes, it is accepted.
+    // A pool without a subscriber is accepted if wake-ups are by polling.
     let polling = Options::new().wakeups(Wakeups::Poll);
     Locks::builder().pool(pool(NOWHERE)).options(polling).connect_lazily().unwrap();
 }
 
 #[tokio::test]
-async fn builder_refuses_names_that_client_list_or_an_attempt_cannot_hold() {
+async fn builder_refuses_client_names_and_labels_with_special_characters() {
     for word in ["", "two words", "a:b", "a,b", "ä", "line\nbreak"] {
         let error = refused(Locks::builder().server(NOWHERE).client_name(word));
         let what =
@@ -66,13 +66,13 @@ async fn builder_refuses_names_that_client_list_or_an_attempt_cannot_hold() {
 }
 
 #[test]
-fn builder_refuses_a_thread_without_a_runtime() {
+fn builder_refuses_to_build_outside_a_runtime() {
     let error = refused(Locks::builder().server(NOWHERE));
     assert!(matches!(error, ConfigError::NoRuntime), "{error:?}");
 }
 
 #[test]
-fn builder_shows_no_password() {
+fn builder_debug_output_has_no_password() {
     let url = "redis://user:s3cret@127.0.0.1:1/";
     let client = Client::open(url).unwrap();
     for builder in [Locks::builder().server(url), Locks::builder().pool(pool(url)).subscriber(client)] {
@@ -82,7 +82,7 @@ fn builder_shows_no_password() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn builder_takes_urls_clients_and_descriptions() {
+async fn builder_accepts_urls_clients_and_connection_infos() {
     let server = Server::start().await;
     let url = server.url();
     let info = url.as_str().into_connection_info().unwrap();
@@ -102,7 +102,7 @@ async fn builder_takes_urls_clients_and_descriptions() {
 
 /// A service may start before its server does.
 #[tokio::test(flavor = "multi_thread")]
-async fn lazy_client_locks_once_its_server_is_there() {
+async fn lazy_client_acquires_once_its_server_starts() {
     let mut server = Server::start().await;
     server.kill();
     let patient = || Options::new().node_timeout(Duration::from_secs(10));
@@ -112,12 +112,12 @@ async fn lazy_client_locks_once_its_server_is_there() {
     let mutex = locks.mutex("x").unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await });
     server.restart().await;
-    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();
     drop(locks);
     server.assert_nothing_left().await;
 }
 
-/// A wrong password is no outage, which may pass: a lazy client reports it with its first call.
+/// A wrong password is not an outage that may end: a lazy client reports it with its first call.
 #[tokio::test(flavor = "multi_thread")]
 async fn lazy_client_reports_a_wrong_password_with_its_first_call() {
     let server = Server::start().await;
@@ -133,28 +133,28 @@ async fn lazy_client_reports_a_wrong_password_with_its_first_call() {
     };
     for error in [
         mutex.try_lock().await.unwrap_err(),
-        soon("at once", mutex.lock()).await.unwrap_err(),
+        soon("lock() returns", mutex.lock()).await.unwrap_err(),
         mutex.inspect().await.unwrap_err(),
         Locks::open(&url).await.unwrap_err(),
     ] {
         assert!(is_refused(&error), "{error:?}");
     }
-    // An outage would have been outlasted for two node timeouts of a minute. The same client works
-    // once the password is right.
+    // In an outage, the calls would have retried for two node timeouts of a minute. The same client
+    // works once the password is right.
     server.run::<()>(&["ACL", "SETUSER", "app", ">wrong"]).await;
     mutex.lock().await.unwrap().release().await.unwrap();
 }
 
-/// Tokens of a quorum are proposed from the clocks of its nodes: without them the first would be
-/// smaller than those that the nodes have forgotten.
+/// A quorum's tokens are proposed from the nodes' clocks. Without the clocks, the first token could
+/// be smaller than tokens that the nodes have forgotten.
 #[tokio::test(flavor = "multi_thread")]
 async fn lazy_quorum_grants_tokens_from_the_clocks_of_its_nodes() {
     let servers = [Server::start().await, Server::start().await, Server::start().await];
     let before = servers[0].time().await;
     let locks = Locks::builder().quorum(servers.iter().map(Server::url)).connect_lazily().unwrap();
     for server in &servers {
-        // The connection of the question before may be closed a little later.
-        eventually("only this connection asks", || async {
+        // The connection of `Server::time` may close a little later.
+        eventually("only the test's connection is open", || async {
             server.run::<String>(&["CLIENT", "LIST", "TYPE", "normal"]).await.lines().count() == 1
         })
         .await;
@@ -183,7 +183,7 @@ async fn every_connection_is_named_in_client_list() {
         (Locks::builder().label("pod-7"), "pod-7"),
         (Locks::builder().client_name("billing").label("pod-7"), "billing:pod-7"),
     ] {
-        // A second connection waits for replicas.
+        // The second connection is for WAIT.
         let confirmed = Options::new().replicas(1, Duration::from_millis(1));
         let locks = builder.server(server.url()).options(confirmed).connect().await.unwrap();
         let list: String = server.run(&["CLIENT", "LIST"]).await;
@@ -192,7 +192,7 @@ async fn every_connection_is_named_in_client_list() {
         subscribe(&plain, &[&server]).await;
         assert_eq!(names(&server).await, [name.to_owned(), format!("{name}:wakeups")]);
         drop((locks, plain));
-        eventually("it has gone", || async { names(&server).await.is_empty() }).await;
+        eventually("the client's connections are closed", || async { names(&server).await.is_empty() }).await;
     }
 }
 
@@ -215,7 +215,7 @@ async fn every_connection_is_named_in_every_topology() {
         let mut all = Vec::new();
         for server in masters {
             let names = names(server).await;
-            // A cluster has one subscription, and not every master is asked by it.
+            // In a cluster, a client subscribes to one server only.
             assert!(names.contains(&"billing".to_owned()), "{topology:?}: {names:?}");
             all.extend(names);
         }
@@ -232,8 +232,8 @@ async fn subscriber_of_another_server_is_refused() {
         panic!("{outcome:?}")
     };
     assert_eq!(*subscriber, format!("127.0.0.1:{}", other.port()));
-    eventually("nothing is left there", || async { other.subscribers().await.is_empty() }).await;
-    // It is not listened to by a lazy client either, which polls.
+    eventually("the subscription has ended", || async { other.subscribers().await.is_empty() }).await;
+    // A lazy client does not use that subscriber either: it polls.
     let locks = builder().connect_lazily().unwrap();
     let mutex = locks.mutex("x").unwrap();
     let guard = mutex.lock().await.unwrap();
@@ -242,19 +242,19 @@ async fn subscriber_of_another_server_is_refused() {
         async move { mutex.lock().await }
     });
     let queue = "{lock:x}:waiters";
-    eventually("it queues", || async { server.waiters(queue).await == 1 }).await;
+    eventually("the waiter queues", || async { server.waiters(queue).await == 1 }).await;
     let entry: Vec<String> = server.run(&["ZRANGE", queue, "0", "0"]).await;
-    assert!(!entry[0].contains("lock:wake:"), "no message is asked for: {entry:?}");
+    assert!(!entry[0].contains("lock:wake:"), "the waiter has no channel: {entry:?}");
     guard.release().await.unwrap();
-    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// A replica hears what is published at its master by hand, but not by scripts.
+/// A replica forwards messages that clients publish at its master, but not those of scripts.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriber_of_a_replica_is_refused() {
     let (master, replica) = (Server::start().await, Server::start().await);
     replica.run::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
-    eventually("it follows", || async {
+    eventually("the replica follows its master", || async {
         replica.run::<String>(&["INFO", "replication"]).await.contains("master_link_status:up")
     })
     .await;

@@ -1,4 +1,4 @@
-//! Closing a client. What is left is asked of the servers.
+//! `Locks::close`: what it releases, and what it reports. The tests read the servers' keys.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,21 @@ use crate::support::{
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// Nodes on which the lock is not held.
+/// How many nodes do not hold the lock.
 async fn free_on(deployment: &Deployment, name: &str) -> usize {
     let key = format!("lock:{name}");
     let exists: Vec<i64> = deployment.run_at(&key, &["EXISTS", &key]).await;
     exists.iter().filter(|exists| **exists == 0).count()
 }
 
-/// Nodes on which nothing waits for the lock.
+/// How many nodes have no waiter for the lock.
 async fn unqueued_on(deployment: &Deployment, name: &str) -> usize {
     let queue = format!("{{lock:{name}}}:waiters");
     let waiters: Vec<u64> = deployment.run_at(&queue, &count_waiters(&queue)).await;
     waiters.iter().filter(|waiters| **waiters == 0).count()
 }
 
-/// Starts `tasks` calls for the lock and waits until the servers have one of them queued, on all
-/// nodes.
+/// Starts `tasks` calls for the lock, and waits until one of them is queued on all nodes.
 async fn waiting(
     deployment: &Deployment,
     locks: &Locks,
@@ -40,7 +39,7 @@ async fn waiting(
         tokio::spawn(async move { lock.lock().await })
     });
     let calls = calls.collect();
-    eventually("it queues", || async { unqueued_on(deployment, name).await == 0 }).await;
+    eventually("a call queues", || async { unqueued_on(deployment, name).await == 0 }).await;
     calls
 }
 
@@ -48,9 +47,9 @@ fn is_closed<T>(outcome: &Result<T, Error>) -> bool {
     matches!(outcome, Err(Error::Closed { .. }))
 }
 
-async fn releases_what_is_held_and_queued(topology: Topology) {
+async fn releases_holds_and_waiters(topology: Topology) {
     let deployment = Deployment::start(topology).await;
-    // Nothing is renewed while the test runs.
+    // No lease is renewed during the test.
     let (locks, others) = (deployment.client(ttl(300_000)).await, deployment.client(ttl(300_000)).await);
     let never = locks.with_options(ttl(300_000).renewal(Renewal::Never)).unwrap();
     let local = locks.with_options(ttl(300_000).nesting(Nesting::Local)).unwrap();
@@ -65,7 +64,7 @@ async fn releases_what_is_held_and_queued(topology: Topology) {
         let dropped = format!("dropped-{}", kind.name());
         drop(kind.lock(&locks, &dropped).lock().await.unwrap());
         names.push(dropped);
-        // One task that queues in Redis, and some behind it.
+        // One task queues in Redis, and two queue locally behind it.
         let name = format!("theirs-{}", kind.name());
         theirs.push(kind.rival().lock(&others, &name).lock().await.unwrap());
         calls.extend(waiting(&deployment, &locks, kind, &name, 3).await);
@@ -75,7 +74,7 @@ async fn releases_what_is_held_and_queued(topology: Topology) {
     let nested = locks.reentrant("nested").unwrap().with_owner(&owner);
     let nested = [nested.lock().await.unwrap(), nested.lock().await.unwrap()];
     names.extend(["shared", "nested"].map(str::to_owned));
-    // It goes on if nothing ends it: a hold is renewed, and never dropped.
+    // A guard that is never dropped: its lease is renewed until the client is closed.
     std::mem::forget(locks.mutex("forgotten").unwrap().lock().await.unwrap());
     names.push("forgotten".to_owned());
 
@@ -90,7 +89,7 @@ async fn releases_what_is_held_and_queued(topology: Topology) {
         assert_eq!(free_on(&deployment, &name).await, 0, "another client has it");
     }
     for call in calls {
-        let outcome = soon("it ends", call).await.unwrap();
+        let outcome = soon("the call returns", call).await.unwrap();
         assert!(is_closed(&outcome), "{outcome:?}");
     }
     let scripts_run = deployment.scripts_run().await;
@@ -119,41 +118,43 @@ async fn releases_what_is_held_and_queued(topology: Topology) {
     }
     clone.close(Duration::ZERO).await.unwrap();
     if topology == Topology::Standalone {
-        // Elsewhere, requests to a minority may still be in flight.
-        assert_eq!(deployment.scripts_run().await, scripts_run, "there was nothing left to ask for");
+        // In other topologies, requests to a minority may still be in flight.
+        assert_eq!(deployment.scripts_run().await, scripts_run, "the second close sends nothing");
     }
     assert!(
         clone.mutex("theirs-mutex").unwrap().is_locked().await.unwrap(),
-        "a closed client can still be asked"
+        "a closed client can still inspect"
     );
     for guard in theirs {
         guard.release().await.unwrap();
     }
     for name in names {
-        eventually("free everywhere", || async { free_on(&deployment, &name).await == topology.nodes() })
-            .await;
+        eventually("all nodes have released it", || async {
+            free_on(&deployment, &name).await == topology.nodes()
+        })
+        .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn close_releases_what_is_held_and_queued_on_a_server() {
-    releases_what_is_held_and_queued(Topology::Standalone).await;
+async fn close_releases_holds_and_waiters_on_one_server() {
+    releases_holds_and_waiters(Topology::Standalone).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn close_releases_what_is_held_and_queued_on_a_cluster() {
-    releases_what_is_held_and_queued(Topology::Cluster).await;
+async fn close_releases_holds_and_waiters_on_a_cluster() {
+    releases_holds_and_waiters(Topology::Cluster).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn close_releases_what_is_held_and_queued_on_a_quorum() {
-    releases_what_is_held_and_queued(Topology::Quorum3).await;
+async fn close_releases_holds_and_waiters_on_a_quorum() {
+    releases_holds_and_waiters(Topology::Quorum3).await;
 }
 
-/// Whatever a task is about when the client is closed: once `close` returns, the server has
-/// nothing.
+/// Tasks acquire, release, drop and downgrade while the client is closed. Once `close` returns, the
+/// server has no lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn close_misses_nothing_that_happens_at_the_same_time() {
+async fn close_leaves_nothing_of_concurrent_calls() {
     let server = Server::start().await;
     for round in 0..30 {
         let locks = server.locks().await;
@@ -178,7 +179,7 @@ async fn close_misses_nothing_that_happens_at_the_same_time() {
                         },
                     }
                 }
-                unreachable!("it goes on until the client is closed")
+                unreachable!("it repeats until the client is closed")
             });
         }
         sleep(Duration::from_millis(round)).await;
@@ -195,10 +196,10 @@ async fn close_misses_nothing_that_happens_at_the_same_time() {
     }
 }
 
-/// A guard that is dropped once its client is closed has nothing to release, so no close reports
+/// A guard that is dropped after its client was closed has nothing to release, so no close reports
 /// it.
 #[tokio::test(flavor = "multi_thread")]
-async fn close_does_not_report_guards_that_are_dropped_meanwhile() {
+async fn close_does_not_report_guards_dropped_after_a_close() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let mut guards = Vec::new();
@@ -215,13 +216,13 @@ async fn close_does_not_report_guards_that_are_dropped_meanwhile() {
     dropping.join().unwrap();
 }
 
-/// A request that is in flight as the client is closed: the server may have the lock until it
-/// arrives.
+/// A request is in flight while the client is closed, so the server may hold the lock until the
+/// request arrives.
 #[tokio::test(flavor = "multi_thread")]
-async fn close_waits_for_calls_that_are_in_flight() {
+async fn close_waits_for_calls_in_flight() {
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
-    // Longer than the test: no request is given up.
+    // Longer than the test: no request times out.
     let options = ttl(120_000).node_timeout(Duration::from_secs(15));
     for what in ["acquired", "released", "downgraded"] {
         let locks = Locks::builder().server(proxy.url()).options(options.clone()).connect().await.unwrap();
@@ -236,15 +237,15 @@ async fn close_waits_for_calls_that_are_in_flight() {
                 _ => lock.write().await.map(drop),
             }
         });
-        // A script: what a client asks on a new connection is shorter.
-        eventually("it is in flight", || async { proxy.held() > held + 100 }).await;
+        // A script call is longer than the handshake of a new connection.
+        eventually("the request is in flight", || async { proxy.held() > held + 100 }).await;
         let outcome = locks.close(Duration::from_millis(300)).await;
         assert!(matches!(outcome, Err(Error::Unreleased { count: 1, .. })), "{what}: {outcome:?}");
         proxy.hold_requests(false);
         locks.close(PATIENCE).await.unwrap();
         let exists: i64 = server.run(&["EXISTS", &format!("lock:{what}")]).await;
         assert_eq!(exists, 0, "{what}");
-        let outcome = soon("it ends", call).await.unwrap();
+        let outcome = soon("the call returns", call).await.unwrap();
         assert!(
             if what == "released" { outcome.is_ok() } else { is_closed(&outcome) },
             "{what}: {outcome:?}"
@@ -252,12 +253,13 @@ async fn close_waits_for_calls_that_are_in_flight() {
     }
 }
 
-/// However many servers do not answer: those that do are enough, or it returns at the limit.
+/// All servers hang: `close` returns at its limit, and names the locks that are left. Once the
+/// servers respond, a second `close` succeeds.
 #[tokio::test(flavor = "multi_thread")]
-async fn close_returns_at_its_limit_if_no_server_answers() {
+async fn close_returns_at_its_limit_if_no_server_responds() {
     for topology in [Topology::Standalone, Topology::Quorum3] {
         let deployment = Deployment::start(topology).await;
-        // Longer than the limit: a request does not fail before it.
+        // Longer than the limit, so that no request fails before it.
         let options = ttl(120_000).node_timeout(Duration::from_secs(15));
         let (locks, others) = (deployment.client(options).await, deployment.client(Options::new()).await);
         let mut guards = Vec::new();
@@ -272,19 +274,19 @@ async fn close_returns_at_its_limit_if_no_server_answers() {
         let outcome = locks.close(limit).await;
         let took = start.elapsed();
         assert!(took >= limit && took < Duration::from_secs(8), "{took:?}");
-        let Err(Error::Unreleased { count, names, limit: told }) = outcome else { panic!("{outcome:?}") };
-        assert!(count >= 5 && told == limit, "{count} {names:?}");
+        let Err(Error::Unreleased { count, names, limit: reported }) = outcome else { panic!("{outcome:?}") };
+        assert!(count >= 5 && reported == limit, "{count} {names:?}");
         let mut names: Vec<&str> = names.iter().map(redlatch::Name::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["held-mutex", "held-read", "held-reentrant", "held-write", "queued"]);
         for call in calls {
-            assert!(is_closed(&soon("it ends", call).await.unwrap()));
+            assert!(is_closed(&soon("the call returns", call).await.unwrap()));
         }
         for guard in guards {
             assert_eq!(guard.lease().ended(), Some(LeaseEnd::Closed));
-            soon("it waits for no server", guard.release()).await.unwrap();
+            soon("release() waits for no server", guard.release()).await.unwrap();
         }
-        assert!(locks.close(Duration::ZERO).await.is_err(), "it is still left");
+        assert!(locks.close(Duration::ZERO).await.is_err(), "the locks are still left");
         deployment.resume();
         locks.close(PATIENCE).await.unwrap();
         for kind in KINDS {
@@ -310,9 +312,9 @@ async fn close_of_a_quorum_needs_only_a_majority() {
     }
 }
 
-/// Nothing polls its future and nothing drops it, so it keeps its place in the queue.
+/// A call whose future is neither polled nor dropped stays queued.
 #[tokio::test(flavor = "multi_thread")]
-async fn close_reports_a_call_that_is_neither_polled_nor_dropped() {
+async fn close_reports_a_call_that_is_not_polled() {
     let server = Server::start().await;
     let (locks, others) = (server.locks().await, server.locks().await);
     let held = others.mutex("stuck").unwrap().lock().await.unwrap();
@@ -321,7 +323,7 @@ async fn close_reports_a_call_that_is_neither_polled_nor_dropped() {
     let queue = "{lock:stuck}:waiters";
     tokio::select! {
         outcome = &mut call => panic!("{outcome:?}"),
-        () = eventually("it queues", || async { server.run::<u64>(&count_waiters(queue)).await == 1 }) => {}
+        () = eventually("a call queues", || async { server.run::<u64>(&count_waiters(queue)).await == 1 }) => {}
     }
     let outcome = locks.close(Duration::from_millis(300)).await;
     let Err(Error::Unreleased { count: 1, names, .. }) = &outcome else { panic!("{outcome:?}") };
@@ -336,7 +338,7 @@ async fn close_reports_a_call_that_is_neither_polled_nor_dropped() {
 
 /// A release that the server refuses is not waited for, and is reported.
 #[tokio::test(flavor = "multi_thread")]
-async fn close_reports_what_the_server_refuses_to_release() {
+async fn close_reports_refused_releases() {
     let server = Server::start().await;
     let user = ["ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all"];
     server.run::<()>(&user).await;
@@ -345,7 +347,7 @@ async fn close_reports_what_the_server_refuses_to_release() {
     let guards =
         [locks.mutex("a").unwrap().lock().await.unwrap(), locks.mutex("b").unwrap().lock().await.unwrap()];
     server.run::<()>(&["ACL", "SETUSER", "app", "-evalsha", "-eval"]).await;
-    let outcome = soon("it does not wait for the limit", locks.close(10 * PATIENCE)).await;
+    let outcome = soon("close() returns before its limit", locks.close(10 * PATIENCE)).await;
     let Err(Error::Unreleased { count: 2, names, .. }) = &outcome else { panic!("{outcome:?}") };
     assert_eq!(names.len(), 2);
     let kept: i64 = server.run(&["EXISTS", "lock:a", "lock:b"]).await;
@@ -353,16 +355,16 @@ async fn close_reports_what_the_server_refuses_to_release() {
     drop(guards);
 }
 
-/// Its tasks have ended: nothing can be released any more.
+/// The client's tasks have ended with its runtime, so nothing can be released.
 #[test]
-fn close_after_the_clients_runtime_says_so() {
+fn close_fails_after_the_clients_runtime_ended() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let server = second.block_on(Server::start());
     let locks = first.block_on(server.locks());
     let guard = first.block_on(locks.mutex("held").unwrap().lock()).unwrap();
     drop(first);
-    let outcome = second.block_on(soon("it waits for nothing", locks.close(10 * PATIENCE)));
+    let outcome = second.block_on(soon("close() does not wait", locks.close(10 * PATIENCE)));
     assert!(matches!(outcome, Err(Error::RuntimeEnded { .. })), "{outcome:?}");
     drop(guard);
 }

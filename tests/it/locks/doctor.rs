@@ -1,4 +1,4 @@
-//! What the doctor finds, and what is warned of when a client connects.
+//! `Locks::doctor`: its findings, and the warnings that a client logs when it connects.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redlatch::{Check, Finding, Locks, Options, Verdict};
 use crate::support::events::{heard_of, listen};
 use crate::support::{Deployment, Server, Topology, eventually, soon};
 
-/// The verdicts on one thing, in words: one for each server.
+/// The verdicts of one check, in words: one for each server.
 fn verdicts(findings: &[Finding], check: Check) -> Vec<&'static str> {
     let word = |finding: &Finding| match finding.verdict {
         Verdict::Fine => "fine",
@@ -20,7 +20,7 @@ fn verdicts(findings: &[Finding], check: Check) -> Vec<&'static str> {
 const OF_SERVERS: [Check; 4] = [Check::Version, Check::Eviction, Check::Persistence, Check::Replicas];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_finds_what_a_server_does_to_its_keys() {
+async fn doctor_checks_eviction_and_persistence() {
     for (arguments, check, expected) in [
         (&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"][..], Check::Eviction, "danger"),
         (&["--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl"], Check::Eviction, "danger"),
@@ -39,7 +39,7 @@ async fn doctor_finds_what_a_server_does_to_its_keys() {
             assert_eq!(verdicts(&findings, check), ["fine"], "{arguments:?}: {findings:?}");
         }
         assert!(
-            findings.iter().all(|it| it.server == format!("127.0.0.1:{}", server.port())),
+            findings.iter().all(|finding| finding.server == format!("127.0.0.1:{}", server.port())),
             "{findings:?}"
         );
         drop(locks);
@@ -48,7 +48,7 @@ async fn doctor_finds_what_a_server_does_to_its_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_finds_replicas_that_get_grants_late() {
+async fn doctor_warns_of_replicas_without_confirmation() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let master = &deployment.masters()[0];
     let locks = master.locks().await;
@@ -63,9 +63,9 @@ async fn doctor_finds_replicas_that_get_grants_late() {
     assert_eq!(verdicts(&findings, Check::Scripts), ["danger"]);
 }
 
-/// A health check that runs every few seconds must not fill the server.
+/// A health check that runs every few seconds must not fill the server's memory.
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_leaves_no_key_for_long() {
+async fn doctor_leaves_no_key_for_longer_than_a_second() {
     let server = Server::start().await;
     let findings = server.locks().await.doctor().await;
     assert_eq!(verdicts(&findings, Check::Scripts), ["fine"], "{findings:?}");
@@ -75,9 +75,10 @@ async fn doctor_leaves_no_key_for_long() {
     }
 }
 
-/// What the rights do not allow to find out is unknown; what they do not allow to do is a danger.
+/// Without the right to read a setting, its verdict is unknown. Without a right that locks need,
+/// the verdict is danger.
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_says_what_it_may_not_know() {
+async fn doctor_reports_missing_rights() {
     let server = Server::start().await;
     let url = |user: &str| server.url().replace("redis://", &format!("redis://{user}:secret@"));
     let enough = "on >secret resetkeys ~lock:* ~{lock:* resetchannels &lock:wake:* +@all -info -config";
@@ -100,14 +101,14 @@ async fn doctor_says_what_it_may_not_know() {
     }
 }
 
-/// A user without any right may know nothing of the server, and may lock nothing.
+/// A user without any right can neither read a setting nor acquire a lock.
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_knows_nothing_of_a_server_without_any_right() {
+async fn doctor_reports_a_user_without_rights() {
     let server = Server::start().await;
     server.run::<()>(&["ACL", "SETUSER", "none", "on", ">secret", "-@all"]).await;
     let url = server.url().replace("redis://", "redis://none:secret@");
     let locks = Locks::builder().server(url).connect_lazily().unwrap();
-    let findings = soon("examined", locks.doctor()).await;
+    let findings = soon("doctor() returns", locks.doctor()).await;
     for check in OF_SERVERS {
         assert_eq!(verdicts(&findings, check), ["unknown"], "{findings:?}");
     }
@@ -118,14 +119,14 @@ async fn doctor_knows_nothing_of_a_server_without_any_right() {
     }
 }
 
-/// A server that refuses the password is in the way of all else: one remedy is named, not three.
+/// A refused password makes every other check fail: the doctor reports only the password.
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_names_only_the_password_if_it_is_wrong() {
+async fn doctor_reports_only_the_password_if_it_is_wrong() {
     let server = Server::start().await;
     server.run::<()>(&["CONFIG", "SET", "requirepass", "right"]).await;
     let url = server.url().replace("redis://", "redis://:wrong@");
     let locks = Locks::builder().server(url).connect_lazily().unwrap();
-    let findings = soon("examined", locks.doctor()).await;
+    let findings = soon("doctor() returns", locks.doctor()).await;
     let dangers: Vec<_> = findings.iter().filter(|finding| finding.verdict.is_danger()).collect();
     assert_eq!(dangers.len(), 1, "{findings:?}");
     assert_eq!(dangers[0].check, Check::Connection);
@@ -135,9 +136,9 @@ async fn doctor_names_only_the_password_if_it_is_wrong() {
     }
 }
 
-/// No task is left that could ask a server: that is reported, and no server is blamed.
+/// The client's tasks have ended: the finding names the runtime and no server.
 #[test]
-fn doctor_ends_after_the_clients_runtime() {
+fn doctor_reports_an_ended_runtime() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let server = second.block_on(Server::start());
@@ -145,7 +146,7 @@ fn doctor_ends_after_the_clients_runtime() {
     let lazy = first.block_on(async { Locks::builder().server(server.url()).connect_lazily().unwrap() });
     drop(first);
     for locks in [connected, lazy] {
-        let findings = second.block_on(soon("examined", locks.doctor()));
+        let findings = second.block_on(soon("doctor() returns", locks.doctor()));
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert_eq!(verdicts(&findings, Check::Connection), ["unknown"], "{findings:?}");
         assert!(findings[0].to_string().contains("runtime"), "{findings:?}");
@@ -153,7 +154,7 @@ fn doctor_ends_after_the_clients_runtime() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_looks_at_each_server() {
+async fn doctor_checks_each_server() {
     for topology in [Topology::Cluster, Topology::Quorum3] {
         let mut deployment = Deployment::start(topology).await;
         let locks = deployment.client(Options::new()).await;
@@ -178,23 +179,23 @@ async fn doctor_looks_at_each_server() {
     }
 }
 
-/// Once for each client, however often it connects.
+/// One warning for each client, even if it reconnects.
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_warns_when_a_client_connects() {
+async fn doctor_warning_is_logged_once_when_a_client_connects() {
     listen();
     let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).await;
     let label = format!("127.0.0.1:{}: eviction: danger", server.port());
     let locks = server.locks().await;
-    eventually("it warns", || async { heard_of(&label).len() == 1 }).await;
+    eventually("the warning is logged", || async { heard_of(&label).len() == 1 }).await;
     server.kill_connections().await;
     locks.mutex("again").unwrap().lock().await.unwrap().release().await.unwrap();
     assert_eq!(heard_of(&label).len(), 1);
     assert!(heard_of(&label)[0].starts_with("WARN"), "{:?}", heard_of(&label));
-    // A node of a quorum that forgets what it has granted may grant it again.
+    // A quorum's node that loses its data may grant a held lock again.
     let deployment = Deployment::start(Topology::Quorum3).await;
     let _locks = deployment.client(Options::new()).await;
     for server in deployment.masters() {
         let label = format!("127.0.0.1:{}: persistence: danger", server.port());
-        eventually("it warns", || async { heard_of(&label).len() == 1 }).await;
+        eventually("the warning is logged", || async { heard_of(&label).len() == 1 }).await;
     }
 }

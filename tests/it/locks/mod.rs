@@ -1,4 +1,4 @@
-//! The client: how it is built, what it reports, and how it is closed.
+//! `Locks`: building, pools, TLS, `doctor` and `close`.
 
 mod builder;
 mod closing;

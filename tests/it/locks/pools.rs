@@ -1,4 +1,4 @@
-//! Clients that borrow their connections from a pool.
+//! Clients that are built from a pool.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use redlatch::{Error, Locks, NodeState};
 use crate::support::{Oracle, Server, eventually, soon, ttl};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pool_an_exhausted_one_starves_no_lease() {
+async fn exhausted_pool_does_not_block_renewal() {
     let server = Server::start().await;
     let mut config = Config::from_url(server.url());
     config.pool = Some(redlatch::deadpool_redis::PoolConfig::new(1));
@@ -20,11 +20,11 @@ async fn pool_an_exhausted_one_starves_no_lease() {
         .connect()
         .await
         .unwrap();
-    let _the_only_place = pool.get().await.unwrap();
+    let _only_connection = pool.get().await.unwrap();
     let mutex = locks.mutex("pooled").unwrap();
     let guard = mutex.lock().await.unwrap();
     tokio::time::sleep(Duration::from_millis(900)).await;
-    // Its connection breaks as well: it makes a new one beside the pool.
+    // The client's own connection breaks, too: it makes a new one beside the pool.
     let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     tokio::time::sleep(Duration::from_millis(900)).await;
     assert!(!guard.lease().is_lost() && server.lock_state(mutex.name()).await.is_held());
@@ -34,31 +34,31 @@ async fn pool_an_exhausted_one_starves_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pool_a_client_of_one_is_told_once_it_has_a_subscriber() {
+async fn pool_client_with_a_subscriber_is_notified() {
     let server = Server::start().await;
     let pool = Config::from_url(server.url()).create_pool(Some(Runtime::Tokio1)).unwrap();
     let locks = Locks::builder().pool(pool).subscriber(server.url()).connect().await.unwrap();
-    let mutex = locks.mutex("told").unwrap();
+    let mutex = locks.mutex("notified").unwrap();
     let guard = mutex.lock().await.unwrap();
     let waiting = tokio::spawn({
         let mutex = mutex.clone();
         async move { mutex.lock().await }
     });
-    eventually("it subscribes", || async {
+    eventually("the client subscribes", || async {
         !server.run::<Vec<String>>(&["PUBSUB", "CHANNELS"]).await.is_empty()
     })
     .await;
-    eventually("it queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 }).await;
+    eventually("the waiter queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 }).await;
     let before = server.published().await;
     guard.release().await.unwrap();
-    soon("notified", waiting).await.unwrap().unwrap().release().await.unwrap();
-    assert!(server.published().await > before, "it is notified");
+    soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    assert!(server.published().await > before, "no message was published");
     drop((mutex, locks));
     server.assert_nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_of_one_server_are_one() {
+async fn nodes_of_a_single_server_are_one_voter() {
     let mut server = Server::start().await;
     let pool = Config::from_url(server.url()).create_pool(Some(Runtime::Tokio1)).unwrap();
     let (locks, pooled) =

@@ -1,4 +1,4 @@
-//! TLS: servers with certificates of a private CA that want one of the client, in every topology.
+//! TLS in every topology, with a private CA and client certificates.
 
 use redlatch::redis::{Client, ClientTlsConfig, TlsCertificates};
 use redlatch::{ConfigError, Error, Locks, LocksBuilder};

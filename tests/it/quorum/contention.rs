@@ -1,4 +1,5 @@
-//! Many want one lock at a time, each node hears them in another order.
+//! Contention: several clients acquire one lock at the same time, and their requests reach the
+//! nodes in different orders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -11,16 +12,17 @@ use tokio::task::JoinSet;
 use super::{ALONE, KINDS, Quorum, options};
 use crate::support::{AnyLock, Kind, eventually, soon};
 
-/// What two who race share. They begin each try together, and end it together.
+/// What the two tasks of a race share. They start each try together and end it together.
 struct Race {
     gate: Barrier,
-    /// How many have got it in this try: the two of a counter by turns.
+    /// How many tasks were granted the lock in this try. Even and odd tries use a counter each, so
+    /// that one can be reset while the other is read.
     granted: [AtomicU32; 2],
     inside: AtomicU32,
     token: AtomicU64,
 }
 
-/// How many rounds were won, and how many tries each round took.
+/// Runs one task of a race. Returns how many rounds it won, and how many tries each round took.
 async fn run(race: Arc<Race>, lock: AnyLock, rounds: usize) -> (usize, Vec<usize>) {
     let (mut won, mut tries, mut turn) = (0, Vec::new(), 0);
     while tries.len() < rounds {
@@ -29,15 +31,15 @@ async fn run(race: Arc<Race>, lock: AnyLock, rounds: usize) -> (usize, Vec<usize
             tried += 1;
             turn += 1;
             race.gate.wait().await;
-            let guard = soon("an answer", lock.try_lock()).await.unwrap();
+            let guard = soon("try_lock returns", lock.try_lock()).await.unwrap();
             let granted = &race.granted[turn % 2];
             granted.fetch_add(u32::from(guard.is_some()), Ordering::SeqCst);
             race.gate.wait().await;
             let winners = granted.load(Ordering::SeqCst);
-            assert!(winners < 2, "both have it");
+            assert!(winners < 2, "both tasks were granted the lock");
             race.granted[(turn + 1) % 2].store(0, Ordering::SeqCst);
             if let Some(guard) = guard {
-                assert_eq!(race.inside.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
+                assert_eq!(race.inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at a time");
                 assert!(guard.token() > race.token.swap(guard.token(), Ordering::SeqCst), "tokens grow");
                 assert!(!guard.lease().is_lost());
                 tokio::task::yield_now().await;
@@ -45,7 +47,7 @@ async fn run(race: Arc<Race>, lock: AnyLock, rounds: usize) -> (usize, Vec<usize
                 guard.release().await.unwrap();
                 won += 1;
             }
-            // What both began is over before the next round.
+            // Both tasks have released the lock before the next try.
             race.gate.wait().await;
             if winners > 0 {
                 break;
@@ -56,8 +58,9 @@ async fn run(race: Arc<Race>, lock: AnyLock, rounds: usize) -> (usize, Vec<usize
     (won, tries)
 }
 
-/// How many rounds were decided within three attempts: those that the first `try_lock` of the two decided. Each makes up to
-/// three attempts by itself, so a second one would begin with the fourth.
+/// Races two clients. Returns how many rounds were decided within three attempts, which are those
+/// decided by the first `try_lock`: a `try_lock` makes up to three attempts by itself, so a second
+/// one would start with the fourth.
 async fn race(quorum: &Quorum, rounds: usize) -> usize {
     let race = Arc::new(Race {
         gate: Barrier::new(2),
@@ -69,7 +72,7 @@ async fn race(quorum: &Quorum, rounds: usize) -> usize {
     let other = quorum.lock(Kind::Mutex, "race", options()).await;
     let one = tokio::spawn(run(Arc::clone(&race), one, rounds));
     let other = tokio::spawn(run(race, other, rounds));
-    // If one fails, the other waits for it for ever.
+    // If one task panics, the other waits at the barrier for ever.
     let ((one, tries), (other, _)) = tokio::try_join!(one, other).unwrap();
     let attempts = include_str!("../../../src/lease/acquire.rs");
     assert!(attempts.contains("const MAX_RETRIES: u32 = 2;"), "one `try_lock` makes three attempts");
@@ -84,16 +87,16 @@ async fn race(quorum: &Quorum, rounds: usize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_decides_races_of_two() {
+async fn quorum_race_of_two_is_decided_within_three_attempts() {
     let quorum = Quorum::start(5).await;
     let decided = race(&quorum, 500).await;
     assert!(decided >= 450, "{decided} of 500 within 3 attempts");
     quorum.finish().await;
 }
 
-/// An even number may be split in two halves.
+/// Four live nodes can be granted in two halves, so that neither client has a majority.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_decides_races_of_two_while_one_is_dead() {
+async fn quorum_race_of_two_is_decided_while_one_node_is_dead() {
     let mut quorum = Quorum::start(5).await;
     quorum.kill(0b00100);
     let decided = race(&quorum, 200).await;
@@ -102,12 +105,13 @@ async fn quorum_decides_races_of_two_while_one_is_dead() {
     quorum.finish().await;
 }
 
-/// Four who try at the same instant, each through a client of its own: how many rounds nobody won, and the longest try.
+/// Four clients call `try_lock` at the same instant. Returns how many rounds had no winner, and the
+/// longest call.
 async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (usize, Duration) {
     let (mut lost, mut longest) = (0, Duration::ZERO);
     let mut locks = Vec::new();
     for number in 0..4 {
-        // Each asks another node first.
+        // Each client sends to another node first.
         let mut urls = quorum.urls();
         urls.rotate_left(number % quorum.count());
         let client = Locks::builder().quorum(urls).connect().await.unwrap();
@@ -121,7 +125,7 @@ async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (u
             tasks.spawn(async move {
                 gate.wait().await;
                 let start = Instant::now();
-                let guard = soon("an answer", lock.try_lock()).await.unwrap();
+                let guard = soon("try_lock returns", lock.try_lock()).await.unwrap();
                 (guard, start.elapsed())
             });
         }
@@ -131,7 +135,7 @@ async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (u
             winners.extend(guard);
             longest = longest.max(took);
         }
-        assert!(winners.len() < 2, "{kind:?}: {} have it", winners.len());
+        assert!(winners.len() < 2, "{kind:?}: {} clients were granted the lock", winners.len());
         lost += usize::from(winners.is_empty());
         for guard in winners {
             guard.release().await.unwrap();
@@ -141,9 +145,10 @@ async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (u
     (lost, longest)
 }
 
-/// Of those who try for a free lock, one gets it, however their requests arrive.
+/// Four concurrent tries for a free lock: one of them acquires it, in whatever order the requests
+/// arrive. At most one round of a hundred may have no winner.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_tries_for_a_free_lock_are_won() {
+async fn quorum_one_of_four_tries_acquires_a_free_lock() {
     for (nodes, dead, kinds) in [(3, 0, &ALONE[..]), (5, 0b00100, &ALONE[..1])] {
         let mut quorum = Quorum::start(nodes).await;
         quorum.kill(dead);
@@ -160,9 +165,10 @@ async fn quorum_tries_for_a_free_lock_are_won() {
     }
 }
 
-/// Somebody has it, though not on all nodes: that is not taken for others who try, or not for long.
+/// The lock is held on two of three nodes. The third grants it to a try, which could mistake that
+/// for a concurrent try and retry: it must still return soon.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_tries_for_a_lock_that_a_minority_has_lost_end_soon() {
+async fn quorum_try_ends_soon_if_a_minority_lost_the_lock() {
     let quorum = Quorum::start(3).await;
     for kind in ALONE {
         let lock = quorum.lock(kind, kind.name(), options().renewal(Renewal::Never)).await;
@@ -177,50 +183,54 @@ async fn quorum_tries_for_a_lock_that_a_minority_has_lost_end_soon() {
         times.sort();
         println!("FIG {kind:?}: half within {:?}, at most {:?}", times[10], times[19]);
         assert!(times[10] < Duration::from_millis(100), "{times:?}");
-        eventually("nothing left", || async { quorum.having(0b111, lock.key()).await == 0b011 }).await;
+        eventually("the try leaves nothing on the third node", || async {
+            quorum.having(0b111, lock.key()).await == 0b011
+        })
+        .await;
         guard.release().await.unwrap();
     }
     quorum.finish().await;
 }
 
-/// Who is inside: readers together, writers alone.
+/// Counts the current holders: readers share the lock, a writer is alone.
 #[derive(Default)]
-struct Room {
+struct Holders {
     readers: AtomicI64,
     writers: AtomicI64,
     token: AtomicU64,
 }
 
-/// Takes so many turns, and how long the longest wait was.
-async fn turns(lock: AnyLock, room: Arc<Room>, turns: usize) -> Duration {
+/// Acquires and releases the lock this many times. Returns the longest wait.
+async fn turns(lock: AnyLock, holders: Arc<Holders>, turns: usize) -> Duration {
     let mut longest = Duration::ZERO;
     for _ in 0..turns {
         let start = Instant::now();
-        let guard = soon("a turn", lock.lock()).await.unwrap();
+        let guard = soon("the lock is granted", lock.lock()).await.unwrap();
         longest = longest.max(start.elapsed());
         let reads = matches!(lock, AnyLock::Read(..));
-        let side = if reads { &room.readers } else { &room.writers };
+        let side = if reads { &holders.readers } else { &holders.writers };
         side.fetch_add(1, Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(1)).await;
-        let (readers, writers) = (room.readers.load(Ordering::SeqCst), room.writers.load(Ordering::SeqCst));
+        let (readers, writers) =
+            (holders.readers.load(Ordering::SeqCst), holders.writers.load(Ordering::SeqCst));
         assert!(if reads { writers == 0 } else { readers == 0 && writers == 1 }, "{readers} and {writers}");
-        let before = room.token.fetch_max(guard.token(), Ordering::SeqCst);
+        let before = holders.token.fetch_max(guard.token(), Ordering::SeqCst);
         assert!(reads || guard.token() > before, "{} after {before}", guard.token());
         assert!(!guard.lease().is_lost());
         side.fetch_sub(1, Ordering::SeqCst);
-        soon("released", guard.release()).await.unwrap();
+        soon("the lock is released", guard.release()).await.unwrap();
     }
     longest
 }
 
-async fn crowd(nodes: usize, kind: Kind, hanging: u32, options: &Options) {
+async fn four_clients(nodes: usize, kind: Kind, hanging: u32, options: &Options) {
     let quorum = Quorum::start(nodes).await;
-    let room = Arc::new(Room::default());
+    let holders = Arc::new(Holders::default());
     let mut tasks = JoinSet::new();
     for number in 0..4 {
         let kind = if number % 2 == 0 { kind } else { kind.rival() };
-        let lock = quorum.lock(kind, "crowd", options.clone()).await;
-        tasks.spawn(turns(lock, Arc::clone(&room), 25));
+        let lock = quorum.lock(kind, "contended", options.clone()).await;
+        tasks.spawn(turns(lock, Arc::clone(&holders), 25));
     }
     quorum.hang(hanging);
     let start = Instant::now();
@@ -236,22 +246,23 @@ async fn crowd(nodes: usize, kind: Kind, hanging: u32, options: &Options) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_gives_turns_to_four() {
+async fn quorum_four_clients_all_progress() {
     for kind in KINDS {
-        crowd(3, kind, 0, &options()).await;
+        four_clients(3, kind, 0, &options()).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_gives_turns_to_four_while_a_minority_hangs() {
+async fn quorum_four_clients_all_progress_while_a_minority_hangs() {
     for kind in KINDS {
-        crowd(5, kind, 0b10010, &options()).await;
+        four_clients(5, kind, 0b10010, &options()).await;
     }
 }
 
-/// All begin at the same moment, so that each node has another first one; nobody waits for long.
+/// Twelve clients start at the same moment, so that the nodes grant the lock to different clients.
+/// Polling is rare, so back-off and notifications must resolve that: no wait takes five seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_resolves_split_votes() {
+async fn quorum_split_grants_are_resolved_within_seconds() {
     let quorum = Quorum::start(5).await;
     for kind in ALONE {
         let mut locks = Vec::new();
@@ -259,14 +270,14 @@ async fn quorum_resolves_split_votes() {
             locks.push(quorum.lock(kind, kind.name(), options().poll_cap(Duration::from_secs(10))).await);
         }
         let gate = Arc::new(Barrier::new(locks.len()));
-        let room = Arc::new(Room::default());
+        let holders = Arc::new(Holders::default());
         let start = Instant::now();
         let mut tasks = JoinSet::new();
         for lock in locks {
-            let (gate, room) = (Arc::clone(&gate), Arc::clone(&room));
+            let (gate, holders) = (Arc::clone(&gate), Arc::clone(&holders));
             tasks.spawn(async move {
                 gate.wait().await;
-                turns(lock, room, 2).await
+                turns(lock, holders, 2).await
             });
         }
         let mut longest = Duration::ZERO;

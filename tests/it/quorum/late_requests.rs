@@ -1,4 +1,5 @@
-//! What was given up arrives late, when something else has come of it.
+//! Requests that arrive late: a release of a partial grant after a later grant, and a release whose
+//! caller was dropped.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +9,17 @@ use tokio::time::sleep;
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, options};
 use crate::support::{Random, eventually, soon};
 
-/// One who has a part of a lock lets it go, so that others may have it, and is not heard in time. What he is granted after
-/// that must not be taken away by it.
+/// A waiter with a partial grant releases it, so that another client can acquire the lock, and that
+/// release is delayed. When it arrives, it must not revoke what the waiter was granted meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_keeps_what_was_let_go_before() {
+async fn quorum_late_release_of_a_partial_grant_keeps_the_later_grant() {
     let quorum = Quorum::start(3).await;
     let mut random = Random::new();
     let proxies = quorum.proxies().await;
     let lone = Locks::builder().quorum([quorum.servers[1].url()]).options(options()).connect().await.unwrap();
     let client = quorum.client_behind(&proxies, options()).await;
-    // Each look takes as long as this one is waited for: most of the time, what comes next is to let go.
+    // The third node hangs, so each poll waits a node timeout for it; the request after a poll is
+    // mostly the release of the partial grant.
     quorum.hang(0b100);
     for kind in KINDS {
         for round in 0..2 {
@@ -28,18 +30,28 @@ async fn quorum_keeps_what_was_let_go_before() {
                 let lock = lock.clone();
                 async move { lock.lock().await }
             });
-            eventually("it has one", || async { quorum.having(0b001, lock.key()).await == 1 }).await;
-            // Any of its requests may be the one that is held up.
+            eventually("one node has granted the lock", || async {
+                quorum.having(0b001, lock.key()).await == 1
+            })
+            .await;
+            // A random pause: any of the waiter's requests may be the delayed one.
             sleep(Duration::from_micros(random.below(900_000))).await;
             let before = proxies[0].connections();
             proxies[0].hold_requests(true);
-            eventually("it connects again", || async { proxies[0].connections() > before }).await;
+            eventually("the client reconnects", || async { proxies[0].connections() > before }).await;
             other.release().await.unwrap();
-            let guard = soon("granted", waiting).await.unwrap().unwrap();
+            let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
             let ran = quorum.servers[0].scripts_run().await;
             proxies[0].hold_requests(false);
-            eventually("it arrives", || async { quorum.servers[0].scripts_run().await > ran }).await;
-            assert_eq!(quorum.having(0b011, lock.key()).await, 0b011, "{kind:?}: it is still held");
+            eventually("the delayed requests arrive", || async {
+                quorum.servers[0].scripts_run().await > ran
+            })
+            .await;
+            assert_eq!(
+                quorum.having(0b011, lock.key()).await,
+                0b011,
+                "{kind:?}: two nodes still hold the lock"
+            );
             assert!(!guard.lease().is_lost());
             guard.release().await.unwrap();
         }
@@ -50,9 +62,10 @@ async fn quorum_keeps_what_was_let_go_before() {
     quorum.finish_behind(proxies).await;
 }
 
-/// Who tries lets go of a part, to try again, and is dropped meanwhile: what he did not get rid of is given back all the same.
+/// A try releases its partial grant, to try again, and its future is dropped meanwhile. The keeper
+/// still releases the grant.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_gives_back_what_a_dropped_try_was_letting_go() {
+async fn quorum_dropped_try_releases_its_partial_grant() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
     let pair = Locks::builder()
@@ -64,7 +77,7 @@ async fn quorum_gives_back_what_a_dropped_try_was_letting_go() {
     let client = quorum.client_behind(&proxies, options()).await;
     for kind in ALONE {
         let name = format!("dropped-{}", kind.name());
-        // From here on, all nodes know the scripts.
+        // This loads the scripts into all nodes.
         quorum.take(&kind.lock(&client, &name)).await.release().await.unwrap();
         let other = kind.lock(&pair, &name).lock().await.unwrap();
         let lock = kind.lock(&client, &name);
@@ -73,8 +86,11 @@ async fn quorum_gives_back_what_a_dropped_try_was_letting_go() {
             let lock = lock.clone();
             async move { lock.try_lock().await }
         });
-        eventually("it has one", || async { quorum.having(0b100, lock.key()).await == 0b100 }).await;
-        // It is told so, and what it asks next gets lost.
+        eventually("one node has granted the lock", || async {
+            quorum.having(0b100, lock.key()).await == 0b100
+        })
+        .await;
+        // The client receives the grant; its next requests to this node are lost.
         proxies[2].be_deaf(true);
         proxies[2].hold_requests(true);
         proxies[2].hold_replies(false);
@@ -85,8 +101,11 @@ async fn quorum_gives_back_what_a_dropped_try_was_letting_go() {
         proxies[2].be_deaf(false);
         proxies[2].hold_requests(false);
         let start = Instant::now();
-        eventually("free", || async { quorum.having(0b100, lock.key()).await == 0 }).await;
-        assert!(start.elapsed() < CLEANED, "{:?}, and its ttl is 30 s", start.elapsed());
+        eventually("the third node has released it", || async {
+            quorum.having(0b100, lock.key()).await == 0
+        })
+        .await;
+        assert!(start.elapsed() < CLEANED, "{:?} of a TTL of 30 s", start.elapsed());
         other.release().await.unwrap();
     }
     client.settled().await;

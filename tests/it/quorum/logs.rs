@@ -1,4 +1,4 @@
-//! What is said in the background of nodes that do not do what they should.
+//! Log events about nodes of a quorum that fail or have no vote.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::events::{heard_of, listen};
 use crate::support::eventually;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_events_count_the_nodes_of_a_renewal_that_fails() {
+async fn quorum_logs_count_nodes_of_a_failed_renewal() {
     listen();
     for (nodes, hanging, counts) in
         [(1, 0b001, "held=0 lost=0 unknown=1 nodes=1"), (3, 0b110, "held=1 lost=0 unknown=2 nodes=3")]
@@ -20,8 +20,8 @@ async fn quorum_events_count_the_nodes_of_a_renewal_that_fails() {
             let name = format!("events-{nodes}-{}", kind.name());
             let guard = quorum.take(&kind.lock(&client, &name)).await;
             quorum.hang(hanging);
-            let said = || heard_of(&name).iter().any(|event| event.contains("no majority renewed"));
-            eventually("said", || async { said() }).await;
+            let is_logged = || heard_of(&name).iter().any(|event| event.contains("no majority renewed"));
+            eventually("the failed renewal is logged", || async { is_logged() }).await;
             quorum.resume(hanging);
             let event = heard_of(&name).swap_remove(0);
             println!("{event}");
@@ -35,14 +35,14 @@ async fn quorum_events_count_the_nodes_of_a_renewal_that_fails() {
     }
 }
 
-/// Once for each node and loss, not for each request that it refuses.
+/// One event for each node and loss, not one for each refused request.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_events_tell_once_that_a_node_has_no_vote() {
+async fn quorum_logs_a_node_without_vote_once() {
     listen();
     let quorum = Quorum::start(3).await;
     let options = options().ttl(Duration::from_millis(300)).restart_guard(RestartGuard::On);
     let client = quorum.client(options).await;
-    let said = |place: u32| {
+    let logged = |place: u32| {
         let events = heard_of(&quorum.labels(1 << place)[0]);
         events.iter().filter(|event| event.starts_with("WARN a node has no vote")).count()
     };
@@ -53,14 +53,14 @@ async fn quorum_events_tell_once_that_a_node_has_no_vote() {
             }
         }
         for place in 0..3 {
-            assert_eq!(said(place), round, "{:?}", heard_of(&quorum.labels(1 << place)[0]));
+            assert_eq!(logged(place), round, "{:?}", heard_of(&quorum.labels(1 << place)[0]));
         }
         client.rejoin().await.unwrap();
         for kind in KINDS {
             let guard = quorum.take(&kind.lock(&client, kind.name())).await;
             guard.release().await.unwrap();
         }
-        assert_eq!([said(0), said(1), said(2)], [round; 3]);
+        assert_eq!([logged(0), logged(1), logged(2)], [round; 3]);
         quorum.run::<String>(0b111, &["FLUSHALL"]).await;
     }
 }

@@ -1,4 +1,5 @@
-//! Independent servers, of which more than half decide: what each of them may do, and what it costs.
+//! Quorums: independent servers, of which a majority decides. Some of them hang, die, lose their
+//! data or reply late.
 
 mod contention;
 mod inspection;
@@ -25,29 +26,30 @@ use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, count_waiters, even
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// Those of whom there is one at a time.
+/// The exclusive kinds: one holder at a time.
 const ALONE: [Kind; 3] = [Kind::Mutex, Kind::Reentrant, Kind::Write];
 
-/// What one request to one node may take. Short, since hanging nodes make tests wait for it.
+/// The node timeout. Short, since each hanging node makes a test wait for it.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How soon after it is back a node must have nothing of what was given up meanwhile: far less than a ttl.
+/// How soon after its return a node must have released what was abandoned meanwhile: far less than
+/// a TTL.
 const CLEANED: Duration = Duration::from_secs(4);
 
-/// More at a time would be in each other's way.
+/// How many tests of this folder run at a time: more would slow each other down.
 static TURNS: Semaphore = Semaphore::const_new(3);
 
 fn options() -> Options {
     Options::new().node_timeout(TIMEOUT)
 }
 
-/// Servers, each named by its place; some of them are a number with a bit for each.
+/// The servers of a quorum. A server is named by its index; a set of servers is a bit mask.
 struct Quorum {
     servers: Vec<Server>,
     _turn: SemaphorePermit<'static>,
 }
 
-/// The places in a set.
+/// The indices in a set.
 fn places(set: u32) -> impl Iterator<Item = usize> {
     (0..32).filter(move |place| set >> place & 1 == 1)
 }
@@ -62,7 +64,7 @@ impl Quorum {
         Quorum { servers: servers(nodes, arguments).await, _turn: turn }
     }
 
-    /// Nodes that forget nothing that they have answered.
+    /// Starts nodes that lose no acknowledged write in a restart.
     async fn durable(nodes: usize) -> Quorum {
         Quorum::start_with(nodes, &["--appendonly", "yes", "--appendfsync", "always"]).await
     }
@@ -83,17 +85,17 @@ impl Quorum {
         self.servers.iter().map(Server::url).collect()
     }
 
-    /// A client of its own, as another process would have it.
+    /// Opens a new client, with connections of its own, as another process would.
     async fn client(&self, options: Options) -> Locks {
         Locks::builder().quorum(self.urls()).options(options).connect().await.unwrap()
     }
 
-    /// A lock through a client of its own.
+    /// Opens a lock through a new client.
     async fn lock(&self, kind: Kind, name: &str, options: Options) -> AnyLock {
         kind.lock(&self.client(options).await, name)
     }
 
-    /// A way to each server that can be closed.
+    /// Starts a proxy before each server.
     async fn proxies(&self) -> Vec<Proxy> {
         let mut proxies = Vec::new();
         for server in &self.servers {
@@ -102,12 +104,12 @@ impl Quorum {
         proxies
     }
 
-    /// A client that goes that way.
+    /// Opens a client that connects through the proxies.
     async fn client_behind(&self, proxies: &[Proxy], options: Options) -> Locks {
         Locks::builder().quorum(proxies.iter().map(Proxy::url)).options(options).connect().await.unwrap()
     }
 
-    /// What errors call these nodes.
+    /// The names of these nodes in errors.
     fn labels(&self, set: u32) -> Vec<String> {
         let mut labels: Vec<_> =
             places(set).map(|place| format!("127.0.0.1:{}", self.servers[place].port())).collect();
@@ -127,7 +129,7 @@ impl Quorum {
         places(set).for_each(|place| self.servers[place].kill());
     }
 
-    /// Returns once all of them serve again.
+    /// Restarts these nodes, and returns once all of them serve again.
     async fn restart(&mut self, set: u32) {
         places(set).for_each(|place| self.servers[place].restart_unseen());
         for place in places(set) {
@@ -135,7 +137,7 @@ impl Quorum {
         }
     }
 
-    /// Runs a command on some of them.
+    /// Runs a command on these nodes.
     async fn run<T: redis::FromRedisValue>(&self, set: u32, words: &[&str]) -> Vec<T> {
         let mut answers = Vec::new();
         for place in places(set) {
@@ -144,38 +146,47 @@ impl Quorum {
         answers
     }
 
-    /// Which of these nodes have the key.
+    /// Which of these nodes have the key, as a set.
     async fn having(&self, among: u32, key: &str) -> u32 {
         let there: Vec<u32> = self.run(among, &["EXISTS", key]).await;
         places(among).zip(there).map(|(place, there)| there << place).sum()
     }
 
-    /// Takes a free lock on all nodes, so that whoever comes next finds it taken on each and queues there.
+    /// Waits until, among these nodes, exactly the `having` ones have the lock.
+    async fn wait_for(&self, among: u32, having: u32, lock: &AnyLock) {
+        let key = lock.key();
+        let what = format!("of nodes {among:b}, {having:b} have {key}");
+        eventually(&what, || async { self.having(among, key).await == having }).await;
+    }
+
+    /// Acquires a free lock and waits until all nodes have it, so that the next client queues on
+    /// every node.
     async fn take(&self, lock: &AnyLock) -> AnyGuard {
-        eventually("free", || async { self.having(self.all(), lock.key()).await == 0 }).await;
+        self.wait_for(self.all(), 0, lock).await;
         let guard = lock.lock().await.unwrap();
-        eventually("taken", || async { self.having(self.all(), lock.key()).await == self.all() }).await;
+        self.wait_for(self.all(), self.all(), lock).await;
         guard
     }
 
-    /// Waits until so many stand in the queue of each of these nodes. Asked of the nodes, since a client would wait
-    /// for those that hang.
+    /// Waits until each of these nodes has `count` waiters in its queue. Asks the servers directly,
+    /// since a client would wait for the nodes that hang.
     async fn queued(&self, among: u32, lock: &AnyLock, count: u64) {
         let queue = format!("{{{}}}:waiters", lock.key());
         let all = || async {
             self.run::<u64>(among, &count_waiters(&queue)).await.iter().all(|queued| *queued == count)
         };
-        eventually("queued", all).await;
+        eventually("the waiters are queued on these nodes", all).await;
     }
 
-    /// What every test ends with, once its clients are gone and all nodes are back.
+    /// Checks that no server has a key left. Call it once the clients are dropped and all nodes are
+    /// up.
     async fn finish(self) {
         for server in &self.servers {
             server.assert_nothing_left().await;
         }
     }
 
-    /// The same, behind proxies.
+    /// Like `finish`, for clients behind proxies.
     async fn finish_behind(self, proxies: Vec<Proxy>) {
         for proxy in proxies {
             proxy.outlive_clients().await;
@@ -184,7 +195,7 @@ impl Quorum {
     }
 }
 
-/// Of those who had no vote: who has one now.
+/// The nodes that `rejoin` has admitted, sorted.
 fn admitted(rejoined: Result<Vec<NodeStatus>, Error>) -> Vec<String> {
     let statuses = rejoined.unwrap().into_iter();
     let mut admitted: Vec<_> = statuses.filter(NodeStatus::is_voter).map(|status| status.node).collect();
@@ -192,7 +203,7 @@ fn admitted(rejoined: Result<Vec<NodeStatus>, Error>) -> Vec<String> {
     admitted
 }
 
-/// Of an error: how many nodes did not fail, and the others.
+/// Takes a `NoQuorum` error apart: how many nodes responded, and which failed.
 fn no_quorum<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, Vec<NodeOutcome>) {
     match outcome {
         Err(Error::NoQuorum { nodes, .. }) => {
@@ -200,11 +211,11 @@ fn no_quorum<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, Vec<NodeO
             let failed: Vec<_> = nodes.into_iter().filter(|node| node.answer.error().is_some()).collect();
             (count - failed.len(), failed)
         }
-        other => panic!("not for want of a quorum: {other:?}"),
+        other => panic!("expected NoQuorum: {other:?}"),
     }
 }
 
-/// Whom they are about.
+/// The nodes of these outcomes, sorted.
 fn named(failures: &[NodeOutcome]) -> Vec<String> {
     let mut named: Vec<_> = failures.iter().map(|failure| failure.node.clone()).collect();
     named.sort();

@@ -1,4 +1,4 @@
-//! Every subset of the nodes fails, in every way.
+//! Every subset of the nodes hangs, dies or is cut off.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use crate::support::{AnyLock, Proxy, eventually, idles};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
-    /// It stands still; its connections stay.
+    /// The process is stopped; its connections stay open.
     Hangs,
     Killed,
-    /// Nothing passes, and nobody is told.
+    /// The network drops everything; the connections stay open.
     HalfOpen,
 }
 
-/// A quorum whose nodes fail in one way.
+/// A quorum whose nodes fail in one of these ways.
 struct Failing {
     quorum: Quorum,
     fault: Fault,
@@ -69,7 +69,7 @@ impl Failing {
     }
 }
 
-/// Of all kinds at a time, while this subset fails.
+/// Tries locks of all kinds at the same time, while this subset fails.
 async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
     let quorum = &failing.quorum;
     let granted = quorum.count() - set.count_ones() as usize >= quorum.majority();
@@ -80,12 +80,12 @@ async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
             let outcome = lock.try_lock().await;
             let took = start.elapsed();
             if granted {
-                let guard = outcome.unwrap().expect("nobody else wants it");
+                let guard = outcome.unwrap().expect("the lock is free");
                 assert!(took < TIMEOUT * 3 / 2, "{took:?} with {labels:?} failing");
                 assert!(!guard.lease().is_lost());
                 let start = Instant::now();
                 guard.release().await.unwrap();
-                assert!(start.elapsed() < TIMEOUT * 3 / 2, "released in {:?}", start.elapsed());
+                assert!(start.elapsed() < TIMEOUT * 3 / 2, "release() took {:?}", start.elapsed());
                 return;
             }
             assert!(took < TIMEOUT * 2, "{took:?} with {labels:?} failing");
@@ -94,7 +94,8 @@ async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
             assert!(
                 failures.iter().all(|failure| matches!(failure.answer.error(), Some(Error::Redis { .. })))
             );
-            // Who waits is told as well, before his time is over. Not every time, since that is what takes long.
+            // A call with a time limit fails before the limit, too. Only for a third of the sets,
+            // since this takes long.
             if !set.is_multiple_of(3) {
                 return;
             }
@@ -119,19 +120,26 @@ async fn subsets(nodes: usize, fault: Fault, sets: impl IntoIterator<Item = u32>
         failing.fail(set);
         tries(&failing, &locks, set).await;
         failing.heal(set).await;
-        // What they were asked meanwhile arrives now.
+        // The requests that the failed nodes missed arrive now.
         let start = Instant::now();
         idles(&client).await;
         for lock in &locks {
             let quorum = &failing.quorum;
-            eventually("no orphan", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
+            eventually("no node has a hold left", || async {
+                quorum.having(quorum.all(), lock.key()).await == 0
+            })
+            .await;
         }
         slowest = slowest.max(start.elapsed());
-        assert!(slowest < CLEANED, "subset {set:b}: {slowest:?}, and a ttl is 30 s");
+        assert!(slowest < CLEANED, "subset {set:b}: {slowest:?} of a TTL of 30 s");
     }
-    println!("{nodes} nodes: clean after {slowest:?} at most");
+    println!("{nodes} nodes: all released after {slowest:?} at most");
     for lock in &locks {
-        assert_eq!(failing.quorum.having(failing.quorum.all(), lock.key()).await, 0, "nothing came late");
+        assert_eq!(
+            failing.quorum.having(failing.quorum.all(), lock.key()).await,
+            0,
+            "a late request left a hold"
+        );
     }
     drop((client, locks));
     for proxy in failing.proxies {
@@ -141,55 +149,55 @@ async fn subsets(nodes: usize, fault: Fault, sets: impl IntoIterator<Item = u32>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_3_grants_when_a_majority_does_not_hang() {
+async fn quorum_of_3_grants_if_at_most_a_minority_hangs() {
     subsets(3, Fault::Hangs, 0..8).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_4_grants_when_a_majority_does_not_hang() {
+async fn quorum_of_4_grants_if_at_most_a_minority_hangs() {
     subsets(4, Fault::Hangs, 0..16).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_5_grants_when_a_majority_does_not_hang() {
+async fn quorum_of_5_grants_if_at_most_a_minority_hangs() {
     subsets(5, Fault::Hangs, 0..32).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_3_grants_when_a_majority_lives() {
+async fn quorum_of_3_grants_if_at_most_a_minority_is_dead() {
     subsets(3, Fault::Killed, 0..8).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_4_grants_when_a_majority_lives() {
+async fn quorum_of_4_grants_if_at_most_a_minority_is_dead() {
     subsets(4, Fault::Killed, [0b1000, 0b0011, 0b1010, 0b0111]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_5_grants_when_a_majority_lives() {
+async fn quorum_of_5_grants_if_at_most_a_minority_is_dead() {
     subsets(5, Fault::Killed, [0b10000, 0b00011, 0b10100, 0b00111, 0b11010, 0b11101]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes long: scripts/test --full"]
-async fn quorum_grants_when_a_majority_lives_in_all_subsets() {
+async fn quorum_grants_if_at_most_a_minority_is_dead_in_all_subsets() {
     subsets(4, Fault::Killed, 0..16).await;
     subsets(5, Fault::Killed, 0..32).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_3_grants_when_a_majority_is_reached() {
+async fn quorum_of_3_grants_if_at_most_a_minority_is_cut_off() {
     subsets(3, Fault::HalfOpen, 0..8).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_of_5_grants_when_a_majority_is_reached() {
+async fn quorum_of_5_grants_if_at_most_a_minority_is_cut_off() {
     subsets(5, Fault::HalfOpen, [0b00001, 0b01010, 0b11000, 0b10011, 0b01101, 0b11111]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes long: scripts/test --full"]
-async fn quorum_grants_when_a_majority_is_reached_in_all_subsets() {
+async fn quorum_grants_if_at_most_a_minority_is_cut_off_in_all_subsets() {
     subsets(4, Fault::HalfOpen, 0..16).await;
     subsets(5, Fault::HalfOpen, 0..32).await;
 }

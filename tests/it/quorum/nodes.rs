@@ -1,4 +1,4 @@
-//! What may be a node of a quorum, and what is said of what may not.
+//! Which servers may be nodes of a quorum, and the errors for those that may not.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,16 @@ use redlatch::{ConfigError, Error, Locks, NodeProblem, RestartGuard};
 use super::{KINDS, Quorum, TIMEOUT, named, no_quorum, options};
 use crate::support::{Kind, Proxy, Server, eventually, soon};
 
-/// What was found wrong with which node.
+/// The refused node and the reason.
 fn problem(outcome: Result<Locks, Error>) -> (String, NodeProblem) {
     match outcome {
         Err(Error::Config(ConfigError::Node { node, problem })) => (node, problem),
-        other => panic!("no node was found wrong: {other:?}"),
+        other => panic!("expected a refused node: {other:?}"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_refuses_a_server_that_is_there_twice() {
+async fn quorum_refuses_the_same_server_twice() {
     let quorum = Quorum::start(3).await;
     let urls = quorum.urls();
     let label = |place: usize, host: &str| format!("{host}:{}", quorum.servers[place].port());
@@ -24,7 +24,7 @@ async fn quorum_refuses_a_server_that_is_there_twice() {
     for host in hosts {
         let again = format!("redis://{}/", label(0, host));
         let (node, found) = problem(Locks::builder().quorum([&urls[0], &urls[1], &again]).connect().await);
-        // Whichever of the two was connected to last.
+        // The error names the node that was connected last.
         let NodeProblem::SameServer { other } = &found else { panic!("{found:?}") };
         let mut pair = [node.clone(), other.clone()];
         pair.sort();
@@ -35,7 +35,7 @@ async fn quorum_refuses_a_server_that_is_there_twice() {
             Locks::builder().quorum([&urls[0], &urls[1], &again]).connect().await.unwrap_err().to_string();
         assert!(error.contains("is the same server as"), "{error}");
     }
-    // Another database of the same server is the same server; and two of more than there must be are too many.
+    // Another database of the same server is the same server, also as a fourth node.
     let other = format!("{}1", urls[1]);
     let outcome = Locks::builder().quorum([&urls[0], &urls[1], &urls[2], &other]).connect().await;
     assert!(matches!(problem(outcome).1, NodeProblem::SameServer { .. }));
@@ -47,19 +47,19 @@ async fn quorum_refuses_a_server_that_is_there_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_refuses_replicas() {
+async fn quorum_refuses_a_replica_as_node() {
     let quorum = Quorum::start(3).await;
     let replica = Server::start().await;
     let port = quorum.servers[0].port().to_string();
     replica.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
-    eventually("it follows", || replica.follows()).await;
+    eventually("the replica follows its master", || replica.follows()).await;
     let mut urls = quorum.urls();
     urls[2] = replica.url();
     let (node, found) = problem(Locks::builder().quorum(&urls).connect().await);
     assert_eq!((node, found), (format!("127.0.0.1:{}", replica.port()), NodeProblem::Replica));
     let text = Locks::builder().quorum(&urls).connect().await.unwrap_err().to_string();
     assert!(text.contains("it is a replica") && text.contains(&replica.port().to_string()), "{text}");
-    // Nor with a majority of others.
+    // Nor if a majority of the nodes are masters.
     urls.push(quorum.servers[2].url());
     assert_eq!(problem(Locks::builder().quorum(&urls).connect().await).1, NodeProblem::Replica);
     replica.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
@@ -68,7 +68,7 @@ async fn quorum_refuses_replicas() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_takes_the_vote_from_a_node_that_becomes_a_replica() {
+async fn quorum_node_loses_its_vote_when_it_becomes_a_replica() {
     let mut quorum = Quorum::start(3).await;
     let master = Server::start().await;
     let client = quorum.client(options()).await;
@@ -77,19 +77,19 @@ async fn quorum_takes_the_vote_from_a_node_that_becomes_a_replica() {
         lock.lock().await.unwrap().release().await.unwrap();
     }
     quorum.servers[0].run::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
-    eventually("it follows", || quorum.servers[0].follows()).await;
-    // Even where it would take what is written.
+    eventually("the replica follows its master", || quorum.servers[0].follows()).await;
+    // Also if the replica accepts writes.
     for read_only in ["yes", "no"] {
         quorum.servers[0].run::<()>(&["CONFIG", "SET", "replica-read-only", read_only]).await;
         quorum.servers[0].kill_connections().await;
         for lock in &locks {
-            // Two others are enough.
+            // The other two nodes are a majority.
             lock.lock().await.unwrap().release().await.unwrap();
         }
         quorum.kill(0b010);
         for lock in &locks {
-            // The first request may say no more than that its connection broke.
-            eventually("told that it is a replica", || async {
+            // The first request may report only that its connection broke.
+            eventually("the error says that it is a replica", || async {
                 let (answered, failures) = no_quorum(lock.try_lock().await);
                 assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
                 failures.iter().any(|failure| failure.to_string().contains("it is a replica"))
@@ -101,7 +101,7 @@ async fn quorum_takes_the_vote_from_a_node_that_becomes_a_replica() {
     quorum.servers[0].run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     quorum.kill(0b010);
     for lock in &locks {
-        let guard = soon("it has its vote again", lock.lock()).await.unwrap();
+        let guard = soon("the node votes again", lock.lock()).await.unwrap();
         guard.release().await.unwrap();
     }
     quorum.restart(0b010).await;
@@ -111,7 +111,7 @@ async fn quorum_takes_the_vote_from_a_node_that_becomes_a_replica() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_says_that_half_is_no_majority() {
+async fn quorum_error_explains_that_half_is_no_majority() {
     let mut quorum = Quorum::start(4).await;
     let client = quorum.client(options()).await;
     let even = "half of an even number is no majority";
@@ -138,7 +138,7 @@ async fn quorum_says_that_half_is_no_majority() {
         assert!(text.contains(even) && text.contains("connect"), "{text}");
         if hangs { quorum.resume(0b0110) } else { quorum.restart(0b0110).await }
     }
-    // One more is less than half, and nothing is said of even numbers.
+    // If less than half the nodes respond, the error does not mention even numbers.
     quorum.kill(0b0111);
     let text = client.mutex("less").unwrap().try_lock().await.unwrap_err().to_string();
     assert!(text.contains("1 granted, 3 silent of 4 nodes") && !text.contains(even), "{text}");
@@ -148,7 +148,7 @@ async fn quorum_says_that_half_is_no_majority() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_takes_from_1_to_31_nodes() {
+async fn quorum_accepts_1_to_31_nodes() {
     for count in [0, 32, 100] {
         let urls = (0..count).map(|number| format!("redis://127.0.0.1:{}/", 1 + number));
         let start = Instant::now();
@@ -157,7 +157,7 @@ async fn quorum_takes_from_1_to_31_nodes() {
             panic!("{outcome:?}")
         };
         assert_eq!(*said, count);
-        assert!(start.elapsed() < Duration::from_millis(200), "found before anything is sent");
+        assert!(start.elapsed() < Duration::from_millis(200), "refused before anything is sent");
         assert!(outcome.unwrap_err().to_string().contains("from 1 to 31"));
     }
     let quorum = Quorum::start(1).await;
@@ -193,8 +193,9 @@ async fn quorum_works_with_31_nodes() {
     quorum.finish().await;
 }
 
-/// Nobody knows who a node is that does not say so: it votes all the same, unless the guard is on.
-async fn works_without_knowing_who_votes(urls: &[String], quorum: &Quorum) -> Error {
+/// Nodes that do not report their run id vote, unless the restart guard is on. Returns the error
+/// with the guard.
+async fn works_without_run_ids(urls: &[String], quorum: &Quorum) -> Error {
     let client = Locks::builder().quorum(urls).options(options()).connect().await.unwrap();
     quorum.hang(0b001);
     for kind in KINDS {
@@ -222,7 +223,7 @@ async fn quorum_works_without_the_right_to_info() {
     quorum.run::<()>(0b111, &rights).await;
     let shy = |url: &String| url.replace("redis://", "redis://shy:secret@");
     let urls: Vec<String> = quorum.urls().iter().map(shy).collect();
-    let refused = works_without_knowing_who_votes(&urls, &quorum).await;
+    let refused = works_without_run_ids(&urls, &quorum).await;
     let (answered, failures) = no_quorum::<()>(Err(refused));
     assert_eq!((answered, named(&failures)), (0, quorum.labels(0b111)));
     let text = failures[0].to_string().to_lowercase();
@@ -230,43 +231,44 @@ async fn quorum_works_without_the_right_to_info() {
     quorum.finish().await;
 }
 
-/// As others do that stand before a server, and some who rent them out.
+/// Some proxies and managed services do not know `INFO`.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_works_where_info_is_unknown() {
+async fn quorum_works_if_info_is_unknown() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
     proxies.iter().for_each(Proxy::have_no_info);
     let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
-    let refused = works_without_knowing_who_votes(&urls, &quorum).await;
+    let refused = works_without_run_ids(&urls, &quorum).await;
     let (answered, failures) = no_quorum::<()>(Err(refused));
     assert_eq!((answered, failures.len()), (0, 3));
     assert!(failures[0].to_string().contains("unknown command"), "{}", failures[0]);
     quorum.finish_behind(proxies).await;
 }
 
-/// As a proxy may do that leaves the rest of `INFO` as it is.
+/// A proxy may hide the run id and forward the rest of `INFO`.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_works_where_info_has_no_run_id() {
+async fn quorum_works_if_info_has_no_run_id() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
     proxies.iter().for_each(Proxy::hide_runs);
     let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
-    let refused = works_without_knowing_who_votes(&urls, &quorum).await;
+    let refused = works_without_run_ids(&urls, &quorum).await;
     let (node, found) = problem(Err(refused));
     assert_eq!(found, NodeProblem::Unidentified);
     assert!(urls.iter().any(|url| url.contains(&node)), "{node}");
-    // What is left of it is heeded.
+    // The rest of `INFO` is still evaluated.
     let master = Server::start().await;
     quorum.servers[2].run::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
-    eventually("it follows", || quorum.servers[2].follows()).await;
+    eventually("the replica follows its master", || quorum.servers[2].follows()).await;
     assert_eq!(problem(Locks::builder().quorum(&urls).connect().await).1, NodeProblem::Replica);
     quorum.servers[2].run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     quorum.finish_behind(proxies).await;
 }
 
-/// Opening asks all at a time: it takes as long as the slowest, and fails only for want of a majority.
+/// Connecting asks all nodes at the same time: it takes as long as the slowest node, and fails only
+/// without a majority.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_opens_with_a_majority() {
+async fn quorum_connects_if_a_majority_responds() {
     let quorum = Quorum::start(5).await;
     for set in [0b00000, 0b00001, 0b10010, 0b00111, 0b11110, 0b11111_u32] {
         quorum.hang(set);

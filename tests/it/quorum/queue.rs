@@ -1,4 +1,4 @@
-//! The queue of a quorum: in order, told by the nodes.
+//! The queue of a quorum: order, notifications, and waiters that died.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use redlatch::{Locks, Options};
 use super::{ALONE, CLEANED, KINDS, Quorum, named, no_quorum, options};
 use crate::support::{eventually, soon};
 
-/// Whoever is told in less was not looking.
+/// A `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
 const NEVER: Duration = Duration::from_secs(10);
 
 fn patient() -> Options {
@@ -16,7 +16,7 @@ fn patient() -> Options {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_hands_over_in_order() {
+async fn quorum_waiters_are_granted_in_order() {
     let quorum = Quorum::start(5).await;
     for kind in ALONE {
         let lock = quorum.lock(kind, kind.name(), patient()).await;
@@ -26,7 +26,7 @@ async fn quorum_hands_over_in_order() {
         for number in 1..=5 {
             let (other, order) = (quorum.lock(kind, kind.name(), patient()).await, Arc::clone(&order));
             waiting.push(tokio::spawn(async move {
-                let guard = soon("a turn", other.lock()).await.unwrap();
+                let guard = soon("the waiter is granted the lock", other.lock()).await.unwrap();
                 order.lock().unwrap().push((number, guard.token()));
                 guard.release().await.unwrap();
             }));
@@ -38,8 +38,8 @@ async fn quorum_hands_over_in_order() {
             task.await.unwrap();
         }
         let took = start.elapsed();
-        println!("FIG {kind:?}: five handovers in {took:?}");
-        assert!(took < Duration::from_secs(1), "told, not found: {took:?}");
+        println!("FIG {kind:?}: five grants to waiters in {took:?}");
+        assert!(took < Duration::from_secs(1), "notified, not polled: {took:?}");
         let order = order.lock().unwrap().clone();
         assert!(order.iter().map(|(number, _)| *number).eq(0..=5), "{order:?}");
         assert!(order.is_sorted_by(|(_, one), (_, next)| one < next), "{order:?}");
@@ -47,8 +47,8 @@ async fn quorum_hands_over_in_order() {
     quorum.finish().await;
 }
 
-/// A waiter to which a majority has granted the lock is still queued on the node that has not: its
-/// release ends that as well.
+/// A majority has granted the lock to a waiter, which is still queued on the third node. Its
+/// release removes that entry, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
     let quorum = Quorum::start(3).await;
@@ -59,13 +59,14 @@ async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
     let lone = Locks::builder().quorum(among(&[2])).options(options()).connect().await.unwrap();
     let proxies = quorum.proxies().await;
     let client = quorum.client_behind(&proxies, options()).await;
-    // The node that does not grant answers before the two that do: no answer is outstanding then.
+    // The third node replies before the two that grant, so no reply is outstanding afterwards.
     let slow_down = |by| proxies[..2].iter().for_each(|proxy| proxy.slow_down(by));
     for kind in KINDS {
         let lock = kind.lock(&client, kind.name());
         let other = kind.rival().lock(&lone, kind.name()).lock().await.unwrap();
         let held = kind.rival().lock(&pair, kind.name()).lock().await.unwrap();
-        eventually("held by two", || async { quorum.having(0b111, lock.key()).await == 0b111 }).await;
+        eventually("all nodes hold the lock", || async { quorum.having(0b111, lock.key()).await == 0b111 })
+            .await;
         let waiting = tokio::spawn({
             let lock = lock.clone();
             async move { lock.lock().await }
@@ -73,13 +74,13 @@ async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
         quorum.queued(0b111, &lock, 1).await;
         slow_down(Some(Duration::from_millis(20)));
         held.release().await.unwrap();
-        let guard = soon("granted by two", waiting).await.unwrap().unwrap();
+        let guard = soon("two nodes grant the lock", waiting).await.unwrap().unwrap();
         slow_down(None);
         quorum.queued(0b100, &lock, 1).await;
         guard.release().await.unwrap();
         let start = Instant::now();
         quorum.queued(0b100, &lock, 0).await;
-        assert!(start.elapsed() < CLEANED, "{kind:?}: {:?}, and the queue lasts a minute", start.elapsed());
+        assert!(start.elapsed() < CLEANED, "{kind:?}: {:?}; the queue's TTL is a minute", start.elapsed());
         assert!(!other.lease().is_lost(), "{kind:?}: nothing was granted there");
         other.release().await.unwrap();
     }
@@ -87,9 +88,9 @@ async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
     quorum.finish_behind(proxies).await;
 }
 
-/// One client after the other waits, for all kinds: the median, since a single one may be found by looking.
+/// Five releases, each with one waiter: all five waits together take less than a second.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_hands_over_at_once() {
+async fn quorum_release_grants_at_once_to_waiter() {
     let quorum = Quorum::start(3).await;
     for kind in KINDS {
         let holder = quorum.lock(kind.rival(), kind.name(), patient()).await;
@@ -104,7 +105,7 @@ async fn quorum_hands_over_at_once() {
             quorum.queued(0b111, &holder, 1).await;
             let start = Instant::now();
             guard.release().await.unwrap();
-            let guard = soon("handed over", waiting).await.unwrap().unwrap();
+            let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
             times.push(start.elapsed());
             guard.release().await.unwrap();
         }
@@ -115,14 +116,15 @@ async fn quorum_hands_over_at_once() {
     quorum.finish().await;
 }
 
-/// The first in the queue is gone without a word: nobody listens to its channel, so the next one is told.
+/// The first waiter has died without leaving the queue. Its channel has no subscriber, so the next
+/// waiter is notified.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_passes_a_waiter_that_died() {
+async fn quorum_release_skips_a_dead_waiter() {
     let quorum = Quorum::start(5).await;
     for kind in ALONE {
         let lock = quorum.lock(kind, kind.name(), patient()).await;
         let guard = quorum.take(&lock).await;
-        // With its runtime ends all that could give its place back.
+        // Without its runtime, no task of this client can remove its entry.
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let urls = quorum.urls();
         let dead = runtime.spawn(async move {
@@ -136,27 +138,31 @@ async fn quorum_passes_a_waiter_that_died() {
         });
         quorum.queued(0b11111, &lock, 2).await;
         runtime.shutdown_background();
-        assert!(dead.await.is_err(), "it waited until it died");
+        assert!(dead.await.is_err(), "it waited until its runtime ended");
         for server in &quorum.servers {
-            eventually("one listens", || async { server.subscribers().await.len() == 1 }).await;
+            eventually("only the living waiter is subscribed", || async {
+                server.subscribers().await.len() == 1
+            })
+            .await;
         }
         let start = Instant::now();
         guard.release().await.unwrap();
-        let guard = soon("handed over", waiting).await.unwrap().unwrap();
-        println!("FIG {kind:?}: past the dead in {:?}", start.elapsed());
+        let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
+        println!("FIG {kind:?}: past the dead waiter in {:?}", start.elapsed());
         assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
         guard.release().await.unwrap();
         drop(lock);
         for server in &quorum.servers {
-            eventually("all have gone", || async { server.subscribers().await.is_empty() }).await;
+            eventually("no subscription is left", || async { server.subscribers().await.is_empty() }).await;
         }
     }
     quorum.finish().await;
 }
 
-/// It died so that nobody noticed, and its claim keeps the lock for no longer than it says.
+/// The first waiter is cut off with its connections open, so the lock is granted to it. The next
+/// waiter gets the lock once that claim has expired.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_passes_a_waiter_that_hangs() {
+async fn quorum_claim_of_a_silent_waiter_expires() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
     let options = || options().ttl(Duration::from_secs(1));
@@ -178,9 +184,9 @@ async fn quorum_passes_a_waiter_that_hangs() {
         }
         let start = Instant::now();
         guard.release().await.unwrap();
-        let guard = soon("handed over", waiting).await.unwrap().unwrap();
-        println!("FIG {kind:?}: past the silent in {:?}", start.elapsed());
-        assert!(start.elapsed() > Duration::from_millis(500), "nobody knew that it is gone");
+        let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
+        println!("FIG {kind:?}: past the silent waiter in {:?}", start.elapsed());
+        assert!(start.elapsed() > Duration::from_millis(500), "the silent waiter's claim was skipped");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         guard.release().await.unwrap();
         for proxy in &proxies {
@@ -188,16 +194,17 @@ async fn quorum_passes_a_waiter_that_hangs() {
             proxy.hold_requests(false);
             proxy.be_deaf(false);
         }
-        // It may have gone on as soon as it could, or given up.
-        let _ = soon("its end", hanging).await.unwrap();
-        eventually("free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        // The silent waiter has acquired the lock after its return, or has failed.
+        let _ = soon("the silent waiter returns", hanging).await.unwrap();
+        eventually("the lock is free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
     }
     quorum.finish_behind(proxies).await;
 }
 
-/// A crowd inside one client gives up together, and each is told of all nodes that failed.
+/// Many tasks of one client wait while a majority hangs. All fail at about the same time, and every
+/// error names all failed nodes.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_crowds_lose_patience_together() {
+async fn quorum_waiting_tasks_fail_together_with_all_failed_nodes() {
     let quorum = Quorum::start(5).await;
     let options = options().ttl(Duration::from_secs(1));
     for kind in KINDS {
@@ -221,7 +228,7 @@ async fn quorum_crowds_lose_patience_together() {
         }
         assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
         quorum.resume(0b01101);
-        eventually("free", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
+        eventually("the lock is free", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
     }
     quorum.finish().await;
 }

@@ -1,4 +1,4 @@
-//! What a majority refuses while some node grants it, and what the nodes do not agree on.
+//! Requests that a majority refuses while another node grants them, and replies that disagree.
 
 use std::time::Duration;
 
@@ -7,32 +7,33 @@ use redlatch::{Error, Locks, Owner, Renewal};
 use super::{ALONE, KINDS, Quorum, no_quorum, options};
 use crate::support::{eventually, soon};
 
-/// More than half say that it is no lock; the one that says nothing of the kind keeps nothing.
+/// On two of three nodes the key is not a lock. The third grants it, and that grant is released.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_keeps_nothing_of_what_a_majority_refuses() {
+async fn quorum_grant_of_a_minority_is_released_if_a_majority_refuses() {
     let quorum = Quorum::start(3).await;
-    let (squatted, other) = (0b011, 0b100);
+    let (foreign, other) = (0b011, 0b100);
     for kind in KINDS {
         let client = quorum.client(options()).await;
         let lock = kind.lock(&client, kind.name());
-        quorum.run::<u64>(squatted, &["SADD", lock.key(), "somebody else's"]).await;
+        quorum.run::<u64>(foreign, &["SADD", lock.key(), "another program's"]).await;
         let refused = lock.try_lock().await.map(|guard| guard.is_some());
         assert!(matches!(refused, Err(Error::WrongType { .. })), "{kind:?}: {refused:?}");
         client.settled().await;
-        assert_eq!(quorum.having(other, lock.key()).await, 0, "{kind:?}: tried");
+        assert_eq!(quorum.having(other, lock.key()).await, 0, "{kind:?}: after try_lock");
         let refused = lock.lock().await.map(drop);
         assert!(matches!(refused, Err(Error::WrongType { .. })), "{kind:?}: {refused:?}");
         client.settled().await;
-        assert_eq!(quorum.having(other, lock.key()).await, 0, "{kind:?}: waited for");
-        quorum.run::<u64>(squatted, &["DEL", lock.key()]).await;
+        assert_eq!(quorum.having(other, lock.key()).await, 0, "{kind:?}: after lock");
+        quorum.run::<u64>(foreign, &["DEL", lock.key()]).await;
     }
     quorum.finish().await;
 }
 
-/// One grants a token for which the others have seen larger ones, and has no memory left when it is asked again; meanwhile
-/// somebody else has the lock on those.
+/// One node grants the lock with a proposed token, and the other two refuse the token as too small.
+/// Before the client proposes a larger one, the first node is out of memory and another client
+/// holds the lock on the other two. The first grant must be released.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_keeps_nothing_of_an_earlier_proposal() {
+async fn quorum_grant_of_a_rejected_proposal_is_released() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
     let patient = options().node_timeout(Duration::from_secs(10));
@@ -41,9 +42,9 @@ async fn quorum_keeps_nothing_of_an_earlier_proposal() {
     for kind in ALONE {
         let client = quorum.client_behind(&proxies, patient.clone()).await;
         let lock = kind.lock(&client, kind.name());
-        // From here on, all nodes know the scripts, and those two larger tokens.
+        // This loads the scripts into all nodes. The other two nodes get larger tokens below.
         quorum.take(&lock).await.release().await.unwrap();
-        eventually("quiet", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        eventually("the lock is free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
         let before = quorum.servers[0].scripts_run().await;
         let fence = format!("{{{}}}:fence", lock.key());
         let clock: Vec<u64> = quorum.servers[1].run(&["TIME"]).await;
@@ -57,37 +58,46 @@ async fn quorum_keeps_nothing_of_an_earlier_proposal() {
             let lock = lock.clone();
             async move { lock.try_lock().await.map(|guard| guard.is_some()) }
         });
-        eventually("one grants it", || async { quorum.having(0b001, lock.key()).await == 0b001 }).await;
+        eventually("the first node grants it", || async { quorum.having(0b001, lock.key()).await == 0b001 })
+            .await;
         for (place, asked) in [1, 2].into_iter().zip(asked) {
-            eventually("the others do not", || async { quorum.servers[place].scripts_run().await > asked })
-                .await;
+            eventually("the other nodes have run the request", || async {
+                quorum.servers[place].scripts_run().await > asked
+            })
+            .await;
         }
         quorum.run::<String>(0b001, &["CONFIG", "SET", "maxmemory", "1"]).await;
         let held = kind.lock(&other, kind.name()).lock().await.unwrap();
-        // So that the one without memory is heard as well.
+        // The slow replies of the other two let the first node's error arrive before them.
         for place in [1, 2] {
             proxies[place].slow_down(Some(Duration::from_millis(100)));
             proxies[place].hold_replies(false);
         }
-        let granted = soon("told", trying).await.unwrap().unwrap();
-        assert!(!granted, "{kind:?}: somebody else has it");
-        assert!(quorum.servers[0].scripts_run().await >= before + 2, "{kind:?}: it was asked again");
+        let granted = soon("try_lock returns", trying).await.unwrap().unwrap();
+        assert!(!granted, "{kind:?}: another client holds the lock");
+        assert!(
+            quorum.servers[0].scripts_run().await >= before + 2,
+            "{kind:?}: the first node got a second proposal"
+        );
         for place in [1, 2] {
             proxies[place].slow_down(None);
         }
         quorum.run::<String>(0b001, &["CONFIG", "SET", "maxmemory", "0"]).await;
-        eventually("given back", || async { quorum.having(0b001, lock.key()).await == 0 }).await;
+        eventually("the first node has released it", || async {
+            quorum.having(0b001, lock.key()).await == 0
+        })
+        .await;
         held.release().await.unwrap();
     }
     drop(other);
     quorum.finish_behind(proxies).await;
 }
 
-/// All that is left of a quorum answers, one node in one way and another one in the other.
+/// Of three nodes, one is dead, one confirms and one refuses.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_says_that_those_who_answer_do_not_agree() {
+async fn quorum_error_counts_replies_that_disagree() {
     let mut quorum = Quorum::start(3).await;
-    // Nobody takes once more what a node has lost.
+    // Without renewals, the lease is not repaired on the node that lost it.
     let client = quorum.client(options().renewal(Renewal::Never)).await;
     let lock = KINDS[0].lock(&client, "divided");
     let guard = quorum.take(&lock).await;
@@ -104,20 +114,20 @@ async fn quorum_says_that_those_who_answer_do_not_agree() {
     quorum.finish().await;
 }
 
-/// Two who read want to write, and each is the first to be heard by one of the two nodes that are left. Neither waits for
-/// the other.
+/// Two readers upgrade at the same time, and each is the first to reach one of the two live nodes.
+/// One of them gets `WouldDeadlock`, since they would wait for each other.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_refuses_one_of_two_upgrades_while_one_is_dead() {
+async fn quorum_refuses_one_of_two_upgrades_while_a_node_is_dead() {
     let mut quorum = Quorum::start(3).await;
-    // Nobody is given up for being slow.
+    // No request times out.
     let options = || options().node_timeout(Duration::from_secs(10));
     let proxies = quorum.proxies().await;
     let one = quorum.client_behind(&proxies, options()).await;
     let other = quorum.client(options()).await;
-    // Who has waited once listens already: his first request queues.
-    let held = other.mutex("listens").unwrap().lock().await.unwrap();
+    // A client that has waited once is subscribed, so its first request queues.
+    let held = other.mutex("subscribe").unwrap().lock().await.unwrap();
     let limit = Duration::from_millis(100);
-    assert!(one.mutex("listens").unwrap().lock_timeout(limit).await.is_err());
+    assert!(one.mutex("subscribe").unwrap().lock_timeout(limit).await.is_err());
     held.release().await.unwrap();
     for round in 0..3 {
         let name = format!("upgrades-{round}");
@@ -129,7 +139,7 @@ async fn quorum_refuses_one_of_two_upgrades_while_one_is_dead() {
         let both = || async {
             quorum.run::<Option<u32>>(0b011, &["HGET", &key, "readers"]).await == [Some(2), Some(2)]
         };
-        eventually("both read on both", both).await;
+        eventually("both live nodes have both readers", both).await;
         quorum.kill(0b100);
         proxies[1].hold_requests(true);
         let upgrading = tokio::spawn({
@@ -140,12 +150,12 @@ async fn quorum_refuses_one_of_two_upgrades_while_one_is_dead() {
             let (quorum, key) = (&quorum, &key);
             async move { quorum.run::<u32>(1 << place, &["HEXISTS", key, "upgrade"]).await == [1] }
         };
-        eventually("the first node hears one", || marked(0)).await;
-        let outcome = soon("the other is told", rival.with_owner(&its_owner).write()).await;
+        eventually("the first node has the upgrade", || marked(0)).await;
+        let outcome = soon("the other upgrade is refused", rival.with_owner(&its_owner).write()).await;
         assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
         second.release().await.unwrap();
         proxies[1].hold_requests(false);
-        let writing = soon("upgraded", upgrading).await.unwrap().unwrap();
+        let writing = soon("the first upgrade succeeds", upgrading).await.unwrap().unwrap();
         writing.release().await.unwrap();
         first.release().await.unwrap();
         quorum.restart(0b100).await;

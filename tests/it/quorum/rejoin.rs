@@ -1,4 +1,4 @@
-//! Letting nodes vote again: tokens, interruptions, and several who do it at a time.
+//! `Locks::rejoin`: tokens after it, interruptions, and concurrent calls.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,13 +20,13 @@ async fn founded(nodes: usize, arguments: &[&str]) -> Quorum {
     quorum
 }
 
-/// Whether a lock is granted by nodes of this set alone, of three.
+/// Whether these nodes, of three, grant locks without the others.
 async fn may_vote(quorum: &Quorum, set: u32) -> bool {
     quorum.hang(0b111 & !set);
     let client = quorum.client(guarded()).await;
     let trying = KINDS.map(|kind| {
         let lock = kind.lock(&client, &format!("vote-{}", kind.name()));
-        // Nothing of an earlier one is in the way for long.
+        // The limit outlasts a hold that an earlier try has left.
         tokio::spawn(async move { lock.lock_timeout(TTL * 4).await.is_ok() })
     });
     let mut granted = Vec::new();
@@ -39,18 +39,19 @@ async fn may_vote(quorum: &Quorum, set: u32) -> bool {
     granted[0]
 }
 
-/// Tokens that only a node knew that has forgotten them, and one who did not vote then.
+/// Node 2 does not know a token, node 1 knew it and loses its data, and node 0, which knows it,
+/// hangs. The token that nodes 1 and 2 grant must still be larger.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_keeps_tokens_growing() {
+async fn quorum_tokens_grow_after_rejoin() {
     let mut quorum = founded(3, &[]).await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
     for (round, kind) in KINDS.into_iter().enumerate() {
         let name = format!("floor-{}", kind.name());
-        // Ten minutes ahead of all clocks, so that what a new client proposes is too low.
+        // Ten minutes ahead of all clocks, so that the first proposal of a new client is too small.
         let far = (now + 600_000_000 * (round as u128 + 1)).to_string();
         let fence = format!("{{lock:{name}}}:fence");
         quorum.run::<String>(0b011, &["SET", &fence, &far, "PX", "86400000"]).await;
-        // Node 2 does not vote for it, and hears nothing of it later.
+        // Node 2 is down while the token is granted, and does not learn of it.
         quorum.kill(0b100);
         let lock = quorum.lock(kind.rival(), &name, guarded()).await;
         let guard = lock.lock().await.unwrap();
@@ -58,7 +59,7 @@ async fn quorum_rejoin_keeps_tokens_growing() {
         assert!(u128::from(token) > now + 600_000_000, "{token}");
         guard.release().await.unwrap();
         if kind == Kind::Write {
-            // What was read after that must be smaller, too, than what is written then.
+            // A reader's token, granted after it, must also be smaller than the next writer's.
             let reader = quorum.client(guarded()).await.rwlock(&name).unwrap();
             let guard = reader.read().await.unwrap();
             token = token.max(guard.lease().fencing_token().unwrap().get());
@@ -68,16 +69,17 @@ async fn quorum_rejoin_keeps_tokens_growing() {
         quorum.restart(0b100).await;
         let client = quorum.client(guarded()).await;
         assert_eq!(admitted(client.rejoin().await), quorum.labels(0b100));
-        // Now node 1 forgets it, and 0, which knows it, is away: what is left was told of it.
+        // Node 1 loses the token, and node 0, which knows it, hangs. Nodes 1 and 2 must have
+        // learned of it from `rejoin`.
         quorum.kill(0b010);
         quorum.restart(0b010).await;
         assert_eq!(admitted(client.rejoin().await), quorum.labels(0b010));
         drop(client);
         let fences: Vec<u32> = quorum.run(0b110, &["EXISTS", &fence]).await;
-        assert_eq!(fences, [0, 0], "its counters are lost");
+        assert_eq!(fences, [0, 0], "the token counters are lost");
         quorum.hang(0b001);
-        let newcomer = quorum.lock(kind, &name, guarded()).await;
-        let guard = soon("granted", newcomer.lock()).await.unwrap();
+        let later = quorum.lock(kind, &name, guarded()).await;
+        let guard = soon("the lock is granted", later.lock()).await.unwrap();
         let least = if kind == Kind::Read { token } else { token + 1 };
         assert!(guard.token() >= least, "{kind:?}: {} after {token}", guard.token());
         guard.release().await.unwrap();
@@ -85,10 +87,10 @@ async fn quorum_rejoin_keeps_tokens_growing() {
     }
 }
 
-/// Nodes that have forgotten everything vote again once no lease is valid that they may have
-/// granted: the TTL of either side may be the longest one.
+/// Nodes that have lost all data vote again once every lease that they may have granted has
+/// expired. Either the read TTL or the write TTL may be the longest.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_founding_outlasts_the_leases_of_either_side() {
+async fn quorum_founding_waits_for_leases_of_either_side() {
     const LONG: Duration = Duration::from_millis(1_500);
     let quorum = founded(3, &[]).await;
     for (kind, options) in [(Kind::Write, guarded().write_ttl(LONG)), (Kind::Read, guarded().read_ttl(LONG))]
@@ -98,34 +100,37 @@ async fn quorum_founding_outlasts_the_leases_of_either_side() {
         quorum.run::<String>(0b111, &["FLUSHALL"]).await;
         assert!(!guard.lease().is_lost(), "{kind:?}");
         client.rejoin().await.unwrap();
-        assert!(guard.lease().is_lost(), "{kind:?}: others may get it from now on");
+        assert!(guard.lease().is_lost(), "{kind:?}: the nodes vote while the lease is valid");
         assert!(guard.release().await.is_err());
         client.settled().await;
     }
 }
 
-/// A request that was under way is granted a longer lease than any before, while a node waits to be
-/// admitted: the node waits for that one as well.
+/// While a node waits to be admitted, another client is granted a longer lease than any before: the
+/// node waits for that one, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_outlasts_a_longer_lease_that_is_granted_meanwhile() {
+async fn quorum_rejoin_waits_for_a_longer_lease_granted_meanwhile() {
     let ttl = Duration::from_millis(1_500);
     let mut quorum = founded(3, &[]).await;
     let other = quorum.client(guarded().ttl(ttl * 2).renewal(Renewal::Never)).await;
     quorum.kill(0b100);
     quorum.restart(0b100).await;
     let rejoining = tokio::spawn(rejoin(quorum.client(guarded().ttl(ttl)).await));
-    eventually("begun", || async { quorum.run::<u32>(0b100, &["HEXISTS", NODE, "ticket"]).await == [1] })
-        .await;
+    eventually("rejoin has started", || async {
+        quorum.run::<u32>(0b100, &["HEXISTS", NODE, "ticket"]).await == [1]
+    })
+    .await;
     let guard = Kind::Mutex.lock(&other, "longer").lock().await.unwrap();
     assert!(!rejoining.is_finished());
-    let rejoined = soon("an end", rejoining).await.unwrap();
-    assert!(guard.lease().is_lost(), "the node votes, and the lease is valid");
+    let rejoined = soon("rejoin returns", rejoining).await.unwrap();
+    assert!(guard.lease().is_lost(), "the node votes while the lease is valid");
     assert_eq!(admitted(rejoined), quorum.labels(0b100));
 }
 
-/// Whoever loses says so, and afterwards all vote.
+/// Two clients call `rejoin` at the same time: at least one succeeds, the other may get
+/// `NotAdmitted`, and afterwards all nodes vote.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_is_done_by_one_of_two() {
+async fn quorum_rejoin_succeeds_for_one_of_two_clients() {
     let mut quorum = founded(3, &[]).await;
     for round in 0..4 {
         let gone = 1 << (round % 3);
@@ -138,20 +143,20 @@ async fn quorum_rejoin_is_done_by_one_of_two() {
         }
         let mut done = 0;
         for task in tasks {
-            match soon("an end", task).await.unwrap() {
+            match soon("rejoin returns", task).await.unwrap() {
                 Ok(rejoined) => done += usize::from(admitted(Ok(rejoined)) == quorum.labels(gone)),
                 Err(Error::NotAdmitted { .. }) => {}
                 other => panic!("{other:?}"),
             }
         }
-        assert!(done > 0, "one of them at least");
+        assert!(done > 0, "neither client has admitted the node");
         assert!(may_vote(&quorum, gone | 1 << ((round + 1) % 3)).await);
     }
 }
 
-/// Two who found a quorum at a time: it is founded, at the latest by trying again.
+/// Two clients found a quorum at the same time: it is founded then, or by the next call.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_is_founded_by_two_at_a_time() {
+async fn quorum_founding_succeeds_despite_a_concurrent_one() {
     let quorum = Quorum::start(3).await;
     let options = guarded().ttl(Duration::from_millis(100));
     let (one, two) = (quorum.client(options.clone()).await, quorum.client(options).await);
@@ -172,50 +177,51 @@ async fn rejoin(client: redlatch::Locks) -> Result<Vec<NodeStatus>, Error> {
     client.rejoin().await
 }
 
-/// One of them hangs when the others are let in: they are few, and may be no quorum for good.
+/// A founding is interrupted: by a node that dies, and by another client after it has admitted one
+/// node. The next call completes it, else the quorum would never have a majority of voters.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_founding_goes_on_where_it_was_left() {
+async fn quorum_founding_resumes_after_an_interruption() {
     let mut quorum = Quorum::start(3).await;
     let client = quorum.client(guarded()).await;
     for lost in [0b001, 0b010, 0b100] {
         let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("begun", || async {
+        eventually("rejoin has started", || async {
             quorum.run::<u32>(0b111, &["HEXISTS", NODE, "ticket"]).await == [1, 1, 1]
         })
         .await;
         quorum.kill(lost);
-        let outcome = soon("told", rejoining).await.unwrap();
+        let outcome = soon("rejoin returns", rejoining).await.unwrap();
         assert!(matches!(outcome, Err(Error::NoQuorum { .. })), "{outcome:?}");
         quorum.restart(lost).await;
     }
-    // As it is left if the founder ends between two of them.
+    // The state that a founding client leaves if it ends between two nodes.
     client.rejoin().await.unwrap();
     for left in [0b010, 0b110] {
         quorum.run::<String>(0b111, &["FLUSHALL"]).await;
         let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("begun", || async {
+        eventually("rejoin has started", || async {
             quorum.run::<u32>(0b111, &["HEXISTS", NODE, "ticket"]).await == [1, 1, 1]
         })
         .await;
-        // Another one takes over in the middle.
+        // Another client takes over in the middle.
         quorum.run::<u32>(left, &["HSET", NODE, "ticket", "another"]).await;
-        let outcome = soon("told", rejoining).await.unwrap();
+        let outcome = soon("rejoin returns", rejoining).await.unwrap();
         assert!(matches!(outcome, Err(Error::NotAdmitted { .. })), "{outcome:?}");
         assert_eq!(quorum.run::<u32>(0b111, &["HEXISTS", NODE, "run"]).await, [1, 0, 0]);
         let admitted = admitted(client.rejoin().await);
-        // Those behind the first that was refused had to wait as well.
+        // The nodes after the first refused one were not admitted either.
         assert_eq!(admitted, quorum.labels(0b110));
         assert!(may_vote(&quorum, 0b011).await && may_vote(&quorum, 0b110).await);
     }
 }
 
-/// What a node forgets while it waits to be let in.
+/// A node loses its data while it waits to be admitted: it gets no vote.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_notices_what_is_forgotten_meanwhile() {
-    tokio::join!(forgets(false), forgets(true));
+async fn quorum_rejoin_fails_if_the_node_loses_data_meanwhile() {
+    tokio::join!(loses_data_meanwhile(false), loses_data_meanwhile(true));
 }
 
-async fn forgets(keeps: bool) {
+async fn loses_data_meanwhile(keeps: bool) {
     let arguments: &[&str] = if keeps { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
     let mut quorum = founded(3, arguments).await;
     let client = quorum.client(guarded()).await;
@@ -226,15 +232,17 @@ async fn forgets(keeps: bool) {
             let client = client.clone();
             tokio::spawn(async move { client.rejoin().await })
         };
-        eventually("begun", || async { quorum.run::<u32>(0b010, &["HEXISTS", NODE, "ticket"]).await == [1] })
-            .await;
+        eventually("rejoin has started", || async {
+            quorum.run::<u32>(0b010, &["HEXISTS", NODE, "ticket"]).await == [1]
+        })
+        .await;
         if flushes {
             quorum.run::<String>(0b010, &["FLUSHALL"]).await;
         } else {
             quorum.kill(0b010);
             quorum.restart(0b010).await;
         }
-        let outcome = soon("told", rejoining).await.unwrap();
+        let outcome = soon("rejoin returns", rejoining).await.unwrap();
         let why = format!("keeps: {keeps}, flushes: {flushes}: {outcome:?}");
         assert!(matches!(outcome, Err(Error::NotAdmitted { .. })), "{why}");
         assert!(!may_vote(&quorum, 0b011).await, "{why}");
@@ -243,9 +251,9 @@ async fn forgets(keeps: bool) {
     }
 }
 
-/// Dropped half-way, it changes nothing, and can be begun anew.
+/// A `rejoin` future that is dropped half-way gives no node a vote, and the next call succeeds.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_can_be_begun_anew() {
+async fn quorum_rejoin_can_be_repeated_after_cancellation() {
     let quorum = Quorum::start(3).await;
     let client = quorum.client(guarded()).await;
     for wait in [0, 1, 3, 50, 300] {
@@ -264,7 +272,8 @@ async fn quorum_rejoin_can_be_begun_anew() {
     assert!(!may_vote(&quorum, 0b101).await);
     assert_eq!(admitted(client.rejoin().await), quorum.labels(0b100));
     assert!(may_vote(&quorum, 0b101).await);
-    // Two at a time are too many of three; of five they are let in together.
+    // Of five nodes, two are admitted together; of three, two are a majority and it would be a
+    // founding.
     let mut quorum = founded(5, &[]).await;
     quorum.kill(0b10010);
     quorum.restart(0b10010).await;

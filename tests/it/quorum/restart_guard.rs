@@ -1,4 +1,5 @@
-//! Nodes that forget: what the restart guard keeps from happening, and how they are let in again.
+//! The restart guard: it prevents double grants by nodes that lost their data, and `rejoin` admits
+//! such nodes again.
 
 use std::time::{Duration, Instant};
 
@@ -11,24 +12,24 @@ use crate::support::{AnyGuard, AnyLock, eventually, soon};
 const TTL: Duration = Duration::from_millis(800);
 const NODE: &str = "lock:{}node";
 
-/// Long enough for a node to be back before a lease is over.
-const STANDS: Duration = Duration::from_millis(1_600);
+/// The TTL of the leases: long enough for a node to restart before they expire.
+const LEASE: Duration = Duration::from_millis(1_600);
 
 fn guarded() -> Options {
     options().ttl(TTL).restart_guard(RestartGuard::On)
 }
 
-/// How a node loses what it knew.
+/// How a node loses its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
-    /// A restart with nothing.
+    /// A restart without any data.
     Restart,
     Flush,
-    /// A restart from what was saved before.
+    /// A restart from an older snapshot.
     OldSnapshot,
 }
 
-async fn forget(quorum: &mut Quorum, set: u32, loss: Loss) {
+async fn lose_data(quorum: &mut Quorum, set: u32, loss: Loss) {
     if loss == Loss::Flush {
         quorum.run::<String>(set, &["FLUSHALL"]).await;
     } else {
@@ -37,23 +38,25 @@ async fn forget(quorum: &mut Quorum, set: u32, loss: Loss) {
     }
 }
 
-/// Wants what is held until he gets it or the lease is over: whether he got it, and how often he tried in vain.
+/// Tries for a held lock until it is granted or the holder's lease has ended. Returns whether it
+/// was granted while the lease was valid, and how many tries failed.
 async fn tries(held: AnyGuard, rival: AnyLock) -> (bool, u32) {
-    let mut in_vain = 0;
+    let mut refused = 0;
     loop {
         let granted = matches!(rival.try_lock().await, Ok(Some(_)));
         if granted || held.lease().is_lost() {
-            return (granted && !held.lease().is_lost(), in_vain);
+            return (granted && !held.lease().is_lost(), refused);
         }
-        in_vain += 1;
+        refused += 1;
     }
 }
 
-/// One holds the lock on nodes 0 and 1, since 2 is out of his reach. Node 1 forgets it, and another who reaches 1 and 2
-/// wants it. How often he gets it while the first one's lease stands, of four kinds and so many rounds.
+/// A holds the lock on nodes 0 and 1, since it cannot reach node 2. Node 1 loses its data, and B,
+/// which reaches nodes 1 and 2, tries for the lock. Returns how often B is granted it while A's
+/// lease is valid, over four kinds and `rounds` rounds.
 async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
     let mut quorum = Quorum::start(3).await;
-    let options = guarded().ttl(STANDS).restart_guard(guard);
+    let options = guarded().ttl(LEASE).restart_guard(guard);
     if guard == RestartGuard::On {
         assert_eq!(quorum.client(options.clone()).await.rejoin().await.unwrap().len(), 3);
     }
@@ -70,36 +73,43 @@ async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
         let mut guards = Vec::new();
         for kind in KINDS {
             let name = format!("{}-{round}", kind.name());
-            let held = soon("granted by two", kind.lock(&first, &name).lock()).await.unwrap();
-            assert_eq!(quorum.having(0b111, &format!("lock:{name}")).await, 0b011, "not by the third");
+            let held = soon("two nodes grant the lock", kind.lock(&first, &name).lock()).await.unwrap();
+            assert_eq!(
+                quorum.having(0b111, &format!("lock:{name}")).await,
+                0b011,
+                "the third node has granted it"
+            );
             let rival = kind.rival().lock(&second, &name);
-            assert!(rival.try_lock().await.unwrap().is_none(), "{kind:?}: it is held");
-            eventually("undone", || async { quorum.having(0b100, rival.key()).await == 0 }).await;
+            assert!(rival.try_lock().await.unwrap().is_none(), "{kind:?}: granted while held");
+            eventually("the try is undone on the third node", || async {
+                quorum.having(0b100, rival.key()).await == 0
+            })
+            .await;
             guards.push((held, rival));
         }
-        forget(&mut quorum, 0b010, loss).await;
-        // He reaches the node again, and with the guard it says that it has no vote.
+        lose_data(&mut quorum, 0b010, loss).await;
+        // B is connected to the node again; with the guard, the node reports that it has no vote.
         let label = quorum.labels(0b010).remove(0);
         let answers = |node: &NodeStatus| {
             node.node == label && (node.is_voter() || matches!(node.state, NodeState::NotAdmitted))
         };
-        eventually("it answers", || async { second.nodes().await.iter().any(answers) }).await;
-        // All at a time, so that each is tried while the leases stand.
+        eventually("the node responds", || async { second.nodes().await.iter().any(answers) }).await;
+        // All kinds at the same time, so that each is tried while the leases are valid.
         let mut trying = JoinSet::new();
         for (place, (held, rival)) in guards.into_iter().enumerate() {
             trying.spawn(async move { (place, tries(held, rival).await) });
         }
         while let Some(tried) = trying.join_next().await {
-            let (place, (granted, in_vain)) = tried.unwrap();
+            let (place, (granted, failed)) = tried.unwrap();
             doubles += u32::from(granted);
-            refused[place] += in_vain;
+            refused[place] += failed;
         }
         proxies[2].be_deaf(false);
         first.settled().await;
         second.settled().await;
         drop(first);
         if guard == RestartGuard::On {
-            assert_eq!(admitted(second.rejoin().await), quorum.labels(0b010), "the others vouch for it");
+            assert_eq!(admitted(second.rejoin().await), quorum.labels(0b010), "the other two nodes admit it");
             let lock = KINDS[0].lock(&second, "again");
             quorum.hang(0b001);
             lock.lock().await.unwrap().release().await.unwrap();
@@ -109,13 +119,16 @@ async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
     for proxy in proxies {
         proxy.outlive_clients().await;
     }
-    println!("FIG {loss:?}, {guard:?}: {doubles} granted twice, {refused:?} tried in vain");
-    assert!(guard == RestartGuard::Off || !refused.contains(&0), "not tried in time: {refused:?}");
+    println!("FIG {loss:?}, {guard:?}: {doubles} granted twice, {refused:?} tries refused");
+    assert!(
+        guard == RestartGuard::Off || !refused.contains(&0),
+        "a kind was not tried while its lease was valid: {refused:?}"
+    );
     doubles
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_guard_prevents_double_grants_by_nodes_that_forget() {
+async fn quorum_guard_prevents_double_grants_after_data_loss() {
     let granted = tokio::join!(
         double_grants(RestartGuard::On, Loss::Restart, 2),
         double_grants(RestartGuard::On, Loss::Flush, 2),
@@ -124,9 +137,9 @@ async fn quorum_guard_prevents_double_grants_by_nodes_that_forget() {
     assert_eq!(granted, (0, 0, 0));
 }
 
-/// The same without the guard: so it is the guard that makes the difference.
+/// The same without the guard does grant twice, so the guard makes the difference.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_without_a_guard_grants_twice_if_a_node_forgets() {
+async fn quorum_without_guard_grants_twice_after_data_loss() {
     for loss in [Loss::Restart, Loss::Flush, Loss::OldSnapshot] {
         let doubles = double_grants(RestartGuard::Off, loss, 1).await;
         println!("FIG {loss:?}: {doubles} of 4 granted twice");
@@ -135,7 +148,7 @@ async fn quorum_without_a_guard_grants_twice_if_a_node_forgets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_guard_founds_once() {
+async fn quorum_guard_requires_founding_once() {
     let quorum = Quorum::start(3).await;
     let client = quorum.client(guarded()).await;
     for kind in KINDS {
@@ -150,7 +163,7 @@ async fn quorum_guard_founds_once() {
                     .all(|failure| matches!(failure.answer.error(), Some(Error::NotAdmitted { .. })))
             );
         }
-        assert!(start.elapsed() < Duration::from_millis(500), "told at once: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_millis(500), "the calls took {:?}", start.elapsed());
     }
     let start = Instant::now();
     let founded = admitted(client.rejoin().await);
@@ -158,8 +171,8 @@ async fn quorum_guard_founds_once() {
     assert!(start.elapsed() >= TTL, "{:?}", start.elapsed());
     for client in [client, quorum.client(guarded()).await] {
         let start = Instant::now();
-        assert!(client.rejoin().await.unwrap().is_empty(), "founded already");
-        assert!(start.elapsed() < TTL / 2, "and nothing to wait for");
+        assert!(client.rejoin().await.unwrap().is_empty(), "the quorum is founded already");
+        assert!(start.elapsed() < TTL / 2, "rejoin waited although no node needed admission");
         for kind in KINDS {
             let lock = kind.lock(&client, kind.name());
             let guard = lock.lock().await.unwrap();
@@ -167,7 +180,7 @@ async fn quorum_guard_founds_once() {
             guard.release().await.unwrap();
         }
     }
-    // Not while one is away: it might remember.
+    // Founding needs all nodes: the missing one might hold locks.
     let mut quorum = Quorum::start(3).await;
     let client = quorum.client(guarded()).await;
     quorum.kill(0b100);
@@ -177,7 +190,8 @@ async fn quorum_guard_founds_once() {
     assert_eq!(client.rejoin().await.unwrap().len(), 3);
 }
 
-/// It waits for the longest lease that anybody was granted, whatever the one who lets it in knows.
+/// The node waits for the longest lease that any client was granted, even if the client that calls
+/// `rejoin` has shorter TTLs.
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_rejoin_waits_for_the_longest_ttl() {
     let mut quorum = Quorum::start(3).await;
@@ -189,7 +203,7 @@ async fn quorum_rejoin_waits_for_the_longest_ttl() {
         long.rwlock("long").unwrap().write().await.unwrap().release().await.unwrap();
         kind.lock(&long, kind.name()).lock().await.unwrap().release().await.unwrap();
         let gone = 1 << (kind as u32 % 3);
-        forget(&mut quorum, gone, Loss::Restart).await;
+        lose_data(&mut quorum, gone, Loss::Restart).await;
         let start = Instant::now();
         assert_eq!(admitted(short.rejoin().await), quorum.labels(gone));
         assert!(start.elapsed() >= Duration::from_millis(1_300), "{:?}", start.elapsed());
@@ -197,10 +211,11 @@ async fn quorum_rejoin_waits_for_the_longest_ttl() {
     }
 }
 
-/// One writes on nodes 0 and 1, since 2 is out of his reach, and goes on to read there for far longer than he could write.
-/// Node 0 forgets it, and is let in by one who knows of short leases only: not before the reader's is over.
+/// A writes on nodes 0 and 1, since it cannot reach node 2, and downgrades to a read lease with a
+/// far longer TTL. Node 0 loses its data, and B, whose TTLs are short, calls `rejoin`: node 0 is
+/// not admitted before A's read lease has expired.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_waits_for_who_reads_longer_than_he_wrote() {
+async fn quorum_rejoin_waits_for_a_downgraded_lease_with_a_longer_ttl() {
     const READ: Duration = Duration::from_millis(2_500);
     let mut quorum = Quorum::start(3).await;
     let short = quorum.client(guarded().ttl(Duration::from_millis(200))).await;
@@ -210,39 +225,40 @@ async fn quorum_rejoin_waits_for_who_reads_longer_than_he_wrote() {
     let long = quorum.client_behind(&proxies, long).await;
     proxies[2].be_deaf(true);
     proxies[2].cut();
-    let writing = soon("granted by two", long.rwlock("longer").unwrap().write()).await.unwrap();
+    let writing = soon("two nodes grant the lock", long.rwlock("longer").unwrap().write()).await.unwrap();
     let reading = writing.downgrade().await.unwrap();
-    assert_eq!(quorum.having(0b111, "lock:longer").await, 0b011, "not by the third");
-    forget(&mut quorum, 0b001, Loss::Restart).await;
+    assert_eq!(quorum.having(0b111, "lock:longer").await, 0b011, "the third node has granted it");
+    lose_data(&mut quorum, 0b001, Loss::Restart).await;
     let rival = short.rwlock("longer").unwrap();
     let trying = async {
         while !reading.lease().is_lost() {
             let granted = matches!(rival.try_write().await, Ok(Some(_)));
-            assert!(!granted || reading.lease().is_lost(), "one reads, another writes");
+            assert!(!granted || reading.lease().is_lost(), "B writes while A reads");
         }
     };
     let start = Instant::now();
     let (rejoined, ()) = tokio::join!(short.rejoin(), trying);
     assert_eq!(admitted(rejoined), quorum.labels(0b001));
     assert!(start.elapsed() >= READ, "{:?}", start.elapsed());
-    soon("nobody reads any more", rival.write()).await.unwrap().release().await.unwrap();
+    soon("the read lease has expired", rival.write()).await.unwrap().release().await.unwrap();
 }
 
-/// More than one must be known to have forgotten nothing.
+/// A majority of voters must respond, before and after the wait.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_refuses_where_too_few_may_vote() {
+async fn quorum_rejoin_fails_without_a_majority_of_voters() {
     let mut quorum = Quorum::start(3).await;
     let client = quorum.client(guarded()).await;
     client.rejoin().await.unwrap();
     let lock = KINDS[0].lock(&client, "few");
     lock.lock().await.unwrap().release().await.unwrap();
-    // One has forgotten, and one does not answer.
-    forget(&mut quorum, 0b001, Loss::Restart).await;
+    // One node has lost its data, and one does not respond.
+    lose_data(&mut quorum, 0b001, Loss::Restart).await;
     quorum.kill(0b010);
     let (answered, failures) = no_quorum(client.rejoin().await);
     assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
-    assert_eq!(quorum.run::<u32>(0b001, &["EXISTS", NODE]).await, [0], "nothing is changed");
-    // Two have forgotten: nobody can get a lock, until all are there to begin anew.
+    assert_eq!(quorum.run::<u32>(0b001, &["EXISTS", NODE]).await, [0], "rejoin has changed the node");
+    // Two nodes have lost their data: no lock is granted until all nodes are there and `rejoin`
+    // founds the quorum again.
     quorum.restart(0b010).await;
     let (answered, failures) = no_quorum(lock.try_lock().await);
     assert_eq!((answered, named(&failures)), (1, quorum.labels(0b011)));
@@ -250,32 +266,33 @@ async fn quorum_rejoin_refuses_where_too_few_may_vote() {
     let admitted = admitted(client.rejoin().await);
     assert_eq!(admitted, quorum.labels(0b011));
     lock.lock().await.unwrap().release().await.unwrap();
-    // A majority of the others goes while it waits.
+    // One of the two voters loses its data while `rejoin` waits.
     let mut quorum = Quorum::start(3).await;
     let client = quorum.client(guarded()).await;
     client.rejoin().await.unwrap();
-    forget(&mut quorum, 0b001, Loss::Flush).await;
-    let rejoining = begin(&quorum, 0b001, &client).await;
-    forget(&mut quorum, 0b010, Loss::Flush).await;
-    let outcome = soon("told", rejoining).await.unwrap();
+    lose_data(&mut quorum, 0b001, Loss::Flush).await;
+    let rejoining = start_rejoin(&quorum, 0b001, &client).await;
+    lose_data(&mut quorum, 0b010, Loss::Flush).await;
+    let outcome = soon("rejoin returns", rejoining).await.unwrap();
     assert!(matches!(outcome, Err(Error::NotAdmitted { .. })), "{outcome:?}");
     no_quorum(client.mutex("few").unwrap().try_lock().await);
 }
 
-/// Two of five have forgotten, and one of them goes while it waits: the other one is let in.
+/// Two of five nodes have lost their data, and one of them dies while `rejoin` waits: the other is
+/// admitted.
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_rejoin_passes_over_who_goes_meanwhile() {
+async fn quorum_rejoin_skips_a_node_that_fails_meanwhile() {
     let mut quorum = Quorum::start(5).await;
     let client = quorum.client(guarded()).await;
     client.rejoin().await.unwrap();
-    forget(&mut quorum, 0b11000, Loss::Restart).await;
-    let rejoining = begin(&quorum, 0b11000, &client).await;
+    lose_data(&mut quorum, 0b11000, Loss::Restart).await;
+    let rejoining = start_rejoin(&quorum, 0b11000, &client).await;
     quorum.kill(0b10000);
-    let rejoined = soon("told", rejoining).await.unwrap().unwrap();
+    let rejoined = soon("rejoin returns", rejoining).await.unwrap().unwrap();
     let gone = quorum.labels(0b10000).remove(0);
     let states: Vec<_> = rejoined
         .iter()
-        .map(|it| (it.node == gone, it.is_voter(), matches!(it.state, NodeState::Failed(_))))
+        .map(|status| (status.node == gone, status.is_voter(), matches!(status.state, NodeState::Failed(_))))
         .collect();
     assert!(states.contains(&(false, true, false)) && states.contains(&(true, false, true)), "{rejoined:?}");
     assert_eq!(states.len(), 2);
@@ -285,18 +302,18 @@ async fn quorum_rejoin_passes_over_who_goes_meanwhile() {
     quorum.finish().await;
 }
 
-/// Begins to let nodes in, up to where it waits.
-async fn begin(
+/// Starts `rejoin`, and returns once it waits.
+async fn start_rejoin(
     quorum: &Quorum,
     set: u32,
     client: &Locks,
 ) -> tokio::task::JoinHandle<Result<Vec<NodeStatus>, Error>> {
     let client = client.clone();
     let rejoining = tokio::spawn(async move { client.rejoin().await });
-    let begun = || async {
+    let started = || async {
         let tickets: Vec<u32> = quorum.run(set, &["HEXISTS", NODE, "ticket"]).await;
         tickets.iter().all(|there| *there == 1)
     };
-    eventually("begun", begun).await;
+    eventually("rejoin has started", started).await;
     rejoining
 }

@@ -1,4 +1,4 @@
-//! Which nodes vote, as they say when they are asked.
+//! `Locks::nodes`: which nodes vote, are not admitted, or have failed.
 
 use std::error::Error as _;
 use std::time::Instant;
@@ -13,11 +13,11 @@ fn guarded() -> Options {
     options().ttl(TTL).restart_guard(RestartGuard::On)
 }
 
-/// What was said of the nodes of a set, in their order: that they vote, are not admitted, or have failed.
-fn states(quorum: &Quorum, set: u32, told: &[NodeStatus]) -> String {
+/// One letter for each node of a set: `v`otes, is `n`ot admitted, or has `f`ailed.
+fn states(quorum: &Quorum, set: u32, statuses: &[NodeStatus]) -> String {
     let label = |place: usize| format!("127.0.0.1:{}", quorum.servers[place].port());
     assert_eq!(
-        told.iter().map(|status| status.node.clone()).collect::<Vec<_>>(),
+        statuses.iter().map(|status| status.node.clone()).collect::<Vec<_>>(),
         places(set).filter(|place| *place < quorum.count()).map(label).collect::<Vec<_>>(),
     );
     let state = |status: &NodeStatus| match &status.state {
@@ -37,22 +37,22 @@ fn states(quorum: &Quorum, set: u32, told: &[NodeStatus]) -> String {
         }
         other => panic!("{other:?}"),
     };
-    told.iter().map(state).collect()
+    statuses.iter().map(state).collect()
 }
 
 async fn all(quorum: &Quorum, client: &Locks) -> String {
     let start = Instant::now();
-    let told = client.nodes().await;
+    let statuses = client.nodes().await;
     assert!(start.elapsed() < TIMEOUT * 4, "{:?}", start.elapsed());
-    states(quorum, quorum.all(), &told)
+    states(quorum, quorum.all(), &statuses)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quorum_nodes_say_whether_they_vote() {
+async fn quorum_nodes_reports_votes_and_failures() {
     let mut quorum = Quorum::start(5).await;
     let (client, unguarded) = (quorum.client(guarded()).await, quorum.client(options()).await);
     assert_eq!(all(&quorum, &client).await, "nnnnn");
-    assert_eq!(all(&quorum, &unguarded).await, "vvvvv", "nobody asks whether they were admitted");
+    assert_eq!(all(&quorum, &unguarded).await, "vvvvv", "without the guard, admission does not matter");
     let founded = client.rejoin().await.unwrap();
     assert_eq!(states(&quorum, quorum.all(), &founded), "vvvvv");
     assert_eq!(all(&quorum, &client).await, "vvvvv");
@@ -60,11 +60,11 @@ async fn quorum_nodes_say_whether_they_vote() {
     quorum.restart(0b00010).await;
     assert_eq!(all(&quorum, &client).await, "vnvvf");
     assert_eq!(all(&quorum, &unguarded).await, "vvvvf");
-    // The one that does not answer is passed over, and said to be.
+    // The node that does not respond is skipped and reported.
     let rejoined = client.rejoin().await.unwrap();
     assert_eq!(states(&quorum, 0b10010, &rejoined), "vf");
     let idle = client.rejoin().await.unwrap();
-    assert_eq!(states(&quorum, 0b10000, &idle), "f", "also where there is nothing to do");
+    assert_eq!(states(&quorum, 0b10000, &idle), "f", "reported also if no node needs admission");
     quorum.restart(0b10000).await;
     quorum.hang(0b00001);
     assert_eq!(all(&quorum, &client).await, "fvvvn");

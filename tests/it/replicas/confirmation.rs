@@ -1,95 +1,98 @@
-//! Where grants are confirmed by replicas: on the server of their renewals, by what their own connection wrote.
+//! The connection that waits for replicas: it leads to the server of the renewals, and confirms
+//! also what other connections wrote.
 
 use std::time::Duration;
 
 use redlatch::{Error, Locks, Owner};
 use tokio::time::Instant;
 
-use super::grants::{PATIENCE, group, waits};
+use super::grants::{TIMEOUT, group, waits};
 use crate::support::failover::{KINDS, NODE_TIMEOUT, SLACK, caught_up, told, urls};
 use crate::support::{AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, soon, ttl};
 
 const TTL: Duration = Duration::from_millis(1_500);
 
-/// Somebody waits for replicas.
-async fn somebody_waits(master: &Server) {
-    eventually("it waits for replicas", || async {
+/// Waits until a client waits for replicas.
+async fn wait_is_blocked(master: &Server) {
+    eventually("a WAIT is blocked", || async {
         master.run::<String>(&["INFO", "clients"]).await.contains("blocked_clients:1\r")
     })
     .await;
 }
 
-/// Cuts the connections of clients on which replicas are waited for, or the others.
+/// Cuts the clients' connections that wait for replicas, or all others.
 async fn cut(master: &Server, confirming: bool) {
     let list: String = master.run(&["CLIENT", "LIST", "TYPE", "normal"]).await;
     let word =
-        |line: &str, key: &str| line.split(' ').find_map(|it| it.strip_prefix(key)).unwrap().to_owned();
+        |line: &str, key: &str| line.split(' ').find_map(|word| word.strip_prefix(key)).unwrap().to_owned();
     let mine =
         list.lines().filter(|line| ["wait", "evalsha", "eval", "time"].contains(&&*word(line, "cmd=")));
     let (waiting, others): (Vec<_>, Vec<_>) = mine.partition(|line| word(line, "cmd=") == "wait");
-    assert!(!waiting.is_empty() && !others.is_empty(), "two connections: {list}");
+    assert!(!waiting.is_empty() && !others.is_empty(), "expected both kinds of connections: {list}");
     for line in if confirming { waiting } else { others } {
         assert_eq!(master.run::<u64>(&["CLIENT", "KILL", "ID", &word(line, "id=")]).await, 1);
     }
 }
 
-/// The sentinels name another master, and the old one goes on, with a replica that confirms. Whichever of a client's
-/// connections is made again, its grants are where its renewals are.
+/// The sentinels name a new master, and the old one still works, with a replica that confirms.
+/// Whichever of a client's two connections is replaced, its grants and renewals go to one server.
 async fn grants_are_where_renewals_are(confirming: bool) {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
-    let options = told().ttl(TTL).replicas(1, PATIENCE);
+    let options = told().ttl(TTL).replicas(1, TIMEOUT);
     let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();
-    let (old, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let (old, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("before-{}", kind.name()));
         lock.lock().await.unwrap().release().await.unwrap();
     }
-    let port = heir.port().to_string();
-    heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    let port = promoted.port().to_string();
+    promoted.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     let follower = Server::start().await;
     follower.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
     for sentinel in deployment.sentinels() {
         sentinel.run::<()>(&["SENTINEL", "REMOVE", "mymaster"]).await;
         sentinel.run::<()>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "2"]).await;
     }
-    caught_up(heir, 1).await;
+    caught_up(promoted, 1).await;
     caught_up(old, 1).await;
     cut(old, confirming).await;
     let mut held = Vec::new();
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("after-{}", kind.name()));
-        // One that uses the connection which was cut.
+        // This request uses the connection that was cut.
         assert!(!lock.is_locked().await);
         let guard = lock.lock().await.unwrap();
-        let at = |server: &'static str, it: u64| assert_eq!(it, u64::from(server == "the heir"), "{server}");
-        at("the heir", heir.run(&["EXISTS", lock.key()]).await);
-        at("the old one", old.run(&["EXISTS", lock.key()]).await);
+        let at = |server: &'static str, exists: u64| {
+            assert_eq!(exists, u64::from(server == "the new master"), "{server}")
+        };
+        at("the new master", promoted.run(&["EXISTS", lock.key()]).await);
+        at("the old master", old.run(&["EXISTS", lock.key()]).await);
         held.push((lock, guard));
     }
     for (lock, guard) in held {
         let until = guard.lease().valid_until() + TTL / 6;
-        eventually("renewed", || async { guard.lease().valid_until() > until }).await;
-        assert!(heir.is_held_by(&lock, &guard).await, "{guard:?}");
+        eventually("the lease is renewed", || async { guard.lease().valid_until() > until }).await;
+        assert!(promoted.is_held_by(&lock, &guard).await, "{guard:?}");
         guard.release().await.unwrap();
     }
     drop(locks);
-    heir.assert_nothing_left().await;
+    promoted.assert_nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_sentinel_confirm_where_renewals_are() {
+async fn replicas_sentinel_grants_follow_a_replaced_renewal_connection() {
     grants_are_where_renewals_are(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_sentinel_renew_where_grants_are_confirmed() {
+async fn replicas_sentinel_renewals_follow_a_replaced_wait_connection() {
     grants_are_where_renewals_are(true).await;
 }
 
-/// Nobody waits behind a connection that was silent, with answers of former requests still to come.
+/// A connection falls silent with replies outstanding. The next call uses a new one.
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_standalone_a_silent_connection_is_replaced() {
+async fn replicas_standalone_silent_connection_is_replaced() {
     let (master, replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
     let options = told().replicas(1, NODE_TIMEOUT * 8 / 10);
@@ -103,31 +106,31 @@ async fn replicas_standalone_a_silent_connection_is_replaced() {
             let lock = lock("silent");
             async move { lock.try_lock().await }
         });
-        somebody_waits(&master).await;
-        // It stays silent; a new one will not be.
+        wait_is_blocked(&master).await;
+        // This connection stays silent; a new one works.
         proxy.hold_requests(true);
         proxy.hold_replies(true);
-        let outcome = soon("silent for long enough", silent).await.unwrap();
+        let outcome = soon("the call on the silent connection fails", silent).await.unwrap();
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
         proxy.hold_replies(false);
         replicas[0].resume();
         let start = Instant::now();
         let guard = lock("next").try_lock().await.unwrap().unwrap();
-        println!("goes on after {:?}", start.elapsed());
+        println!("served again after {:?}", start.elapsed());
         assert!(start.elapsed() < NODE_TIMEOUT * 8 / 10, "{:?}", start.elapsed());
         proxy.hold_requests(false);
         guard.release().await.unwrap();
         let left = lock("silent");
-        eventually("nothing stays", || async { !master.is_locked(&left).await }).await;
+        eventually("the failed call left no hold", || async { !master.is_locked(&left).await }).await;
     }
     drop(locks);
     proxy.outlive_clients().await;
     master.assert_nothing_left().await;
 }
 
-/// A client that waits for no replicas has one connection, until it does.
+/// A client makes its second connection when it first waits for replicas.
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_standalone_a_second_connection_is_for_them() {
+async fn replicas_standalone_second_connection_is_made_on_demand() {
     let (master, _replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
     let polling = told().wakeups(redlatch::Wakeups::Poll);
@@ -136,37 +139,37 @@ async fn replicas_standalone_a_second_connection_is_for_them() {
         kind.lock(&plain, kind.name()).lock().await.unwrap().release().await.unwrap();
     }
     assert_eq!(proxy.connections(), 1);
-    let locks = plain.with_options(polling.replicas(1, PATIENCE)).unwrap();
+    let locks = plain.with_options(polling.replicas(1, TIMEOUT)).unwrap();
     for kind in KINDS {
         let guard = kind.lock(&locks, kind.name()).lock().await.unwrap();
         assert!(kind.rival().lock(&plain, kind.name()).try_lock().await.unwrap().is_none());
         guard.release().await.unwrap();
     }
-    assert_eq!(proxy.connections(), 3, "both were made together, once");
+    assert_eq!(proxy.connections(), 3, "the pair is made once");
     drop((plain, locks));
     proxy.outlive_clients().await;
     master.assert_nothing_left().await;
 }
 
-/// Those who wait for as long as a request may take are told what came of it.
+/// A replica timeout as long as the node timeout still ends with the number of replicas.
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_standalone_may_take_the_whole_node_timeout() {
+async fn replicas_standalone_timeout_may_equal_the_node_timeout() {
     let (master, replicas) = group(1).await;
     let limit = Duration::from_secs(3);
     let locks = master.locks_with(ttl(10_000).node_timeout(limit).replicas(1, limit)).await;
     replicas[0].pause();
     let start = Instant::now();
     let outcome = Kind::Mutex.lock(&locks, "whole").try_lock().await;
-    assert!(matches!(outcome, Err(Error::TooFewReplicas { have: 0, want: 1, .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::TooFewReplicas { confirmed: 0, required: 1, .. })), "{outcome:?}");
     assert!(start.elapsed() < limit + SLACK, "{:?}", start.elapsed());
     replicas[0].resume();
     drop(locks);
     master.assert_nothing_left().await;
 }
 
-/// A master that is demoted has nobody wait any longer; whoever waits for the lock finds the next one.
+/// A master that is demoted unblocks every WAIT. A waiter then retries and acquires the lock.
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_standalone_a_demoted_master_is_left() {
+async fn replicas_standalone_waiter_retries_after_a_demotion() {
     let (master, replicas) = group(1).await;
     let patient = told().node_timeout(Duration::from_secs(4)).replicas(1, Duration::from_secs(3));
     let locks = master.locks_with(patient).await;
@@ -177,31 +180,32 @@ async fn replicas_standalone_a_demoted_master_is_left() {
             let lock = kind.lock(&locks, kind.name());
             async move { lock.lock().await }
         });
-        somebody_waits(&master).await;
+        wait_is_blocked(&master).await;
         master.run::<()>(&["REPLICAOF", "127.0.0.1", &replicas[0].port().to_string()]).await;
         master.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
         replicas[0].resume();
-        let guard = soon("goes on", waiting).await.unwrap().unwrap();
+        let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         guard.release().await.unwrap();
     }
     drop(locks);
     master.assert_nothing_left().await;
 }
 
-/// What was written on another connection, or for an outer hold, is waited for as well, however little is left to write.
+/// A grant that another connection wrote, or that is nested in an unconfirmed hold, is confirmed,
+/// too, even if the request itself writes nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_standalone_confirm_what_was_granted_before() {
+async fn replicas_standalone_earlier_grants_are_confirmed() {
     let (master, replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
     let locks = Locks::builder()
         .server(proxy.url())
-        .options(told().ttl(TTL).replicas(1, PATIENCE))
+        .options(told().ttl(TTL).replicas(1, TIMEOUT))
         .connect()
         .await
         .unwrap();
     let plain = master.locks_with(told()).await;
     let too_few = |outcome: &Result<Option<_>, Error>| matches!(outcome, Err(Error::TooFewReplicas { .. }));
-    // The connections and the scripts are there.
+    // This makes the connections and loads the scripts.
     for kind in KINDS {
         kind.lock(&locks, "warm").lock().await.unwrap().release().await.unwrap();
     }
@@ -210,14 +214,14 @@ async fn replicas_standalone_confirm_what_was_granted_before() {
         caught_up(&master, 1).await;
         let before = waits(&master).await;
         replicas[0].pause();
-        // The second delivery comes by a new connection and finds the lock granted.
+        // The second delivery comes through a new connection and finds the lock granted.
         proxy.lose_next_reply();
         let outcome = kind.lock(&locks, &name).try_lock().await;
         assert!(too_few(&outcome), "{kind:?}: {outcome:?}");
         replicas[0].resume();
-        eventually("waited for", || async { waits(&master).await > before }).await;
+        eventually("the client has waited for replicas", || async { waits(&master).await > before }).await;
     }
-    // Nested in a hold of the same owner that lasts longer.
+    // Nested in a hold of the same owner with a longer TTL.
     let (name, owner) = ("nested", Owner::new());
     let of = |locks: &Locks, kind: Kind| match kind {
         Kind::Reentrant => AnyLock::Reentrant(locks.reentrant(name).unwrap(), owner.clone()),
@@ -237,22 +241,22 @@ async fn replicas_standalone_confirm_what_was_granted_before() {
             outer.release().await.unwrap();
         }
     }
-    // Handed over by another client's release.
+    // Granted to a waiter by another client's release.
     for kind in KINDS {
         let name = format!("handed-{}", kind.name());
         let holder = kind.rival().lock(&plain, &name);
         let guard = holder.lock().await.unwrap();
-        let heir = kind.lock(&locks, &name);
-        let waiting = tokio::spawn(async move { heir.lock().await });
-        eventually("it queues", || async { master.queued_for(&holder).await == 1 }).await;
+        let waiter = kind.lock(&locks, &name);
+        let waiting = tokio::spawn(async move { waiter.lock().await });
+        eventually("the waiter queues", || async { master.queued_for(&holder).await == 1 }).await;
         caught_up(&master, 1).await;
         replicas[0].pause();
         let before = waits(&master).await;
         guard.release().await.unwrap();
-        eventually("refused again and again", || async { waits(&master).await >= before + 2 }).await;
+        eventually("the grant is refused twice", || async { waits(&master).await >= before + 2 }).await;
         assert!(!waiting.is_finished(), "{kind:?}");
         replicas[0].resume();
-        soon("confirmed", waiting).await.unwrap().unwrap().release().await.unwrap();
+        soon("the grant is confirmed", waiting).await.unwrap().unwrap().release().await.unwrap();
     }
     drop((locks, plain));
     proxy.outlive_clients().await;

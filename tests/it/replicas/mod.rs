@@ -1,4 +1,4 @@
-//! Grants that count only once replicas have them.
+//! `Options::replicas`: a grant counts only once replicas have confirmed it.
 
 mod confirmation;
 mod grants;

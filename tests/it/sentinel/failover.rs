@@ -1,4 +1,4 @@
-//! A master that dies, hangs, or is demoted, and the sentinels that tell of the next one.
+//! Sentinel failovers: masters that die, hang or are demoted, and sentinels that name the next one.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -7,26 +7,18 @@ use redis::{FromRedisValue, RedisResult};
 use redlatch::{Error, Locks, Name, Options};
 use tokio::time::{Instant, sleep};
 
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail, told, urls};
+use super::{MASTER, monitor, open};
+use crate::support::failover::{
+    Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, told, urls,
+};
 use crate::support::{AnyLock, Deployment, Kind, LockState, Oracle, Server, Topology, eventually, soon};
 
-pub(super) const MASTER: &str = "mymaster";
-
-/// How often a subscription is looked after.
+/// How often a client checks its subscription.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-pub(super) async fn open(deployment: &Deployment, options: Options) -> Locks {
-    Locks::builder()
-        .sentinel(urls("127.0.0.1", deployment.sentinels()), MASTER)
-        .options(options)
-        .connect()
-        .await
-        .unwrap()
-}
-
-/// The master is killed, and replaced by a replica that has missed the last writes.
+/// The master is killed, and replaced by a replica that missed its last writes.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_a_killed_master_is_replaced() {
+async fn sentinel_clients_continue_after_the_master_was_killed() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     deployment.allow_failover().await;
     let options = told().ttl(Duration::from_secs(10));
@@ -49,105 +41,111 @@ async fn sentinel_a_killed_master_is_replaced() {
     let start = Instant::now();
     deployment.masters_mut()[0].kill();
     deployment.replicas().iter().for_each(Server::resume);
-    let took = fail(later.iter().map(AnyLock::for_rival)).await;
+    let took = fail_all(later.iter().map(AnyLock::for_rival)).await;
     println!("requests to a dead master fail after {took:?}");
     assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
     deployment.has_failed_over(0).await;
     println!("replaced after {:?}", start.elapsed());
     let replaced = Instant::now();
     for (lock, old) in later.iter().zip(&lost) {
-        // Patience may have been over already: it counts from when the master was gone.
+        // A first call may still fail: its outage limit counts from the death of the master.
         let rival = lock.for_rival();
-        eventually("the same client goes on", || async { rival.try_lock().await.is_ok() }).await;
-        let next = soon("taken again", rival.lock()).await.unwrap();
+        eventually("the same client is served again", || async { rival.try_lock().await.is_ok() }).await;
+        let next = soon("the lock is acquired again", rival.lock()).await.unwrap();
         assert!(next.token() > old.token(), "{next:?} after {old:?}");
         next.release().await.unwrap();
     }
-    println!("goes on {:?} later", replaced.elapsed());
+    println!("served again {:?} later", replaced.elapsed());
     assert!(replaced.elapsed() < 2 * NODE_TIMEOUT + SLACK, "{:?}", replaced.elapsed());
-    for it in &survivors {
-        eventually("the other as well", || async { it.rival.try_lock().await.is_ok() }).await;
-        it.assert_held(&deployment).await;
+    for held in &survivors {
+        eventually("the other client is served again", || async { held.rival.try_lock().await.is_ok() })
+            .await;
+        held.assert_held(&deployment).await;
     }
     for old in lost {
-        soon("the holder learns", old.lease().lost()).await;
+        soon("the holder is notified of the loss", old.lease().lost()).await;
         println!("lost after {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(8), "told, before its deadline: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(8),
+            "notified only at its deadline: {:?}",
+            start.elapsed()
+        );
         assert!(matches!(old.release().await, Err(Error::Lost { .. })));
     }
-    // Renewed by the new master: none would last for so long.
+    // The new master has renewed the leases: without that, they would have expired.
     sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
-    for it in survivors {
-        it.assert_held(&deployment).await;
-        let took = it.hand_over(&deployment).await;
-        println!("handed over after {took:?}");
+    for held in survivors {
+        held.assert_held(&deployment).await;
+        let took = held.grant_to_waiter(&deployment).await;
+        println!("granted to the waiter after {took:?}");
         assert!(took < Duration::from_millis(500), "{took:?}");
     }
     drop((later, locks, others));
     deployment.masters()[0].assert_nothing_left().await;
 }
 
-/// The master is demoted and keeps all connections: it answers what it may not do with READONLY, and passes on the
-/// messages of the new one.
+/// The master is demoted and keeps all connections. It refuses writes with READONLY, and forwards
+/// the messages of the new master.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_a_demoted_master_is_left() {
-    a_demoted_master_is_left(told()).await;
+async fn sentinel_clients_leave_a_demoted_master() {
+    leave_a_demoted_master(told()).await;
 }
 
-/// The same where replicas are waited for, on connections that are made in pairs.
+/// The same for a client that waits for replicas, and so makes its connections in pairs.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_a_demoted_master_is_left_by_who_waits_for_replicas() {
-    a_demoted_master_is_left(told().replicas(1, Duration::from_millis(500))).await;
+async fn sentinel_clients_with_replicas_leave_a_demoted_master() {
+    leave_a_demoted_master(told().replicas(1, Duration::from_millis(500))).await;
 }
 
-async fn a_demoted_master_is_left(options: Options) {
+async fn leave_a_demoted_master(options: Options) {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let options = options.ttl(Duration::from_secs(6));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let mut contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
-    let told_later = contended.split_off(2);
+    let notified_later = contended.split_off(2);
     demote(&deployment).await;
     deployment.has_failed_over(0).await;
     let start = Instant::now();
     let next: Vec<AnyLock> =
         KINDS.iter().map(|kind| kind.lock(&locks, &format!("next-{}", kind.name()))).collect();
     for lock in &next {
-        soon("the same client goes on", lock.lock()).await.unwrap().release().await.unwrap();
+        soon("the same client is served again", lock.lock()).await.unwrap().release().await.unwrap();
     }
-    println!("goes on after {:?}", start.elapsed());
+    println!("served again after {:?}", start.elapsed());
     assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
-    // The subscription follows the first request that finds out, long before anybody looks after it.
-    let found = KINDS[0].lock(&others, "found");
-    soon("the other client goes on", found.lock()).await.unwrap().release().await.unwrap();
-    let (heir, since) = (&deployment.masters()[0], Instant::now());
-    eventually("the subscription has moved", || async { heir.subscribers().await.len() == 1 }).await;
-    println!("listens there after {:?}", since.elapsed());
+    // The subscription moves with the first request that is refused, long before its next check.
+    let refused_first = KINDS[0].lock(&others, "refused-first");
+    soon("the other client is served again", refused_first.lock()).await.unwrap().release().await.unwrap();
+    let (promoted, since) = (&deployment.masters()[0], Instant::now());
+    eventually("the subscription has moved", || async { promoted.subscribers().await.len() == 1 }).await;
+    println!("subscribed there after {:?}", since.elapsed());
     assert!(since.elapsed() < HEARTBEAT / 5, "{:?}", since.elapsed());
-    // Whoever waits looks now and then, and after that is told.
-    for it in contended {
-        eventually("it goes on as well", || async { it.rival.try_lock().await.is_ok() }).await;
-        it.assert_held(&deployment).await;
-        println!("handed over at once after {:?}", it.hand_over(&deployment).await);
+    // The waiters poll now and then; after that they are notified.
+    for held in contended {
+        eventually("the rival is served again", || async { held.rival.try_lock().await.is_ok() }).await;
+        held.assert_held(&deployment).await;
+        println!("granted to the waiter after {:?}", held.grant_to_waiter(&deployment).await);
     }
-    eventually("and not here", || async { deployment.subscriptions().await == 1 }).await;
+    eventually("the old subscription has ended", || async { deployment.subscriptions().await == 1 }).await;
     sleep(Duration::from_millis(6_500).saturating_sub(start.elapsed())).await;
-    for it in told_later {
-        it.assert_held(&deployment).await;
-        eventually("it is queued", || async { deployment.waiters(&it.lock).await == 1 }).await;
-        let took = it.hand_over(&deployment).await;
-        println!("told after {took:?}");
+    for held in notified_later {
+        held.assert_held(&deployment).await;
+        eventually("the rival is queued", || async { deployment.waiters(&held.lock).await == 1 }).await;
+        let took = held.grant_to_waiter(&deployment).await;
+        println!("notified after {took:?}");
         assert!(took < Duration::from_millis(500), "{took:?}");
     }
-    drop((next, found, locks, others));
+    drop((next, refused_first, locks, others));
     deployment.assert_nothing_left().await;
 }
 
-/// Requests lead to the new master already, and the subscription still to the old one, which is cut off and goes on
-/// granting: what it says is not believed.
+/// A client sends requests to the new master and is still subscribed to the old one, which is cut
+/// off and continues to grant locks. Its messages are not trusted.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_messages_of_an_old_master_are_not_trusted() {
+async fn sentinel_messages_of_an_old_master_are_not_trusted_by_waiters() {
     let deployment = Deployment::start(Topology::Sentinel).await;
-    // Connections in pairs take longest to be told of the new master; what is granted waits for no replica.
+    // With replicas, connections are made in pairs, which takes longest to find the new master. The
+    // grants themselves wait for no replica.
     let pairs = open(&deployment, told().replicas(1, Duration::from_millis(500))).await;
     let locks = pairs.with_options(told().replicas(0, Duration::from_millis(500))).unwrap();
     let [old, new, _] = [&deployment.masters()[0], &deployment.replicas()[0], &deployment.replicas()[1]];
@@ -156,7 +154,7 @@ async fn sentinel_messages_of_an_old_master_are_not_trusted() {
     let lock = locks.mutex("a").unwrap();
     let waiting = tokio::spawn(async move { lock.lock().await });
     let queued = async |server: &Server| server.waiters("{lock:a}:waiters").await == 1;
-    eventually("it queues", || queued(old)).await;
+    eventually("the waiter queues", || queued(old)).await;
     new.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     new.run::<i64>(&["DEL", "lock:a", "{lock:a}:waiters"]).await;
     let other = new.locks().await;
@@ -166,76 +164,68 @@ async fn sentinel_messages_of_an_old_master_are_not_trusted() {
         sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
         sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
     }
-    old.kill_connections().await; // but for the subscription
-    eventually("it queues at the new master", || queued(new)).await;
+    old.kill_connections().await; // all but the subscription
+    eventually("the waiter queues at the new master", || queued(new)).await;
     held.release().await.unwrap();
     let granted = tokio::time::timeout(Duration::from_secs(1), waiting).await;
     assert!(granted.is_err(), "{granted:?} beside {theirs:?}");
 }
 
-/// As an operator does it, without any connection being cut, as sentinels do.
+/// Promotes a replica as an operator does: unlike a sentinel, without cutting connections.
 async fn demote(deployment: &Deployment) {
-    let (master, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
-    let port = heir.port().to_string();
+    let (master, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let port = promoted.port().to_string();
     let replicas: Vec<&Server> = deployment.replicas().iter().collect();
     cut_off(master, &replicas).await;
     replicas.iter().for_each(|replica| replica.resume());
-    heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    promoted.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     for server in [master, &deployment.replicas()[1]] {
         server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
     }
-    tell_sentinels_of(heir, deployment).await;
+    monitor(promoted, deployment).await;
 }
 
-pub(super) async fn tell_sentinels_of(heir: &Server, deployment: &Deployment) {
-    let port = heir.port().to_string();
-    for sentinel in deployment.sentinels() {
-        sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
-        sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
-    }
-}
-
-/// The master is cut off from its replicas, but not from the clients, and takes itself for the master: it answers what it
-/// may not do with NOREPLICAS.
+/// The master is cut off from its replicas but not from its clients, and does not know that it was
+/// replaced. It refuses writes with NOREPLICAS.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_a_master_without_replicas_is_left() {
+async fn sentinel_clients_leave_a_master_without_replicas() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let options = told().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
-    let (master, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let (master, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
     caught_up(master, deployment.replicas().len()).await;
-    heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
-    let port = heir.port().to_string();
+    promoted.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    let port = promoted.port().to_string();
     deployment.replicas()[1].run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
     master.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
-    eventually("it refuses to write", || async {
+    eventually("the old master refuses writes", || async {
         let outcome = master.try_run::<()>(&["SET", "written", "1", "PX", "1"]).await;
         outcome.is_err_and(|error| error.code() == Some("NOREPLICAS"))
     })
     .await;
-    tell_sentinels_of(heir, &deployment).await;
+    monitor(promoted, &deployment).await;
     let start = Instant::now();
     for locks in [&locks, &others] {
         for kind in KINDS {
             let lock = kind.lock(locks, &format!("next-{}", kind.name()));
-            soon("the same client goes on", lock.lock()).await.unwrap().release().await.unwrap();
+            soon("the same client is served again", lock.lock()).await.unwrap().release().await.unwrap();
         }
     }
-    println!("goes on after {:?}", start.elapsed());
+    println!("served again after {:?}", start.elapsed());
     assert!(start.elapsed() < 2 * NODE_TIMEOUT, "{:?}", start.elapsed());
-    for it in contended {
-        it.assert_held(heir).await;
-        eventually("it is queued", || async { heir.queued_for(&it.lock).await == 1 }).await;
-        println!("handed over after {:?}", it.hand_over(heir).await);
+    for held in contended {
+        held.assert_held(promoted).await;
+        eventually("the rival is queued", || async { promoted.queued_for(&held.lock).await == 1 }).await;
+        println!("granted to the waiter after {:?}", held.grant_to_waiter(promoted).await);
     }
     drop((locks, others));
-    heir.assert_nothing_left().await;
+    promoted.assert_nothing_left().await;
 }
 
-/// The master hangs, with all connections to it; once it goes on, it takes itself for the master for a moment.
+/// The master hangs with all its connections. Once resumed, it acts as a master for a moment.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_a_hung_master_is_replaced() {
+async fn sentinel_clients_continue_after_a_hung_master_was_replaced() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     deployment.allow_failover().await;
     let options = told().ttl(Duration::from_secs(10));
@@ -244,33 +234,33 @@ async fn sentinel_a_hung_master_is_replaced() {
     caught_up(&deployment.masters()[0], deployment.replicas().len()).await;
     let start = Instant::now();
     deployment.masters()[0].pause();
-    let took = fail(KINDS.map(|kind| kind.lock(&locks, &format!("hung-{}", kind.name())))).await;
+    let took = fail_all(KINDS.map(|kind| kind.lock(&locks, &format!("hung-{}", kind.name())))).await;
     println!("requests to a hung master fail after {took:?}");
     assert!(took < 2 * NODE_TIMEOUT + SLACK, "{took:?}");
     deployment.has_failed_over(0).await;
     println!("replaced after {:?}", start.elapsed());
     let replaced = Instant::now();
-    for it in &contended {
-        eventually("both go on", || async {
-            it.lock.for_rival().try_lock().await.is_ok() && it.rival.try_lock().await.is_ok()
+    for held in &contended {
+        eventually("both clients are served again", || async {
+            held.lock.for_rival().try_lock().await.is_ok() && held.rival.try_lock().await.is_ok()
         })
         .await;
     }
-    println!("goes on {:?} later", replaced.elapsed());
+    println!("served again {:?} later", replaced.elapsed());
     assert!(replaced.elapsed() < 4 * NODE_TIMEOUT + SLACK, "{:?}", replaced.elapsed());
     deployment.replicas().iter().for_each(Server::resume);
     sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
-    for it in contended {
-        it.assert_held(&deployment).await;
-        println!("handed over after {:?}", it.hand_over(&deployment).await);
+    for held in contended {
+        held.assert_held(&deployment).await;
+        println!("granted to the waiter after {:?}", held.grant_to_waiter(&deployment).await);
     }
     drop((locks, others));
     deployment.assert_nothing_left().await;
 }
 
-/// Sentinels that hang or are dead, and a name that none of them knows.
+/// Connecting beside sentinels that hang or are dead, and with a name that no sentinel knows.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_opens_or_fails_in_time() {
+async fn sentinel_connect_returns_in_time_whatever_sentinels_do() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
     let opens = async |name: &str| {
@@ -281,18 +271,18 @@ async fn sentinel_opens_or_fails_in_time() {
         assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
         opened
     };
-    let outcome = opens("nobody").await;
+    let outcome = opens("unknown").await;
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
     for hung in 0..3 {
         deployment.sentinels()[hung].pause();
         let locks = opens(MASTER).await.unwrap();
-        // Nor does it keep a connection from being made again.
+        // Reconnecting is not delayed by the hung sentinel either.
         deployment.kill_connections().await;
         let start = Instant::now();
         for kind in KINDS {
             kind.lock(&locks, kind.name()).lock().await.unwrap().release().await.unwrap();
         }
-        println!("goes on after {:?}", start.elapsed());
+        println!("served again after {:?}", start.elapsed());
         assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
         deployment.sentinels()[hung].resume();
     }
@@ -311,9 +301,10 @@ async fn sentinel_opens_or_fails_in_time() {
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
 }
 
-/// The master and the sentinel want to be shown different passwords, and the locks are in a database of their own.
+/// The master and the sentinel have different passwords, and the locks are in another database.
+/// Both settings survive a failover.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_passwords_and_databases_are_kept() {
+async fn sentinel_passwords_and_database_survive_a_failover() {
     let (mut master, replica) = (Server::start().await, Server::start().await);
     for server in [&master, &replica] {
         server.run::<()>(&["CONFIG", "SET", "masterauth", "secret"]).await;
@@ -328,7 +319,7 @@ async fn sentinel_passwords_and_databases_are_kept() {
         master.port(),
     );
     let sentinel = loop {
-        // Unless somebody else was faster.
+        // Another test may have taken the port.
         if let Some(sentinel) = Server::start_sentinel(crate::support::free_port(), &configuration).await {
             break sentinel;
         }
@@ -364,28 +355,28 @@ async fn sentinel_passwords_and_databases_are_kept() {
         Locks::builder().sentinel([&by_sentinel], &name).options(options.clone()).connect().await.unwrap();
     let others = Locks::builder().sentinel([&by_sentinel], &name).options(options).connect().await.unwrap();
     let contended = Contended::of_each_kind(&Database(by(&master)), "", &locks, &others).await;
-    for it in &contended {
-        assert_eq!(ask::<u64>(&by(&master), &["EXISTS", it.lock.key()]).await.unwrap(), 1, "in database 3");
-        eventually("replicated", || async {
-            ask::<u64>(&by(&replica), &["EXISTS", it.lock.key()]).await.unwrap() == 1
+    for held in &contended {
+        assert_eq!(ask::<u64>(&by(&master), &["EXISTS", held.lock.key()]).await.unwrap(), 1, "in database 3");
+        eventually("the lock is replicated", || async {
+            ask::<u64>(&by(&replica), &["EXISTS", held.lock.key()]).await.unwrap() == 1
         })
         .await;
     }
     master.kill();
     eventually("the replica takes over", || async {
-        // Whoever is promoted cuts all connections.
+        // A server that is promoted cuts all connections.
         let role = ask::<redis::Value>(&by(&replica), &["ROLE"]).await;
         role.is_ok_and(|role| format!("{role:?}").contains("master"))
     })
     .await;
     let promoted = Database(by(&replica));
-    for it in contended {
-        eventually("the same clients go on", || async {
-            it.lock.for_rival().try_lock().await.is_ok() && it.rival.try_lock().await.is_ok()
+    for held in contended {
+        eventually("both clients are served again", || async {
+            held.lock.for_rival().try_lock().await.is_ok() && held.rival.try_lock().await.is_ok()
         })
         .await;
-        it.assert_held(&promoted).await;
-        it.hand_over(&promoted).await;
+        held.assert_held(&promoted).await;
+        held.grant_to_waiter(&promoted).await;
     }
     assert_eq!(
         ask::<u64>(&by(&replica), &["EXISTS", "{lock:mutex}:fence"]).await.unwrap(),
@@ -396,7 +387,7 @@ async fn sentinel_passwords_and_databases_are_kept() {
     lock.lock().await.unwrap().release().await.unwrap();
 }
 
-/// A database that a URL leads to.
+/// The database of a URL.
 struct Database(String);
 
 impl Oracle for Database {

@@ -1,62 +1,63 @@
-//! Two masters at a time, as behind sentinels there may be for a while: who is taken for the right one, and how soon.
+//! Two masters at the same time, as sentinels may leave for a while: which one a client uses, and
+//! how soon.
 
 use std::time::Duration;
 
 use redlatch::{Error, Locks};
 use tokio::time::Instant;
 
-use super::failover::{MASTER, open, tell_sentinels_of};
+use super::{MASTER, monitor, open};
 use crate::support::failover::{KINDS, SLACK, caught_up, told};
 use crate::support::{AnyLock, Deployment, Server, Topology, eventually, soon};
 
-/// How often it is looked whether requests still go to the master.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often a client checks that it is connected to the master.
+const CHECK: Duration = Duration::from_secs(5);
 
-async fn names(sentinel: &Server, heir: &Server) -> bool {
+async fn names(sentinel: &Server, promoted: &Server) -> bool {
     let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
-    sentinel.run::<(String, u16)>(&words).await.1 == heir.port()
+    sentinel.run::<(String, u16)>(&words).await.1 == promoted.port()
 }
 
-async fn leads(server: &Server) -> bool {
+async fn is_master(server: &Server) -> bool {
     server.run::<Vec<redis::Value>>(&["ROLE"]).await[0] == redis::Value::BulkString(b"master".to_vec())
 }
 
-async fn assert_taken_at(server: &Server, lock: &AnyLock) {
-    let guard = soon("taken", lock.lock()).await.unwrap();
+async fn assert_acquired_at(server: &Server, lock: &AnyLock) {
+    let guard = soon("the lock is granted", lock.lock()).await.unwrap();
     assert_eq!(server.run::<u64>(&["EXISTS", lock.key()]).await, 1, "{guard:?}");
     guard.release().await.unwrap();
 }
 
-/// A replica has been promoted, and the sentinel that did it is not done with the other replicas: it tells of the new
-/// master and still lists the old one, which is alive.
+/// A sentinel has promoted a replica and still reconfigures the others: it names the new master and
+/// still lists the old one, which is alive.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_the_promoted_replica_is_the_master_at_once() {
+async fn sentinel_promoted_replica_is_used_at_once() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let leader = &deployment.sentinels()[0];
     deployment.begin_failover(0).await;
-    let heir = || async {
+    let promoted = || async {
         for replica in deployment.replicas() {
-            if names(leader, replica).await && leads(replica).await {
+            if names(leader, replica).await && is_master(replica).await {
                 return Some(replica);
             }
         }
         None
     };
-    eventually("it tells of the new one", || async { heir().await.is_some() }).await;
-    let heir = heir().await.unwrap();
+    eventually("the sentinel names the promoted replica", || async { promoted().await.is_some() }).await;
+    let promoted = promoted().await.unwrap();
     let locks = Locks::builder().sentinel([leader.url()], MASTER).options(told()).connect().await.unwrap();
     for kind in KINDS {
-        assert_taken_at(heir, &kind.lock(&locks, kind.name())).await;
+        assert_acquired_at(promoted, &kind.lock(&locks, kind.name())).await;
     }
 }
 
-/// One sentinel has not heard of the failover yet, or most of them: neither the first answer nor
-/// the most frequent one counts.
+/// One or two of three sentinels do not know of the failover yet. Neither the first reply nor the
+/// most frequent one counts, but the latest configuration.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_the_latest_configuration_counts() {
+async fn sentinel_latest_configuration_counts() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     deployment.fail_over(0).await;
-    let (heir, old) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let (promoted, old) = (&deployment.masters()[0], &deployment.replicas()[0]);
     let port = old.port().to_string();
     old.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     for behind in [0b001_u32, 0b010, 0b100, 0b011, 0b101, 0b110] {
@@ -71,7 +72,7 @@ async fn sentinel_the_latest_configuration_counts() {
             }
             true
         };
-        // They hear of it from the others every 2 s: perhaps too soon.
+        // They learn of it from the others every 2 s: perhaps before the client has connected.
         let opened = async || loop {
             for sentinel in &outdated {
                 sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
@@ -82,39 +83,40 @@ async fn sentinel_the_latest_configuration_counts() {
                 return locks;
             }
         };
-        let locks = soon("opened before they hear of it", opened()).await;
+        let locks = soon("connected while they are outdated", opened()).await;
         for kind in KINDS {
-            assert_taken_at(heir, &kind.lock(&locks, &format!("{}-{behind}", kind.name()))).await;
+            assert_acquired_at(promoted, &kind.lock(&locks, &format!("{}-{behind}", kind.name()))).await;
         }
-        eventually("they hear of it", || all_name(heir)).await;
+        eventually("all sentinels know the new master", || all_name(promoted)).await;
     }
 }
 
-/// Nothing fails on the connections to the old master, which is cut off from sentinels and replicas.
+/// The old master is cut off from sentinels and replicas, and still serves its connections: no
+/// request fails that could reveal the new master.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinel_an_old_master_that_answers_on_is_left() {
+async fn sentinel_clients_leave_an_old_master_that_still_responds() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let locks = open(&deployment, told()).await;
-    let (old, heir) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let (old, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
     let held = KINDS.map(|kind| kind.lock(&locks, &format!("held-{}", kind.name())));
     for lock in &held {
-        assert_taken_at(old, lock).await;
+        assert_acquired_at(old, lock).await;
     }
     caught_up(old, deployment.replicas().len()).await;
-    heir.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
-    tell_sentinels_of(heir, &deployment).await;
+    promoted.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    monitor(promoted, &deployment).await;
     let start = Instant::now();
     let lock = KINDS[0].lock(&locks, "next");
-    eventually("requests go to the new one", || async {
+    eventually("requests go to the new master", || async {
         let guard = lock.lock().await.unwrap();
-        let there = heir.run::<u64>(&["EXISTS", lock.key()]).await == 1;
-        // Those of the one before are not known to this one.
+        let there = promoted.run::<u64>(&["EXISTS", lock.key()]).await == 1;
+        // The new master does not know holds of the old one.
         let outcome = guard.release().await;
         assert!(matches!(outcome, Ok(()) | Err(Error::NotHeld { .. })), "{outcome:?}");
         there
     })
     .await;
-    println!("left after {:?}", start.elapsed());
-    assert!(start.elapsed() < LOOK + SLACK, "{:?}", start.elapsed());
-    assert!(leads(old).await, "all the time");
+    println!("moved after {:?}", start.elapsed());
+    assert!(start.elapsed() < CHECK + SLACK, "{:?}", start.elapsed());
+    assert!(is_master(old).await, "the old master was a master all the time");
 }

@@ -1,4 +1,4 @@
-//! One server: wake-ups, the client's request queue, processes, and a server that refuses writes.
+//! One server: wake-ups, the client's request queue, worker processes, and refused writes.
 
 mod processes;
 mod request_queue;

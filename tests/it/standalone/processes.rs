@@ -1,4 +1,4 @@
-//! Real processes: taken turns, killed, stopped.
+//! Worker processes that exclude each other, are killed, and are stopped.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::support::{Kind, Oracle, Server, Worker, eventually, soon};
 
-async fn excludes_among_sixteen_processes(kind: Kind) {
+async fn lock_excludes_among_sixteen_processes(kind: Kind) {
     const TURNS: u64 = 50;
     let server = Server::start().await;
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -30,21 +30,21 @@ async fn excludes_among_sixteen_processes(kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mutex_standalone_excludes_among_sixteen_processes() {
-    excludes_among_sixteen_processes(Kind::Mutex).await;
+async fn mutex_standalone_lock_excludes_among_sixteen_processes() {
+    lock_excludes_among_sixteen_processes(Kind::Mutex).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reentrant_standalone_excludes_among_sixteen_processes() {
-    excludes_among_sixteen_processes(Kind::Reentrant).await;
+async fn reentrant_standalone_lock_excludes_among_sixteen_processes() {
+    lock_excludes_among_sixteen_processes(Kind::Reentrant).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn write_standalone_excludes_among_sixteen_processes() {
-    excludes_among_sixteen_processes(Kind::Write).await;
+async fn write_standalone_lock_excludes_among_sixteen_processes() {
+    lock_excludes_among_sixteen_processes(Kind::Write).await;
 }
 
-async fn survives_a_killed_holder(kind: Kind) {
+async fn lock_is_acquired_after_its_holder_was_killed(kind: Kind) {
     let server = Server::start().await;
     let ttl = Duration::from_millis(1_000);
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), &ttl.as_millis().to_string()]);
@@ -53,8 +53,8 @@ async fn survives_a_killed_holder(kind: Kind) {
     assert!(lock.try_lock().await.unwrap().is_none());
     let killed = Instant::now();
     worker.kill();
-    let guard = soon("taken over", lock.lock()).await.unwrap();
-    // Its lease, and the longest that a waiter goes without looking.
+    let guard = soon("the lock is granted", lock.lock()).await.unwrap();
+    // The rest of the lease, and the longest pause between two polls.
     assert!(killed.elapsed() < ttl + Duration::from_secs(3), "{:?}", killed.elapsed());
     assert!(guard.token() > token);
     guard.release().await.unwrap();
@@ -63,37 +63,38 @@ async fn survives_a_killed_holder(kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mutex_standalone_survives_a_killed_holder() {
-    survives_a_killed_holder(Kind::Mutex).await;
+async fn mutex_standalone_lock_is_acquired_after_its_holder_was_killed() {
+    lock_is_acquired_after_its_holder_was_killed(Kind::Mutex).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reentrant_standalone_survives_a_killed_holder() {
-    survives_a_killed_holder(Kind::Reentrant).await;
+async fn reentrant_standalone_lock_is_acquired_after_its_holder_was_killed() {
+    lock_is_acquired_after_its_holder_was_killed(Kind::Reentrant).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn write_standalone_survives_a_killed_holder() {
-    survives_a_killed_holder(Kind::Write).await;
+async fn write_standalone_lock_is_acquired_after_its_holder_was_killed() {
+    lock_is_acquired_after_its_holder_was_killed(Kind::Write).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_standalone_survives_a_killed_holder() {
-    survives_a_killed_holder(Kind::Read).await;
+async fn read_standalone_lock_is_acquired_after_its_holder_was_killed() {
+    lock_is_acquired_after_its_holder_was_killed(Kind::Read).await;
 }
 
-/// Stopped beyond its ttl, a holder must know at its first look, and its late write must be refused.
-async fn a_paused_holder_is_fenced_off(kind: Kind) {
+/// A holder is stopped for longer than its TTL. Its first check after that must report the loss,
+/// and its late write must be refused.
+async fn late_write_of_a_stopped_holder_is_refused(kind: Kind) {
     let server = Server::start().await;
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "700"]);
     let stale: u64 = worker.hear("holding").parse().unwrap();
     assert!(write(&server, stale, "first").await);
     worker.stop();
     let lock = kind.rival().lock(&server.locks().await, "held");
-    let guard = soon("the paused holder's lease ends", lock.lock()).await.unwrap();
+    let guard = soon("the stopped holder's lease expires", lock.lock()).await.unwrap();
     assert!(guard.token() > stale);
     assert!(write(&server, guard.token(), "second").await);
-    // Asked while it sleeps: its first look after waking up.
+    // Sent while it is stopped, so that this is the first thing it does.
     worker.tell("look");
     worker.signal(Signal::CONT);
     assert_eq!(worker.hear("lost"), "true");
@@ -104,62 +105,63 @@ async fn a_paused_holder_is_fenced_off(kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mutex_standalone_a_paused_holder_is_fenced_off() {
-    a_paused_holder_is_fenced_off(Kind::Mutex).await;
+async fn mutex_standalone_late_write_of_a_stopped_holder_is_refused() {
+    late_write_of_a_stopped_holder_is_refused(Kind::Mutex).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reentrant_standalone_a_paused_holder_is_fenced_off() {
-    a_paused_holder_is_fenced_off(Kind::Reentrant).await;
+async fn reentrant_standalone_late_write_of_a_stopped_holder_is_refused() {
+    late_write_of_a_stopped_holder_is_refused(Kind::Reentrant).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn write_standalone_a_paused_holder_is_fenced_off() {
-    a_paused_holder_is_fenced_off(Kind::Write).await;
+async fn write_standalone_late_write_of_a_stopped_holder_is_refused() {
+    late_write_of_a_stopped_holder_is_refused(Kind::Write).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_standalone_a_paused_holder_is_fenced_off() {
-    a_paused_holder_is_fenced_off(Kind::Read).await;
+async fn read_standalone_late_write_of_a_stopped_holder_is_refused() {
+    late_write_of_a_stopped_holder_is_refused(Kind::Read).await;
 }
 
-/// Handed the lock while it is stopped, a waiter wakes up to news of a claim that is long over.
-async fn trusts_no_news_from_before_it_was_stopped(kind: Kind) {
+/// A waiter is granted the lock while it is stopped. Once resumed, it reads the message after the
+/// claim has expired.
+async fn stopped_waiter_ignores_an_expired_grant(kind: Kind) {
     let server = Server::start().await;
     let lock = kind.lock(&server.locks().await, "held");
     let guard = lock.lock().await.unwrap();
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "1000"]);
-    eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+    eventually("the worker queues", || async { server.queued_for(&lock).await == 1 }).await;
     worker.stop();
     guard.release().await.unwrap();
     let other = lock.for_another();
-    let successor = soon("the claim is over", other.lock()).await.unwrap();
+    let successor = soon("the claim expires", other.lock()).await.unwrap();
     worker.signal(Signal::CONT);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(server.is_held_by(&lock, &successor).await);
     let token = successor.token();
     successor.release().await.unwrap();
-    assert!(worker.hear("holding").parse::<u64>().unwrap() > token, "it held what its successor held");
+    assert!(worker.hear("holding").parse::<u64>().unwrap() > token, "both held the lock at the same time");
     worker.tell("release");
     worker.finish();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mutex_standalone_trusts_no_news_from_before_it_was_stopped() {
-    trusts_no_news_from_before_it_was_stopped(Kind::Mutex).await;
+async fn mutex_standalone_stopped_waiter_ignores_an_expired_grant() {
+    stopped_waiter_ignores_an_expired_grant(Kind::Mutex).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reentrant_standalone_trusts_no_news_from_before_it_was_stopped() {
-    trusts_no_news_from_before_it_was_stopped(Kind::Reentrant).await;
+async fn reentrant_standalone_stopped_waiter_ignores_an_expired_grant() {
+    stopped_waiter_ignores_an_expired_grant(Kind::Reentrant).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn write_standalone_trusts_no_news_from_before_it_was_stopped() {
-    trusts_no_news_from_before_it_was_stopped(Kind::Write).await;
+async fn write_standalone_stopped_waiter_ignores_an_expired_grant() {
+    stopped_waiter_ignores_an_expired_grant(Kind::Write).await;
 }
 
-/// What the protected resource does: `lua/fenced/set.lua`.
+/// Writes like the protected resource, with `lua/fenced/set.lua`.
 async fn write(server: &Server, token: u64, value: &str) -> bool {
     let script = include_str!("../../../lua/fenced/set.lua");
     let answer: i64 =
@@ -168,14 +170,18 @@ async fn write(server: &Server, token: u64, value: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reentrant_standalone_another_process_enters_for_the_same_owner() {
+async fn reentrant_standalone_another_process_reenters_with_the_same_owner() {
     let server = Server::start().await;
     let lock = server.locks().await.reentrant("shared").unwrap();
     let owner = Owner::new();
     let guard = lock.with_owner(&owner).lock().await.unwrap();
     let mut worker = Worker::start(&["reenter", &server.url(), &owner.to_string()]);
     let token = worker.hear("inside");
-    assert_eq!(token, guard.lease().fencing_token().unwrap().to_string(), "one token at every depth");
+    assert_eq!(
+        token,
+        guard.lease().fencing_token().unwrap().to_string(),
+        "the nested hold has another token"
+    );
     assert_eq!(server.lock_state(lock.name()).await.writer.unwrap().count, 2);
     guard.release().await.unwrap();
     assert!(

@@ -1,5 +1,5 @@
-//! Very many requests at the same time: they queue inside the client, and the time there is not
-//! taken for silence of the server.
+//! Thousands of concurrent requests: they queue inside the client, and that time does not count as
+//! silence of the server.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::support::{Server, soon};
 
 const MANY: usize = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
 
-/// Takes and releases a lock for each number, all at the same time: how many failed, and how.
+/// Acquires and releases a lock for each number, all at the same time. Returns the errors.
 async fn lock_all(locks: &Locks, numbers: std::ops::Range<usize>) -> Vec<Error> {
     let mut tasks = JoinSet::new();
     for number in numbers {
@@ -24,27 +24,27 @@ async fn lock_all(locks: &Locks, numbers: std::ops::Range<usize>) -> Vec<Error> 
     failed
 }
 
-/// The last of them waits for much longer than a node timeout.
+/// The last request waits for much longer than a node timeout.
 #[tokio::test(flavor = "multi_thread")]
-async fn locks_in_a_burst_all_succeed_on_a_server_that_answers() {
+async fn burst_of_locks_succeeds_on_a_responding_server() {
     let server = Server::start().await;
     let limit = Duration::from_millis(if cfg!(debug_assertions) { 200 } else { 1_000 });
     let locks = server.locks_with(Options::new().node_timeout(limit)).await;
     let mutex = locks.mutex("x").unwrap();
     let (lock, limited) = (size_of_val(&mutex.lock()), size_of_val(&mutex.lock_timeout(limit)));
     println!("FIG bytes of a future: {lock} to lock, {limited} within a limit");
-    assert!(lock.max(limited) < 5_000, "each call that waits takes as much");
+    assert!(lock.max(limited) < 5_000, "each waiting call needs this much memory");
     let start = Instant::now();
     let failed = lock_all(&locks, 0..MANY).await;
     let took = start.elapsed();
     println!("FIG {MANY} locks and releases: {took:?}");
     assert!(took > 2 * limit, "too few to queue for longer than a node timeout: {took:?}");
-    assert_eq!(failed.len(), 0, "of {MANY}, such as {:?}", failed.first());
+    assert_eq!(failed.len(), 0, "of {MANY} failed, such as {:?}", failed.first());
     drop((locks, mutex));
     server.assert_nothing_left().await;
 }
 
-/// Those that wait for a turn find out with those that were sent.
+/// Requests in the client's queue fail together with those that were sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn queued_requests_fail_together_when_the_server_is_silent() {
     const TRIES: usize = 4_000;
@@ -67,17 +67,18 @@ async fn queued_requests_fail_together_when_the_server_is_silent() {
     let (first, last) = (first.unwrap(), start.elapsed());
     println!("FIG {TRIES} tries on a silent server: {first:?} to {last:?}");
     assert!(first >= limit, "{first:?}");
-    // In turns of 256, they would take 30 seconds.
+    // In batches of 256, one after the other, they would take 30 seconds.
     assert!(last < 2 * limit, "{last:?}");
     server.resume();
-    soon("given back", locks.settled()).await;
+    soon("settled() returns", locks.settled()).await;
     drop(locks);
     server.assert_nothing_left().await;
 }
 
-/// A request that was not written has had no effect, so nothing is sent to undo it.
+/// A call gives up while its request is in the client's queue: nothing was sent, so nothing is sent
+/// to undo it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_gives_up_in_the_queue_sends_nothing() {
+async fn abandoned_request_in_the_queue_is_never_sent() {
     const TRIES: u64 = 4_000;
     let server = Server::start().await;
     let locks = server.locks_with(Options::new().node_timeout(Duration::from_secs(20))).await;
@@ -94,8 +95,8 @@ async fn a_caller_that_gives_up_in_the_queue_sends_nothing() {
         assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
     }
     server.resume();
-    soon("given back", locks.settled()).await;
-    // 64 alone and 4 times 64 together, each of which is released.
+    soon("settled() returns", locks.settled()).await;
+    // At most 64 single requests and 4 batches of 64 were sent; each of them is released.
     let run = server.scripts_run().await - before;
     println!("FIG {run} scripts for {TRIES} calls that gave up");
     assert!(run <= 2 * (64 + 4 * 64) + 64, "{run}");

@@ -1,4 +1,4 @@
-//! Sources of scripts: how often they are sent to a server that does not know them.
+//! EVAL after EVALSHA: how often a script's source is sent to a server that does not have it.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use redlatch::Options;
 
 use crate::support::Server;
 
-/// How many requests with a source the server has run.
+/// How many EVAL requests the server has run.
 async fn sources(server: &Server) -> u64 {
     let stats: String = server.run(&["INFO", "commandstats"]).await;
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls="));
@@ -14,9 +14,9 @@ async fn sources(server: &Server) -> u64 {
 }
 
 #[tokio::test]
-async fn one_request_sends_the_source_after_script_flush() {
+async fn concurrent_requests_send_the_source_once_after_script_flush() {
     let server = Server::start().await;
-    // 10,000 requests at a time take a busy machine longer than a second.
+    // On a busy machine, 10,000 concurrent requests take longer than a second.
     let locks = server.locks_with(Options::new().node_timeout(Duration::from_secs(20))).await;
     for _ in 0..3 {
         server.run::<()>(&["SCRIPT", "FLUSH"]).await;
@@ -25,29 +25,29 @@ async fn one_request_sends_the_source_after_script_flush() {
         for number in 0..5_000 {
             let mutex = locks.mutex(format!("flushed-{number}")).unwrap();
             tasks.spawn(async move {
-                let guard = mutex.try_lock().await.unwrap().expect("nobody else wants it");
+                let guard = mutex.try_lock().await.unwrap().expect("the lock is free");
                 guard.release().await.unwrap();
             });
         }
         while let Some(done) = tasks.join_next().await {
             done.unwrap();
         }
-        // One for each of the two scripts; more where a busy machine takes longer than a request
-        // waits for another one.
+        // One for each of the two scripts. A busy machine may need more, since a request waits for
+        // another one's EVAL only for a while.
         let sent = sources(&server).await - before;
         assert!((2..=100).contains(&sent), "{sent} sources for 10,000 requests");
     }
 }
 
-/// Renewals and releases in the background travel in pipelines.
+/// The keeper sends renewals and releases in pipelines.
 #[tokio::test]
-async fn one_request_of_a_pipeline_sends_the_source_after_script_flush() {
+async fn pipeline_sends_the_source_once_after_script_flush() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let mut guards = Vec::new();
     for number in 0..200 {
         let mutex = locks.mutex(format!("flushed-{number}")).unwrap();
-        guards.push(mutex.try_lock().await.unwrap().expect("nobody else wants it"));
+        guards.push(mutex.try_lock().await.unwrap().expect("the lock is free"));
     }
     server.run::<()>(&["SCRIPT", "FLUSH"]).await;
     let before = sources(&server).await;

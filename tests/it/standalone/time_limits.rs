@@ -8,9 +8,9 @@ use crate::support::{Kind, Server};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// Without any time to wait, there is one try.
+/// `lock_timeout(0)` acquires a free lock, and times out on a held one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_of_zero_is_one_try() {
+async fn lock_timeout_of_zero_tries_once() {
     let server = Server::start().await;
     let (locks, others) = (server.locks().await, server.locks().await);
     for kind in KINDS {

@@ -1,5 +1,5 @@
-//! Wake-ups on one server: which messages a waiter trusts, what becomes of a broken subscription,
-//! how often it polls.
+//! Wake-ups on one server: which messages a waiter trusts, broken subscriptions, and how often a
+//! waiter polls.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::support::{Proxy, Server, count_waiters, eventually, queued, soon};
 
 const QUEUE: &str = "{lock:x}:waiters";
 
-/// A client whose requests and whose subscription pass through proxies of their own.
+/// A client whose requests and whose subscription pass through separate proxies.
 struct Client {
     requests: Proxy,
     messages: Proxy,
@@ -23,37 +23,37 @@ impl Client {
         let requests = Proxy::start(server.port()).await;
         let messages = Proxy::at("127.0.0.3", vec![server.port()]).await;
         let pool = Config::from_url(requests.url()).create_pool(Some(Runtime::Tokio1)).unwrap();
-        // A reply that is held back is no failure.
+        // Long timeouts, so that a delayed reply is not a failure.
         let options = Options::new().poll_cap(NEVER).node_timeout(NEVER);
         let builder = Locks::builder().pool(pool).subscriber(messages.url());
         let locks = builder.options(options).connect().await.unwrap();
         Client { requests, messages, locks }
     }
 
-    /// Waits for the mutex, and is notified once it is granted.
+    /// Starts a call that waits for the mutex, with a subscription in place.
     async fn waits(&self, server: &Server) -> JoinHandle<Result<MutexGuard, Error>> {
         let mutex = self.locks.mutex("x").unwrap();
         if server.subscribers().await.is_empty() {
-            // The first one to wait subscribes. On a busy machine it polls until that is done.
+            // A client subscribes with its first waiter, which polls until that is done.
             assert!(mutex.lock_timeout(Duration::from_millis(100)).await.is_err());
-            eventually("subscribed", || async { server.subscribers().await.len() == 1 }).await;
-            eventually("it left the queue", || async { server.queues().await.is_empty() }).await;
+            eventually("the client is subscribed", || async { server.subscribers().await.len() == 1 }).await;
+            eventually("the waiter has left the queue", || async { server.queues().await.is_empty() }).await;
         }
         wait_in_queue(server, mutex).await
     }
 
-    /// Ends the subscription, and waits until there is another one.
+    /// Cuts the subscription, and waits until it is replaced.
     async fn subscribes_again(&self, server: &Server) {
         let before = server.subscribers().await;
         self.messages.cut();
-        eventually("another subscription", || async {
+        eventually("the client is subscribed again", || async {
             let now = server.subscribers().await;
             now.len() == 1 && now != before
         })
         .await;
     }
 
-    /// The proxies outlive the client, which would try in vain to reach its server.
+    /// Ends the client before its proxies, so that it does not try to reconnect.
     async fn end(self) {
         drop(self.locks);
         self.requests.outlive_clients().await;
@@ -61,8 +61,7 @@ impl Client {
     }
 }
 
-/// No waiter sleeps for that long: it polls after half a claim, which is a second and a half at
-/// most.
+/// A `poll_cap` longer than any wait: waiters poll after half a claim, at most 1.5 seconds.
 const NEVER: Duration = Duration::from_secs(10);
 
 async fn wait_in_queue(server: &Server, mutex: Mutex) -> JoinHandle<Result<MutexGuard, Error>> {
@@ -70,63 +69,64 @@ async fn wait_in_queue(server: &Server, mutex: Mutex) -> JoinHandle<Result<Mutex
     queued(async || vec![server.run(&count).await], async move { mutex.lock().await }).await
 }
 
-/// Behind another connection there may be another server, with another clock: a message is dated by
-/// the clock that was seen through the connection before, so the waiter asks.
+/// A new connection may lead to another server with another clock. A message is dated by the clock
+/// that was sampled on the old connection, so the waiter polls instead of trusting it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_is_not_trusted_after_the_connection_for_requests_was_replaced() {
+async fn message_is_not_trusted_after_the_request_connection_was_replaced() {
     let server = Server::start().await;
     let holder = server.locks().await.mutex("x").unwrap();
     let client = Client::of(&server).await;
-    // The server knows the script that releases from here on: one release is one script.
+    // This loads the release script, so that one release is one script run.
     holder.lock().await.unwrap().release().await.unwrap();
     let guard = holder.lock().await.unwrap();
     let waiting = client.waits(&server).await;
     client.requests.cut();
-    // Any request finds out, and is sent on another connection.
+    // Any request notices the cut and uses a new connection.
     assert!(!client.locks.mutex("other").unwrap().is_locked().await.unwrap());
     let before = server.scripts_run().await;
     guard.release().await.unwrap();
-    let next = soon("granted", waiting).await.unwrap().unwrap();
-    // If the waiter polls while this test is slow, that is a look as well.
-    assert!(server.scripts_run().await >= before + 2, "a release, and the look that follows the message");
+    let next = soon("the lock is granted", waiting).await.unwrap().unwrap();
+    // A scheduled poll of the waiter counts as well, if the test is slow.
+    assert!(server.scripts_run().await >= before + 2, "one release, and one poll after the message");
     next.release().await.unwrap();
     client.end().await;
     drop(holder);
     server.assert_nothing_left().await;
 }
 
-/// A look is under way while the subscription is replaced: the message comes on another one than
-/// that which was there when the look began, perhaps from another server.
+/// The subscription is replaced while a poll is in flight. The message arrives on a later
+/// subscription than the one that existed when the poll was sent, perhaps from another server.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_is_not_trusted_after_the_subscription_was_replaced() {
+async fn message_is_not_trusted_after_the_subscription_was_replaced() {
     let server = Server::start().await;
     let holder = server.locks().await.mutex("x").unwrap();
     let client = Client::of(&server).await;
-    // The server knows the script that releases from here on: one release is one script.
+    // This loads the release script, so that one release is one script run.
     holder.lock().await.unwrap().release().await.unwrap();
     let guard = holder.lock().await.unwrap();
     let waiting = client.waits(&server).await;
     let before = server.scripts_run().await;
     client.requests.hold_replies(true);
-    // Once it is subscribed again, it looks, and its answer is held back: the lock is busy.
+    // The waiter polls once the client is subscribed again. The reply, that the lock is held, is
+    // delayed.
     client.subscribes_again(&server).await;
-    eventually("it looks", || async { server.scripts_run().await > before }).await;
+    eventually("the waiter polls", || async { server.scripts_run().await > before }).await;
     client.subscribes_again(&server).await;
     let before = server.scripts_run().await;
     guard.release().await.unwrap();
     client.requests.hold_replies(false);
-    let next = soon("granted", waiting).await.unwrap().unwrap();
-    assert!(server.scripts_run().await >= before + 2, "a release, and the look that follows the message");
+    let next = soon("the lock is granted", waiting).await.unwrap().unwrap();
+    assert!(server.scripts_run().await >= before + 2, "one release, and one poll after the message");
     next.release().await.unwrap();
     client.end().await;
     drop(holder);
     server.assert_nothing_left().await;
 }
 
-/// A message that is published meanwhile is lost, so all waiters look as soon as there is a
-/// subscription again.
+/// Messages are lost while the subscription is broken, so all waiters poll as soon as it is
+/// replaced.
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_look_as_soon_as_a_broken_subscription_is_made_again() {
+async fn waiters_poll_as_soon_as_a_broken_subscription_is_replaced() {
     let server = Server::start().await;
     let holder = server.locks().await.mutex("x").unwrap();
     let client = Client::of(&server).await;
@@ -137,31 +137,31 @@ async fn waiters_look_as_soon_as_a_broken_subscription_is_made_again() {
         client.messages.be_deaf(true);
         client.messages.cut();
         let start = Instant::now();
-        eventually("no subscription", || async { server.subscribers().await.is_empty() }).await;
+        eventually("the subscription has ended", || async { server.subscribers().await.is_empty() }).await;
         guard.release().await.unwrap();
         client.messages.be_deaf(false);
-        client.messages.cut(); // a connection that was made meanwhile is never answered
-        eventually("subscribed again", || async { server.subscribers().await.len() == 1 }).await;
+        client.messages.cut(); // also a connection that was made meanwhile
+        eventually("the client is subscribed again", || async { server.subscribers().await.len() == 1 })
+            .await;
         subscribed.push(start.elapsed());
         let start = Instant::now();
-        let next = soon("granted", waiting).await.unwrap().unwrap();
+        let next = soon("the lock is granted", waiting).await.unwrap().unwrap();
         granted.push(start.elapsed());
         next.release().await.unwrap();
     }
     subscribed.sort();
     granted.sort();
-    // A silent subscription is asked after five seconds whether it is still there; this one has
-    // said that it is not.
+    // A silent subscription is checked after five seconds; a closed one is replaced at once.
     assert!(subscribed[2] < Duration::from_secs(2), "{subscribed:?}");
-    // A waiter polls after more than a second.
+    // By itself, a waiter polls after more than a second.
     assert!(granted[2] < Duration::from_millis(500), "{granted:?}");
     client.end().await;
     drop(holder);
     server.assert_nothing_left().await;
 }
 
-/// How long a waiter sleeps between two polls at the least, by the marks that each poll leaves, on
-/// the server's clock.
+/// The shortest pause between two polls of a waiter, by the marks that each poll leaves, on the
+/// server's clock.
 async fn pause(server: &Server, options: Options) -> Duration {
     let holder = server.locks().await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
@@ -185,8 +185,8 @@ async fn pause(server: &Server, options: Options) -> Duration {
     Duration::from_micros(shortest)
 }
 
-/// The shortest of several pauses: a busy machine makes them longer, and only a mistake makes all
-/// of them so.
+/// Compares the shortest of several pauses: a busy machine makes single pauses longer, a mistake
+/// all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_poll_every_poll_cap_or_half_claim() {
     let server = Server::start().await;
@@ -202,15 +202,15 @@ async fn waiters_poll_every_poll_cap_or_half_claim() {
     ] {
         let pause = pause(&server, options).await;
         println!("FIG {what}: {pause:?}");
-        // Each waiter takes up to a quarter off the cap or off half the claim. After a whole claim,
-        // the first one would pause for 675 ms at the least.
+        // A random part of up to a quarter is subtracted from the cap or from half the claim. With
+        // a whole claim, the first pause would be at least 675 ms.
         assert!(pause >= millis(least), "{what}: {pause:?}");
         assert!(pause < millis(most), "{what}: {pause:?}");
     }
 }
 
-/// What a user sends that may publish and read the queue: to the channel of the only waiter, that
-/// it holds the mutex now.
+/// The channel of the only waiter, and a forged message that grants it the mutex. A user that may
+/// publish and read the queue can send it.
 async fn forged(server: &Server) -> (String, String) {
     let queue: Vec<String> = server.run(&["ZRANGE", QUEUE, "0", "0"]).await;
     let words: Vec<&str> = queue[0].split(' ').collect();
@@ -224,25 +224,25 @@ async fn publish(server: &Server, (channel, message): &(String, String)) {
     assert_eq!(server.run::<i64>(&["PUBLISH", channel, message]).await, 1);
 }
 
-/// A waiter whose client has subscribed, and which has seen the server's clock.
+/// Starts a waiter whose client is subscribed and has sampled the server's clock.
 async fn notified(server: &Server, locks: &Locks) -> JoinHandle<Result<MutexGuard, Error>> {
     let mutex = locks.mutex("x").unwrap();
     assert!(mutex.lock_timeout(Duration::from_millis(200)).await.is_err());
-    eventually("subscribed", || async { server.subscribers().await.len() == 1 }).await;
-    eventually("it left the queue", || async { server.queues().await.is_empty() }).await;
+    eventually("the client is subscribed", || async { server.subscribers().await.len() == 1 }).await;
+    eventually("the waiter has left the queue", || async { server.queues().await.is_empty() }).await;
     wait_in_queue(server, mutex).await
 }
 
-/// The trust boundary.
+/// The trust boundary: a user that may publish on a waiter's channel can deceive it for a while.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forged_message_is_believed_until_the_first_renewal() {
+async fn forged_message_is_trusted_until_the_first_renewal() {
     let server = Server::start().await;
     let holder = server.locks().await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
     let trusting = server.locks_with(Options::new().poll_cap(NEVER)).await;
     let waiting = notified(&server, &trusting).await;
-    // Its first look may be under way still: without a date, a message is not believed.
-    let deceived = soon("deceived", async {
+    // Its first poll may still be in flight; until then, messages are not trusted. So repeat.
+    let deceived = soon("the waiter trusts the message", async {
         while !waiting.is_finished() {
             if let [_, ..] = server.run::<Vec<String>>(&["ZRANGE", QUEUE, "0", "0"]).await.as_slice() {
                 let (channel, message) = forged(&server).await;
@@ -254,12 +254,12 @@ async fn a_forged_message_is_believed_until_the_first_renewal() {
     });
     let deceived = deceived.await;
     assert!(!guard.lease().is_lost());
-    soon("its first renewal finds out", deceived.lease().lost()).await;
+    soon("the first renewal ends the lease", deceived.lease().lost()).await;
     drop((deceived, trusting, guard, holder));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forged_message_is_not_believed_where_notifications_are_verified() {
+async fn forged_message_is_not_trusted_with_verified_wakeups() {
     let server = Server::start().await;
     let holder = server.locks().await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
@@ -269,13 +269,13 @@ async fn a_forged_message_is_not_believed_where_notifications_are_verified() {
         let forged = forged(&server).await;
         let before = server.scripts_run().await;
         publish(&server, &forged).await;
-        eventually("it polls", || async { server.scripts_run().await > before }).await;
+        eventually("the waiter polls", || async { server.scripts_run().await > before }).await;
     }
     assert!(tokio::time::timeout(Duration::from_millis(100), &mut waiting).await.is_err());
-    // It hears of the release all the same: by itself it polls after more than a second.
+    // The release still notifies it: by itself, it polls after more than a second.
     let start = Instant::now();
     guard.release().await.unwrap();
-    let next = soon("granted", waiting).await.unwrap().unwrap();
+    let next = soon("the lock is granted", waiting).await.unwrap().unwrap();
     println!("FIG verified after {:?}", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert_eq!(server.run::<i64>(&["EXISTS", "lock:x"]).await, 1);
@@ -284,21 +284,21 @@ async fn a_forged_message_is_not_believed_where_notifications_are_verified() {
     server.assert_nothing_left().await;
 }
 
-/// Whoever publishes can make waiters poll, but not more often than ten times a second.
+/// A user that may publish can make waiters poll, at most ten times a second.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_messages_causes_ten_polls_a_second() {
+async fn flood_of_messages_causes_at_most_ten_polls_a_second() {
     let server = Server::start().await;
     let holder = server.locks_with(Options::new().ttl(Duration::from_secs(60))).await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
     let locks = server.locks_with(Options::new().poll_cap(NEVER)).await;
     let waiting = notified(&server, &locks).await;
     let (channel, message) = forged(&server).await;
-    // No date: it is not believed.
+    // Without a valid date, the message is only a hint to poll.
     let message = message.replace(" 999999 ", " none ");
     let (before, start) = (server.scripts_run().await, Instant::now());
     let mut publisher = server.connection().await;
     let mut sent = 0;
-    // Faster, and the server ends the subscription for want of memory.
+    // If messages came faster, the server would end the subscription at its buffer limit.
     let mut pace = tokio::time::interval(Duration::from_millis(10));
     while start.elapsed() < Duration::from_secs(3) {
         pace.tick().await;
@@ -311,11 +311,11 @@ async fn a_flood_of_messages_causes_ten_polls_a_second() {
     let seconds = start.elapsed().as_secs_f64();
     println!("FIG {polls} scripts for {sent} messages in {seconds:.1} s");
     assert!(sent > 2_000, "{sent}");
-    assert!(polls >= 10, "it is a hint that something changed: {polls}");
+    assert!(polls >= 10, "a message should cause a poll: {polls}");
     assert!((polls as f64) <= 10.0 * seconds, "{polls} in {seconds} s");
     let start = Instant::now();
     guard.release().await.unwrap();
-    let next = soon("granted", waiting).await.unwrap().unwrap();
+    let next = soon("the lock is granted", waiting).await.unwrap().unwrap();
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     next.release().await.unwrap();
     drop((holder, locks));

@@ -1,4 +1,4 @@
-//! A server that answers and refuses to write for a while.
+//! A server that responds but refuses writes for a while.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tokio::time::Instant;
 use crate::support::failover::{KINDS, told};
 use crate::support::{AnyLock, Kind, Server, eventually, soon};
 
-/// Longer than a test: what is free before was given back.
+/// Longer than a test: a lock that is free before was released.
 const TTL: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
 enum Refusal {
     NoReplicas,
-    /// It cannot save.
+    /// The server cannot save a snapshot.
     Misconf,
 }
 
@@ -34,7 +34,7 @@ impl Refusal {
             Refusal::NoReplicas => "NOREPLICAS",
             Refusal::Misconf => "MISCONF",
         };
-        eventually("it refuses to write", || async {
+        eventually("the server refuses writes", || async {
             let outcome = server.try_run::<()>(&["SET", "written", "1", "PX", "1"]).await;
             outcome.is_err_and(|error| error.code() == Some(code))
         })
@@ -53,7 +53,7 @@ async fn set(server: &Server, name: &str, value: &str) {
     server.run::<()>(&["CONFIG", "SET", name, value]).await;
 }
 
-/// The connections that scripts came through.
+/// The connections that have sent scripts.
 async fn connections(server: &Server) -> Vec<String> {
     let list: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]).await;
     let scripts = list.lines().filter(|line| line.contains(" cmd=eval"));
@@ -66,7 +66,7 @@ async fn held(locks: &Locks, kind: Kind, what: &str) -> (AnyLock, crate::support
     (lock, guard)
 }
 
-async fn gives_back(refusal: Refusal) {
+async fn releases_after_refusal(refusal: Refusal) {
     let server = Server::start().await;
     let locks = server.locks_with(told().ttl(TTL)).await;
     let (mut released, mut dropped) = (Vec::new(), Vec::new());
@@ -89,11 +89,15 @@ async fn gives_back(refusal: Refusal) {
         drop(guard);
         freed.push(lock);
     }
-    eventually("each was refused", || async { server.scripts_run().await >= before + 8 }).await;
-    assert_eq!(connections(&server).await, used, "another connection would be refused the same");
+    eventually("every request was refused", || async { server.scripts_run().await >= before + 8 }).await;
+    assert_eq!(
+        connections(&server).await,
+        used,
+        "the client reconnected although a new connection would be refused, too"
+    );
     refusal.end(&server).await;
-    soon("all are given back", locks.settled()).await;
-    println!("{refusal:?}: given back after {:?}", start.elapsed());
+    soon("all locks are released", locks.settled()).await;
+    println!("{refusal:?}: released after {:?}", start.elapsed());
     for lock in freed {
         assert!(!server.is_locked(&lock).await, "{lock:?}");
     }
@@ -101,9 +105,9 @@ async fn gives_back(refusal: Refusal) {
     server.assert_nothing_left().await;
 }
 
-async fn is_waited_for(refusal: Refusal) {
+async fn acquires_after_refusal(refusal: Refusal) {
     let server = Server::start().await;
-    // The newcomers' patience is twice the longest that a request takes.
+    // Unqueued calls retry for two node timeouts.
     let patient = told().ttl(TTL).node_timeout(Duration::from_secs(10));
     let (locks, others) = (server.locks_with(patient).await, server.locks().await);
     let short =
@@ -113,30 +117,31 @@ async fn is_waited_for(refusal: Refusal) {
     for kind in KINDS {
         let lock = kind.rival().lock(&short, &format!("queued-{}", kind.name()));
         expire.push(lock.lock().await.unwrap());
-        let heir = kind.lock(&locks, &format!("queued-{}", kind.name()));
-        waiting.spawn(async move { heir.lock().await });
-        eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+        let waiter = kind.lock(&locks, &format!("queued-{}", kind.name()));
+        waiting.spawn(async move { waiter.lock().await });
+        eventually("the waiter queues", || async { server.queued_for(&lock).await == 1 }).await;
     }
     refusal.begin(&server).await;
     for guard in &expire {
-        soon("it expires", guard.lease().lost()).await;
+        soon("the lease expires", guard.lease().lost()).await;
     }
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("new-{}", kind.name()));
         waiting.spawn(async move { lock.lock().await });
     }
     let before = server.scripts_run().await;
-    eventually("each is refused", || async { server.scripts_run().await >= before + 8 }).await;
+    eventually("every request is refused", || async { server.scripts_run().await >= before + 8 }).await;
     refusal.end(&server).await;
-    while let Some(outcome) = soon("served", waiting.join_next()).await {
+    while let Some(outcome) = soon("all waiters are granted their locks", waiting.join_next()).await {
         outcome.unwrap().unwrap().release().await.unwrap();
     }
     drop((locks, others, short, expire));
     server.assert_nothing_left().await;
 }
 
-/// Whoever gives up while he is queued, and whoever downgrades.
-async fn says_so(refusal: Refusal) {
+/// During the refusal, queued calls are dropped and a writer downgrades. Leaving the queue is
+/// retried, and the downgrade returns the error.
+async fn leaves_queues_after_refusal(refusal: Refusal) {
     let server = Server::start().await;
     let (locks, others) = (server.locks_with(told().ttl(TTL)).await, server.locks_with(told()).await);
     let written = locks.rwlock("downgraded").unwrap().write().await.unwrap();
@@ -144,9 +149,9 @@ async fn says_so(refusal: Refusal) {
     for kind in KINDS {
         let lock = kind.rival().lock(&locks, kind.name());
         let guard = lock.lock().await.unwrap();
-        let heir = kind.lock(&others, kind.name());
-        let waiting = tokio::spawn(async move { heir.lock().await });
-        eventually("it queues", || async { server.queued_for(&lock).await == 1 }).await;
+        let waiter = kind.lock(&others, kind.name());
+        let waiting = tokio::spawn(async move { waiter.lock().await });
+        eventually("the waiter queues", || async { server.queued_for(&lock).await == 1 }).await;
         contended.push((lock, guard, waiting));
     }
     refusal.begin(&server).await;
@@ -154,38 +159,38 @@ async fn says_so(refusal: Refusal) {
     for (_, _, waiting) in &contended {
         waiting.abort();
     }
-    eventually("each was refused", || async { server.scripts_run().await >= before + 4 }).await;
+    eventually("every request was refused", || async { server.scripts_run().await >= before + 4 }).await;
     let outcome = written.downgrade().await;
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
     refusal.end(&server).await;
-    soon("all have left", others.settled()).await;
+    soon("settled() returns", others.settled()).await;
     for (lock, guard, _) in contended {
         assert_eq!(server.queued_for(&lock).await, 0, "{lock:?}");
         guard.release().await.unwrap();
     }
-    soon("given back", locks.settled()).await;
+    soon("settled() returns", locks.settled()).await;
     assert!(!server.is_locked(&Kind::Write.lock(&locks, "downgraded")).await);
     drop((locks, others));
     server.assert_nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_are_not_taken_for_done() {
+async fn refused_queue_removals_are_retried() {
     for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
-        says_so(refusal).await;
+        leaves_queues_after_refusal(refusal).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_do_not_keep_what_is_given_back() {
+async fn refused_releases_are_retried() {
     for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
-        gives_back(refusal).await;
+        releases_after_refusal(refusal).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_are_waited_for() {
+async fn lock_succeeds_after_a_refusal_ends() {
     for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
-        is_waited_for(refusal).await;
+        acquires_after_refusal(refusal).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Servers that fail, move what they have, or are replaced, while clients hold locks and wait for them.
+//! Helpers for failovers: held and contended locks that must outlast a server's failure.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use super::{AnyGuard, AnyLock, Kind, Oracle, Server, eventually, soon};
 
 pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// The default of the crate, and what everything that fails is measured by.
+/// The crate's default, and the unit in which the tests measure how long calls take to fail.
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a machine that is busy with something else may add.
+/// The delay that other work on the machine may add.
 pub const SLACK: Duration = Duration::from_secs(1);
 
-/// Longer than a test: whoever is told in less was not polling.
+/// Options with a `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
 pub fn told() -> Options {
     Options::new().poll_cap(Duration::from_secs(10))
 }
@@ -25,7 +25,7 @@ pub fn urls(host: &str, servers: &[Server]) -> Vec<String> {
     servers.iter().map(|server| format!("redis://{host}:{}/", server.port())).collect()
 }
 
-/// A lock that is held, and somebody else who is queued for it.
+/// A held lock, and a second client that is queued for it.
 pub struct Contended {
     pub lock: AnyLock,
     pub guard: AnyGuard,
@@ -48,7 +48,8 @@ impl Contended {
             let rival = rival.for_another();
             async move { rival.lock().await }
         });
-        eventually("it queues", || async { servers.lock_state(lock.name()).await.waiters() == 1 }).await;
+        eventually("the rival queues", || async { servers.lock_state(lock.name()).await.waiters() == 1 })
+            .await;
         Contended { lock, guard, rival, waiting }
     }
 
@@ -66,28 +67,30 @@ impl Contended {
         contended
     }
 
-    /// It is held, here and there, and nobody else gets it. The lock must be reachable.
+    /// Checks that client and server agree that the lock is held, and that a rival's try fails. The
+    /// server must be reachable.
     pub async fn assert_held(&self, servers: &impl Oracle) {
         assert!(!self.guard.lease().is_lost(), "{:?}", self.guard);
         assert!(servers.lock_state(self.lock.name()).await.is_held_by(&self.guard), "{:?}", self.guard);
         assert!(self.rival.try_lock().await.unwrap().is_none(), "{:?}", self.guard);
     }
 
-    /// Released, it goes to the one who has been queued all the time. How long that takes.
-    pub async fn hand_over(self, servers: &impl Oracle) -> Duration {
+    /// Releases the lock, and checks that the queued rival is granted it. Returns how long that
+    /// took.
+    pub async fn grant_to_waiter(self, servers: &impl Oracle) -> Duration {
         let (token, start) = (self.guard.lease().fencing_token(), Instant::now());
         self.guard.release().await.unwrap();
-        let next = soon("the waiter is served", self.waiting).await.unwrap().unwrap();
+        let next = soon("the waiter is granted the lock", self.waiting).await.unwrap().unwrap();
         let took = start.elapsed();
         assert!(next.lease().fencing_token() > token, "{next:?}");
         let state = servers.lock_state(self.lock.name()).await;
-        assert!(state.is_held_by(&next), "as the server knows that released: {next:?}");
+        assert!(state.is_held_by(&next), "the server has another holder: {next:?}");
         next.release().await.unwrap();
         took
     }
 }
 
-/// Watches how much of a lease is left, and says how little that was once it is stopped.
+/// Watches how long some leases are still valid, and keeps the shortest time.
 pub struct Watch {
     task: JoinHandle<()>,
     least: tokio::sync::watch::Receiver<Duration>,
@@ -95,13 +98,13 @@ pub struct Watch {
 
 impl Watch {
     pub fn over(leases: Vec<Lease>) -> Watch {
-        let (told, least) = tokio::sync::watch::channel(Duration::MAX);
+        let (shortest, least) = tokio::sync::watch::channel(Duration::MAX);
         let task = tokio::spawn(async move {
             loop {
                 let now = std::time::Instant::now();
                 for lease in &leases {
                     let left = lease.valid_until().saturating_duration_since(now);
-                    told.send_if_modified(|least| {
+                    shortest.send_if_modified(|least| {
                         let less = left < *least;
                         *least = left.min(*least);
                         less
@@ -124,8 +127,9 @@ impl Drop for Watch {
     }
 }
 
-/// Tries to take locks that cannot be reached, all at a time. How long the slowest took to fail.
-pub async fn fail(locks: impl IntoIterator<Item = AnyLock>) -> Duration {
+/// Tries locks whose server cannot be reached, all at the same time. Returns how long the slowest
+/// took to fail.
+pub async fn fail_all(locks: impl IntoIterator<Item = AnyLock>) -> Duration {
     let start = Instant::now();
     let mut tries = tokio::task::JoinSet::new();
     for lock in locks {
@@ -138,9 +142,9 @@ pub async fn fail(locks: impl IntoIterator<Item = AnyLock>) -> Duration {
     start.elapsed()
 }
 
-/// Waits until so many replicas have everything, and have said so.
+/// Waits until this many replicas have acknowledged all writes.
 pub async fn caught_up(master: &Server, replicas: usize) {
-    eventually("the replicas have everything", || async {
+    eventually("the replicas have caught up", || async {
         let info: String = master.run(&["INFO", "replication"]).await;
         let end = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:")).unwrap();
         let offset =
@@ -151,15 +155,15 @@ pub async fn caught_up(master: &Server, replicas: usize) {
     .await;
 }
 
-/// Cuts replicas off, so that they miss what comes from now on; they go on once they are resumed.
+/// Cuts replicas off, so that they miss all later writes until they are resumed.
 pub async fn cut_off(master: &Server, replicas: &[&Server]) {
     caught_up(master, replicas.len()).await;
     replicas.iter().for_each(|replica| replica.pause());
     let words = ["CLIENT", "KILL", "TYPE", "replica"];
-    assert_eq!(master.run::<usize>(&words).await, replicas.len(), "they are cut off");
+    assert_eq!(master.run::<usize>(&words).await, replicas.len(), "all replicas are cut off");
 }
 
-/// One number of `INFO commandstats`; 0 if the command was never sent.
+/// A number of `INFO commandstats`: 0 if the command was never sent.
 pub async fn stat(server: &Server, command: &str, key: &str) -> u64 {
     let stats: String = server.run(&["INFO", "commandstats"]).await;
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
