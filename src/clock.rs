@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 /// A point on this process's clock, in nanoseconds. Never zero.
 ///
 /// On Linux this is `CLOCK_BOOTTIME`: `Instant` (`CLOCK_MONOTONIC`) stands still while a machine is
-/// suspended, and a lease judged by it would look valid after the server has let it expire.
+/// suspended, so a lease measured with it would still look valid after it has expired on the
+/// server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
@@ -30,8 +31,8 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The same point on the clock of the standard library, as far as it can express it. Never
-    /// later: a task that is interrupted between reading the two clocks finds less time left.
+    /// The same point on the standard library's clock, if that can express it. Never later: if the
+    /// thread is interrupted between reading the two clocks, less time seems to be left.
     pub(crate) fn to_instant(self) -> Instant {
         let instant = Instant::now();
         let now = Moment::now();

@@ -1,8 +1,8 @@
-//! Events for what happens in the background, where no return value can report it.
+//! Log events for background work, whose failures no return value can report.
 
-/// `tracing::$level!(...)` with the feature `tracing`, nothing without it. Never under one of our
-/// locks: a subscriber is code of the application, which may drop a guard, block, or panic. A panic
-/// must not take leases with it.
+/// `tracing::$level!(...)` with the feature `tracing`, nothing without it. Never called under one
+/// of our locks: a subscriber is code of the application, which may drop a guard, block, or panic.
+/// A panic is caught, so that it does not end the task that renews all leases.
 macro_rules! event {
     ($level:ident, $($fields:tt)+) => {{
         #[cfg(feature = "tracing")]
@@ -15,5 +15,6 @@ macro_rules! event {
 
 pub(crate) use event;
 
-/// An event to be emitted after all that wait for its cause have continued: a subscriber may block.
+/// A deferred event: it is emitted after the tasks that wait for its cause have been woken, since a
+/// subscriber may block.
 pub(crate) type Report = Box<dyn FnOnce() + Send>;

@@ -1,25 +1,27 @@
-//! [`FencingToken`].
+//! [`FencingToken`]: a number that grows with each lease.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A number that only grows: each lease granted on a lock has a new one.
+/// A number that only grows: each new lease on a lock has a larger one.
 ///
 /// Send it with every write to the resource that the lock protects, and let the resource refuse a
 /// token smaller than the largest it has seen. Then a holder that was paused past its lease cannot
 /// overwrite what its successor wrote, however wrong the clocks are ([Kleppmann
 /// 2016](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)).
 ///
-/// A lease to read has the token of the last writer, or a larger one of its own: on one server if
-/// its client has connected since, or if no write lease was granted for ten seconds; in a cluster,
-/// behind Sentinel and on a [quorum](crate::LocksBuilder::quorum) in any case. The resource should
-/// refuse a reader's request if its token is smaller than the last writer's, and should not
-/// remember a reader's token: other readers may have smaller ones.
+/// A lease to read has the token of the last writer. It has a larger one of its own:
+/// - on one server, if its client has connected since, or if no write lease was granted for ten
+///   seconds;
+/// - in a cluster, behind Sentinel and on a [quorum](crate::LocksBuilder::quorum), always.
+///
+/// The resource should refuse a reader's request if its token is smaller than the last writer's. It
+/// should not remember a reader's token, since other readers may have smaller ones.
 ///
 /// Tokens are below 2^53, so they survive JavaScript, Lua, JSON, and an `i64` of SQL. A renewal
-/// keeps the token. A further hold of the same owner has the same token, with two exceptions, in
-/// which it has a larger one and a resource refuses the first one from then on:
+/// keeps the token. A further hold of the same owner has the same token, with two exceptions. In
+/// these it has a larger token, and the resource refuses the first one from then on:
 /// - a hold to write inside one that is older than
 ///   [`Options::token_ttl`](crate::Options::token_ttl);
 /// - a quorum in which no majority of the nodes knows the first token any more.
@@ -33,7 +35,7 @@ use serde::{Deserialize, Serialize};
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// `None` for 0, which scripts return without fencing.
+    /// Returns `None` for 0, which scripts return without fencing.
     pub(crate) fn from_reply(token: u64) -> Option<FencingToken> {
         (token > 0).then_some(FencingToken(token))
     }

@@ -11,7 +11,7 @@ const LONGEST_NAME: usize = 31;
 /// longest name and two colons, it fills the 128 bytes that the scripts accept as an attempt.
 const LONGEST_LABEL: usize = 63;
 
-/// The two words that identify a client. A word that is not set is an empty string.
+/// The two words that identify a client. A word that is not set is the empty string.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels<'a> {
     pub(crate) client_name: &'a str,
@@ -32,8 +32,8 @@ impl<'a> Labels<'a> {
         Ok(Labels { client_name: client_name.unwrap_or_default(), label: label.unwrap_or_default() })
     }
 
-    /// The labels in an attempt, `<32 digits>:<client name>:<label>` or a shorter form. A word of
-    /// another form has none: another program may have written it.
+    /// Reads the labels of an attempt: `<32 digits>:<client name>:<label>` or a shorter form. A
+    /// word of another form has no labels: another program may have written it.
     pub(crate) fn of_attempt(attempt: &'a str) -> Labels<'a> {
         let Some((id, labels)) = attempt.split_once(':') else { return Labels::default() };
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
@@ -54,7 +54,7 @@ impl<'a> Labels<'a> {
     }
 
     /// The end of each attempt of the client: `:billing:pod-7`, `:billing` or `::pod-7`. Without
-    /// labels it is empty, so that such a client sends no byte more.
+    /// labels it is empty, so that requests are no longer than needed.
     pub(crate) fn suffix(self) -> String {
         match (self.client_name, self.label) {
             ("", "") => String::new(),

@@ -1,5 +1,5 @@
-// A link's first definition counts: these lead into this documentation, those at the end of each
-// page to the files beside it on a git host.
+// The first definition of a link counts. Those of links.md lead into this documentation; those at
+// the end of each page are for its readers on a git host.
 #![doc = include_str!("../docs/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -23,8 +23,8 @@ mod rwlock;
 mod shorten;
 mod wire;
 
-/// For the crate's own tests, which drop futures at each of their steps: the transport and the
-/// clock of a thread are the test's. The promises of version numbers do not cover it.
+/// For the crate's own tests, which drop futures at each of their steps: replaces the transport and
+/// the clock of a thread. Not covered by semantic versioning.
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation {

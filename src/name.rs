@@ -11,7 +11,8 @@ const LONGEST: usize = 512;
 const FENCE: &str = "fence";
 const WAITERS: &str = "waiters";
 
-/// What follows the prefix in the key at which a node of a guarded quorum keeps its admission.
+/// The end of the key at which a node of a guarded quorum stores its admission; the prefix precedes
+/// it.
 const NODE: &str = "{}node";
 
 /// The name of a lock, checked, with its keys. Cheap to clone.
@@ -48,8 +49,8 @@ impl Name {
             if tagged { format!("{lock}:{suffix}") } else { format!("{{{lock}}}:{suffix}") }
         };
         let (fence, waiters) = (companion(FENCE), companion(WAITERS));
-        // A tagged key may look like a companion: `{a}:fence` belongs to `{a}`. And the companions
-        // of `{a}` would be those of `a`.
+        // Two kinds of tagged keys collide with other locks: `{a}:fence` is the fencing counter of
+        // the lock `a`, and a lock `{a}` would share its companion keys with `a`.
         let is_tag = lock.starts_with('{') && lock.find('}') == Some(lock.len() - 1);
         if tagged && (is_tag || belongs_to_another(&lock) || lock.ends_with(NODE)) {
             return Err(problem(NameProblem::Reserved));
@@ -75,13 +76,13 @@ impl Name {
         &self.0.waiters
     }
 
-    /// The key of a guarded quorum's node. No lock can be there: the key is no valid name.
+    /// Returns the key of a guarded quorum's node. No lock can have it, since it is no valid name.
     pub(crate) fn node(&self) -> String {
         node_key(&self.0.lock[..self.0.prefix])
     }
 }
 
-/// The key at which a node of a guarded quorum stores what it remembers about itself.
+/// Returns the key at which a node of a guarded quorum stores its admission.
 pub(crate) fn node_key(prefix: &str) -> String {
     format!("{prefix}{NODE}")
 }
@@ -113,8 +114,8 @@ impl fmt::Debug for Name {
     }
 }
 
-/// What Redis hashes instead of the whole key: the bytes between the first `{` and the first `}`
-/// after it, unless there are none.
+/// Returns the hash tag, which Redis hashes instead of the whole key: the bytes between the first
+/// `{` and the first `}` after it. `None` if there are none.
 fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (tag, _) = rest.split_once('}')?;
@@ -126,17 +127,17 @@ fn belongs_to_another(key: &str) -> bool {
     [FENCE, WAITERS].contains(&last) && hash_tag(front).is_some()
 }
 
-/// The text cannot be the name of a lock.
+/// The text is not a valid lock name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is not a lock name: {problem}")]
 pub struct NameError {
-    /// Its start, at most a printable length.
+    /// At most its first 64 characters, so that it can be printed.
     name: String,
     problem: NameProblem,
 }
 
 impl NameError {
-    /// Returns the rule that the name breaks.
+    /// Returns which rule the name breaks.
     pub fn problem(&self) -> &NameProblem {
         &self.problem
     }
@@ -149,13 +150,14 @@ pub enum NameProblem {
     /// It is empty.
     #[error("it is empty")]
     Empty,
-    /// More than 512 bytes.
+    /// It has more than 512 bytes.
     #[error("it has {bytes} bytes, more than {LONGEST}")]
     TooLong {
         /// The number of bytes.
         bytes: usize,
     },
-    /// A `}` without a hash tag: the lock's companion keys could not share its slot in a cluster.
+    /// It has a `}` but no hash tag: the lock's companion keys could not be in its slot of a
+    /// cluster.
     #[error("it has a `}}` but no hash tag before it, like `{{tag}}`")]
     BrokenHashTag,
     /// It is a key that belongs to another lock, like `{a}:fence`, or shares that lock's companion

@@ -28,30 +28,30 @@ impl HolderId for Lease {}
 impl HolderId for Owner {}
 
 pub trait Sealed {
-    fn sought(&self) -> Sought<'_>;
+    fn sought(&self) -> SoughtHolder<'_>;
 }
 
 impl Sealed for Lease {
-    fn sought(&self) -> Sought<'_> {
-        Sought { owner: Cow::Borrowed(self.owner()), of: Some((self.name(), self.kind())) }
+    fn sought(&self) -> SoughtHolder<'_> {
+        SoughtHolder { owner: Cow::Borrowed(self.owner()), of: Some((self.name(), self.kind())) }
     }
 }
 
 impl Sealed for Owner {
-    fn sought(&self) -> Sought<'_> {
-        Sought { owner: Cow::Owned(self.to_string()), of: None }
+    fn sought(&self) -> SoughtHolder<'_> {
+        SoughtHolder { owner: Cow::Owned(self.to_string()), of: None }
     }
 }
 
 /// The holder that a call asks about, as the server names it.
 #[allow(missing_debug_implementations, reason = "it cannot be named outside the crate")]
-pub struct Sought<'a> {
+pub struct SoughtHolder<'a> {
     owner: Cow<'a, str>,
     /// The only lock that it may hold.
     of: Option<(&'a Name, &'static Kind)>,
 }
 
-impl Sought<'_> {
+impl SoughtHolder<'_> {
     pub(crate) fn owner(&self) -> &str {
         &self.owner
     }
@@ -85,17 +85,21 @@ impl NamedLock {
     }
 
     pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
-        self.look(kind, None, Inspection::from_reply, Inspection::agreed).await
+        self.query(kind, None, Inspection::from_reply, Inspection::agreed).await
     }
 
-    pub(crate) async fn is_held_by(&self, kind: &'static Kind, sought: &Sought<'_>) -> Result<bool, Error> {
+    pub(crate) async fn is_held_by(
+        &self,
+        kind: &'static Kind,
+        sought: &SoughtHolder<'_>,
+    ) -> Result<bool, Error> {
         Ok(sought.may_hold(&self.name, kind) && self.inspect(kind).await?.is_held_by(sought.owner()))
     }
 
     /// Returns what the nodes report about the lock, or about one owner's holds. `read` receives
     /// the last token, the number of waiters, and the rest of the reply; `agree` receives all
     /// nodes' reports and how many form a majority.
-    pub(crate) async fn look<T>(
+    pub(crate) async fn query<T>(
         &self,
         kind: &'static Kind,
         owner: Option<&str>,

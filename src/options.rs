@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use partial::{Field, Named, Partial};
+use partial::{Field, Partial, SetFields};
 
 /// Whether leases are extended before they expire.
 #[non_exhaustive]
@@ -165,7 +165,7 @@ pub struct Options {
     #[serde(rename = "replica_timeout_ms", serialize_with = "millis")]
     replica_timeout: Duration,
     #[serde(skip)]
-    named: Named,
+    set_fields: SetFields,
 }
 
 impl Default for Options {
@@ -191,7 +191,7 @@ impl Default for Options {
             outage_limit: None,
             replicas: 0,
             replica_timeout: Duration::from_millis(100),
-            named: Named::default(),
+            set_fields: SetFields::default(),
         }
     }
 }
@@ -206,46 +206,46 @@ impl Options {
     /// lock. From 100 ms to 24 hours; 30 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Options {
         self.ttl = ttl;
-        self.named(Field::Ttl)
+        self.mark_set(Field::Ttl)
     }
 
     /// Sets the [`ttl`](Options::ttl) of leases to read, and so how long a crashed reader keeps
     /// writers out; `ttl` by default.
     pub fn read_ttl(mut self, ttl: Duration) -> Options {
         self.read_ttl = Some(ttl);
-        self.named(Field::ReadTtl)
+        self.mark_set(Field::ReadTtl)
     }
 
     /// Sets the [`ttl`](Options::ttl) of leases to write; `ttl` by default.
     pub fn write_ttl(mut self, ttl: Duration) -> Options {
         self.write_ttl = Some(ttl);
-        self.named(Field::WriteTtl)
+        self.mark_set(Field::WriteTtl)
     }
 
     /// Sets whether leases are extended while their guards live; [`Renewal::Automatic`] by default.
     pub fn renewal(mut self, renewal: Renewal) -> Options {
         self.renewal = renewal;
-        self.named(Field::Renewal)
+        self.mark_set(Field::Renewal)
     }
 
-    /// Sets the longest time for which a lease is held and renewed, counted from its grant; at
-    /// least the longest TTL, none by default. Without it, a task that hangs with a guard holds the
+    /// Sets how long after its grant a lease may last, however often it is renewed; at least the
+    /// longest TTL, without limit by default. Without it, a task that hangs with a guard holds the
     /// lock for as long as its process lives.
     pub fn max_hold(mut self, longest: Duration) -> Options {
         self.max_hold = Some(longest);
-        self.named(Field::MaxHold)
+        self.mark_set(Field::MaxHold)
     }
 
     /// Sets whether leases have a fencing token; [`Fencing::On`] by default.
     pub fn fencing(mut self, fencing: Fencing) -> Options {
         self.fencing = fencing;
-        self.named(Field::Fencing)
+        self.mark_set(Field::Fencing)
     }
 
     /// Sets where further holds of an owner are counted; [`Nesting::Counted`] by default.
     pub fn nesting(mut self, nesting: Nesting) -> Options {
         self.nesting = nesting;
-        self.named(Field::Nesting)
+        self.mark_set(Field::Nesting)
     }
 
     /// Sets how many holds an owner may have on one re-entrant lock at a time, or on one side of a
@@ -254,7 +254,7 @@ impl Options {
     /// [`Error::TooDeep`](crate::Error::TooDeep), which stops an endless recursion.
     pub fn max_depth(mut self, holds: u32) -> Options {
         self.max_depth = holds;
-        self.named(Field::MaxDepth)
+        self.mark_set(Field::MaxDepth)
     }
 
     /// Sets how many readers may hold a read-write lock or be queued for it in Redis, from 1 to
@@ -263,7 +263,7 @@ impl Options {
     /// than 5 ms.
     pub fn max_readers(mut self, readers: u32) -> Options {
         self.max_readers = readers;
-        self.named(Field::MaxReaders)
+        self.mark_set(Field::MaxReaders)
     }
 
     /// Sets the longest pause between two polls of a waiter: the delay if a message is lost. From
@@ -271,7 +271,7 @@ impl Options {
     /// interval if it is shorter.
     pub fn poll_cap(mut self, cap: Duration) -> Options {
         self.poll_cap = cap;
-        self.named(Field::PollCap)
+        self.mark_set(Field::PollCap)
     }
 
     /// Sets the longest time for one request to Redis, and for connecting. From 10 ms to 60 s; 1 s
@@ -282,14 +282,14 @@ impl Options {
     /// [`LocksBuilder::options`](crate::LocksBuilder::options) can set it.
     pub fn node_timeout(mut self, timeout: Duration) -> Options {
         self.node_timeout = timeout;
-        self.named(Field::NodeTimeout)
+        self.mark_set(Field::NodeTimeout)
     }
 
     /// Sets by which fraction the speeds of this machine's clock and the server's may differ, from
     /// 0 to 0.5; 0.01 by default. A lease of `ttl` is trusted for `ttl * (1 - drift) - 2 ms`.
     pub fn drift(mut self, part: f64) -> Options {
         self.drift = part;
-        self.named(Field::Drift)
+        self.mark_set(Field::Drift)
     }
 
     /// Sets the prefix of all keys, at most 128 bytes; `lock:` by default. With the empty prefix a
@@ -297,7 +297,7 @@ impl Options {
     /// wake-ups.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Options {
         self.prefix = prefix.into();
-        self.named(Field::Prefix)
+        self.mark_set(Field::Prefix)
     }
 
     /// Sets how a waiting client learns that a lock is free; [`Wakeups::Push`] by default. It
@@ -305,7 +305,7 @@ impl Options {
     /// cause at most ten polls per second and waiter, however many are published.
     pub fn wakeups(mut self, wakeups: Wakeups) -> Options {
         self.wakeups = wakeups;
-        self.named(Field::Wakeups)
+        self.mark_set(Field::Wakeups)
     }
 
     /// Sets whether nodes of a quorum that restart must be admitted again; [`RestartGuard::Off`] by
@@ -315,7 +315,7 @@ impl Options {
     /// [`ConfigError::GuardOfOneNode`](crate::ConfigError::GuardOfOneNode).
     pub fn restart_guard(mut self, guard: RestartGuard) -> Options {
         self.restart_guard = guard;
-        self.named(Field::RestartGuard)
+        self.mark_set(Field::RestartGuard)
     }
 
     /// Sets how many replicas must confirm a grant before it counts, and how long to wait for them,
@@ -340,7 +340,7 @@ impl Options {
     /// instead. Not available in a cluster.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Options {
         (self.replicas, self.replica_timeout) = (count, timeout);
-        self.named(Field::Replicas).named(Field::ReplicaTimeout)
+        self.mark_set(Field::Replicas).mark_set(Field::ReplicaTimeout)
     }
 
     /// Sets how long the server keeps a lock's fencing counter, counted from its first token; from
@@ -353,7 +353,7 @@ impl Options {
     /// used once; a longer one outlasts larger steps of the clock.
     pub fn token_ttl(mut self, ttl: Duration) -> Options {
         self.token_ttl = ttl;
-        self.named(Field::TokenTtl)
+        self.mark_set(Field::TokenTtl)
     }
 
     /// Sets how long `lock`, `read` and `write` outlast an outage: they return its error once the
@@ -368,7 +368,7 @@ impl Options {
     /// that is held.
     pub fn outage_limit(mut self, limit: Duration) -> Options {
         self.outage_limit = Some(limit);
-        self.named(Field::OutageLimit)
+        self.mark_set(Field::OutageLimit)
     }
 
     /// Makes the server refuse an acquire request that arrives later than this after it was sent;
@@ -384,7 +384,7 @@ impl Options {
     /// client has seen it.
     pub fn grant_within(mut self, span: Duration) -> Options {
         self.grant_within = Some(span);
-        self.named(Field::GrantWithin)
+        self.mark_set(Field::GrantWithin)
     }
 }
 

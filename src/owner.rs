@@ -1,4 +1,4 @@
-//! [`Owner`].
+//! [`Owner`]: the identity of a holder, passed down a call chain.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,20 +14,20 @@ const LONGEST: usize = 256;
 
 /// The owner of a lock that may be held more than once.
 ///
-/// An async task has no identity that the rest of its call chain could ask for, so identity is a
-/// value: make one where the work begins and pass it down. It crosses `spawn`, processes and
-/// services as text or through serde; every task that has it is the owner. So make one for each
-/// call chain, never one for a process: all tasks of the process would hold the lock together.
+/// An async task has no identity that its call chain could query, so identity is a value: make one
+/// where the work begins, and pass it down. It crosses `spawn`, processes and services as text or
+/// through serde. Every task that has it is the owner. So make one for each call chain, never one
+/// for a process: all tasks of the process would hold the lock together.
 ///
-/// **What it does not**: keep a secret. A user that may read the lock's key sees the owner, and a
-/// program that knows the owner may enter.
+/// **What it does not**: stay secret. A user that may read the lock's key sees the owner, and a
+/// program that knows the owner can acquire the lock.
 ///
 /// ```
 /// use redlatch::Owner;
 /// let owner = Owner::new();
 /// let elsewhere: Owner = owner.to_string().parse()?;
 /// assert_eq!(owner, elsewhere);
-/// // Knowing an owner is the right to enter: `Debug` shows its start, `Display` all.
+/// // A program that knows an owner can enter: `Debug` shows only its start, `Display` all of it.
 /// assert!(!format!("{owner:?}").contains(&owner.to_string()));
 /// # Ok::<(), redlatch::OwnerError>(())
 /// ```
@@ -50,7 +50,8 @@ impl Owner {
     }
 
     /// Makes an owner from the word with which another library or program names it, like Redisson's
-    /// `8743c9c0-…:1`. The other side must choose words that cannot be guessed or repeated.
+    /// `8743c9c0-…:1`. The other program must choose words that cannot be guessed and do not
+    /// repeat.
     ///
     /// ```
     /// use redlatch::Owner;
@@ -99,7 +100,8 @@ impl TryFrom<String> for Owner {
 }
 
 impl fmt::Debug for Owner {
-    /// The first characters: enough to distinguish owners in a log, too few to enter a lock with.
+    /// Shows the first characters: enough to distinguish owners in a log, too few to acquire a lock
+    /// with.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Owner({:?})", shortened(&self.to_string()))
     }

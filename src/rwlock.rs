@@ -286,7 +286,7 @@ impl RwLock {
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     pub async fn inspect(&self) -> Result<RwInspection, Error> {
-        self.read.look(&READ, None, RwInspection::from_reply, RwInspection::agreed).await
+        self.read.query(&READ, None, RwInspection::from_reply, RwInspection::agreed).await
     }
 
     /// Returns whether the lock is held now, to read or to write.
@@ -315,7 +315,7 @@ impl RwLock {
         // The reply lists only this owner's holds, but its `mode` and `reader_count` are those of
         // all owners.
         let owner = Some(sought.owner());
-        let seen = self.read.look(&READ, owner, RwInspection::from_reply, RwInspection::agreed).await?;
+        let seen = self.read.query(&READ, owner, RwInspection::from_reply, RwInspection::agreed).await?;
         Ok(seen.writer.is_some() && sought.may_hold(self.name(), &WRITE)
             || !seen.readers.is_empty() && sought.may_hold(self.name(), &READ))
     }

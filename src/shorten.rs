@@ -1,7 +1,7 @@
-//! [`shortened`]: what a log may show of a name that gives rights to its bearer.
+//! [`shortened`]: the part of an owner or an attempt that a log may show.
 
-/// At most the first eight characters, and never more than half of them: enough to distinguish
-/// holders, too few to enter or release a lock with.
+/// Returns at most the first eight characters, and never more than half of them: enough to
+/// distinguish holders, too few to acquire or release a lock with.
 pub(crate) fn shortened(name: &str) -> String {
     let shown = (name.chars().count() / 2).min(8);
     name.chars().take(shown).chain(['…']).collect()

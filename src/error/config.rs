@@ -75,8 +75,8 @@ pub enum ConfigError {
     /// client does not reveal.
     #[error("replicas is not supported in a cluster, whose client hides which server ran a request")]
     ReplicasOfCluster,
-    /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: a node is admitted by what the
-    /// others know.
+    /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: a node is admitted with what
+    /// the other nodes know.
     #[error("restart_guard needs a quorum of more than one node")]
     GuardOfOneNode,
     /// The prefix is too long.

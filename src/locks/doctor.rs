@@ -1,4 +1,4 @@
-//! [`Locks::doctor`]: finds what on a deployment endangers its locks.
+//! [`Locks::doctor`]: finds settings and rights of the servers that endanger locks.
 
 use std::time::Duration;
 
@@ -8,20 +8,19 @@ use crate::error::{Chain, Error};
 use crate::options::{Options, RestartGuard, Wakeups};
 
 impl Locks {
-    /// Checks this deployment for everything that endangers locks: servers that do not reply,
-    /// missing rights, evicted keys, restarts and failovers that lose locks.
+    /// Checks the servers for conditions that endanger locks: no reply, missing rights, evicted
+    /// keys, restarts and failovers that lose locks.
     ///
     /// It sends `INFO` and `CONFIG GET` to each server; in a cluster to each master. It acquires
-    /// and releases a lock of a new name, whose fencing counter stays for one second. What the user
-    /// has no right to find out is [unknown](Verdict::Unknown); what the user has no right to do is
-    /// a danger. If no server can be used, only [`Check::Connection`] says more. Once the client's
-    /// runtime has ended, nothing is sent, and every connection is unknown.
+    /// and releases a lock of a new name, whose fencing counter stays for one second. A check for
+    /// which the user lacks a right is [unknown](Verdict::Unknown); a missing right that locks need
+    /// is a danger. If no server can be used, only [`Check::Connection`] names the cause. Once the
+    /// client's runtime has ended, nothing is sent, and every connection is unknown.
     ///
     /// On one server without `appendfsync always`, [`Check::Persistence`] is always a danger.
-    /// Choose which checks stop a deployment.
+    /// Choose which dangers stop a deployment.
     ///
-    /// **What it does not**: find out how servers will behave later, or whether their clocks are
-    /// right.
+    /// **What it does not**: predict how servers behave later, or check their clocks.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) {
@@ -32,7 +31,7 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, the lock that it may have acquired is released in the background.
+    /// Cancel safe: after a drop, the lock that it may have acquired is released in the background.
     pub async fn doctor(&self) -> Vec<Finding> {
         let nodes = &self.client.nodes;
         if self.client.has_ended().await {
@@ -66,7 +65,7 @@ impl Locks {
         findings
     }
 
-    /// The connections ended with the client's runtime: no server can be queried.
+    /// The findings once the client's runtime, and so its connections, have ended.
     fn nothing_is_known(&self) -> Vec<Finding> {
         let why =
             "the runtime on which the client was made has ended: make another client on a runtime that lasts";
@@ -85,7 +84,7 @@ impl Locks {
             let options = Options::new().token_ttl(Duration::from_secs(1));
             match self.with_options(options)?.mutex(&name)?.try_lock().await? {
                 Some(guard) => guard.release().await,
-                None => Ok(()), // nodes of a quorum did not agree in time; the scripts ran
+                None => Ok(()), // no majority of a quorum agreed in time; the scripts ran
             }
         };
         match tried.await {

@@ -1,4 +1,4 @@
-//! [`Locks::nodes`]: which nodes vote, and why the others do not.
+//! [`Locks::nodes`]: reports which nodes vote, and why the others do not.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,8 +29,8 @@ pub struct NodeStatus {
 pub enum NodeState {
     /// It replies, and votes.
     Voter,
-    /// It replies, but has no vote: it has started, or lost its data, since it was admitted to its
-    /// [guarded](RestartGuard) quorum. See [`Locks::rejoin`].
+    /// It replies, but has no vote: it is new in its [guarded](RestartGuard) quorum, has restarted
+    /// or has lost data. See [`Locks::rejoin`].
     NotAdmitted,
     /// It does not reply, or must not vote.
     Failed(Error),
@@ -43,7 +43,7 @@ impl NodeStatus {
     }
 }
 
-/// One line: `10.0.0.1:6379: votes`, or why not.
+/// One line: `10.0.0.1:6379: votes`, or why the node does not vote.
 impl fmt::Display for NodeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NodeStatus { node, state } = self;
@@ -55,11 +55,11 @@ impl fmt::Display for NodeStatus {
     }
 }
 
-/// What the nodes store about themselves.
+/// The nodes' replies to `quorum/inspect`, and what follows from all of them.
 #[derive(Default)]
 pub(super) struct Survey {
-    /// By their places.
-    pub(super) nodes: BTreeMap<usize, Seen>,
+    /// The nodes, by their indexes.
+    pub(super) nodes: BTreeMap<usize, SurveyedNode>,
     /// The largest token that a node knows.
     pub(super) highest: u64,
     /// The longest lease that a node has granted, in milliseconds.
@@ -67,21 +67,21 @@ pub(super) struct Survey {
     pub(super) clocks: Vec<u64>,
 }
 
-pub(super) enum Seen {
+pub(super) enum SurveyedNode {
     Voter,
-    /// May not vote; with the server's run id.
-    Stranger(String),
+    /// Has no vote; with the server's run id, or an empty one if it has none.
+    NotAdmitted(String),
     Failed(Error),
 }
 
 impl Survey {
     pub(super) fn voters(&self) -> impl Iterator<Item = usize> {
-        self.nodes.iter().filter(|(_, seen)| matches!(seen, Seen::Voter)).map(|(place, _)| *place)
+        self.nodes.iter().filter(|(_, node)| matches!(node, SurveyedNode::Voter)).map(|(place, _)| *place)
     }
 
-    pub(super) fn strangers(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.nodes.iter().filter_map(|(place, seen)| match seen {
-            Seen::Stranger(run) => Some((*place, run.as_str())),
+    pub(super) fn not_admitted(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.nodes.iter().filter_map(|(place, node)| match node {
+            SurveyedNode::NotAdmitted(run) => Some((*place, run.as_str())),
             _ => None,
         })
     }
@@ -106,13 +106,13 @@ impl Locks {
         self.statuses(survey).map(|(_, status)| status).collect()
     }
 
-    /// The survey, human-readable.
+    /// Returns the public status of each node in the survey.
     pub(super) fn statuses(&self, survey: Survey) -> impl Iterator<Item = (usize, NodeStatus)> {
-        survey.nodes.into_iter().map(|(place, seen)| {
-            let state = match seen {
-                Seen::Voter => NodeState::Voter,
-                Seen::Stranger(_) => NodeState::NotAdmitted,
-                Seen::Failed(error) => NodeState::Failed(error),
+        survey.nodes.into_iter().map(|(place, node)| {
+            let state = match node {
+                SurveyedNode::Voter => NodeState::Voter,
+                SurveyedNode::NotAdmitted(_) => NodeState::NotAdmitted,
+                SurveyedNode::Failed(error) => NodeState::Failed(error),
             };
             (place, NodeStatus { node: self.client.nodes.label(place).to_owned(), state })
         })
@@ -125,18 +125,19 @@ impl Locks {
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let mut survey = Survey::default();
         for (place, outcome) in votes.received {
-            let seen = self.look(place, outcome, &mut survey).await.unwrap_or_else(Seen::Failed);
-            survey.nodes.insert(place, seen);
+            let node =
+                self.read_reply(place, outcome, &mut survey).await.unwrap_or_else(SurveyedNode::Failed);
+            survey.nodes.insert(place, node);
         }
         survey
     }
 
-    async fn look(
+    async fn read_reply(
         &self,
         place: usize,
         outcome: Result<Reply, Failure>,
         survey: &mut Survey,
-    ) -> Result<Seen, Error> {
+    ) -> Result<SurveyedNode, Error> {
         let node = self.client.nodes.label(place);
         let error = |failure: Failure| {
             let context = self.client.context_of_nodes(Operation::ListNodes).on(node);
@@ -152,11 +153,11 @@ impl Locks {
         survey.longest_ttl = survey.longest_ttl.max(*ttl);
         survey.clocks.push(*time);
         if self.options.restart_guard == RestartGuard::Off {
-            return Ok(Seen::Voter);
+            return Ok(SurveyedNode::Voter);
         }
         match self.client.nodes.run_id(place).await {
-            Ok(Some(run)) if *run == **admitted => Ok(Seen::Voter),
-            Ok(run) => Ok(Seen::Stranger(run.as_deref().unwrap_or_default().to_owned())),
+            Ok(Some(run)) if *run == **admitted => Ok(SurveyedNode::Voter),
+            Ok(run) => Ok(SurveyedNode::NotAdmitted(run.as_deref().unwrap_or_default().to_owned())),
             Err(cause) => Err(error(Failure::unsent(cause))),
         }
     }

@@ -1,4 +1,4 @@
-//! [`Locks::rejoin`]: lets a node vote again that may have lost what it granted.
+//! [`Locks::rejoin`]: admits nodes that may have lost their grants.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,31 +17,31 @@ static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quoru
 /// A node accepts no token that is further ahead of its clock than this, in microseconds.
 const DAY: u64 = 86_400_000_000;
 
-/// The latest of the nodes' clocks, except those so far ahead that no majority would accept later
-/// tokens.
-fn latest(clocks: &[u64], majority: usize) -> u64 {
+/// The latest of the nodes' clocks, without those so far ahead that a majority would refuse the
+/// tokens made from them.
+fn latest_clock(clocks: &[u64], majority: usize) -> u64 {
     let median_clock = median_clock(clocks.to_vec(), majority).unwrap_or_default();
     clocks.iter().copied().filter(|clock| *clock <= median_clock + DAY).max().unwrap_or(median_clock)
 }
 
 impl Locks {
-    /// Admits all nodes of a [guarded](crate::RestartGuard) quorum that may not vote: those that
-    /// have started, or lost their data, since they were admitted. Call it once for a new quorum,
-    /// and after every restart of a node.
+    /// Admits all nodes of a [guarded](crate::RestartGuard) quorum that have no vote: those that
+    /// are new, have restarted or have lost data. Call it once for a new quorum, and after every
+    /// restart of a node.
     ///
     /// It waits for longer than the longest lease that the other nodes have granted, and at least
-    /// for the longest TTL of the [options](Locks::options). After that, nothing that the node has
-    /// lost is still valid. Then it sends the node the largest fencing token of a majority of the
+    /// for the longest TTL of the [options](Locks::options). By then, every lease that the node may
+    /// have lost has expired. Then it sends the node the largest fencing token of a majority of the
     /// others.
     ///
-    /// Both steps need a majority of the *other* nodes that may vote; otherwise nothing changes. If
-    /// fewer may vote, no lock can be acquired. Then it founds the quorum anew once all nodes
-    /// reply, with tokens above all known tokens and clocks, ignoring a clock that is more than a
-    /// day ahead of most.
+    /// Both steps need a majority of nodes that have a vote. With fewer, the quorum grants no lock.
+    /// Then this call admits the nodes only if all nodes reply, and founds the quorum anew: its
+    /// tokens begin above all known tokens and clocks, ignoring a clock that is more than a day
+    /// ahead of most. Otherwise nothing changes.
     ///
     /// It returns all nodes that had no vote, with their present state: [`NodeState::Voter`] if
     /// they were admitted. Nodes that do not reply are skipped, and their state says why; call it
-    /// again once they are back. Several clients may call it at a time, and it may be repeated.
+    /// again once they reply. Several clients may call it at the same time, and it may be repeated.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
@@ -52,13 +52,12 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::NoQuorum`]: too few of the other nodes may vote, and not all nodes reply.
-    /// - [`Error::NotAdmitted`]: a node has restarted or lost its data again meanwhile. Call it
-    ///   again.
+    /// - [`Error::NoQuorum`]: too few nodes have a vote, and not all nodes reply.
+    /// - [`Error::NotAdmitted`]: a node has restarted or lost data meanwhile. Call it again.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, the nodes stay as they are. Call it again.
+    /// Cancel safe: after a drop, nodes that were not admitted stay without a vote. Call it again.
     pub async fn rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
         let nodes = &self.client.nodes;
         if nodes.deployment.decides_alone() || self.options.restart_guard == RestartGuard::Off {
@@ -66,15 +65,15 @@ impl Locks {
         }
         let before = self.survey().await;
         let voted = NodeSet::of(before.voters());
-        if before.strangers().next().is_none() {
+        if before.not_admitted().next().is_none() {
             return Ok(self.without_vote(voted, before));
         }
         let Some(founding) = self.is_new(&before) else { return Err(self.too_few(before)) };
         let ticket = Uuid::new_v4().to_string();
         let mut admitting = Vec::new();
-        // One order for all clients: of two that admit nodes at a time, one fails at the first
-        // node.
-        for (place, run) in before.strangers() {
+        // All clients use the same order: if two admit nodes at the same time, one of them fails at
+        // the first node.
+        for (place, run) in before.not_admitted() {
             if let Some(ticket) = self.admit(place, run, &ticket, None, founding).await? {
                 admitting.push((place, run, ticket));
             }
@@ -91,18 +90,23 @@ impl Locks {
             if known(&after) <= longest {
                 break after;
             }
-            // A request in flight has granted a longer lease.
+            // A request that was in flight has granted a longer lease.
             (waited, longest) = (longest, known(&after));
         };
-        // A quorum whose other nodes were to decide must not be founded anew without another check.
+        // A majority had a vote before, and has none now. To found the quorum anew, start from the
+        // beginning.
         match self.is_new(&after) {
             Some(new) if new && !founding => return Err(self.not_admitted()),
             Some(_) => {}
             None => return Err(self.too_few(after)),
         }
-        // In a new quorum, several nodes may have lost data: their clocks stand for what they lost.
-        let floor =
-            after.highest.max(if founding { latest(&after.clocks, nodes.deployment.majority()) } else { 0 });
+        // In a new quorum, several nodes may have lost their tokens. Lost counters continue from
+        // the clocks, so the latest clock stands for them.
+        let floor = after.highest.max(if founding {
+            latest_clock(&after.clocks, nodes.deployment.majority())
+        } else {
+            0
+        });
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         let mut admitted = NodeSet::of([]);
         for (place, run, ticket) in admitting {
@@ -110,23 +114,23 @@ impl Locks {
                 admitted = admitted.with(place);
             }
         }
-        // A node that has restarted again has another run id than the one that was admitted.
+        // A node that has restarted meanwhile has another run id than the one that was admitted.
         let now = self.survey().await;
-        if now.strangers().any(|(place, _)| admitted.contains(place)) {
+        if now.not_admitted().any(|(place, _)| admitted.contains(place)) {
             return Err(self.not_admitted());
         }
         Ok(self.without_vote(voted, now))
     }
 
-    /// Whether no majority of other nodes can decide, but all nodes reply, so that the quorum can
-    /// be founded anew. `None`: neither.
+    /// Whether to found the quorum anew: false if a majority of nodes has a vote, true if it has
+    /// not but all nodes reply. `None` if neither holds, so that no node can be admitted.
     fn is_new(&self, survey: &Survey) -> Option<bool> {
         let nodes = &self.client.nodes;
-        let (voters, strangers) = (survey.voters().count(), survey.strangers().count());
+        let (voters, not_admitted) = (survey.voters().count(), survey.not_admitted().count());
         if voters >= nodes.deployment.majority() {
             Some(false)
         } else {
-            (voters + strangers == nodes.count()).then_some(true)
+            (voters + not_admitted == nodes.count()).then_some(true)
         }
     }
 
@@ -143,7 +147,7 @@ impl Locks {
             NodeOutcome { node, answer }
         };
         let nodes = self.statuses(survey).map(outcome).collect();
-        // Missing nodes may return.
+        // Transient: silent nodes may reply later.
         Error::NoQuorum { context: context.judged(true, false), nodes }
     }
 
@@ -151,16 +155,18 @@ impl Locks {
         Error::NotAdmitted { context: self.client.context_of_nodes(Operation::Rejoin) }
     }
 
-    /// The nodes that had no vote before, or have none now.
+    /// Returns the nodes that had no vote before, or have none now.
     fn without_vote(&self, before: NodeSet, now: Survey) -> Vec<NodeStatus> {
         let statuses = self.statuses(now);
         let without = statuses.filter(|(place, status)| !before.contains(*place) || !status.is_voter());
         without.map(|(_, status)| status).collect()
     }
 
-    /// The first step, which returns the ticket for the second one. If another client is admitting
-    /// the node, it is that client's ticket, since both wait for long enough. `None`: the node does
-    /// not reply any more, as if it had never replied; but founding needs all nodes, and a refusal
+    /// Runs one step of an admission: the first without `knowing`, the second with it. Returns the
+    /// ticket for the second step. If another client is already admitting the node, that is the
+    /// other client's ticket, since both clients wait for long enough. Returns `None` if the node
+    /// no longer replies: it is skipped like one that never replied. Two failures are errors
+    /// instead: silence while the quorum is founded, which needs all nodes, and a refusal, which
     /// needs an operator.
     async fn admit(
         &self,
@@ -201,7 +207,7 @@ impl Locks {
 
 #[cfg(test)]
 mod tests {
-    use super::latest;
+    use super::latest_clock;
 
     const HOUR: u64 = 3_600_000_000;
     const NOW: u64 = 20_000 * 24 * HOUR;
@@ -218,7 +224,7 @@ mod tests {
             (&[NOW + 48 * HOUR, NOW, NOW + 480 * HOUR, NOW + 9, NOW], NOW + 9),
         ] {
             let clocks = clocks.to_vec();
-            assert_eq!(latest(&clocks, clocks.len() / 2 + 1), expected, "of {clocks:?}");
+            assert_eq!(latest_clock(&clocks, clocks.len() / 2 + 1), expected, "of {clocks:?}");
         }
     }
 }

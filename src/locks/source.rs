@@ -24,100 +24,100 @@ use crate::wire::{Certificates, provide_cryptography, with_certificates, with_tc
 /// # Ok::<(), redis::RedisError>(())
 /// ```
 #[derive(Clone)]
-pub struct Source(Given);
+pub struct Source(Address);
 
 #[derive(Clone)]
-enum Given {
+enum Address {
     Text(String),
     Info(Box<ConnectionInfo>),
 }
 
 impl From<&str> for Source {
     fn from(url: &str) -> Source {
-        Source(Given::Text(url.to_owned()))
+        Source(Address::Text(url.to_owned()))
     }
 }
 
 impl From<String> for Source {
     fn from(url: String) -> Source {
-        Source(Given::Text(url))
+        Source(Address::Text(url))
     }
 }
 
 impl From<&String> for Source {
     fn from(url: &String) -> Source {
-        Source(Given::Text(url.clone()))
+        Source(Address::Text(url.clone()))
     }
 }
 
 impl From<&&str> for Source {
     fn from(url: &&str) -> Source {
-        Source(Given::Text((*url).to_owned()))
+        Source(Address::Text((*url).to_owned()))
     }
 }
 
 impl From<redis::Client> for Source {
     fn from(client: redis::Client) -> Source {
-        Source(Given::Info(Box::new(client.get_connection_info().clone())))
+        Source(Address::Info(Box::new(client.get_connection_info().clone())))
     }
 }
 
 impl From<ConnectionInfo> for Source {
     fn from(info: ConnectionInfo) -> Source {
-        Source(Given::Info(Box::new(info)))
+        Source(Address::Info(Box::new(info)))
     }
 }
 
-/// The address, without a password.
+/// Shows the address, without the password.
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Given::Text(url) => match url.as_str().into_connection_info() {
+            Address::Text(url) => match url.as_str().into_connection_info() {
                 Ok(info) => write!(f, "Source({})", info.addr()),
                 Err(_) => f.write_str("Source(not a URL)"),
             },
-            Given::Info(info) => write!(f, "Source({})", info.addr()),
+            Address::Info(info) => write!(f, "Source({})", info.addr()),
         }
     }
 }
 
 impl Source {
-    /// The server's settings, with the sockets that a lock needs and these certificates, if there
-    /// are any.
+    /// Returns the server's settings, with `TCP_NODELAY`, keepalive, timeouts and the certificates,
+    /// if any.
     pub(super) fn resolve(
         &self,
         certificates: Option<&Certificates>,
         limit: Duration,
     ) -> Result<ConnectionInfo, ConfigError> {
         let info = match (&self.0, certificates) {
-            (Given::Text(url), _) => {
+            (Address::Text(url), _) => {
                 url.as_str().into_connection_info().map_err(|cause| ConfigError::Url { cause })?
             }
-            (Given::Info(info), None) => (**info).clone(),
-            (Given::Info(info), Some(_)) => {
+            (Address::Info(info), None) => (**info).clone(),
+            (Address::Info(info), Some(_)) => {
                 return Err(ConfigError::CertificatesOfClient { server: info.addr().to_string() });
             }
         };
         prepare(info, certificates, limit)
     }
 
-    /// Whether it uses TLS, as far as the source shows.
+    /// Whether the server is reached through TLS, as far as the source shows.
     #[cfg(feature = "sentinel")]
     pub(super) fn is_tls(&self) -> bool {
         match &self.0 {
-            Given::Text(url) => url.as_str().into_connection_info().is_ok_and(|info| is_tls(&info)),
-            Given::Info(info) => is_tls(info),
+            Address::Text(url) => url.as_str().into_connection_info().is_ok_and(|info| is_tls(&info)),
+            Address::Info(info) => is_tls(info),
         }
     }
 
-    /// Whether it is more than a master's name.
+    /// Whether the source is an address, not only a master's name.
     #[cfg(feature = "sentinel")]
     pub(super) fn is_url(&self) -> bool {
-        !matches!(&self.0, Given::Text(text) if !text.contains("://"))
+        !matches!(&self.0, Address::Text(text) if !text.contains("://"))
     }
 
-    /// A master's settings, with its name in place of the host. A name alone gets the settings of
-    /// its sentinels.
+    /// Returns a master's settings, with its name in place of the host. A name alone is reached
+    /// through TLS if its sentinels are.
     #[cfg(feature = "sentinel")]
     pub(super) fn resolve_master(
         &self,
@@ -126,7 +126,7 @@ impl Source {
         limit: Duration,
     ) -> Result<ConnectionInfo, ConfigError> {
         let name = match &self.0 {
-            Given::Text(name) if !self.is_url() => name,
+            Address::Text(name) if !self.is_url() => name,
             _ => return self.resolve(certificates, limit),
         };
         let (host, port) = (name.clone(), 0);
@@ -160,7 +160,7 @@ fn prepare(
     Ok(with_tcp(info, limit))
 }
 
-/// Whether it uses TLS.
+/// Whether the server is reached through TLS.
 fn is_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }

@@ -10,22 +10,22 @@ use crate::error::ConfigError;
 
 /// The options that were set. All values compare equal, so that `Options` compares only settings.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Named(u32);
+pub(super) struct SetFields(u32);
 
-impl PartialEq for Named {
-    fn eq(&self, _: &Named) -> bool {
+impl PartialEq for SetFields {
+    fn eq(&self, _: &SetFields) -> bool {
         true
     }
 }
 
 /// Hidden: `Debug` of [`Options`] is for the settings.
-impl fmt::Debug for Named {
+impl fmt::Debug for SetFields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("..")
     }
 }
 
-/// An option, as a bit of [`Named`].
+/// An option, as a bit of [`SetFields`].
 #[derive(Clone, Copy)]
 pub(super) enum Field {
     Ttl,
@@ -50,7 +50,7 @@ pub(super) enum Field {
     ReplicaTimeout,
 }
 
-impl Named {
+impl SetFields {
     fn has(self, field: Field) -> bool {
         self.0 & (1 << field as u32) != 0
     }
@@ -58,19 +58,19 @@ impl Named {
 
 impl Options {
     /// Records that an option was set.
-    pub(super) fn named(mut self, field: Field) -> Options {
-        self.named.0 |= 1 << field as u32;
+    pub(super) fn mark_set(mut self, field: Field) -> Options {
+        self.set_fields.0 |= 1 << field as u32;
         self
     }
 
-    /// These options; those that are not set are taken from `base`.
+    /// Returns these options, with those that are not set taken from `base`.
     pub(crate) fn over(self, base: &Options) -> Options {
-        let named = self.named;
+        let set_fields = self.set_fields;
         let mut all = base.clone();
-        all.named.0 |= named.0;
+        all.set_fields.0 |= set_fields.0;
         macro_rules! take {
             ($($field:ident $option:ident,)+) => {
-                $(if named.has(Field::$field) {
+                $(if set_fields.has(Field::$field) {
                     all.$option = self.$option;
                 })+
             };
@@ -179,83 +179,83 @@ impl From<Partial> for Options {
         let mut options = Options::new();
         if let Some(value) = partial.ttl_ms {
             options.ttl = value.0;
-            options = options.named(Field::Ttl);
+            options = options.mark_set(Field::Ttl);
         }
         if let Some(value) = partial.read_ttl_ms {
             options.read_ttl = value.map(|span| span.0);
-            options = options.named(Field::ReadTtl);
+            options = options.mark_set(Field::ReadTtl);
         }
         if let Some(value) = partial.write_ttl_ms {
             options.write_ttl = value.map(|span| span.0);
-            options = options.named(Field::WriteTtl);
+            options = options.mark_set(Field::WriteTtl);
         }
         if let Some(value) = partial.renewal {
             options.renewal = value;
-            options = options.named(Field::Renewal);
+            options = options.mark_set(Field::Renewal);
         }
         if let Some(value) = partial.max_hold_ms {
             options.max_hold = value.map(|span| span.0);
-            options = options.named(Field::MaxHold);
+            options = options.mark_set(Field::MaxHold);
         }
         if let Some(value) = partial.fencing {
             options.fencing = value;
-            options = options.named(Field::Fencing);
+            options = options.mark_set(Field::Fencing);
         }
         if let Some(value) = partial.nesting {
             options.nesting = value;
-            options = options.named(Field::Nesting);
+            options = options.mark_set(Field::Nesting);
         }
         if let Some(value) = partial.max_depth {
             options.max_depth = value;
-            options = options.named(Field::MaxDepth);
+            options = options.mark_set(Field::MaxDepth);
         }
         if let Some(value) = partial.max_readers {
             options.max_readers = value;
-            options = options.named(Field::MaxReaders);
+            options = options.mark_set(Field::MaxReaders);
         }
         if let Some(value) = partial.poll_cap_ms {
             options.poll_cap = value.0;
-            options = options.named(Field::PollCap);
+            options = options.mark_set(Field::PollCap);
         }
         if let Some(value) = partial.node_timeout_ms {
             options.node_timeout = value.0;
-            options = options.named(Field::NodeTimeout);
+            options = options.mark_set(Field::NodeTimeout);
         }
         if let Some(value) = partial.drift {
             options.drift = value;
-            options = options.named(Field::Drift);
+            options = options.mark_set(Field::Drift);
         }
         if let Some(value) = partial.prefix {
             options.prefix = value;
-            options = options.named(Field::Prefix);
+            options = options.mark_set(Field::Prefix);
         }
         if let Some(value) = partial.wakeups {
             options.wakeups = value;
-            options = options.named(Field::Wakeups);
+            options = options.mark_set(Field::Wakeups);
         }
         if let Some(value) = partial.restart_guard {
             options.restart_guard = value;
-            options = options.named(Field::RestartGuard);
+            options = options.mark_set(Field::RestartGuard);
         }
         if let Some(value) = partial.token_ttl_ms {
             options.token_ttl = value.0;
-            options = options.named(Field::TokenTtl);
+            options = options.mark_set(Field::TokenTtl);
         }
         if let Some(value) = partial.grant_within_ms {
             options.grant_within = value.map(|span| span.0);
-            options = options.named(Field::GrantWithin);
+            options = options.mark_set(Field::GrantWithin);
         }
         if let Some(value) = partial.outage_limit_ms {
             options.outage_limit = value.map(|span| span.0);
-            options = options.named(Field::OutageLimit);
+            options = options.mark_set(Field::OutageLimit);
         }
         if let Some(value) = partial.replicas {
             options.replicas = value;
-            options = options.named(Field::Replicas);
+            options = options.mark_set(Field::Replicas);
         }
         if let Some(value) = partial.replica_timeout_ms {
             options.replica_timeout = value.0;
-            options = options.named(Field::ReplicaTimeout);
+            options = options.mark_set(Field::ReplicaTimeout);
         }
         options
     }

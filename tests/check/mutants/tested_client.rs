@@ -96,7 +96,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         edits: &[edit(
             "src/options/partial.rs",
             "let mut all = base.clone();",
-            "let mut all = Options { named: base.named, ..Options::new() };",
+            "let mut all = Options { set_fields: base.set_fields, ..Options::new() };",
         )],
         test: "options::options_of_a_section_override_only_the_named_ones",
     },
