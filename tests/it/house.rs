@@ -119,6 +119,29 @@ fn house_no_two_files_share_a_name() {
     }
 }
 
+/// Comments are read beside the code. Tables and links cannot be wrapped.
+#[test]
+fn house_comments_fit_into_100_columns() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["src", "tests", "benches", "examples", "scripts", "lua/src", ".ci"];
+    let files = folders.iter().flat_map(|folder| sources(&root.join(folder)));
+    for file in files.filter(|file| !file.components().any(|part| part.as_os_str() == "target")) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let mark = match file.extension().and_then(|extension| extension.to_str()) {
+            Some("rs") => "//",
+            Some("lua") => "--",
+            None | Some("sh" | "py" | "toml") => "#",
+            _ => continue,
+        };
+        for line in text.lines().filter(|line| line.trim_start().starts_with(mark)) {
+            let comment = line.trim_start().trim_start_matches(['/', '!', '-', '#']).trim_start();
+            // Nor can a command with what it does.
+            let wraps = !comment.starts_with('|') && !comment.contains("](http") && !comment.contains("  ");
+            assert!(!wraps || line.chars().count() <= 100, "{}: {line}", file.display());
+        }
+    }
+}
+
 #[test]
 fn house_lease_names_no_kind_or_topology_and_wire_no_lease() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
