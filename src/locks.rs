@@ -109,7 +109,7 @@ impl Locks {
     }
 
     /// Waits until all dropped guards and calls have been released; on a quorum, by a majority of
-    /// its nodes. If the client's runtime has ended, it does not wait: their locks stay held until
+    /// its nodes. If the client's runtime has ended, it returns, and their locks stay held until
     /// the TTLs expire.
     ///
     /// A dropped guard is released by a background task, which ends with its runtime. Call this

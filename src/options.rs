@@ -343,8 +343,8 @@ impl Options {
         self.mark_set(Field::Replicas).mark_set(Field::ReplicaTimeout)
     }
 
-    /// Sets how long the server keeps a lock's fencing counter, counted from its first token; from
-    /// 1 second to 24 hours, one hour by default.
+    /// Sets how long the server keeps a lock's fencing counter after it was started; from 1 second
+    /// to 24 hours, one hour by default. Further tokens do not extend that time.
     ///
     /// The counter is the only key that a released lock leaves behind: about 60 bytes plus the
     /// length of the lock's name (`MEMORY USAGE` on Redis 7.0: 72 for `lock:orders:42`). After it
