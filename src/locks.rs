@@ -109,7 +109,7 @@ impl Locks {
     }
 
     /// Waits until all dropped guards and calls have been released; on a quorum, by a majority of
-    /// its nodes. If the client's runtime has ended, it does not wait: their locks stay held until
+    /// its nodes. If the client's runtime has ended, it returns, and their locks stay held until
     /// the TTLs expire.
     ///
     /// A dropped guard is released by a background task, which ends with its runtime. Call this
@@ -141,11 +141,11 @@ impl Locks {
     ///   later call that acquires or downgrades.
     /// - Leases of live guards end at once, as [`LeaseEnd::Closed`](crate::LeaseEnd::Closed), and
     ///   are released. A later `release()` of such a guard does nothing and returns no error: this
-    ///   call reports what was not released.
+    ///   call reports the locks that were not released.
     /// - It waits for earlier drops, like [`settled`](Locks::settled).
     ///
     /// It concerns all clones, locks and guards of this client. `inspect` and `force_release` still
-    /// work. A second call waits again, and reports what is still unreleased.
+    /// work. A second call waits again, and reports the locks that are still unreleased.
     ///
     /// **What it does not**: stop the work that a lock protects. Only work inside
     /// [`while_held`](crate::Lease::while_held) ends with its lease, so stop other work first.

@@ -60,10 +60,10 @@ pub enum Wakeups {
     /// The client is notified, and polls before it treats the lock as its own: a message alone
     /// grants nothing.
     ///
-    /// With [`Push`](Wakeups::Push), a message from one server is trusted, since a poll takes a
-    /// round trip for each hand-over. So a user that may publish to the clients' channels and read
-    /// the queues can make a waiter believe that it holds the lock, until its first renewal: for up
-    /// to a third of the TTL, and at most a second. A user without both rights cannot. In a
+    /// With [`Push`](Wakeups::Push), a message from one server is trusted, which saves each
+    /// hand-over the round trip of a poll. So a user that may publish to the clients' channels and
+    /// read the queues can make a waiter believe that it holds the lock, until its first renewal:
+    /// for up to a third of the TTL, and at most a second. A user without both rights cannot. In a
     /// cluster, behind Sentinel and in a quorum, no message is trusted anyway.
     Verify,
     /// The client polls every 100 ms, or every [`Options::poll_cap`] if that is shorter.
@@ -343,8 +343,8 @@ impl Options {
         self.mark_set(Field::Replicas).mark_set(Field::ReplicaTimeout)
     }
 
-    /// Sets how long the server keeps a lock's fencing counter, counted from its first token; from
-    /// 1 second to 24 hours, one hour by default.
+    /// Sets how long the server keeps a lock's fencing counter after it was started; from 1 second
+    /// to 24 hours, one hour by default. Further tokens do not extend that time.
     ///
     /// The counter is the only key that a released lock leaves behind: about 60 bytes plus the
     /// length of the lock's name (`MEMORY USAGE` on Redis 7.0: 72 for `lock:orders:42`). After it

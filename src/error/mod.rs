@@ -227,9 +227,9 @@ impl Error {
 
     /// Returns whether the request may have taken effect, or may do so later.
     ///
-    /// The client follows up: what may have been acquired is released in the background, and what
-    /// may not have been released is released again. So this matters to the caller only for
-    /// `release`, `downgrade` and `force_release`.
+    /// The client follows up in the background: it releases a lock that it may have acquired, and
+    /// repeats a release that may not have run. So this matters to the caller only for `release`,
+    /// `downgrade` and `force_release`.
     #[must_use]
     pub fn is_indeterminate(&self) -> bool {
         match self {

@@ -249,8 +249,8 @@ impl LocksBuilder {
     ) -> Result<(Endpoint, Option<WakeupEndpoint>), ConfigError> {
         let limit = self.options.node_timeout;
         let (speak_tls, master_speaks_tls) = (sentinels.iter().any(Source::is_tls), master.is_tls());
-        // Certificates may be for servers or for sentinels alone, but not for only some of the
-        // sentinels.
+        // Certificates may apply only to the servers or only to the sentinels, but not to some of
+        // the sentinels.
         let given = self.certificates.as_ref();
         let for_sentinels = given.filter(|_| speak_tls || !master_speaks_tls);
         let for_master = given.filter(|_| master_speaks_tls || !master.is_url() || !speak_tls);
