@@ -128,7 +128,7 @@ impl Membership {
         };
         let run: Option<Arc<str>> = field("run_id").map(Arc::from);
         if run.is_none() {
-            event!(warn, node = %self.labels[node], "a node does not say who it is");
+            event!(warn, node = %self.labels[node], "a node has no run id in its INFO: a restart could not be noticed");
         }
         let problem = self.check_member(node, run.as_ref(), field("role"));
         self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);
