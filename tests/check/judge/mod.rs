@@ -86,8 +86,9 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     verdict.planned = plan.faults.iter().copied().filter(|fault| case.can_do(*fault)).collect();
     for hold in &case.holds {
         if let Some((_, Why::Failed(error))) = &hold.not_granted {
-            let (what, cause) = error.split_once(": ").unwrap_or((error, error));
-            let kind = if what.contains("nodes took part") { "too few nodes took part" } else { cause };
+            let (_, cause) = error.split_once(": ").unwrap_or((error, error));
+            // The text goes on with numbers and ports, which differ.
+            let kind = if cause.starts_with("no majority: ") { "no majority of nodes" } else { cause };
             *verdict.failures.entry(kind.chars().take(80).collect()).or_default() += 1;
         }
     }
