@@ -114,7 +114,7 @@ struct Progress {
 async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLease, Error> {
     let client = &request.client;
     let front = if request.queues_inside() {
-        match wait_in_local_queue(request, &mut progress.woken).await? {
+        match wait_in_local_queue(request, progress).await? {
             LocalQueueOutcome::Front(turn) => Some(turn),
             LocalQueueOutcome::Entered(held) => return Ok(held),
         }
@@ -220,21 +220,23 @@ enum LocalQueueOutcome {
 /// its owner is granted the lock.
 async fn wait_in_local_queue(
     request: &LockRequest,
-    woken: &mut WakeReason,
+    progress: &mut Progress,
 ) -> Result<LocalQueueOutcome, Error> {
     let may_enter = request.may_enter();
     let local_waiter = match request.client.local_queues.join(&request.name, may_enter).try_turn() {
         Ok(turn) => return Ok(LocalQueueOutcome::Front(turn)),
         Err(local_waiter) => local_waiter,
     };
-    *woken = WakeReason::Local;
+    progress.woken = WakeReason::Local;
     let (front, mut news) = local_waiter.waits();
     tokio::pin!(front);
     let outage_deadline = OutageDeadline::new(request);
     let mut is_held = may_enter;
     loop {
         if is_held {
-            match acquire_round(request.begin_attempt(), None).await {
+            let guard = request.begin_attempt();
+            progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
+            match acquire_round(guard, None).await {
                 AcquireOutcome::Granted(held) => return Ok(LocalQueueOutcome::Entered(held)),
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::NoMajority { guard, .. } => guard.abandon(),
