@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         }
         words => match arguments::read(words) {
             Ok(arguments) => {
-                mutants::are_current();
+                mutants::assert_current();
                 report::run(&arguments)
             }
             Err(error) => {

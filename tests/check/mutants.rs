@@ -57,7 +57,7 @@ impl Edit {
     /// Reads the file to edit.
     ///
     /// # Panics
-    /// If the file has not the text to replace, which may have changed since the mistake was
+    /// If the file does not contain the text to replace: it may have changed since the mutant was
     /// written.
     fn source(&self, root: &Path) -> String {
         let text = std::fs::read_to_string(root.join(self.file)).unwrap();
@@ -67,9 +67,9 @@ impl Edit {
     }
 }
 
-/// Panics if the text of an edit no longer occurs. Every run of the checker does so, since the
+/// Panics if the text of an edit no longer occurs. Every run of the checker calls this, since the
 /// mutants themselves run rarely.
-pub fn are_current() {
+pub fn assert_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let tested = all_tested().flat_map(|mutant| mutant.edits);
     for edit in MUTANTS.iter().flat_map(|mutant| mutant.edits).chain(tested) {
@@ -77,8 +77,8 @@ pub fn are_current() {
     }
 }
 
-/// How much longer than its duration a run may take, to start and to end.
-const BESIDE: Duration = Duration::from_secs(150);
+/// How much longer than its duration a run may take, since it starts and stops servers.
+const OVERHEAD: Duration = Duration::from_secs(150);
 
 /// Runs the chosen mutants, or all of them. Before them, the unbroken crate runs in each of their
 /// settings: a rule that it violates proves nothing about a mistake.
@@ -146,7 +146,7 @@ impl Mutant {
 impl Setting {
     /// Runs the checker. Returns its exit status and the violated rules.
     fn run(&self, binary: &Path, output: &Path) -> Result<(ExitStatus, BTreeSet<String>), String> {
-        // It exists only if mutants ran before.
+        // The folder exists only if mutants ran before.
         let _ = std::fs::remove_dir_all(output);
         std::fs::create_dir_all(output).unwrap();
         let stdout = output.join("output.txt");
@@ -161,14 +161,15 @@ impl Setting {
             .spawn()
             .unwrap();
         let start = Instant::now();
+        let limit = Duration::from_secs(self.seconds) + OVERHEAD;
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            if start.elapsed() > Duration::from_secs(self.seconds) + BESIDE {
+            if start.elapsed() > limit {
                 child.kill().unwrap();
                 child.wait().unwrap();
-                return Err("the run does not end".to_owned());
+                return Err(format!("the run did not end within {limit:?}"));
             }
             std::thread::sleep(Duration::from_millis(50));
         };

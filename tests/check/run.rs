@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::faults::{self, Rests, Scene, connections, servers};
+use crate::faults::{self, Pauses, Scene, connections, servers};
 use crate::history::Time;
 use crate::leftovers;
 use crate::observer::{Observation, ReaderEnds, Seen, observe};
@@ -99,10 +99,10 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     let windows = Mutex::new(Vec::new());
     let end = Instant::now() + Duration::from_secs(plan.seconds);
     sleep(CALM).await;
-    let rests = Rests::until(end, Lane::ALL.len());
+    let pauses = Pauses::until(end, Lane::ALL.len());
     let lane = |lane: Lane| {
         let random = Random::seeded(plan.seed ^ (lane as u64 + 1) << 32);
-        Scene { faults: plan.lane(lane), random, rests: &rests, rested: 0, end, windows: &windows }
+        Scene { faults: plan.lane(lane), random, pauses: &pauses, pauses_done: 0, end, windows: &windows }
     };
     tokio::join!(
         faults::workers::disturb(lane(Lane::Workers), &mut workers),

@@ -17,48 +17,48 @@ use crate::plan::{Fault, POLL_CAP, SLACK, TTL};
 use crate::run::Window;
 use crate::support::Random;
 
-/// What an injector works with, and where it records its faults.
+/// The faults, random choices and pauses of an injector, and where it records what it did.
 pub struct Scene<'a> {
     pub faults: Vec<Fault>,
     pub random: Random,
-    pub rests: &'a Rests,
+    pub pauses: &'a Pauses,
     /// The number of pauses so far.
-    pub rested: usize,
+    pub pauses_done: usize,
     pub end: Instant,
     pub windows: &'a Mutex<Vec<Window>>,
 }
 
 /// No fault begins later than this before the end of a run, so that each fault ends within the run.
-const LAST: Duration = Duration::from_secs(4);
+const LAST_FAULT: Duration = Duration::from_secs(4);
 
 /// The time with faults between two common pauses.
-const SPELL: Duration = Duration::from_secs(15);
+const BETWEEN_PAUSES: Duration = Duration::from_secs(15);
 
 /// The duration of a common pause. Each waiter must be served within it, and the judge sees those
 /// that were not. Dead waiters may hold a lock for two claims, each of a TTL.
-const REST: Duration = TTL
+const PAUSE: Duration = TTL
     .saturating_mul(2)
     .saturating_add(POLL_CAP)
     .saturating_add(SLACK)
     .saturating_add(Duration::from_secs(1));
 
 /// The common pauses of all injectors. A pause begins once the last of them has undone its fault.
-pub struct Rests {
+pub struct Pauses {
     due: Vec<Instant>,
     barrier: Barrier,
 }
 
-impl Rests {
+impl Pauses {
     /// Schedules the pauses of a run with this many injectors.
-    pub fn until(end: Instant, lanes: usize) -> Rests {
+    pub fn until(end: Instant, lanes: usize) -> Pauses {
         let mut due = Vec::new();
-        let mut next = Instant::now() + SPELL;
+        let mut next = Instant::now() + BETWEEN_PAUSES;
         // No pause shortly before the end of the run: the end is a pause as well.
-        while next + REST + SPELL / 3 + LAST < end {
+        while next + PAUSE + BETWEEN_PAUSES / 3 + LAST_FAULT < end {
             due.push(next);
-            next += REST + SPELL;
+            next += PAUSE + BETWEEN_PAUSES;
         }
-        Rests { due, barrier: Barrier::new(lanes) }
+        Pauses { due, barrier: Barrier::new(lanes) }
     }
 }
 
@@ -66,18 +66,18 @@ impl Scene<'_> {
     /// Waits a while, then returns the next fault: each fault once, in random order, then all
     /// again. `None`: the run ends.
     pub async fn next(&mut self, left: &mut Vec<Fault>) -> Option<Fault> {
-        let pause = self.millis(400, 1_600);
-        sleep(pause).await;
-        // Every injector takes part in every pause, even without faults or late: the others wait at
-        // the barrier for it.
-        while let Some(due) = self.rests.due.get(self.rested)
+        let delay = self.millis(400, 1_600);
+        sleep(delay).await;
+        // Every injector takes part in every pause, even if it is late or has no faults: the others
+        // wait for it at the barrier.
+        while let Some(due) = self.pauses.due.get(self.pauses_done)
             && (self.faults.is_empty() || *due <= Instant::now())
         {
-            self.rested += 1;
-            self.rests.barrier.wait().await;
-            sleep(REST).await;
+            self.pauses_done += 1;
+            self.pauses.barrier.wait().await;
+            sleep(PAUSE).await;
         }
-        if self.faults.is_empty() || Instant::now() + LAST > self.end {
+        if self.faults.is_empty() || Instant::now() + LAST_FAULT > self.end {
             return None;
         }
         if left.is_empty() {

@@ -25,10 +25,10 @@ pub async fn disturb(mut scene: Scene<'_>, deployment: &mut Deployment, clock: &
             }
             Fault::ServerRestarted => processes::restart(&mut scene, deployment).await.into(),
             Fault::ServerEmptied | Fault::NodeEmptied => {
-                processes::forget(&mut scene, deployment, false).await
+                processes::lose_data(&mut scene, deployment, false).await
             }
             Fault::ServerSetBack | Fault::NodeSetBack => {
-                processes::forget(&mut scene, deployment, true).await
+                processes::lose_data(&mut scene, deployment, true).await
             }
             Fault::Failover => moves::fail_over(&mut scene, deployment).await,
             Fault::SlotMoved => moves::move_slot(&mut scene, deployment).await.into(),

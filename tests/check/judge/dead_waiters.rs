@@ -1,5 +1,6 @@
-//! Dead waiters that are still queued. A server counts a waiter as dead once it has not seen it for
-//! a claim, but may grant it the lock until then, and keeps the lock for another claim.
+//! Dead waiters that are still queued. A server counts a waiter as dead once the waiter was not
+//! seen for a claim. Until then the server may grant it the lock, and keeps that grant for another
+//! claim.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ pub struct DeadWaiter {
     mode: Mode,
     /// When the waiter ended.
     since: Time,
-    /// Until when a server may have seen it.
+    /// The last time at which a server may have seen the waiter.
     seen: Time,
 }
 
@@ -34,15 +35,16 @@ pub fn of(case: &Case<'_>, holds: &[&Hold]) -> Vec<DeadWaiter> {
         dead.push(DeadWaiter { mode: hold.mode, since: hold.worker_ended, seen: seen(case, hold) });
     }
     // A server that was set back, or a replica that was behind, has waiters in its queue that were
-    // granted the lock since. Notified ones release it when the old queue grants it again.
-    let old = |fault: Fault| matches!(fault, Fault::ServerSetBack | Fault::NodeSetBack | Fault::Failover);
-    for window in case.record.windows.iter().filter(|window| old(window.fault)) {
+    // granted the lock since. A notified waiter releases what the old queue grants it again.
+    let sets_back =
+        |fault: Fault| matches!(fault, Fault::ServerSetBack | Fault::NodeSetBack | Fault::Failover);
+    for window in case.record.windows.iter().filter(|window| sets_back(window.fault)) {
         let back = window.away.map_or(window.end, |(_, to)| to);
         let was_queued = |hold: &&&&Hold| {
             !hold.is_notified && hold.wants < back && hold.asked_until().is_some_and(|at| at > window.start)
         };
-        let its = queued.iter().filter(was_queued);
-        dead.extend(its.map(|hold| DeadWaiter { mode: hold.mode, since: back, seen: back }));
+        let requeued = queued.iter().filter(was_queued);
+        dead.extend(requeued.map(|hold| DeadWaiter { mode: hold.mode, since: back, seen: back }));
     }
     dead
 }
@@ -50,16 +52,16 @@ pub fn of(case: &Case<'_>, holds: &[&Hold]) -> Vec<DeadWaiter> {
 /// The last time at which a server may have seen a waiter whose worker died. A request that was
 /// held back by another fault arrives when that fault ends.
 fn seen(case: &Case<'_>, hold: &Hold) -> Time {
-    let is_its = |window: &&Window| window.fault == Fault::WorkerKilled && window.place == Some(hold.place);
-    let kill = case.record.windows.iter().filter(is_its).find(|window| window.end >= hold.worker_ended);
+    let is_kill = |window: &&Window| window.fault == Fault::WorkerKilled && window.place == Some(hold.place);
+    let kill = case.record.windows.iter().filter(is_kill).find(|window| window.end >= hold.worker_ended);
     let died = kill.map_or(hold.worker_ended, |kill| kill.end);
     let concerns = |window: &&Window| window.place.is_none_or(|place| place == hold.place);
     let held_back = case.windows_during(hold.worker_ended, died).filter(concerns).map(|window| window.end);
     held_back.max().map_or(died, |end| end.max(died))
 }
 
-/// The time until which dead waiters may keep a lock from all others, between two times. `None`:
-/// there are no such waiters.
+/// The time until which dead waiters may keep a lock from all others between `from` and `to`.
+/// `None`: no dead waiter does.
 pub fn kept_until(
     case: &Case<'_>,
     dead: &[DeadWaiter],
@@ -71,15 +73,16 @@ pub fn kept_until(
     left.map(|waiter| waiter.seen + longest(case, waiter.seen)).max()
 }
 
-/// How long a dead waiter that was last seen then may keep a lock: it is granted at the end of a
-/// claim, for a claim. If the server's clock steps back meanwhile, the claim ends later.
+/// The longest time for which a dead waiter may keep a lock after `seen`: it may be granted the
+/// lock at the end of one claim, for another claim. If the server's clock steps back meanwhile, the
+/// claim ends later.
 fn longest(case: &Case<'_>, seen: Time) -> Duration {
     let mut windows = case.windows_during(seen - TTL, seen + 2 * CLAIM + STEP);
     if windows.any(|window| window.fault.sets_clock()) { 2 * CLAIM + STEP } else { 2 * CLAIM }
 }
 
-/// Whether a later request in the same mode was granted before that time. Waiters are served in
-/// order, so the dead waiter is not in the queue any more.
+/// Whether a later request in the same mode was granted before `at`. Waiters are served in order,
+/// so the dead waiter is not in the queue any more.
 fn is_past(dead: &DeadWaiter, holds: &[&Hold], at: Time) -> bool {
     holds.iter().any(|hold| {
         let later = hold.inside.is_none() && hold.mode == dead.mode && hold.wants > dead.since;

@@ -65,7 +65,7 @@ impl<'a> Sample<'a> {
 /// Compares each observation with the deadline that the lease had reported before it: the server
 /// keeps the lease at least until then. Renewals since then only move the server's expiry further.
 fn compare(case: &Case<'_>, hold: &Hold, observations: &[Sample<'_>], verdict: &mut Verdict) {
-    let (Some(grant), Some(given_up)) = (hold.granted, hold.trusted_until()) else { return };
+    let (Some(grant), Some(trusted_until)) = (hold.granted, hold.trusted_until()) else { return };
     let mut reported = hold.trusts.iter().copied().peekable();
     let mut trusted = grant.until;
     let first = observations.partition_point(|observation| observation.from() <= grant.at);
@@ -73,7 +73,7 @@ fn compare(case: &Case<'_>, hold: &Hold, observations: &[Sample<'_>], verdict: &
         while let Some((_, until)) = reported.next_if(|(at, _)| *at < observation.from()) {
             trusted = until;
         }
-        if observation.from() > given_up {
+        if observation.from() > trusted_until {
             return;
         }
         let Some((to, ends)) = observation.ends(hold) else { continue };

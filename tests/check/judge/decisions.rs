@@ -8,12 +8,12 @@ use crate::plan::{Fault, NODE_TIMEOUT};
 use crate::run::Window;
 use crate::workload::LOCKS;
 
-/// If a minority is away for longer than this, all windows together, the other nodes must have
-/// granted something.
-const LONG: Duration = Duration::from_secs(2);
+/// If a minority is away for longer than this in all windows together, the other nodes must have
+/// granted a lock.
+const LONG_MINORITY: Duration = Duration::from_secs(2);
 
-/// Of this many requests for one lock, at least one finds it free.
-const MANY: usize = 20;
+/// Of this number of requests for one lock, at least one must be granted.
+const MANY_REQUESTS: usize = 20;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let windows = |fault: Fault| case.record.windows.iter().filter(move |window| window.fault == fault);
@@ -25,15 +25,15 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let minorities: Vec<&Window> = windows(Fault::Minority).collect();
     let away = |window: &&Window| window.away.map_or(Duration::ZERO, |(from, to)| to.since(from));
     let together: Duration = minorities.iter().map(away).sum();
-    if together > LONG && minorities.iter().all(|window| granted_in(case, window).is_none()) {
-        let text = format!("a minority was away for {together:?}, and the other nodes granted nothing");
+    if together > LONG_MINORITY && minorities.iter().all(|window| granted_in(case, window).is_none()) {
+        let text = format!("a minority was away for {together:?}, and the other nodes granted no lock");
         verdict.violates("decision", text);
     }
     for (lock, _) in LOCKS {
         let of_lock = |hold: &&Hold| hold.lock == lock;
         let answered = minorities.iter().flat_map(|window| answered_in(case, window)).filter(of_lock);
         let (granted, refused): (Vec<&Hold>, Vec<&Hold>) = answered.partition(|hold| hold.granted.is_some());
-        if granted.is_empty() && refused.len() >= MANY {
+        if granted.is_empty() && refused.len() >= MANY_REQUESTS {
             let text = format!(
                 "a minority was away, and the other nodes granted {lock} to none of {} requests",
                 refused.len()

@@ -44,7 +44,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 }
 
 /// How long a hold may be trusted after a server has lost it: until the next renewal is answered.
-/// Faults of servers or of the hold's worker delay that.
+/// Faults of servers or of its worker delay the reply.
 fn longest_trust(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
     if !hold.renewed {
         return TTL;
@@ -58,12 +58,12 @@ fn longest_trust(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration
         .filter_map(silent)
         .map(|(start, end)| end.min(to).since(start.max(from)))
         .sum();
-    let asked_again = if hit.is_zero() { Duration::ZERO } else { NODE_TIMEOUT };
+    let retry = if hit.is_zero() { Duration::ZERO } else { NODE_TIMEOUT };
     // A task that waits for a nested hold does not check the outer lease.
     let nested = case.holds.iter().filter(|inner| inner.inside == Some(hold.number));
-    let looked_away: Duration =
+    let unchecked: Duration =
         nested.map(|inner| inner.asked_until().unwrap_or(to).min(to).since(inner.wants.max(from))).sum();
-    TTL / 3 + PROMPT + asked_again + hit + looked_away + case.stalled(from, to)
+    TTL / 3 + PROMPT + retry + hit + unchecked + case.stalled(from, to)
 }
 
 /// When the hold began to be trusted. A downgraded hold is trusted from the request on, since the
@@ -78,8 +78,8 @@ fn overlaps<'a>(
     missed: &mut Vec<(&'a Hold, Time)>,
     verdict: &mut Verdict,
 ) {
-    // A worker that was stopped during a grant may learn of it after the lease has expired, and has
-    // never trusted it then: `from` is not before `to`.
+    // A worker that was stopped during a grant may learn of the grant after its lease has expired.
+    // It then never trusts the lease: `from` is not before `to`.
     let mut spans: Vec<(Time, Time, &Hold)> = holds
         .iter()
         .filter_map(|hold| Some((since(hold)?, hold.trusted_until()?, *hold)))
@@ -91,8 +91,9 @@ fn overlaps<'a>(
         trusted.retain(|(to, _)| *to >= from);
         for (_, other) in trusted.iter().filter(|(_, other)| other.excludes(hold)) {
             // A hold may have been lost before its worker had the reply that granted it.
-            let lost =
-                [*other, hold].into_iter().find(|it| case.lost_by(&it.lock, it.held_since(), from).is_some());
+            let lost = [*other, hold]
+                .into_iter()
+                .find(|hold| case.lost_by(&hold.lock, hold.held_since(), from).is_some());
             if let Some(lost) = lost {
                 missed.push((lost, from));
             } else {
@@ -112,7 +113,7 @@ fn unbacked<'a>(
     missed: &mut Vec<(&'a Hold, Time)>,
     verdict: &mut Verdict,
 ) {
-    // In a quorum no single node decides: there, only the grants are compared.
+    // In a quorum no single node decides, so only the grants are compared.
     if case.plan.topology.nodes() > 1 {
         return;
     }
@@ -154,9 +155,9 @@ fn observations<'a>(case: &'a Case<'_>, lock: &str) -> Vec<&'a Observation> {
     observations
 }
 
-/// When a server was first seen with the hold again after its loss. Its waiter may also be queued
-/// in an old copy, or at a replica that had missed the grant, and is granted the lock there. From
-/// then on the hold is backed again.
+/// The first observation of the hold after its loss: from then on it is backed again. If its waiter
+/// is still queued in an old copy, or on a replica that had missed the grant, it is granted the
+/// lock there.
 fn back(case: &Case<'_>, hold: &Hold, lost: Time, fault: Fault, holds: &[&Hold]) -> Option<Time> {
     if case.plan.topology.nodes() > 1 {
         return None;
@@ -170,13 +171,13 @@ fn back(case: &Case<'_>, hold: &Hold, lost: Time, fault: Fault, holds: &[&Hold])
             .find(|observation| may_have_it_again(hold, observation, fault, holds))
             .map(|observation| observation.from);
     }
-    let its =
+    let of_reader =
         case.record.reader_ends.iter().filter(|seen| seen.lock == hold.lock && seen.owner == hold.owner);
-    its.filter(|seen| seen.from > lost && seen.ends.0 > seen.to).map(|seen| seen.from).min()
+    of_reader.filter(|seen| seen.from > lost && seen.ends.0 > seen.to).map(|seen| seen.from).min()
 }
 
-/// Whether the observation may show the hold again. An old queue grants it with a token that no
-/// worker receives.
+/// Whether the observation may show the hold again. An old queue grants the lock with a token that
+/// no worker receives.
 fn may_have_it_again(hold: &Hold, observation: &Observation, fault: Fault, holds: &[&Hold]) -> bool {
     let has_old_queues = matches!(fault, Fault::ServerSetBack | Fault::Failover);
     let is_received =
@@ -191,9 +192,9 @@ fn found_elsewhere(observations: &[&Observation], observation: &Observation, hol
     others(observations, observation).any(|other| hold.is_in(other))
 }
 
-/// Whether a killed master is back beside its replacement, until it is demoted. Then one of the two
-/// does not have the other's grants. Clients should not use it; if they do, the rules for tokens
-/// and exclusion show that.
+/// Whether a killed master runs again beside its replacement, before it is demoted. Then one of the
+/// two lacks the other's grants. Clients should not use that one: if one does, the rules for tokens
+/// and exclusion show it.
 fn has_two_masters(case: &Case<'_>, observations: &[&Observation], observation: &Observation) -> bool {
     let mut failing_over = case.windows_during(observation.from, observation.to);
     failing_over.any(|window| window.fault == Fault::Failover)

@@ -15,8 +15,8 @@ pub struct Grant {
     pub until: Time,
 }
 
-/// A hold from request to end. Missing events did not happen, or the worker was killed before it
-/// could write them down.
+/// A hold from request to end. A missing event did not happen, or the worker was killed before it
+/// recorded the event.
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub number: u64,
@@ -61,13 +61,13 @@ impl Hold {
         ends.into_iter().flatten().chain(reported.max(Some(grant.until))).min()
     }
 
-    /// The earliest time from which the server may have had the hold: it granted or renewed it
-    /// before the worker received the reply. A nested hold may be granted inside the client alone,
-    /// and is then as old as the outer hold.
+    /// The earliest time from which the server may have had the hold: the server granted or renewed
+    /// it before the worker received the reply. A nested hold may be granted inside the client
+    /// alone, and is then as old as the outer hold.
     pub fn held_since(&self) -> Time {
         let Some(grant) = self.granted else { return self.wants };
-        let asked = grant.at.min(grant.until - TTL);
-        if self.inside.is_none() { asked.max(self.wants) } else { asked }
+        let sent = grant.at.min(grant.until - TTL);
+        if self.inside.is_none() { sent.max(self.wants) } else { sent }
     }
 
     /// When the request ended, granted or not.
@@ -88,8 +88,8 @@ impl Hold {
 
     /// Whether the observation shows this hold, if it is exclusive.
     pub fn is_in(&self, observation: &Observation) -> bool {
-        let is_its = observation.by.as_ref().is_none_or(|by| !self.has_owner() || *by == self.owner);
-        self.granted.is_some_and(|grant| observation.held_with == Some(grant.token)) && is_its
+        let is_owner = observation.by.as_ref().is_none_or(|by| !self.has_owner() || *by == self.owner);
+        self.granted.is_some_and(|grant| observation.held_with == Some(grant.token)) && is_owner
     }
 
     pub fn excludes(&self, other: &Hold) -> bool {

@@ -17,8 +17,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// the TTL of the server does, by the drift.
 const LEASE: Duration = Duration::from_millis(TTL.as_millis() as u64 * 99 / 100 - 2);
 
-/// The time within which a renewal is answered, even if it has to repeat one without a reply, after
-/// the pause that follows, on a new connection.
+/// The time within which a lease is renewed, even if the first request gets no reply and is
+/// repeated after a pause, on a new connection.
 const RENEWING: Duration = NODE_TIMEOUT.saturating_add(Duration::from_millis(400));
 
 /// Each `valid_until` reads two clocks, so it varies a little.
@@ -68,7 +68,8 @@ fn goes_back(case: &Case<'_>, before: (Time, Time), after: (Time, Time)) -> bool
 }
 
 fn late_report(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
-    // The lease may have been renewed since the last check, but then there was another check.
+    // If a renewal after the last check had moved the deadline past the next check, that check
+    // would have been recorded.
     let checked = hold.trusts.last().map_or(until, |(checked, _)| *checked + CHECK_INTERVAL);
     let mut due = until.max(checked);
     let paused = case.record.windows.iter().filter(|window| {
@@ -94,7 +95,7 @@ fn late_report(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mu
 }
 
 /// If no server has lost the hold, its end is reported at the deadline and not before. And a
-/// renewed lease does not end, unless faults lasted so long that no renewal could be answered.
+/// renewed lease does not end, unless faults left less than `RENEWING` in one piece for a renewal.
 fn false_loss(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut Verdict) {
     if case.lost_by(&hold.lock, hold.held_since(), at).is_some() || !outlasts_nodes(case, hold, at) {
         return;

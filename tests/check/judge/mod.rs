@@ -64,14 +64,14 @@ pub struct Verdict {
     pub failures: BTreeMap<String, usize>,
 }
 
-/// How late an action that is due may be, without stalls.
+/// The longest delay of an action that is due, not counting stalls.
 pub const PROMPT: Duration = Duration::from_millis(250);
 
 /// The least number of grants per second for a valid run. An idle machine reaches three times as
 /// many.
 const LEAST_RATE: f64 = 20.0;
 
-/// The same if many holds last longer than a lease.
+/// As `LEAST_RATE`, for a run in which many holds last longer than a lease.
 const LEAST_RATE_LINGERING: f64 = 2.0;
 
 pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
@@ -83,11 +83,11 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     for window in &record.windows {
         verdict.windows.entry(window.fault).or_default().push(window.effect.is_some());
     }
-    verdict.planned = plan.faults.iter().copied().filter(|fault| case.can_do(*fault)).collect();
+    verdict.planned = plan.faults.iter().copied().filter(|fault| case.is_injectable(*fault)).collect();
     for hold in &case.holds {
         if let Some((_, Why::Failed(error))) = &hold.not_granted {
             let (_, cause) = error.split_once(": ").unwrap_or((error, error));
-            // The text goes on with numbers and ports, which differ.
+            // The text continues with numbers and ports, which differ.
             let kind = if cause.starts_with("no majority: ") { "no majority of nodes" } else { cause };
             *verdict.failures.entry(kind.chars().take(80).collect()).or_default() += 1;
         }
@@ -117,7 +117,8 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
     for fault in &case.plan.faults {
         let windows = verdict.windows.get(fault);
         // A short run does not inject every fault, and one or two windows prove little.
-        if windows.is_some_and(|windows| windows.len() > 2 && !windows.contains(&true)) && case.can_do(*fault)
+        if windows.is_some_and(|windows| windows.len() > 2 && !windows.contains(&true))
+            && case.is_injectable(*fault)
         {
             verdict.invalid.push(format!("{} had no effect", fault.name()));
         }
@@ -148,8 +149,8 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
     if stalled > Duration::from_secs(case.plan.seconds) / 10 {
         verdict.invalid.push(format!("the machine was busy with other work for {stalled:?}"));
     }
-    let overslept = verdict.windows.get(&Fault::WorkerStopped).is_some_and(|windows| windows.len() > 5);
-    if overslept && verdict.rejected_writes == 0 {
+    let had_stops = verdict.windows.get(&Fault::WorkerStopped).is_some_and(|windows| windows.len() > 5);
+    if had_stops && verdict.rejected_writes == 0 {
         verdict.invalid.push("workers were stopped, but no late write was refused".to_owned());
     }
 }
@@ -159,19 +160,19 @@ impl Case<'_> {
         self.record.windows.iter().filter(move |window| window.start <= to && from <= window.end)
     }
 
-    /// For how long the machine ran other work between two times.
+    /// How long the machine ran other work between two times.
     pub fn stalled(&self, from: Time, to: Time) -> Duration {
         let stalls = self.record.stalls.iter().filter(|(start, end)| *start <= to && from <= *end);
         stalls.map(|(start, end)| end.since(*start)).sum()
     }
 
     /// Whether the fault can be injected on this machine: stepping a clock requires a C compiler.
-    pub fn can_do(&self, fault: Fault) -> bool {
+    pub fn is_injectable(&self, fault: Fault) -> bool {
         !fault.sets_clock() || self.record.sets_clock
     }
 
     /// The faults that may delay a hold's renewal: those of its worker and of servers. In a quorum,
-    /// of the latter only a stopped majority.
+    /// a fault of servers counts only if it stops a majority.
     pub fn delays(&self, hold: &Hold, from: Time, to: Time) -> impl Iterator<Item = &Window> {
         let all_matter = self.plan.topology.nodes() == 1;
         self.windows_during(from, to).filter(move |window| match window.place {
@@ -185,13 +186,13 @@ impl Case<'_> {
         self.windows_during(from, to).any(|window| window.place.is_none_or(|place| place == hold.place))
     }
 
-    /// The fault through which the servers lost a lock, if it was granted at `granted` and may be
-    /// lost at `seen`.
+    /// The fault by which servers lost a lock that was granted at `granted`, if it may be lost at
+    /// `seen`.
     pub fn lost_by(&self, lock: &str, granted: Time, seen: Time) -> Option<Fault> {
-        let is_of =
-            |window: &Window| window.of.as_ref().is_none_or(|locks| locks.iter().any(|it| it == lock));
+        let may_have =
+            |window: &Window| window.of.as_ref().is_none_or(|locks| locks.iter().any(|name| name == lock));
         let lost = |window: &&Window| {
-            window.lost.is_some_and(|(from, to)| granted <= to && from <= seen) && is_of(window)
+            window.lost.is_some_and(|(from, to)| granted <= to && from <= seen) && may_have(window)
         };
         self.record.windows.iter().filter(lost).map(|window| window.fault).next_back()
     }

@@ -4,10 +4,10 @@ use super::{Case, Hold, Verdict};
 use crate::history::Time;
 use crate::plan::POLL_CAP;
 
-/// The number of later requests that may be granted before an earlier one: twice the number of
-/// tasks. The tasks of a process queue behind one of them and follow it, readers are admitted
-/// together, and faults lose places in queues.
-const MOST: usize = 64;
+/// How many later requests may be granted before an earlier one: twice the number of tasks. The
+/// tasks of a process queue behind one of them and follow it, readers are admitted together, and
+/// faults lose places in queues.
+const MAX_OVERTAKEN: usize = 64;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for (lock, granted) in case.by_lock() {
@@ -16,7 +16,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             case.holds.iter().filter(|hold| hold.lock == lock && hold.inside.is_none() && hold.may_queue());
         let counted = waiters.map(|waiter| (overtaken(case, waiter, &granted), waiter));
         let Some((times, waiter)) = counted.max_by_key(|(times, _)| *times) else { continue };
-        if times > MOST {
+        if times > MAX_OVERTAKEN {
             let text = format!("{} was overtaken {times} times", case.describe(waiter));
             verdict.violates("overtaking", text);
         }

@@ -13,16 +13,16 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for hold in case.holds.iter().filter(|hold| hold.mode == Mode::Shared) {
         owners.entry((&hold.lock, &hold.owner)).or_default().push(hold);
     }
-    // When each reader's hold expires on the server. Of the two bounds, the earlier one: otherwise
-    // the rule might count a hold as too long that is not.
-    let mut kept: HashMap<(&str, &str), Time> = HashMap::new();
+    // The expiry of each reader's hold on the server. Of its two bounds the earlier one is used:
+    // with the later one, a hold that expires in time might be reported.
+    let mut expiries: HashMap<(&str, &str), Time> = HashMap::new();
     for observation in case.record.reader_ends.iter().filter(|observation| !observation.alone) {
-        let latest = kept.entry((&observation.lock, &observation.owner)).or_insert(observation.ends.0);
+        let latest = expiries.entry((&observation.lock, &observation.owner)).or_insert(observation.ends.0);
         *latest = observation.ends.0.max(*latest);
     }
-    for (reader, seen) in &kept {
+    for (reader, seen) in &expiries {
         let Some(holds) = owners.get(reader) else { continue };
-        let Some(last) = holds.iter().map(|hold| given_up(case, hold)).collect::<Option<Vec<_>>>() else {
+        let Some(last) = holds.iter().map(|hold| last_renewal(case, hold)).collect::<Option<Vec<_>>>() else {
             continue;
         };
         let (Some(first), Some(last)) = (holds.iter().map(|hold| hold.wants).min(), last.into_iter().max())
@@ -44,14 +44,20 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             .map(|(from, to)| to.since(*from))
             .sum();
         if *seen > latest + stalled && !case.windows_during(first - TTL / 2, last + TTL / 2).any(late) {
-            let text = format!("{} is kept until {:.3}", case.describe(holds[0]), case.when(*seen));
+            let text = format!(
+                "{}: the server keeps this reader until {:.3}, later than {:.3}",
+                case.describe(holds[0]),
+                case.when(*seen),
+                case.when(latest + stalled)
+            );
             verdict.violates("own end", text);
         }
     }
 }
 
-/// When the last renewal may have left. `None`: the hold may still be renewed, or is queued.
-fn given_up(case: &Case<'_>, hold: &Hold) -> Option<Time> {
+/// The last time at which a renewal may have been sent. `None`: the hold may still be renewed, or
+/// is queued.
+fn last_renewal(case: &Case<'_>, hold: &Hold) -> Option<Time> {
     let ends = hold.ends.map(|(at, _)| at).or(hold.not_granted.as_ref().map(|(at, _)| *at));
     let killed = || {
         let mut kills = case

@@ -13,7 +13,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         let Some(token) = observation.held_with else { continue };
         observations.entry((&observation.lock, token)).or_default().push(observation);
     }
-    // If a nested hold was not released, the server may have that one.
+    // If a nested hold was not released, the server may still have that one, with the same token.
     let nested = case.holds.iter().filter(|hold| !matches!(hold.released, Some((_, Ok(())))));
     let kept_inside: HashSet<u64> = nested.filter_map(|hold| hold.inside).collect();
     for hold in &case.holds {
@@ -44,10 +44,10 @@ fn was_held(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
 /// After a successful release, no observation shows the hold.
 fn is_gone(case: &Case<'_>, hold: &Hold, observations: &[&Observation], verdict: &mut Verdict) {
     let (Some((ends, _)), Some((at, Ok(())))) = (hold.ends, &hold.released) else { return };
-    let asked_once = !case.is_hit(hold, hold.wants, ends) && case.stalled(hold.wants, ends).is_zero();
+    let was_sent_once = !case.is_hit(hold, hold.wants, ends) && case.stalled(hold.wants, ends).is_zero();
     // An owner's late grant is released in the background, and the owner may have acquired the lock
     // again meanwhile.
-    if hold.mode != Mode::Exclusive || hold.has_owner() && !asked_once {
+    if hold.mode != Mode::Exclusive || hold.has_owner() && !was_sent_once {
         return;
     }
     // In a quorum, a minority may keep a released hold for a while.
@@ -61,7 +61,8 @@ fn is_gone(case: &Case<'_>, hold: &Hold, observations: &[&Observation], verdict:
     let is_old = |observation: &Observation| {
         let mut windows = case.windows_during(ends, observation.to);
         let sets_back = |fault: Fault| matches!(fault, Fault::NodeSetBack | Fault::Failover);
-        case.lost_by(&hold.lock, ends, observation.to).is_some() || windows.any(|it| sets_back(it.fault))
+        case.lost_by(&hold.lock, ends, observation.to).is_some()
+            || windows.any(|window| sets_back(window.fault))
     };
     if let Some(observation) = kept
         && !is_old(observation)

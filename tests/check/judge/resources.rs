@@ -76,7 +76,7 @@ fn unfenced(holds: &[&Hold], lock: &str, number: u64, verdict: &mut Verdict) {
     }
     if lost > excused {
         let text = format!(
-            "{lost} of {} additions to {lock} are lost; holders after their lease explain only {excused}",
+            "{lost} of {} additions to {lock} are lost, at most {excused} of them by holders without a lease",
             additions.len()
         );
         verdict.violates("unfenced resource", text);

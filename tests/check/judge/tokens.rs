@@ -19,24 +19,24 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         };
         let Some(around) = outer.granted else { continue };
         let upgraded = hold.mode == Mode::Exclusive && outer.mode == Mode::Shared;
-        // After the end of the outer hold, it is not nested.
+        // A hold that is granted after the end of the outer one is not nested.
         let nested =
             outer.trusted_until().is_some_and(|until| until >= grant.at) || hold.verb == Verb::Downgrade;
         // A nested reader's token is at least that of the outer hold. In a quorum, the nodes agree
         // on a new token if those with the outer hold's token do not reply.
         let forgotten = case.plan.topology.nodes() > 1 && case.is_hit(hold, outer.wants, grant.at);
         let own = hold.mode == Mode::Shared && hold.verb != Verb::Downgrade || forgotten;
-        let right = match (upgraded, own) {
+        let is_right = match (upgraded, own) {
             (true, _) => grant.token > around.token,
             (_, true) => grant.token >= around.token,
             _ => grant.token == around.token,
         };
         let ends = hold.trusted_until().map_or(grant.at, |until| until.max(grant.at));
-        // If the servers lost the outer hold, it is not nested either.
+        // A hold whose outer hold the servers have lost is not nested either.
         if case.lost_by(&outer.lock, outer.held_since(), ends).is_some() {
             continue;
         }
-        if nested && !right {
+        if nested && !is_right {
             let text = format!("{} inside {}", case.describe(hold), case.describe(outer));
             verdict.violates("nested token", text);
         }
@@ -54,8 +54,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// A request that began after the worker knew of an earlier grant has a larger token, or for a
-/// reader the same.
+/// A request that began after a worker knew of an earlier grant has a larger token. A reader's
+/// token may be the same.
 fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdict: &mut Verdict) {
     // A reader that is upgraded has another token as a writer.
     let is_upgrade = |hold: &Hold, outer: &Hold| hold.mode == Mode::Exclusive && outer.mode == Mode::Shared;
@@ -64,12 +64,12 @@ fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdi
         Some(outer) => numbered.get(&outer).is_some_and(|outer| is_upgrade(hold, outer)),
     };
     let first: Vec<&Hold> = holds.iter().copied().filter(has_its_own).collect();
-    let mut asked = first.clone();
-    asked.sort_by_key(|hold| hold.wants);
+    let mut by_request = first.clone();
+    by_request.sort_by_key(|hold| hold.wants);
     let mut known = first.iter().filter_map(|hold| Some((hold.granted?, *hold))).peekable();
     let mut largest: Option<(u64, &Hold)> = None;
     let mut largest_exclusive: Option<(u64, &Hold)> = None;
-    for hold in asked {
+    for hold in by_request {
         while let Some((grant, earlier)) = known.next_if(|(grant, _)| grant.at < hold.wants) {
             if largest.is_none_or(|(token, _)| token < grant.token) {
                 largest = Some((grant.token, earlier));
@@ -90,31 +90,32 @@ fn order(case: &Case<'_>, holds: &[&Hold], numbered: &HashMap<u64, &Hold>, verdi
             verdict.violates("token order", text);
         }
     }
-    let mut given: HashMap<u64, &Hold> = HashMap::new();
+    let mut by_token: HashMap<u64, &Hold> = HashMap::new();
     for hold in first.iter().filter(|hold| hold.mode == Mode::Exclusive) {
         let Some(grant) = hold.granted else { continue };
-        if let Some(other) = given.insert(grant.token, hold) {
+        if let Some(other) = by_token.insert(grant.token, hold) {
             verdict.violates("token unique", format!("{} and {}", case.describe(other), case.describe(hold)));
         }
     }
 }
 
-/// If two holds exclude each other and both waited, the later grant has the larger token, or for a
-/// reader the same, unless the servers had lost one of them.
+/// If two holds exclude each other and both waited, the later grant has the larger token, unless
+/// the servers had lost one of them. A reader's token may be the same.
 fn excluded(case: &Case<'_>, hold: &Hold, grant: Grant, first: &[&Hold], verdict: &mut Verdict) {
     // A grant that had expired when its reply arrived may be older than it seems.
     if hold.trusted_until().is_none_or(|until| until <= grant.at) {
         return;
     }
-    let had = first.iter().filter(|other| other.mode == Mode::Exclusive && other.excludes(hold));
-    let had = had.filter_map(|other| Some((other.granted?, *other)));
-    let had = had.filter(|(earlier, _)| hold.wants <= earlier.at && earlier.at < grant.at);
+    let earlier_writers = first.iter().filter(|other| other.mode == Mode::Exclusive && other.excludes(hold));
+    let earlier_writers = earlier_writers.filter_map(|other| Some((other.granted?, *other)));
+    let earlier_writers =
+        earlier_writers.filter(|(earlier, _)| hold.wants <= earlier.at && earlier.at < grant.at);
     let grows = |token: u64| match hold.mode {
         Mode::Exclusive => grant.token > token,
         Mode::Shared => grant.token >= token,
     };
-    let mut wrong = had.filter(|(earlier, _)| !grows(earlier.token));
-    let is_lost = |it: &Hold| case.lost_by(&hold.lock, it.held_since(), grant.at).is_some();
+    let mut wrong = earlier_writers.filter(|(earlier, _)| !grows(earlier.token));
+    let is_lost = |other: &Hold| case.lost_by(&hold.lock, other.held_since(), grant.at).is_some();
     let wrong = wrong.find(|(_, other)| !is_lost(other) && !is_lost(hold));
     if let Some((_, earlier)) = wrong {
         let text = format!("{}, which waited for {}", case.describe(hold), case.describe(earlier));

@@ -13,7 +13,7 @@ use crate::run::Window;
 /// expired: until each waiter has polled.
 const AFTER_FAULTS: Duration = POLL_CAP.saturating_add(SLACK);
 
-/// The same without a fault.
+/// The longest time that a lock may be free without a fault.
 const WITHOUT_FAULT: Duration = POLL_CAP.saturating_add(Duration::from_millis(1_400));
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
@@ -56,9 +56,10 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// When the servers may have excluded others for this hold. `None`: never.
+/// The time during which the servers may have excluded others for this hold. `None`: they never
+/// did.
 fn busy(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
-    let Some(grant) = hold.granted else { return unknown(case, hold) };
+    let Some(grant) = hold.granted else { return ungranted(case, hold) };
     // A queued waiter may have been granted the lock before its worker received the grant.
     let from = grant.at - Duration::from_millis(50);
     let hit = |from: Time, to: Time| case.is_hit(hold, from, to);
@@ -76,15 +77,16 @@ fn busy(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
     Some((from, to))
 }
 
-/// When a request without a grant may hold the lock all the same: from the first fault that
-/// concerned it. On one server, a refusal proves that it does not.
-fn unknown(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
+/// The time during which a request without a grant may have held the lock: from the first fault of
+/// its worker or of servers. On one server, a refusal proves that it never held the lock.
+fn ungranted(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
     let end = match &hold.not_granted {
         Some((_, Why::Busy | Why::WouldDeadlock)) if case.plan.topology.nodes() == 1 => return None,
         Some((at, _)) => *at,
         None => hold.worker_ended,
     };
-    // A request in flight at its end is released soon after, unless a fault delays that.
+    // A request that is in flight when the call ends is released soon after, unless a fault delays
+    // the release.
     let concerns = |window: &&Window| window.place.is_none_or(|place| place == hold.place);
     let windows = case.windows_during(hold.wants, end + PROMPT).filter(concerns);
     let first = windows.map(|window| window.start).min()?;
@@ -98,15 +100,15 @@ fn kept(case: &Case<'_>, hold: &Hold, end: Time) -> Duration {
     if windows.any(|window| window.fault == Fault::ClockForward) { TTL + STEP } else { TTL }
 }
 
-/// How long after `from` the server may keep holds that a fault before it has hit, and that no
-/// worker knows of: up to a TTL after the fault.
+/// How long after `from` the servers may keep holds that no worker knows of: up to a TTL after the
+/// last fault before `from`.
 fn ending(case: &Case<'_>, from: Time) -> Duration {
     let over = case.record.windows.iter().map(|window| window.end).filter(|end| *end <= from);
     over.max().map_or(Duration::ZERO, |end| (end + TTL).since(from))
 }
 
-/// The times during a wait in which the lock was free, and no fault concerned the waiter or a
-/// holder: how long, and since when.
+/// The parts of a wait in which the lock was free and no fault concerned the waiter or a holder:
+/// duration and start of each.
 fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Duration, Time)> {
     // A request without an answer waited until the last line of its worker.
     let end = waiter.asked_until().unwrap_or(waiter.worker_ended);

@@ -17,7 +17,7 @@ impl Tree {
     pub fn copy() -> Tree {
         let crate_root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let tree = Tree(crate_root.join("target/mutants"));
-        // It exists only if mutants ran before.
+        // The folder exists only if mutants ran before.
         let _ = std::fs::remove_dir_all(tree.root());
         for part in PARTS {
             copy(&crate_root.join(part), &tree.root().join(part));

@@ -3,7 +3,7 @@
 use super::{Edit, Mutant, Setting};
 use crate::support::Topology::{Cluster, Quorum3, Standalone};
 
-/// For mistakes that show soon if requests are sent again.
+/// For mistakes that are found soon if requests are sent again.
 const RESENT: Setting =
     Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["reset", "script-flush"] };
 
@@ -15,7 +15,7 @@ const MINORITY: Setting =
 const LINGERING: Setting =
     Setting { topology: Standalone, seconds: 20, linger: 20, faults: &["worker-stopped"] };
 
-/// For mistakes that show if the server loses locks that are held.
+/// For mistakes that are found if the server loses locks that are held.
 const FORGOTTEN: Setting = Setting { topology: Standalone, seconds: 20, linger: 10, faults: &["flushall"] };
 
 /// For mistakes of renewed leases while a minority is away.
@@ -165,7 +165,7 @@ if ends < now + ttl then
             with_dead_waiters("lua/rwlock/release.lua", 1),
             with_dead_waiters("lua/rwlock/downgrade.lua", 1),
         ],
-        // On a cluster, where a node cannot notice either that a notified waiter is dead.
+        // On a cluster, a node cannot notice that a notified waiter is dead either.
         setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["worker-killed"] },
         rules: &["waiting", "left behind"],
     },

@@ -46,7 +46,7 @@ pub fn run(chosen: &[&'static Tested]) -> ExitCode {
     for mutant in &mutants {
         let start = Instant::now();
         let output = tree.runs().join(format!("{}.txt", mutant.name));
-        // A test may read a script when it runs: the mistake must still be there.
+        // A test may read a script when it runs, so the mistake is undone only after the test.
         let outcome = tree.with(mutant.edits, |tree| run_test(&tree.build("it"), mutant.test, &output));
         let seconds = start.elapsed().as_secs();
         if outcome == Outcome::Failed {

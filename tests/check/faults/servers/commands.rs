@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::processes::{answers, run as run_at};
+use super::processes::{run as run_at, wait_for_reply};
 use super::state::{ANSWERS, Outcome, add_reads, ask, gone, seen};
 use crate::faults::Scene;
 use crate::history::Time;
@@ -32,8 +32,8 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
             let span = span(scene);
             let start = Instant::now();
             run_at::<()>(server, &["CLIENT", "PAUSE", &span.as_millis().to_string(), "WRITE"]).await;
-            // A paused server delays PUBLISH as well, since it replicates it: that measures the
-            // pause.
+            // A paused server delays PUBLISH as well, since that is replicated: its delay measures
+            // the pause.
             run_at::<u64>(server, &["PUBLISH", "ballast", ""]).await;
             let waited = start.elapsed();
             sleep(span.saturating_sub(waited)).await;
@@ -52,7 +52,8 @@ pub async fn run(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) -
     }
 }
 
-/// Kills all connections. The effect is the number of those that had run a script or subscribed.
+/// Kills all connections. The effect is the number of killed connections that had run a script or
+/// subscribed.
 async fn kill_clients(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
     let mut killed = 0;
     for _ in 0..=scene.random.below(3) {
@@ -113,7 +114,7 @@ async fn busy(scene: &mut Scene<'_>, server: &Server) -> Option<String> {
         let _: Result<(), _> = server.try_run(&["SCRIPT", "KILL"]).await;
         sleep(Duration::from_millis(10)).await;
     }
-    answers(server).await;
+    wait_for_reply(server).await;
     is_busy.then(|| "answered BUSY".to_owned())
 }
 

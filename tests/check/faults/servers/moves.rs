@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::processes::{run, whole};
-use super::state::{Outcome, gone, is_ahead, read_locks};
+use super::processes::{run, wait_until_whole};
+use super::state::{Outcome, gone, read_locks, wait_for_new_hold};
 use crate::faults::Scene;
 use crate::history::Time;
 use crate::plan::Fault;
@@ -13,8 +13,8 @@ use crate::support::{Deployment, Server, Topology};
 use crate::workload::LOCKS;
 
 /// Lets a replica take over that has missed the last writes. It takes over at once, while a lock
-/// that it has missed is still held. The master is killed, or learns that it was replaced; it
-/// comes back as a replica.
+/// that it has missed is still held. The master is killed, or learns that it was replaced;
+/// afterwards it is a replica.
 pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Outcome {
     let place = scene.place(deployment.masters().len());
     let lag = scene.millis(20, 400);
@@ -28,12 +28,13 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
         false => None,
     };
     deployment.replicas()[behind.clone()].iter().for_each(|replica| replica.pause());
-    // Otherwise the paused replicas would find the writes in their sockets when they continue.
+    // Otherwise the paused replicas would read the missed writes from their sockets when they
+    // continue.
     let master = &deployment.masters()[place];
     let _: u64 = run(master, &["CLIENT", "KILL", "TYPE", "replica"]).await;
     let known = read_locks(master).await;
     sleep(lag).await;
-    let held = is_ahead(master, &known).await;
+    let held = wait_for_new_hold(master, &known).await;
     let start = Time::now();
     if dies {
         deployment.masters_mut()[place].kill();
@@ -55,7 +56,7 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
     let gone = gone(&held, &read_locks(&replicas[0]).await);
     let ended = match dies {
         true => killed,
-        false => is_replica(&deployment.masters()[place]).await,
+        false => wait_until_replica(&deployment.masters()[place]).await,
     };
     if is_cluster {
         deployment.has_failed_over(place).await;
@@ -72,7 +73,7 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
             run::<()>(old, &["REPLICAOF", "127.0.0.1", &master]).await;
         }
     }
-    let moved = timeout(Duration::from_secs(20), whole(deployment)).await;
+    let moved = timeout(Duration::from_secs(20), wait_until_whole(deployment)).await;
     let effect = (moved.is_ok() && !gone.is_empty())
         .then(|| format!("a replica {lag:?} behind took over, without the locks {}", gone.join(", ")));
     // The other masters of a cluster have lost nothing.
@@ -81,7 +82,7 @@ pub async fn fail_over(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Ou
 }
 
 /// Waits until a former master reports that it is a replica.
-async fn is_replica(server: &Server) -> Time {
+async fn wait_until_replica(server: &Server) -> Time {
     while !run::<String>(server, &["INFO", "replication"]).await.contains("role:slave") {
         sleep(Duration::from_millis(2)).await;
     }

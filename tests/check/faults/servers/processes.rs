@@ -33,7 +33,7 @@ pub async fn stop(scene: &mut Scene<'_>, deployment: &Deployment, fault: Fault) 
     let until = Time::now();
     stopped.iter().for_each(|server| server.resume());
     for server in &stopped {
-        answers(server).await;
+        wait_for_reply(server).await;
     }
     let effect = silent.then(|| format!("{number} servers paused for {span:?}"));
     Outcome { effect, lost: None, of: None, away: Some((since, until)) }
@@ -44,23 +44,23 @@ pub async fn restart(scene: &mut Scene<'_>, deployment: &mut Deployment) -> Opti
     let place = scene.place(deployment.masters().len());
     let down = scene.millis(10, 400);
     let master = &mut deployment.masters_mut()[place];
-    let (before, keys) = (instance(master).await, size(master).await);
+    let (before, keys) = (run_id(master).await, count_keys(master).await);
     master.kill();
     sleep(down).await;
     master.restart().await;
-    let (after, kept) = (instance(master).await, size(master).await);
-    whole(deployment).await;
+    let (after, kept) = (run_id(master).await, count_keys(master).await);
+    wait_until_whole(deployment).await;
     let is_another = before != after && keys > 0 && kept > 0;
     is_another.then(|| format!("down for {down:?}; {keys} keys before, {kept} keys after"))
 }
 
 /// Kills a master and restarts it with no data, or with an old copy.
-pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: bool) -> Outcome {
+pub async fn lose_data(scene: &mut Scene<'_>, deployment: &mut Deployment, has_old_copy: bool) -> Outcome {
     let place = scene.place(deployment.masters().len());
     let (age, down) = (scene.millis(300, 1_500), scene.millis(10, 300));
     let master = &mut deployment.masters_mut()[place];
-    let kept = if old { master.data() } else { Vec::new() };
-    if old {
+    let kept = if has_old_copy { master.data() } else { Vec::new() };
+    if has_old_copy {
         sleep(age).await;
     }
     let (start, before) = (Time::now(), read_locks(master).await);
@@ -73,17 +73,17 @@ pub async fn forget(scene: &mut Scene<'_>, deployment: &mut Deployment, old: boo
 }
 
 /// The run id of the server, which changes with every start.
-async fn instance(server: &Server) -> Option<String> {
+async fn run_id(server: &Server) -> Option<String> {
     let info: String = run(server, &["INFO", "server"]).await;
     info.lines().find(|line| line.starts_with("run_id:")).map(str::to_owned)
 }
 
-async fn size(server: &Server) -> u64 {
+async fn count_keys(server: &Server) -> u64 {
     run(server, &["DBSIZE"]).await
 }
 
-/// Runs a command, again if its connection is cut: a sentinel kills a server's connections when it
-/// reconfigures it.
+/// Runs a command, and repeats it if its connection is cut: a sentinel kills a server's connections
+/// when it reconfigures it.
 pub async fn run<T: FromRedisValue>(server: &Server, words: &[&str]) -> T {
     loop {
         match server.try_run(words).await {
@@ -95,14 +95,14 @@ pub async fn run<T: FromRedisValue>(server: &Server, words: &[&str]) -> T {
 }
 
 /// Waits until a server replies again.
-pub async fn answers(server: &Server) {
+pub async fn wait_for_reply(server: &Server) {
     while server.try_run::<String>(&["PING"]).await.is_err() {
         sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// Waits until replicas follow, and all slots are served.
-pub async fn whole(deployment: &Deployment) {
+pub async fn wait_until_whole(deployment: &Deployment) {
     if deployment.topology() == Topology::Cluster {
         deployment.is_whole().await;
     }

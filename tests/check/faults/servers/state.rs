@@ -89,8 +89,9 @@ pub fn gone(before: &[Seen], after: &[Seen]) -> Vec<&'static str> {
     before.iter().filter(|seen| seen.is_held && !remains(seen)).map(|seen| seen.lock).collect()
 }
 
-/// Waits up to a second until a lock is held with a token that is not in `known`.
-pub async fn is_ahead(server: &Server, known: &[Seen]) -> Vec<Seen> {
+/// Waits up to a second until a lock is held with a newer token than in `known`. Returns all locks
+/// then.
+pub async fn wait_for_new_hold(server: &Server, known: &[Seen]) -> Vec<Seen> {
     let start = Instant::now();
     loop {
         let seen = read_locks(server).await;
