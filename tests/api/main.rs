@@ -24,6 +24,12 @@ fn documented() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let arguments = ["doc", "--quiet", "--no-deps", "--all-features", "--lib", "--target-dir"];
     let mut cargo = Command::new(env!("CARGO"));
+    // Else the build scripts of dependencies run again, for another package as it seems, and the
+    // next build compiles those dependencies once more.
+    let package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars().filter(|(name, _)| package(name)) {
+        cargo.env_remove(name);
+    }
     let made = cargo.args(arguments).arg(target).current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
     assert!(made.success(), "cargo doc: {made}");
     target.join("doc/redlatch")
