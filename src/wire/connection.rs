@@ -3,18 +3,21 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::batcher::Batcher;
 use super::endpoint::Endpoint;
 use super::handshake::Handshake;
 use super::refusal::{is_demoted, lacks_replicas};
+#[cfg(feature = "sentinel")]
+use super::sentinel::SentinelMaster;
 
 /// For a request whose caller sets a timer: a second timer would be paid for in vain.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
@@ -67,7 +70,7 @@ impl Connection {
             #[cfg(feature = "cluster")]
             Connection::Cluster(_) => {
                 let count = requests.len();
-                let mut sent = tokio::task::JoinSet::new();
+                let mut sent = JoinSet::new();
                 for (index, request) in requests.into_iter().enumerate() {
                     let connection = self.clone();
                     sent.spawn(async move { (index, connection.send(&request, limit).await) });
@@ -202,6 +205,8 @@ struct ConnectionPair {
     shared: LiveConnection,
     /// For requests that wait for replicas, if there are any.
     second: Option<LiveConnection>,
+    /// The tasks that look after the connections. They are aborted when the pair is dropped.
+    _tasks: JoinSet<()>,
 }
 
 impl SharedConnection {
@@ -300,11 +305,10 @@ impl SharedConnection {
                     let batcher = Batcher::new(connection, self.limit, &self.runtime);
                     LiveConnection { batcher, generation, run: run.clone() }
                 };
-                let pair = ConnectionPair { shared: made(connection), second: second.map(made) };
+                let _tasks = self.look_after(generation);
+                let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
                 let live = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
-                self.follow_master(generation);
-                self.follow_servers();
                 Ok(live)
             }
             Err(error) => {
@@ -315,42 +319,21 @@ impl SharedConnection {
         }
     }
 
-    /// Checks periodically whether the connection still leads to the master, and drops it if not. A
-    /// replaced master may reply for some time, or for ever if it is cut off from the sentinels.
-    fn follow_master(&self, generation: u64) {
+    /// Starts the tasks that look after connections of this generation.
+    fn look_after(&self, generation: u64) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        let current = Arc::downgrade(&self.current); // it owns the tasks
         #[cfg(feature = "sentinel")]
         if let Endpoint::Sentinel(sentinel) = &self.endpoint {
-            let (sentinel, current) = (Arc::clone(sentinel), Arc::downgrade(&self.current));
-            self.runtime.spawn(async move {
-                loop {
-                    sleep(MASTER_CHECK_INTERVAL).await;
-                    let is_current = || current.upgrade().filter(|pair| self::generation(pair) == generation);
-                    if is_current().is_none() {
-                        return;
-                    }
-                    if sentinel.has_moved().await {
-                        return is_current().iter().for_each(|pair| forget(pair, generation));
-                    }
-                }
-            });
+            let task = follow_master(Arc::clone(sentinel), Weak::clone(&current), generation);
+            tasks.spawn_on(task, &self.runtime);
         }
         #[cfg(not(feature = "sentinel"))]
         let _ = generation;
-    }
-
-    /// Names the connections to a cluster again periodically: the library replaces them unseen as
-    /// slots move and servers return. Must be called once: a connection to a cluster is replaced,
-    /// but never dropped.
-    fn follow_servers(&self) {
-        let Some(name) = self.name.clone().filter(|_| self.is_cluster()) else { return };
-        let (limit, current) = (self.limit, Arc::downgrade(&self.current));
-        self.runtime.spawn(async move {
-            loop {
-                sleep(RENAME_INTERVAL).await;
-                let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
-                let _again_next_time = connected.batcher.set_name(&name, limit).await;
-            }
-        });
+        if let Some(name) = self.name.clone().filter(|_| self.is_cluster()) {
+            tasks.spawn_on(name_again(name, self.limit, current), &self.runtime);
+        }
+        tasks
     }
 
     /// Drops the connection that an error came through, if it is of no further use.
@@ -370,25 +353,45 @@ impl SharedConnection {
         if !self.is_cluster() {
             forget(&self.current, generation);
         } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
-            let (endpoint, limit, runtime) = (self.endpoint.clone(), self.limit, self.runtime.clone());
-            let name = self.name.clone();
-            let (current, tries) = (Arc::clone(&self.current), Arc::clone(&self.tries));
-            let replacing = Arc::clone(&self.replacing);
+            let this = self.clone();
             self.runtime.spawn(async move {
                 // Outlives the client by at most two limits and a pause.
-                if let Ok(connection) = endpoint.connect(limit, name.as_deref()).await
-                    && connection.is_whole(limit).await
+                if let Ok(connection) = this.endpoint.clone().connect(this.limit, this.name.as_deref()).await
+                    && connection.is_whole(this.limit).await
                 {
-                    let generation = tries.fetch_add(1, Ordering::SeqCst) + 1;
-                    let batcher = Batcher::new(connection, limit, &runtime);
+                    let generation = this.tries.fetch_add(1, Ordering::SeqCst) + 1;
+                    let batcher = Batcher::new(connection, this.limit, &this.runtime);
                     let shared = LiveConnection { batcher, generation, run: None };
-                    *current.write().unwrap_or_else(PoisonError::into_inner) =
-                        Some(ConnectionPair { shared, second: None });
+                    let _tasks = this.look_after(generation);
+                    *this.current.write().unwrap_or_else(PoisonError::into_inner) =
+                        Some(ConnectionPair { shared, second: None, _tasks });
                 }
-                sleep(limit).await;
-                replacing.store(false, Ordering::SeqCst);
+                sleep(this.limit).await;
+                this.replacing.store(false, Ordering::SeqCst);
             });
         }
+    }
+}
+
+/// Checks periodically whether the connection still leads to the master, and drops it if not. A
+/// replaced master may reply for some time, or for ever if it is cut off from the sentinels.
+#[cfg(feature = "sentinel")]
+async fn follow_master(sentinel: Arc<SentinelMaster>, current: Weak<Current>, generation: u64) {
+    loop {
+        sleep(MASTER_CHECK_INTERVAL).await;
+        if sentinel.has_moved().await {
+            return current.upgrade().iter().for_each(|pair| forget(pair, generation));
+        }
+    }
+}
+
+/// Names the connections to a cluster again periodically: the library replaces them unseen as slots
+/// move and servers return.
+async fn name_again(name: Arc<str>, limit: Duration, current: Weak<Current>) {
+    loop {
+        sleep(RENAME_INTERVAL).await;
+        let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
+        let _again_next_time = connected.batcher.set_name(&name, limit).await;
     }
 }
 

@@ -3,10 +3,13 @@
 mod failover;
 mod two_masters;
 
+use std::time::{Duration, Instant};
+
 use redlatch::{Locks, Options};
+use tokio::runtime::Handle;
 
 use crate::support::failover::urls;
-use crate::support::{Deployment, Server};
+use crate::support::{Deployment, Server, Topology, eventually};
 
 /// The name of the master, as the sentinels know it.
 const MASTER: &str = "mymaster";
@@ -27,4 +30,20 @@ async fn monitor(promoted: &Server, deployment: &Deployment) {
         sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
         sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
     }
+}
+
+/// The task that checks where the master is sleeps for 5 s at a time, and must not outlive its
+/// client for as long.
+#[tokio::test]
+async fn sentinel_dropped_client_leaves_no_task() {
+    let deployment = Deployment::start_or_reuse(Topology::Sentinel).await;
+    let no_task_left = || async { Handle::current().metrics().num_alive_tasks() == 0 };
+    eventually("the test's own connections end", no_task_left).await;
+    let locks = open(&deployment, Options::new()).await;
+    locks.mutex("a").unwrap().lock().await.unwrap().release().await.unwrap();
+    drop(locks);
+    let dropped = Instant::now();
+    eventually("no task left", no_task_left).await;
+    assert!(dropped.elapsed() < Duration::from_millis(2_500), "{:?}", dropped.elapsed());
+    deployment.leave();
 }
