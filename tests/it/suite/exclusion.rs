@@ -54,13 +54,13 @@ pub async fn try_lock_returns_none_while_held(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn renewal_holds_lock_for_ten_ttls(setup: Setup) {
-    // On a busy machine, no task may run for half of that time.
-    let span = Duration::from_millis(900);
+pub async fn renewal_holds_lock_for_three_ttls(setup: Setup) {
+    // On a busy machine, no task may run for a second.
+    let span = Duration::from_millis(1_500);
     let lock = setup.lock_with("long", Options::new().ttl(span)).await;
     let other = setup.rival("long").await;
     let guard = lock.lock().await.unwrap();
-    let end = Instant::now() + 10 * span;
+    let end = Instant::now() + 3 * span;
     while Instant::now() < end {
         assert!(!guard.lease().is_lost());
         assert!(guard.lease().valid_until() <= std::time::Instant::now() + span);
