@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Proposal, QueueEntry};
+use super::attempt::{Attempt, Proposal, QueueEntry};
 use super::attempt_guard::AttemptGuard;
 use super::deadline::ClockSample;
 use super::lease::Lease;
@@ -67,10 +67,10 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
         guard.before_send(entry);
         let begun = Moment::now();
         let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
-        let mut tally = ReplyTally::new(nodes, &votes);
+        let mut tally = ReplyTally::new(nodes, &attempt, &votes);
         if tally.is_mixed(proposed) {
             votes.wait().await;
-            tally = ReplyTally::new(nodes, &votes);
+            tally = ReplyTally::new(nodes, &attempt, &votes);
         }
         let agreement = proposals.record(&tally);
         guard.record(
@@ -233,7 +233,7 @@ struct Busy {
 }
 
 impl ReplyTally {
-    fn new(nodes: &Nodes, votes: &Votes) -> ReplyTally {
+    fn new(nodes: &Nodes, attempt: &Attempt, votes: &Votes) -> ReplyTally {
         let mut tally = ReplyTally {
             granted: Vec::new(),
             granted_since: None,
@@ -253,7 +253,7 @@ impl ReplyTally {
                     let earlier = tally.granted_since.map_or(reply.sent, |sent| sent.min(reply.sent));
                     tally.granted_since = Some(earlier);
                 }
-                Ok(Answer::Final(refusal)) if is_known(refusal) => tally.refused.push(refusal),
+                Ok(Answer::Final(refusal)) if attempt.may_refuse(refusal) => tally.refused.push(refusal),
                 Ok(Answer::Final(_)) => tally.unexpected.push(reply.unexpected()),
                 Ok(Answer::Busy(free_in, time)) => {
                     let (free_in, time) = (free_in.unsigned_abs(), time.unsigned_abs());
@@ -320,11 +320,6 @@ impl ReplyTally {
     }
 }
 
-/// Refusals that an attempt can act on.
-fn is_known(refusal: i64) -> bool {
-    matches!(refusal, -7 | -6 | -4..=-2) // -5 means that this client sent a malformed request
-}
-
 /// A reply outside the contract may mean anything, including a grant.
 fn not_understood(guard: AttemptGuard, failure: Failure) -> AcquireOutcome {
     let refused = refused(&guard, failure);
@@ -366,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_one_node_knows_is_told_to_a_majority() {
+    fn a_token_that_one_node_knows_is_sent_to_a_majority() {
         let mut proposals = proposing(10);
         assert_eq!(proposals.record(&tally(&[10, 70, 40], &[])), ProposalOutcome::Again);
         assert_eq!(proposals.proposed(), Some(70));

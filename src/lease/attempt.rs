@@ -113,6 +113,12 @@ impl Attempt {
         self.queued_at.get_or_init(|| time);
     }
 
+    /// Whether scripts of this kind send this refusal. Any other number is outside their contract:
+    /// -5, for instance, means that this client sent a malformed request.
+    pub(super) fn may_refuse(&self, answer: i64) -> bool {
+        matches!(answer, -3 | -2) || self.kind.refusals.iter().any(|(number, _)| *number == answer)
+    }
+
     /// The error for a refusal: two that every kind's scripts send, and those of this kind.
     pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {

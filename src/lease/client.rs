@@ -10,7 +10,7 @@ use super::local_queue::LocalQueues;
 use super::shared_hold::SharedHolds;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::name::Name;
-use crate::options::{Options, RestartGuard};
+use crate::options::Options;
 use crate::wire::{
     Endpoint, Failure, Membership, Node, NodeReplies, NodeReply, Nodes, WakeupEndpoint, Wakeups,
 };
@@ -30,8 +30,8 @@ pub(crate) struct Client {
 pub(crate) struct Servers {
     /// How to connect to each node, and where to subscribe to its wake-ups, if anywhere.
     pub(crate) nodes: Vec<(Endpoint, Option<WakeupEndpoint>)>,
-    /// Whether a majority of them decides; otherwise there is one.
-    pub(crate) is_quorum: bool,
+    /// Which servers they may be, if a majority of them decides.
+    pub(crate) membership: Option<Membership>,
     /// The wake-up endpoint was configured separately: it may be another server by mistake.
     pub(crate) verify: bool,
     /// What the connections are called in `CLIENT LIST`.
@@ -44,10 +44,9 @@ impl Client {
     /// A client that has not connected yet, with its keeper on the runtime that this is called
     /// from.
     pub(crate) fn new(servers: Servers, options: &Options) -> Arc<Client> {
-        let Servers { nodes, is_quorum, verify, name, attempt_suffix } = servers;
+        let Servers { nodes, membership, verify, name, attempt_suffix } = servers;
         let labels: Vec<String> = nodes.iter().map(|(endpoint, _)| endpoint.label()).collect();
-        let strict = options.restart_guard == RestartGuard::On;
-        let membership = is_quorum.then(|| Arc::new(Membership::new(labels.clone(), strict)));
+        let membership = membership.map(Arc::new);
         let (mut made, mut wakeup_endpoints) = (Vec::new(), Vec::new());
         for (place, ((endpoint, wakeup_endpoint), label)) in nodes.into_iter().zip(labels).enumerate() {
             let place = membership.as_ref().map(|membership| (place, Arc::clone(membership)));
@@ -57,12 +56,11 @@ impl Client {
             wakeup_endpoints.extend(wakeup_endpoint);
         }
         let nodes = Arc::new(Nodes::new(made));
-        // On a cluster, PUBLISH counts only subscribers of the same server. Scripts recognize such
-        // a channel by this mark.
-        let elsewhere = if nodes.deployment.may_resend { "~" } else { "" };
+        // Scripts recognize a channel by this mark whose subscribers PUBLISH does not all count.
+        let uncounted = if nodes.deployment.counts_all_subscribers { "" } else { "~" };
         // A waiter is stored as words with blanks between them.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
-        let channel = format!("{prefix}wake:{}{elsewhere}", Uuid::new_v4().simple());
+        let channel = format!("{prefix}wake:{}{uncounted}", Uuid::new_v4().simple());
         let has_wakeups =
             options.wakeups != crate::options::Wakeups::Poll && wakeup_endpoints.len() == nodes.count();
         let wakeups = Wakeups::new(

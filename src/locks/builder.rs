@@ -8,8 +8,8 @@ use super::source::Source;
 use crate::error::{ConfigError, Error};
 use crate::labels::Labels;
 use crate::lease::{Client, Servers};
-use crate::options::{Options, Wakeups};
-use crate::wire::{Certificates, Endpoint, NodeSet, WakeupEndpoint};
+use crate::options::{Options, RestartGuard, Wakeups};
+use crate::wire::{Certificates, Endpoint, Membership, NodeSet, WakeupEndpoint};
 
 /// Builds a [`Locks`] from one topology and the settings that differ from the defaults.
 ///
@@ -192,7 +192,10 @@ impl LocksBuilder {
             return Err(ConfigError::NeedlessSubscriber { topology: topology.name() });
         }
         let nodes = self.nodes(topology)?;
-        let is_quorum = matches!(topology, Topology::Quorum(_));
+        let membership = matches!(topology, Topology::Quorum(_)).then(|| {
+            let labels = nodes.iter().map(|(endpoint, _)| endpoint.label()).collect();
+            Membership::new(labels, self.options.restart_guard == RestartGuard::On)
+        });
         if nodes.len() == 1 {
             self.options.check_for_one_node()?;
         }
@@ -201,7 +204,7 @@ impl LocksBuilder {
         }
         Ok(Servers {
             nodes,
-            is_quorum,
+            membership,
             verify: self.subscriber.is_some(),
             name: labels.joined(),
             attempt_suffix: labels.suffix(),

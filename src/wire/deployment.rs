@@ -9,6 +9,8 @@ pub(crate) struct Deployment {
     pub(crate) has_one_clock: bool,
     /// A request may be sent again unseen.
     pub(crate) may_resend: bool,
+    /// `PUBLISH` counts all subscribers, not only those of the server that runs it.
+    pub(crate) counts_all_subscribers: bool,
 }
 
 impl Deployment {

@@ -48,10 +48,12 @@ impl Nodes {
         let holds = Arc::default();
         let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds)), label);
         let (all, labels): (Vec<_>, Vec<_>) = all.into_iter().map(named).unzip();
+        let has_cluster = all.iter().any(|node| node.is_cluster());
         let deployment = Deployment {
             nodes: all.len(),
             has_one_clock: matches!(all.as_slice(), [node] if node.is_one_server()),
-            may_resend: all.iter().any(|node| node.is_cluster()),
+            may_resend: has_cluster,
+            counts_all_subscribers: !has_cluster,
         };
         Nodes {
             deployment,

@@ -147,7 +147,20 @@ fn house_lease_names_no_kind_or_topology_and_wire_no_lease() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let forbidden = [
         // Neither a kind nor a topology.
-        ("lease", &["reader", "writer", "reentrant", "rwlock", "sentinel", "cluster"][..]),
+        (
+            "lease",
+            &[
+                "reader",
+                "readers",
+                "writer",
+                "writers",
+                "mutex",
+                "reentrant",
+                "rwlock",
+                "sentinel",
+                "cluster",
+            ][..],
+        ),
         ("wire", &["lease", "owner", "ttl"]),
     ];
     for (folder, words) in forbidden {
