@@ -202,10 +202,10 @@ mod tests {
         assert_eq!(named(&seeds, 4), [1, 2, 3, 4]);
         for port in 5..1_000 {
             seeds.replace_others(&topology(&[1, 4, port]), &info(1));
-            assert_eq!(named(&seeds, 4), [1, 2, 4, port], "who has left is forgotten");
+            assert_eq!(named(&seeds, 4), [1, 2, 4, port], "a server that has left is forgotten");
         }
         seeds.replace_others(&[], &info(1));
-        assert_eq!(named(&seeds, 4), [1, 2, 4, 999], "who knows nothing says nothing of others");
+        assert_eq!(named(&seeds, 4), [1, 2, 4, 999], "an empty reply changes nothing");
         seeds.replace_others(&topology(&[7]), &info(1));
         assert_eq!(named(&seeds, 3), [1, 2, 7], "those that were named stay");
     }

@@ -209,7 +209,7 @@ impl Subscriber {
                             warn,
                             node = %self.endpoint.label(),
                             error = %_error,
-                            "cannot subscribe to wake-ups of this node: who waits for it looks now and then"
+                            "cannot subscribe to wake-ups of this node: its waiters poll"
                         );
                     }
                     self.mailboxes.set_state(self.place, state);
@@ -236,7 +236,7 @@ impl Subscriber {
         let id = Uuid::new_v4();
         let mailbox = Mailbox::new(&self.mailboxes, id);
         let another = || {
-            let text = "what is published where requests go is not heard there: it is another server";
+            let text = "the subscription receives no message of the server that requests go to: it is another server";
             (SubscriptionState::Elsewhere, RedisError::from((ErrorKind::InvalidClientConfig, text)))
         };
         match node.publish(&self.channel, &format!("{} verify", id.simple())).await {

@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep};
 
 use super::{open, tag_at};
 use crate::support::failover::{
-    Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, stat, told, urls,
+    Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, stat, urls,
 };
-use crate::support::{Deployment, Kind, Proxy, Topology, eventually, soon, ttl};
+use crate::support::{Deployment, Kind, Proxy, Topology, eventually, notified_only, soon, ttl};
 
 /// A TTL whose leases are renewed every 500 ms. If no renewal is late, they are valid for at least
 /// `LEFT` at any time.
@@ -37,7 +37,7 @@ async fn cluster_clients_continue_after_a_master_was_killed() {
     }
     deployment.allow_failover().await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
-    let options = told().ttl(Duration::from_secs(8));
+    let options = notified_only().ttl(Duration::from_secs(8));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let survivors = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     let mut later = Vec::new();
@@ -103,7 +103,8 @@ async fn cluster_clients_continue_after_a_master_was_killed() {
 async fn cluster_hung_master_does_not_delay_other_masters() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
-    let (locks, others) = (open(&deployment, told()).await, open(&deployment, told()).await);
+    let (locks, others) =
+        (open(&deployment, notified_only()).await, open(&deployment, notified_only()).await);
     let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     let (elsewhere, watch) = watched(&locks, &there).await;
     deployment.masters()[0].pause();
@@ -119,8 +120,11 @@ async fn cluster_hung_master_does_not_delay_other_masters() {
         assert!(start.elapsed() < NODE_TIMEOUT / 2, "{:?}", start.elapsed());
     }
     let start = Instant::now();
-    let new =
-        Locks::builder().cluster(urls("127.0.0.1", deployment.masters())).options(told()).connect().await;
+    let new = Locks::builder()
+        .cluster(urls("127.0.0.1", deployment.masters()))
+        .options(notified_only())
+        .connect()
+        .await;
     println!("opened after {:?}: {:?}", start.elapsed(), new.as_ref().err());
     let lock = Kind::Mutex.lock(&new.unwrap(), &format!("{there}new"));
     lock.lock().await.unwrap().release().await.unwrap();
@@ -151,7 +155,7 @@ async fn cluster_clients_continue_after_a_hung_master_was_replaced() {
     let mut deployment = Deployment::start(Topology::Cluster).await;
     deployment.allow_failover().await;
     let here = tag_at(&deployment, 0).await;
-    let options = told().ttl(Duration::from_secs(10));
+    let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     caught_up(&deployment.masters()[0], 1).await;
@@ -185,9 +189,9 @@ async fn cluster_silent_connection_is_replaced() {
     let rest = deployment.all().skip(1).map(|server| server.port()).collect();
     let rest = Proxy::before(rest).await;
     let seeds = urls("127.0.0.2", deployment.masters());
-    let locks = Locks::builder().cluster(seeds).options(told()).connect().await.unwrap();
+    let locks = Locks::builder().cluster(seeds).options(notified_only()).connect().await.unwrap();
     let (elsewhere, watch) = watched(&locks, &there).await;
-    let others = open(&deployment, told()).await;
+    let others = open(&deployment, notified_only()).await;
     let options = ttl(3_000);
     let contended =
         Contended::of_each_kind(&deployment, &here, &locks.with_options(options).unwrap(), &others).await;
@@ -214,7 +218,7 @@ async fn cluster_silent_connection_is_replaced() {
 async fn cluster_calls_fail_in_time_while_a_master_is_missing() {
     let mut deployment = Deployment::start(Topology::Cluster).await;
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
-    let options = told().ttl(Duration::from_secs(60));
+    let options = notified_only().ttl(Duration::from_secs(60));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     let master = &deployment.masters()[0];

@@ -8,8 +8,8 @@ use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
 use tokio::time::{Instant, sleep};
 
 use super::{open, tag_at};
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, stat, told, urls};
-use crate::support::{Deployment, Proxy, Server, Topology, eventually, ttl};
+use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, stat, urls};
+use crate::support::{Deployment, Proxy, Server, Topology, eventually, notified_only, ttl};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
@@ -24,7 +24,8 @@ async fn cluster_waiter_is_notified_through_any_node() {
     let tag = tag_at(&deployment, 0).await;
     let locks = open(&deployment, Options::new()).await;
     for place in [&deployment.masters()[1], &deployment.replicas()[0], &deployment.replicas()[2]] {
-        let others = Locks::builder().cluster([place.url()]).options(told()).connect().await.unwrap();
+        let others =
+            Locks::builder().cluster([place.url()]).options(notified_only()).connect().await.unwrap();
         for kind in KINDS {
             let name = format!("{tag}{}-{}", kind.name(), place.port());
             let contended = Contended::new(&deployment, kind, &name, &locks, &others).await;
@@ -37,8 +38,12 @@ async fn cluster_waiter_is_notified_through_any_node() {
         assert_no_requests_on_subscriptions(&deployment).await;
     }
     // That replica is the client's only seed.
-    let others =
-        Locks::builder().cluster([deployment.replicas()[2].url()]).options(told()).connect().await.unwrap();
+    let others = Locks::builder()
+        .cluster([deployment.replicas()[2].url()])
+        .options(notified_only())
+        .connect()
+        .await
+        .unwrap();
     let mut contended = Vec::new();
     for kind in KINDS {
         contended.push(
@@ -59,7 +64,7 @@ async fn cluster_waiter_is_notified_through_any_node() {
     println!("subscribed again after {:?}", start.elapsed());
     for it in contended {
         let took = it.grant_to_waiter(&deployment).await;
-        println!("told after {took:?}");
+        println!("redirected after {took:?}");
         assert!(took < Duration::from_millis(500), "{took:?}");
     }
     drop((locks, others));
@@ -94,11 +99,11 @@ async fn cluster_repeated_request_counts_once() {
     let proxy = Proxy::before(deployment.all().map(Server::port).collect()).await;
     let locks = Locks::builder()
         .cluster(urls("127.0.0.2", deployment.masters()))
-        .options(told())
+        .options(notified_only())
         .connect()
         .await
         .unwrap();
-    let others = open(&deployment, told()).await;
+    let others = open(&deployment, notified_only()).await;
     let runs = || async { deployment.scripts_run().await };
     for kind in KINDS {
         let (lock, watcher) = (kind.lock(&locks, kind.name()), kind.lock(&others, kind.name()));
@@ -151,7 +156,7 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
     assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
     let uses = async |tag: &str| {
         let start = Instant::now();
-        let locks = Locks::builder().cluster(&seeds).options(told()).connect().await.unwrap();
+        let locks = Locks::builder().cluster(&seeds).options(notified_only()).connect().await.unwrap();
         let opened = start.elapsed();
         for kind in KINDS {
             kind.lock(&locks, &format!("{tag}seed-{}", kind.name()))
@@ -178,7 +183,7 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
     uses(&there).await;
     deployment.masters()[1].pause();
     let start = Instant::now();
-    let opened = Locks::builder().cluster(&seeds).options(told()).connect().await.map(drop);
+    let opened = Locks::builder().cluster(&seeds).options(notified_only()).connect().await.map(drop);
     println!("one seed dead and one hung: {opened:?} after {:?}", start.elapsed());
     assert!(opened.is_ok() && start.elapsed() < NODE_TIMEOUT + SLACK, "{opened:?} {:?}", start.elapsed());
     deployment.masters()[2].pause();

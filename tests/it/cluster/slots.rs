@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::{open, tag_at};
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, told};
-use crate::support::{Deployment, Kind, Topology, eventually, soon, ttl};
+use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK};
+use crate::support::{Deployment, Kind, Topology, eventually, notified_only, soon, ttl};
 
 /// `release` sends the request three times within this time; then the keeper takes over.
 const RELEASE: Duration = Duration::from_secs(3);
@@ -20,7 +20,7 @@ const RELEASE: Duration = Duration::from_secs(3);
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_lock_stays_held_while_its_slot_moves() {
     let deployment = Deployment::start(Topology::Cluster).await;
-    let (locks, others) = (open(&deployment, ttl(1_500)).await, open(&deployment, told()).await);
+    let (locks, others) = (open(&deployment, ttl(1_500)).await, open(&deployment, notified_only()).await);
     let tag = tag_at(&deployment, 0).await;
     let contended = Contended::of_each_kind(&deployment, &tag, &locks, &others).await;
     let mut released = Vec::new();

@@ -6,8 +6,10 @@ use std::time::Duration;
 use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
 use tokio::time::{Instant, sleep};
 
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, told, urls};
-use crate::support::{AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, soon, ttl};
+use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, urls};
+use crate::support::{
+    AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, notified_only, soon, ttl,
+};
 
 pub(super) const TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -139,7 +141,7 @@ fn lock_like(locks: &Locks, lock: &AnyLock) -> AnyLock {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_standalone_grants_wait_for_replicas() {
     let (master, replicas) = group(2).await;
-    let options = told().ttl(Duration::from_millis(1_500));
+    let options = notified_only().ttl(Duration::from_millis(1_500));
     let locks = master.locks_with(options.clone().replicas(1, TIMEOUT)).await;
     let plain = master.locks_with(options).await;
     let both: Vec<&Server> = replicas.iter().collect();
@@ -164,11 +166,11 @@ async fn replicas_standalone_grants_wait_for_replicas() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_do_not_notify_a_waiter_that_the_master_skips() {
     let (master, replicas) = group(1).await;
-    let locks = master.locks_with(told()).await;
+    let locks = master.locks_with(notified_only()).await;
     let config = redlatch::deadpool_redis::Config::from_url(master.url());
     let pool = config.create_pool(Some(redlatch::deadpool_redis::Runtime::Tokio1)).unwrap();
     let messages = Proxy::at("127.0.0.3", vec![master.port()]).await;
-    let builder = Locks::builder().pool(pool).subscriber(messages.url()).options(told());
+    let builder = Locks::builder().pool(pool).subscriber(messages.url()).options(notified_only());
     let others = builder.connect().await.unwrap();
     messages.lead_to(replicas[0].port());
     messages.cut();
@@ -195,9 +197,9 @@ async fn replicas_do_not_notify_a_waiter_that_the_master_skips() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_missed_by_some_calls_do_not_affect_others() {
     let (master, replicas) = group(1).await;
-    let (plain, holder) = (master.locks_with(told()).await, master.locks().await);
-    let more = plain.with_options(told().replicas(2, TIMEOUT)).unwrap();
-    let one = plain.with_options(told().replicas(1, TIMEOUT)).unwrap();
+    let (plain, holder) = (master.locks_with(notified_only()).await, master.locks().await);
+    let more = plain.with_options(notified_only().replicas(2, TIMEOUT)).unwrap();
+    let one = plain.with_options(notified_only().replicas(1, TIMEOUT)).unwrap();
     for kind in KINDS {
         let busy = Kind::Mutex.lock(&holder, &format!("busy-{}", kind.name()));
         let guard = busy.lock().await.unwrap();
@@ -228,8 +230,8 @@ async fn replicas_missed_by_some_calls_do_not_affect_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_missed_by_a_waiter_leave_the_lock_to_the_next() {
     let master = Server::start().await;
-    let plain = master.locks_with(told()).await;
-    let (confirmed, others) = (told().replicas(1, TIMEOUT), master.locks().await);
+    let plain = master.locks_with(notified_only()).await;
+    let (confirmed, others) = (notified_only().replicas(1, TIMEOUT), master.locks().await);
     let confirmed = master.locks_with(confirmed).await;
     for kind in KINDS {
         let name = format!("kept-{}", kind.name());
@@ -263,7 +265,7 @@ async fn replicas_missed_by_a_waiter_leave_the_lock_to_the_next() {
 async fn replicas_sentinel_grants_wait_for_replicas() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
-    let options = told().ttl(Duration::from_millis(1_500));
+    let options = notified_only().ttl(Duration::from_millis(1_500));
     let confirmed = options.clone().replicas(1, TIMEOUT);
     let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(confirmed).connect().await.unwrap();
     let plain = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();

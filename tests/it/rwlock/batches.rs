@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::{READ_LANE, client, queued, told};
+use super::{READ_LANE, client, notified_only, queued};
 use crate::support::{Oracle, Server, eventually, soon};
 
 /// A release admits all waiting readers with one message per client, and notifies the writer only
@@ -17,13 +17,13 @@ async fn rwlock_standalone_release_sends_one_message_per_client() {
     const CLIENTS: usize = 3;
     const READERS: usize = 5;
     let server = Server::start().await;
-    let lock = client(&server, told()).await;
+    let lock = client(&server, notified_only()).await;
     for _ in 0..3 {
         let writing = lock.write().await.unwrap();
         let inside = Arc::new(Barrier::new(CLIENTS * READERS));
         let mut readers = JoinSet::new();
         for _ in 0..CLIENTS {
-            let other = client(&server, told()).await;
+            let other = client(&server, notified_only()).await;
             // A client's first waiter subscribes; the subscription serves all of them.
             for _ in 0..READERS {
                 let (other, inside) = (other.clone(), Arc::clone(&inside));
@@ -40,7 +40,7 @@ async fn rwlock_standalone_release_sends_one_message_per_client() {
         })
         .await;
         let writer = queued(&server, &lock, {
-            let other = client(&server, told()).await;
+            let other = client(&server, notified_only()).await;
             async move { other.write().await }
         })
         .await;
@@ -66,7 +66,7 @@ async fn rwlock_standalone_release_sends_one_message_per_client() {
 async fn rwlock_standalone_release_admits_700_readers_past_dead_ones() {
     const READERS: u32 = 700;
     let server = Server::start().await;
-    let (lock, crowd) = (client(&server, told()).await, client(&server, told()).await);
+    let (lock, shared) = (client(&server, notified_only()).await, client(&server, notified_only()).await);
     let writing = lock.write().await.unwrap();
     // Queued just now: only PUBLISH finds that their channel has no subscriber.
     let now = server.time().await;
@@ -79,9 +79,9 @@ async fn rwlock_standalone_release_admits_700_readers_past_dead_ones() {
     let (inside, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let mut readers = JoinSet::new();
     for _ in 0..READERS {
-        let (crowd, inside, most) = (crowd.clone(), Arc::clone(&inside), Arc::clone(&most));
+        let (shared, inside, most) = (shared.clone(), Arc::clone(&inside), Arc::clone(&most));
         readers.spawn(async move {
-            let guard = crowd.read().await.unwrap();
+            let guard = shared.read().await.unwrap();
             most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(200)).await;
             inside.fetch_sub(1, Ordering::SeqCst);
@@ -96,7 +96,7 @@ async fn rwlock_standalone_release_admits_700_readers_past_dead_ones() {
     })
     .await;
     let writer = queued(&server, &lock, {
-        let lock = client(&server, told()).await;
+        let lock = client(&server, notified_only()).await;
         async move { lock.write().await }
     })
     .await;
@@ -109,7 +109,7 @@ async fn rwlock_standalone_release_admits_700_readers_past_dead_ones() {
     assert!(start.elapsed() < super::NEVER / 2, "{:?}", start.elapsed());
     assert!(most.load(Ordering::SeqCst) > 250, "readers at the same time: {most:?}");
     soon("the writer acquires", writer).await.unwrap().unwrap().release().await.unwrap();
-    drop((lock, crowd));
+    drop((lock, shared));
     server.assert_nothing_left().await;
 }
 
@@ -121,18 +121,18 @@ async fn rwlock_standalone_release_admits_1500_readers_together() {
     /// The number of waiters that one script admits at most.
     const BATCH: u64 = 128;
     let server = Server::start().await;
-    let lock = client(&server, told()).await;
+    let lock = client(&server, notified_only()).await;
     for downgrades in [false, true] {
         let writing = lock.write().await.unwrap();
         let inside = Arc::new(Barrier::new(READERS));
         let mut readers = JoinSet::new();
         for _ in 0..2 {
             // The default TTL: renewals are rare enough not to be late on a slow machine.
-            let crowd = client(&server, told()).await;
+            let shared = client(&server, notified_only()).await;
             for _ in 0..READERS / 2 {
-                let (crowd, inside) = (crowd.clone(), Arc::clone(&inside));
+                let (shared, inside) = (shared.clone(), Arc::clone(&inside));
                 readers.spawn(async move {
-                    let guard = crowd.read().await.unwrap();
+                    let guard = shared.read().await.unwrap();
                     inside.wait().await;
                     guard.release().await.unwrap();
                 });

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
-use super::{client, queued, told};
+use super::{client, notified_only, queued};
 use crate::support::{Oracle, Server, eventually, soon};
 
 /// Sends one acquire request of a writer that never polls again.
@@ -78,7 +78,7 @@ async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_unknown_fields_are_kept_until_lock_is_free() {
     let server = Server::start().await;
-    let (lock, other) = (client(&server, told()).await, client(&server, told()).await);
+    let (lock, other) = (client(&server, notified_only()).await, client(&server, notified_only()).await);
     let first = lock.read().await.unwrap();
     let _: i64 = server.run(&["HSET", "lock:rw", "later", "1", "reading", "2"]).await;
     let unknown = || async {

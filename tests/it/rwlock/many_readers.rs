@@ -11,7 +11,7 @@ use super::{READ_LANE, client, queued};
 use crate::support::{Oracle, Server, eventually, soon};
 
 /// Acquires this many read holds without owners.
-async fn crowd(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> {
+async fn read_by_many(lock: &RwLock, readers: usize) -> Vec<redlatch::RwLockReadGuard> {
     let mut guards = Vec::with_capacity(readers);
     // In batches: on a busy machine, requests of all at once would exceed their timeout.
     while guards.len() < readers {
@@ -46,7 +46,7 @@ async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
     let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
     let others = server.locks_with(Options::new().renewal(Renewal::Never)).await;
     let (alone, crowded) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
-    let guards = crowd(&lock, READERS).await;
+    let guards = read_by_many(&lock, READERS).await;
     let one = alone.read().await.unwrap();
     assert_eq!(server.lock_state(lock.name()).await.readers.len(), READERS);
     // Alternating, so that other load affects both measurements.
@@ -93,7 +93,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
         let other = client(&server, Options::new()).await;
         let owner = Owner::new();
         let one = lock.with_owner(&owner).read().await.unwrap();
-        let guards = crowd(&lock, READERS).await;
+        let guards = read_by_many(&lock, READERS).await;
         let mut note = |what, longest: u64| {
             shortest.entry(what).and_modify(|best| *best = longest.min(*best)).or_insert(longest);
         };
@@ -136,7 +136,7 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
         assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "no dead reader is left");
 
         for unknown in [false, true] {
-            let guards = crowd(&lock, READERS).await;
+            let guards = read_by_many(&lock, READERS).await;
             if unknown {
                 let _: i64 = server.run(&["HSET", "lock:rw", "later", "1"]).await;
             }

@@ -11,7 +11,7 @@ use std::future::Future;
 use redlatch::{Options, RwLock};
 use tokio::task::JoinHandle;
 
-use crate::support::{NEVER, Oracle, Server, told};
+use crate::support::{NEVER, Oracle, Server, notified_only};
 
 /// The scores of waiting readers are smaller by this.
 const READ_LANE: i64 = 1 << 52;

@@ -2,7 +2,7 @@
 
 use redlatch::{Error, Fencing, Options, Owner, Renewal};
 
-use super::{client, queued, told};
+use super::{client, notified_only, queued};
 use crate::support::{Oracle, Server, soon};
 
 /// Locks with and without fencing share a name: no lease gets another lease's token, and a lease
@@ -48,7 +48,7 @@ async fn rwlock_standalone_lease_has_token_only_if_fencing_is_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_read_token_is_not_older_than_last_write() {
     let server = Server::start().await;
-    let lock = client(&server, told()).await;
+    let lock = client(&server, notified_only()).await;
     let write = async || {
         let guard = lock.write().await.unwrap();
         let token = guard.lease().fencing_token();

@@ -8,10 +8,10 @@ use redlatch::{Error, Locks, Name, Options};
 use tokio::time::{Instant, sleep};
 
 use super::{MASTER, monitor, open};
-use crate::support::failover::{
-    Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, told, urls,
+use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, urls};
+use crate::support::{
+    AnyLock, Deployment, Kind, LockState, Oracle, Server, Topology, eventually, notified_only, soon,
 };
-use crate::support::{AnyLock, Deployment, Kind, LockState, Oracle, Server, Topology, eventually, soon};
 
 /// How often a client checks its subscription.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 async fn sentinel_clients_continue_after_the_master_was_killed() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     deployment.allow_failover().await;
-    let options = told().ttl(Duration::from_secs(10));
+    let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let survivors = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     let later: Vec<AnyLock> =
@@ -88,13 +88,13 @@ async fn sentinel_clients_continue_after_the_master_was_killed() {
 /// the messages of the new master.
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinel_clients_leave_a_demoted_master() {
-    leave_a_demoted_master(told()).await;
+    leave_a_demoted_master(notified_only()).await;
 }
 
 /// The same for a client that waits for replicas, and so makes its connections in pairs.
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinel_clients_with_replicas_leave_a_demoted_master() {
-    leave_a_demoted_master(told().replicas(1, Duration::from_millis(500))).await;
+    leave_a_demoted_master(notified_only().replicas(1, Duration::from_millis(500))).await;
 }
 
 async fn leave_a_demoted_master(options: Options) {
@@ -146,8 +146,8 @@ async fn sentinel_messages_of_an_old_master_are_not_trusted_by_waiters() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     // With replicas, connections are made in pairs, which takes longest to find the new master. The
     // grants themselves wait for no replica.
-    let pairs = open(&deployment, told().replicas(1, Duration::from_millis(500))).await;
-    let locks = pairs.with_options(told().replicas(0, Duration::from_millis(500))).unwrap();
+    let pairs = open(&deployment, notified_only().replicas(1, Duration::from_millis(500))).await;
+    let locks = pairs.with_options(notified_only().replicas(0, Duration::from_millis(500))).unwrap();
     let [old, new, _] = [&deployment.masters()[0], &deployment.replicas()[0], &deployment.replicas()[1]];
     let cut_off = old.locks().await;
     let held = cut_off.mutex("a").unwrap().lock().await.unwrap();
@@ -190,7 +190,7 @@ async fn demote(deployment: &Deployment) {
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinel_clients_leave_a_master_without_replicas() {
     let deployment = Deployment::start(Topology::Sentinel).await;
-    let options = told().ttl(Duration::from_secs(10));
+    let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     let (master, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
@@ -228,7 +228,7 @@ async fn sentinel_clients_leave_a_master_without_replicas() {
 async fn sentinel_clients_continue_after_a_hung_master_was_replaced() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     deployment.allow_failover().await;
-    let options = told().ttl(Duration::from_secs(10));
+    let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     caught_up(&deployment.masters()[0], deployment.replicas().len()).await;
@@ -350,7 +350,7 @@ async fn sentinel_passwords_and_database_survive_a_failover() {
     }
     assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
     let name = format!("redis://:secret@{MASTER}/3");
-    let options = told().ttl(Duration::from_secs(10));
+    let options = notified_only().ttl(Duration::from_secs(10));
     let locks =
         Locks::builder().sentinel([&by_sentinel], &name).options(options.clone()).connect().await.unwrap();
     let others = Locks::builder().sentinel([&by_sentinel], &name).options(options).connect().await.unwrap();

@@ -7,8 +7,8 @@ use redlatch::{Error, Locks};
 use tokio::time::Instant;
 
 use super::{MASTER, monitor, open};
-use crate::support::failover::{KINDS, SLACK, caught_up, told};
-use crate::support::{AnyLock, Deployment, Server, Topology, eventually, soon};
+use crate::support::failover::{KINDS, SLACK, caught_up};
+use crate::support::{AnyLock, Deployment, Server, Topology, eventually, notified_only, soon};
 
 /// How often a client checks that it is connected to the master.
 const CHECK: Duration = Duration::from_secs(5);
@@ -45,7 +45,8 @@ async fn sentinel_promoted_replica_is_used_at_once() {
     };
     eventually("the sentinel names the promoted replica", || async { promoted().await.is_some() }).await;
     let promoted = promoted().await.unwrap();
-    let locks = Locks::builder().sentinel([leader.url()], MASTER).options(told()).connect().await.unwrap();
+    let locks =
+        Locks::builder().sentinel([leader.url()], MASTER).options(notified_only()).connect().await.unwrap();
     for kind in KINDS {
         assert_acquired_at(promoted, &kind.lock(&locks, kind.name())).await;
     }
@@ -78,7 +79,7 @@ async fn sentinel_latest_configuration_counts() {
                 sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
                 sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
             }
-            let locks = open(&deployment, told()).await;
+            let locks = open(&deployment, notified_only()).await;
             if all_name(old).await {
                 return locks;
             }
@@ -96,7 +97,7 @@ async fn sentinel_latest_configuration_counts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinel_clients_leave_an_old_master_that_still_responds() {
     let deployment = Deployment::start(Topology::Sentinel).await;
-    let locks = open(&deployment, told()).await;
+    let locks = open(&deployment, notified_only()).await;
     let (old, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
     let held = KINDS.map(|kind| kind.lock(&locks, &format!("held-{}", kind.name())));
     for lock in &held {

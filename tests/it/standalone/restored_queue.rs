@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::support::failover::{KINDS, told};
-use crate::support::{AnyLock, Server, eventually, soon};
+use crate::support::failover::KINDS;
+use crate::support::{AnyLock, Server, eventually, notified_only, soon};
 
 /// For how long a released lock is reserved for a notified waiter that does not claim it.
 const CLAIM: Duration = Duration::from_secs(3);
@@ -45,7 +45,8 @@ async fn delay_by_restored_entries(
 #[tokio::test(flavor = "multi_thread")]
 async fn restored_queue_entries_do_not_delay_waiters() {
     let server = Server::start().await;
-    let (locks, others) = (server.locks_with(told()).await, server.locks_with(told()).await);
+    let (locks, others) =
+        (server.locks_with(notified_only()).await, server.locks_with(notified_only()).await);
     for kind in KINDS {
         let lock = kind.rival().lock(&locks, kind.name());
         let guard = lock.lock().await.unwrap();

@@ -6,8 +6,8 @@ use redlatch::{Error, Locks, Renewal};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::support::failover::{KINDS, told};
-use crate::support::{AnyLock, Kind, Server, eventually, soon};
+use crate::support::failover::KINDS;
+use crate::support::{AnyLock, Kind, Server, eventually, notified_only, soon};
 
 /// Longer than a test: a lock that is free before was released.
 const TTL: Duration = Duration::from_secs(60);
@@ -68,7 +68,7 @@ async fn held(locks: &Locks, kind: Kind, what: &str) -> (AnyLock, crate::support
 
 async fn releases_after_refusal(refusal: Refusal) {
     let server = Server::start().await;
-    let locks = server.locks_with(told().ttl(TTL)).await;
+    let locks = server.locks_with(notified_only().ttl(TTL)).await;
     let (mut released, mut dropped) = (Vec::new(), Vec::new());
     for kind in KINDS {
         released.push(held(&locks, kind, "released").await);
@@ -108,10 +108,11 @@ async fn releases_after_refusal(refusal: Refusal) {
 async fn acquires_after_refusal(refusal: Refusal) {
     let server = Server::start().await;
     // Unqueued calls retry for two node timeouts.
-    let patient = told().ttl(TTL).node_timeout(Duration::from_secs(10));
+    let patient = notified_only().ttl(TTL).node_timeout(Duration::from_secs(10));
     let (locks, others) = (server.locks_with(patient).await, server.locks().await);
-    let short =
-        others.with_options(told().ttl(Duration::from_millis(1_500)).renewal(Renewal::Never)).unwrap();
+    let short = others
+        .with_options(notified_only().ttl(Duration::from_millis(1_500)).renewal(Renewal::Never))
+        .unwrap();
     let mut waiting = JoinSet::new();
     let mut expire = Vec::new();
     for kind in KINDS {
@@ -143,7 +144,8 @@ async fn acquires_after_refusal(refusal: Refusal) {
 /// retried, and the downgrade returns the error.
 async fn leaves_queues_after_refusal(refusal: Refusal) {
     let server = Server::start().await;
-    let (locks, others) = (server.locks_with(told().ttl(TTL)).await, server.locks_with(told()).await);
+    let (locks, others) =
+        (server.locks_with(notified_only().ttl(TTL)).await, server.locks_with(notified_only()).await);
     let written = locks.rwlock("downgraded").unwrap().write().await.unwrap();
     let mut contended = Vec::new();
     for kind in KINDS {

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
 use super::queued;
-use crate::support::{Hold, Setup, eventually, soon, told};
+use crate::support::{Hold, Setup, eventually, notified_only, soon};
 
 pub async fn downgrade_admits_readers_before_any_writer(setup: Setup) {
-    let options = told().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
-    let (lock, other) = (setup.rwlock(options).await, setup.rwlock(told()).await);
+    let options = notified_only().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
+    let (lock, other) = (setup.rwlock(options).await, setup.rwlock(notified_only()).await);
     for round in 0..5 {
         let writing = lock.write().await.unwrap();
         let old = writing.lease().clone();

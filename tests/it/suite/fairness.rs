@@ -60,10 +60,10 @@ impl Inside {
 /// holds and one poll.
 async fn single_task_enters(setup: Setup, the_one_writes: bool) {
     let (stop, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(Inside::default()));
-    let mut crowd = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for _ in 0..8 {
         let (lock, stop, inside) = (lock(&setup).await, Arc::clone(&stop), Arc::clone(&inside));
-        crowd.spawn(async move {
+        tasks.spawn(async move {
             while !stop.load(Ordering::SeqCst) {
                 turn(&lock, !the_one_writes, &inside).await;
             }
@@ -81,7 +81,7 @@ async fn single_task_enters(setup: Setup, the_one_writes: bool) {
     // No tighter bound: the machine is busy with other tests.
     assert!(longest < 2 * HOLD + POLL, "waited for {longest:?}");
     stop.store(true, Ordering::SeqCst);
-    while let Some(outcome) = crowd.join_next().await {
+    while let Some(outcome) = tasks.join_next().await {
         outcome.unwrap();
     }
     drop(one);

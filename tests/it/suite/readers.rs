@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
 use super::queued;
-use crate::support::{Hold, Setup, eventually, soon, told};
+use crate::support::{Hold, Setup, eventually, notified_only, soon};
 
 /// A crashed reader blocks writers until its own TTL expires, however long other readers stay.
 pub async fn dead_reader_blocks_writer_until_its_ttl(setup: Setup) {
@@ -89,11 +89,11 @@ pub async fn owners_expire_independently(setup: Setup) {
 
 /// A waiting writer keeps new readers out until it gives up, in any of three ways.
 pub async fn readers_enter_after_waiting_writer_gave_up(setup: Setup) {
-    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
     let owner = Owner::new();
     let reading = lock.with_owner(&owner).read().await.unwrap();
     for ends in ["cancelled", "timed out", "client dropped"] {
-        let elsewhere = setup.rwlock(told()).await;
+        let elsewhere = setup.rwlock(notified_only()).await;
         let before = setup.deployment.published().await;
         let writer = queued(&setup, &lock, async move {
             match ends {
@@ -142,7 +142,7 @@ pub(super) fn assert_gone(released: Result<(), Error>) {
 }
 
 pub async fn force_release_revokes_one_side_only(setup: Setup) {
-    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
     assert!(!lock.force_release_read().await.unwrap() && !lock.force_release_write().await.unwrap());
     // Force on the readers: the waiting writer is admitted.
     let readers = [lock.read().await.unwrap(), other.read().await.unwrap()];
@@ -196,7 +196,7 @@ pub async fn force_release_revokes_one_side_only(setup: Setup) {
 }
 
 pub async fn inspect_reports_both_sides(setup: Setup) {
-    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
     let free = lock.inspect().await.unwrap();
     assert_eq!((free.mode, free.writer, free.readers.len(), free.reader_count), (Mode::Free, None, 0, 0));
     let owner = Owner::new();

@@ -132,20 +132,20 @@ pub async fn holder_is_notified_of_deleted_key(setup: Setup) {
 
 pub async fn dropped_lock_futures_leave_nothing_behind(setup: Setup) {
     let mut random = Random::new();
-    let lock = setup.rival("crowded").await;
+    let lock = setup.rival("many").await;
     let locks = setup.client().await;
-    let crowd = setup.kind.lock(&locks, "crowded");
+    let many = setup.kind.lock(&locks, "many");
     let guard = lock.lock().await.unwrap();
     let mut waiting = Vec::new();
     for number in 0..5 {
-        let waiter = setup.rival("crowded").await;
+        let waiter = setup.rival("many").await;
         waiting.push(tokio::spawn(async move { soon("the lock is acquired", waiter.lock()).await }));
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await > number }).await;
         let mut dropped = tokio::task::JoinSet::new();
         for _ in 0..100 {
-            let (lock, polls) = (crowd.for_another(), random.below(12));
+            let (lock, polls) = (many.for_another(), random.below(12));
             dropped.spawn(async move { poll_at_most(lock.lock(), polls).await });
-            let (lock, micros) = (crowd.for_another(), random.below(20_000));
+            let (lock, micros) = (many.for_another(), random.below(20_000));
             let limit = Duration::from_micros(micros);
             dropped.spawn(async move { drop(tokio::time::timeout(limit, lock.lock()).await) });
         }
@@ -170,13 +170,13 @@ pub async fn dropped_lock_futures_leave_nothing_behind(setup: Setup) {
     assert!(!setup.deployment.is_locked(&lock).await && setup.deployment.waiters(&lock).await == 0);
     // The lock is free: a grant to a future that is dropped meanwhile is released.
     for polls in 0..200 {
-        poll_at_most(crowd.for_another().lock(), polls % 5).await;
+        poll_at_most(many.for_another().lock(), polls % 5).await;
     }
     let start = Instant::now();
     soon("no orphaned grant blocks the lock", lock.lock()).await.unwrap().release().await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     idles(&locks).await;
-    drop((lock, crowd, locks));
+    drop((lock, many, locks));
     setup.finish().await;
 }
 

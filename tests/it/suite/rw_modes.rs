@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, Mode, Options, Owner, Renewal, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::queued;
-use crate::support::{Setup, eventually, soon, told};
+use crate::support::{Setup, eventually, notified_only, soon};
 
 #[derive(Debug)]
 enum Guard {
@@ -174,7 +174,7 @@ pub async fn reads_and_writes_of_an_owner_are_counted_separately(setup: Setup) {
 
 /// The write is released first: the read hold remains, and others read beside it.
 pub async fn read_stays_held_after_write_is_released(setup: Setup) {
-    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
     let owner = Owner::new();
     let writing = lock.with_owner(&owner).write().await.unwrap();
     let reading = lock.with_owner(&owner).read().await.unwrap();

@@ -113,7 +113,7 @@ pub async fn waiter_is_notified_after_first_waiters_runtime_ended(setup: Setup) 
 /// the other.
 pub async fn waiting_tasks_fail_together_while_server_is_paused(setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(200)).ttl(Duration::from_secs(1));
-    let lock = setup.lock_with("crowd", options).await;
+    let lock = setup.lock_with("many", options).await;
     setup.deployment.pause();
     let start = Instant::now();
     let mut tasks = JoinSet::new();

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Mode, Options, Owner};
 
 use super::queued;
-use crate::support::{Setup, eventually, soon, told};
+use crate::support::{Setup, eventually, notified_only, soon};
 
 pub async fn upgrade_succeeds_once_owner_is_sole_reader(setup: Setup) {
-    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
     let owner = Owner::new();
     let mine = lock.with_owner(&owner).read().await.unwrap();
     let (second, third) = (other.read().await.unwrap(), other.read().await.unwrap());
@@ -84,7 +84,7 @@ pub async fn second_upgrade_returns_would_deadlock(setup: Setup) {
 
 /// A cancelled upgrade no longer keeps readers out, nor blocks another upgrade.
 pub async fn cancelled_upgrade_admits_waiting_readers(setup: Setup) {
-    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
     let (one, two) = (Owner::new(), Owner::new());
     let first = lock.with_owner(&one).read().await.unwrap();
     let second = other.with_owner(&two).read().await.unwrap();
@@ -117,7 +117,7 @@ pub async fn cancelled_upgrade_admits_waiting_readers(setup: Setup) {
 /// Writers of the same client wait for the reader to finish: its upgrade must not queue behind
 /// them.
 pub async fn upgrade_overtakes_waiting_writers_of_same_client(setup: Setup) {
-    let (lock, other) = (setup.rwlock(told()).await, setup.rwlock(told()).await);
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
     let owner = Owner::new();
     let mine = lock.with_owner(&owner).read().await.unwrap();
     let beside = other.read().await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Lease, Locks, Options};
+use redlatch::{Error, Lease, Locks};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -15,11 +15,6 @@ pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The delay that other work on the machine may add.
 pub const SLACK: Duration = Duration::from_secs(1);
-
-/// Options with a `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
-pub fn told() -> Options {
-    Options::new().poll_cap(Duration::from_secs(10))
-}
 
 pub fn urls(host: &str, servers: &[Server]) -> Vec<String> {
     servers.iter().map(|server| format!("redis://{host}:{}/", server.port())).collect()

@@ -36,7 +36,7 @@ pub use port::free_port;
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
-pub use rwlock::{NEVER, see, told};
+pub use rwlock::{NEVER, notified_only, see};
 #[allow(unused_imports, reason = "used by the fault checker: its servers persist all data")]
 pub use server::{DURABLE, Environment};
 pub use server::{Server, count_waiters};

@@ -8,7 +8,7 @@ use redlatch::{Options, RwInspection, RwLock};
 pub const NEVER: Duration = Duration::from_secs(10);
 
 /// Options of waiters that acquire early only if they are notified.
-pub fn told() -> Options {
+pub fn notified_only() -> Options {
     Options::new().poll_cap(NEVER)
 }
 
