@@ -80,7 +80,7 @@ impl Mutex {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, for instance in `tokio::time::timeout`: a dropped call leaves the queue, and a
+    /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
     /// grant that it received meanwhile is released at once. A call that is polled once and then
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
@@ -99,7 +99,7 @@ impl Mutex {
     /// - Those of [`lock`](Mutex::lock).
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`lock`](Mutex::lock).
+    /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
         acquire_within(&self.lock.request(&MUTEX, None), limit).await.map(|held| MutexGuard { held })
     }
@@ -121,7 +121,7 @@ impl Mutex {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`lock`](Mutex::lock).
+    /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(try_acquire(&self.lock.request(&MUTEX, None)).await?.map(|held| MutexGuard { held }))
     }

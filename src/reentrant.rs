@@ -120,7 +120,7 @@ impl ReentrantLock {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, for instance in `tokio::time::timeout`: a dropped call leaves the queue, and a
+    /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
     /// grant that it received meanwhile is released at once. A call that is polled once and then
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
@@ -143,7 +143,7 @@ impl ReentrantLock {
     /// - Those of [`lock`](ReentrantLock::lock).
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`lock`](ReentrantLock::lock).
+    /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
         let (owner, request) = self.request();
         match self.nested(&request)? {
@@ -172,7 +172,7 @@ impl ReentrantLock {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`lock`](ReentrantLock::lock).
+    /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
         let (owner, request) = self.request();
         match self.nested(&request)? {

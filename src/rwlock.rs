@@ -196,7 +196,7 @@ impl RwLock {
     ///   ended.
     ///
     /// # Cancel safety
-    /// Cancel safe, for instance in `tokio::time::timeout`: a dropped call leaves the queue, and a
+    /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
     /// grant that it received meanwhile is released at once.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
         acquire(&self.to_read()).await.map(|held| self.reading(held))
@@ -209,7 +209,7 @@ impl RwLock {
     /// - Those of [`read`](RwLock::read), except [`Error::Crowded`].
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`read`](RwLock::read). A call that is polled once and then neither polled
+    /// Cancel safe: like [`read`](RwLock::read). A call that is polled once and then neither polled
     /// nor dropped keeps its place in the queue, and blocks the tasks of this client behind it.
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
         acquire(&self.to_write()).await.map(|held| self.writing(held))
@@ -225,7 +225,7 @@ impl RwLock {
     /// - Those of [`read`](RwLock::read).
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`read`](RwLock::read).
+    /// Cancel safe: like [`read`](RwLock::read).
     pub async fn read_timeout(&self, limit: Duration) -> Result<RwLockReadGuard, Error> {
         acquire_within(&self.to_read(), limit).await.map(|held| self.reading(held))
     }
@@ -239,7 +239,7 @@ impl RwLock {
     /// - Those of [`write`](RwLock::write).
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`write`](RwLock::write).
+    /// Cancel safe: like [`write`](RwLock::write).
     pub async fn write_timeout(&self, limit: Duration) -> Result<RwLockWriteGuard, Error> {
         acquire_within(&self.to_write(), limit).await.map(|held| self.writing(held))
     }
@@ -255,7 +255,7 @@ impl RwLock {
     /// Those of [`read`](RwLock::read), but the call does not wait for a failing server.
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`read`](RwLock::read).
+    /// Cancel safe: like [`read`](RwLock::read).
     pub async fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
         Ok(try_acquire(&self.to_read()).await?.map(|held| self.reading(held)))
     }
@@ -272,7 +272,7 @@ impl RwLock {
     /// for other readers nor for a failing server.
     ///
     /// # Cancel safety
-    /// Cancel safe, like [`write`](RwLock::write).
+    /// Cancel safe: like [`write`](RwLock::write).
     pub async fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
         Ok(try_acquire(&self.to_write()).await?.map(|held| self.writing(held)))
     }

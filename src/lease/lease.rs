@@ -67,12 +67,12 @@ impl Lease {
         Lease(Arc::new(LeaseInner { attempt, entry, token, at, deadline, end, notify, is_reported }))
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &Name {
         &self.0.attempt.name
     }
 
-    /// The fencing token of this lease.
+    /// Returns the fencing token of this lease.
     ///
     /// On a lock with one holder it is larger than the tokens of all earlier leases. A lease that
     /// others may hold beside it, such as that of a reader, has at least the token of the last
@@ -82,18 +82,19 @@ impl Lease {
         self.0.token
     }
 
-    /// Until when the lease is valid, as far as it has been renewed; in the past once it has ended.
+    /// Returns until when the lease is valid, as far as it has been renewed; a time in the past
+    /// once it has ended.
     pub fn valid_until(&self) -> Instant {
         self.0.deadline.get().map_or_else(Instant::now, Moment::to_instant)
     }
 
-    /// Whether the lease has [ended](Lease::ended): its deadline has passed, the server said that
-    /// it ended, or it was released. Once true, always true. It sends no request.
+    /// Returns whether the lease has [ended](Lease::ended): its deadline has passed, the server
+    /// said that it ended, or it was released. Once true, always true. It sends no request.
     pub fn is_lost(&self) -> bool {
         self.ended().is_some()
     }
 
-    /// How the lease ended; `None` while it is valid. It sends no request.
+    /// Returns how the lease ended; `None` while it is valid. It sends no request.
     ///
     /// ```no_run
     /// # fn run(lease: &redlatch::Lease) {

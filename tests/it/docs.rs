@@ -209,3 +209,57 @@ fn links_of_items_lead_to_headings_of_the_guide() {
         }
     }
 }
+
+/// A page that no module includes is not in the crate's documentation.
+#[test]
+fn pages_of_the_guide_are_modules_of_the_crate() {
+    let lib = read_to_string(root().join("src/lib.rs")).unwrap();
+    for page in pages().0 {
+        let name = page.file_name().unwrap().to_str().unwrap();
+        let include = if name == "README.md" {
+            "include_str!(\"../README.md\")".into()
+        } else {
+            format!("/docs/{name}\")")
+        };
+        assert!(lib.contains(&include), "src/lib.rs does not include {name}");
+    }
+}
+
+/// The map and the list of tests name files: those exist.
+#[test]
+fn pages_name_files_that_exist() {
+    let named_as = |folder: &str| {
+        let mut names = BTreeSet::from([format!("{folder}/")]);
+        let mut folders = vec![root().join(folder)];
+        while let Some(folder) = folders.pop() {
+            for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                let relative = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+                if path.is_dir() {
+                    names.insert(relative.clone() + "/");
+                    folders.push(path);
+                } else {
+                    names.insert(relative);
+                }
+            }
+        }
+        names
+    };
+    let files: BTreeSet<String> = ["src", "tests", "lua", "docs", "scripts", "benches", "examples"]
+        .iter()
+        .flat_map(|folder| named_as(folder))
+        .collect();
+    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "docs/design.md", "docs/testing.md"]
+    {
+        let text = read_to_string(root().join(page)).unwrap();
+        let words = text.split('`').skip(1).step_by(2);
+        for word in
+            words.filter(|word| word.ends_with(".rs") || word.ends_with(".lua") || word.ends_with('/'))
+        {
+            let exists = files.iter().any(|file| {
+                file.ends_with(word)
+                    && (file.len() == word.len() || file[..file.len() - word.len()].ends_with('/'))
+            });
+            assert!(exists || word.contains(['*', '<', ' ']), "{page} names {word}, which does not exist");
+        }
+    }
+}

@@ -149,17 +149,7 @@ fn house_lease_names_no_kind_or_topology_and_wire_no_lease() {
         // Neither a kind nor a topology.
         (
             "lease",
-            &[
-                "reader",
-                "readers",
-                "writer",
-                "writers",
-                "mutex",
-                "reentrant",
-                "rwlock",
-                "sentinel",
-                "cluster",
-            ][..],
+            &["reader", "readers", "writer", "writers", "reentrant", "rwlock", "sentinel", "cluster"][..],
         ),
         ("wire", &["lease", "owner", "ttl"]),
     ];
@@ -204,4 +194,59 @@ fn house_files_are_short() {
             assert!(lines <= most, "{} has {lines} lines", file.display());
         }
     }
+}
+
+/// Tests are outside of `src`, and what they need of it is behind one feature.
+#[test]
+fn house_src_contains_no_test_files() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let behind_the_feature = [
+        "clock.rs",
+        "connection.rs",
+        "endpoint.rs",
+        "client.rs",
+        "lib.rs",
+        "locks.rs",
+        "memory.rs",
+        "mod.rs",
+    ];
+    for file in sources(&root) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(!text.contains("#[path"), "{} has another file's module", file.display());
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let is_hook = text.contains("feature = \"simulation\"");
+        assert!(!is_hook || behind_the_feature.contains(&name), "{} has a hook for tests", file.display());
+    }
+}
+
+/// What a function promises when it fails or is dropped is written beside it.
+#[test]
+fn house_public_futures_say_how_they_fail_and_are_cancelled() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut missing = Vec::new();
+    for file in sources(&root) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for (number, line) in lines.iter().enumerate().filter(|(_, line)| line.starts_with("pub async fn ")) {
+            let before = lines[..number].iter().rev();
+            let docs: Vec<_> =
+                before.take_while(|line| line.starts_with("///") || line.starts_with('#')).collect();
+            let has = |heading: &str| docs.iter().any(|line| line.trim_start_matches("/// ") == heading);
+            let signature = text[text.find(line).unwrap()..].split('{').next().unwrap();
+            let at = format!("{}: {line}", file.display());
+            let only_reads = ["inspect", "is_locked", "is_held_by", "nodes"]
+                .iter()
+                .any(|name| line.contains(&format!(" {name}(")));
+            let says = docs.iter().any(|line| {
+                ["/// Cancel safe: ", "/// Not cancel safe: "].iter().any(|start| line.starts_with(start))
+            });
+            if has("# Cancel safety") == only_reads || says == only_reads {
+                missing.push(format!("{at}: cancel safety"));
+            }
+            if signature.contains("Result<") && !has("# Errors") {
+                missing.push(format!("{at}: errors"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
 }
