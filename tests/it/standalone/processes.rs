@@ -20,7 +20,7 @@ async fn lock_excludes_among_sixteen_processes(kind: Kind) {
         worker.hear("ready");
     }
     for worker in &mut workers {
-        worker.tell("go");
+        worker.send("go");
     }
     for worker in workers {
         worker.finish();
@@ -95,7 +95,7 @@ async fn late_write_of_a_stopped_holder_is_refused(kind: Kind) {
     assert!(guard.token() > stale);
     assert!(write(&server, guard.token(), "second").await);
     // Sent while it is stopped, so that this is the first thing it does.
-    worker.tell("look");
+    worker.send("look");
     worker.signal(Signal::CONT);
     assert_eq!(worker.hear("lost"), "true");
     assert!(!write(&server, stale, "late").await, "the stale token is refused");
@@ -142,7 +142,7 @@ async fn stopped_waiter_ignores_an_expired_grant(kind: Kind) {
     let token = successor.token();
     successor.release().await.unwrap();
     assert!(worker.hear("holding").parse::<u64>().unwrap() > token, "both held the lock at the same time");
-    worker.tell("release");
+    worker.send("release");
     worker.finish();
 }
 
@@ -189,7 +189,7 @@ async fn reentrant_standalone_another_process_reenters_with_the_same_owner() {
         "the other process is still inside"
     );
     assert_eq!(server.lock_state(lock.name()).await.writer.unwrap().owner, owner.to_string());
-    worker.tell("leave");
+    worker.send("leave");
     worker.hear("outside");
     assert!(!server.lock_state(lock.name()).await.is_held());
     worker.finish();

@@ -47,7 +47,7 @@ impl Worker {
     }
 
     /// Sends a line, for which the worker waits.
-    pub fn tell(&mut self, line: &str) {
+    pub fn send(&mut self, line: &str) {
         writeln!(self.stdin, "{line}").unwrap();
     }
 
