@@ -182,25 +182,26 @@ end
 
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
 local function parse(entry)
-  local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+  local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
     string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-  if not its_attempt then return nil end
-  if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
-  return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
+  if not waiter_attempt then return nil end
+  if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
+  return waiter_attempt, waiter_kind, tonumber(ms), waiter_channel, waiter_owner, waiter_depth
 end
 
 -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
 -- polls leave a mark.
-local function is_alive(its_attempt, its_place, ms)
-  if its_place < 0 then its_place = its_place + 2^52 end
-  if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
+local function is_alive(waiter_attempt, waiter_place, ms)
+  if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
+  if math.abs(time - waiter_place) < ms * 1000 then return true end -- also if the clock was set back a little
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
 -- The text by which an attempt is queued.
-local function waiter_for(its_kind, its_owner, its_depth)
+local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
   if not claim then return '' end
-  return attempt .. ' ' .. its_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' ' .. its_owner .. its_depth
+  return attempt .. ' ' .. waiter_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' '
+    .. waiter_owner .. waiter_depth
 end
 local waiter = waiter_for('reentrant', owner, ' ' .. depth)
 -- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
@@ -224,27 +225,27 @@ local function queue(at, lane)
 
   -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
   local function parse(entry)
-    local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+    local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
       string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-    if not its_attempt then return nil end
-    if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
-    return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
+    if not waiter_attempt then return nil end
+    if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
+    return waiter_attempt, waiter_kind, tonumber(ms), waiter_channel, waiter_owner, waiter_depth
   end
 
   -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
   -- polls leave a mark.
-  local function is_alive(its_attempt, its_place, ms)
-    if its_place < 0 then its_place = its_place + 2^52 end
-    if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
+  local function is_alive(waiter_attempt, waiter_place, ms)
+    if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
+    if math.abs(time - waiter_place) < ms * 1000 then return true end -- also if the clock was set back a little
+    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
   end
   redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
   local some = redis.call('ZRANDMEMBER', KEYS[3], added == 1 and 2 or 16, 'WITHSCORES')
   for i = 1, #some, 2 do
     local score = tonumber(some[i + 1])
     if score < 2^52 then
-      local its_attempt, _, ms = parse(some[i])
-      if not (its_attempt and is_alive(its_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
+      local waiter_attempt, _, ms = parse(some[i])
+      if not (waiter_attempt and is_alive(waiter_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
     end
   end
 end
@@ -259,8 +260,8 @@ end
 
 -- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
 -- which microsecond.
-local function message(attempts, its_token)
-  return attempts .. string.format(' %.0f ', its_token)
+local function message(attempts, granted_token)
+  return attempts .. string.format(' %.0f ', granted_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
@@ -269,18 +270,18 @@ end
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
 -- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
-local function notify(its_channel, text)
-  if its_channel == '' then return true end
+local function notify(waiter_channel, text)
+  if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
-  local heard = redis.pcall('PUBLISH', its_channel, text)
+  local receivers = redis.pcall('PUBLISH', waiter_channel, text)
   redis.set_repl(redis.REPL_ALL)
-  return heard ~= 0 or string.sub(its_channel, -1) == '~'
+  return receivers ~= 0 or string.sub(waiter_channel, -1) == '~'
 end
 
-local function grant(its_attempt, its_owner, its_token, ms)
+local function grant(waiter_attempt, waiter_owner, granted_token, ms)
   redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', its_token), its_owner, 1,
-    ':' .. its_attempt, 1)
+  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', granted_token), waiter_owner, 1,
+    ':' .. waiter_attempt, 1)
   redis.call('PEXPIRE', KEYS[1], ms)
 end
 
@@ -294,19 +295,19 @@ local function grant_next()
   local others = 0
   for _ = 1, 128 do
     local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
-    local entry, its_place = first[1], tonumber(first[2])
-    if not its_place or its_place >= 2^52 then return nil end
-    local next_attempt, its_kind, ms, its_channel, its_owner = parse(entry)
+    local entry, waiter_place = first[1], tonumber(first[2])
+    if not waiter_place or waiter_place >= 2^52 then return nil end
+    local next_attempt, waiter_kind, ms, waiter_channel, waiter_owner = parse(entry)
     if next_attempt == attempt then return nil end
-    local alive = next_attempt and is_alive(next_attempt, its_place, ms)
-    if alive and its_kind ~= kind then
+    local alive = next_attempt and is_alive(next_attempt, waiter_place, ms)
+    if alive and waiter_kind ~= kind then
       others = others + 1
     else
       if alive then minted = minted or next_token() end
       if alive and not minted then return nil end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
-      if alive and notify(its_channel, message(next_attempt, minted)) then
-        grant(next_attempt, its_owner, minted, ms)
+      if alive and notify(waiter_channel, message(next_attempt, minted)) then
+        grant(next_attempt, waiter_owner, minted, ms)
         return ms, true
       end
     end

@@ -228,25 +228,26 @@ end
 
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
 local function parse(entry)
-  local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+  local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
     string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-  if not its_attempt then return nil end
-  if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
-  return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
+  if not waiter_attempt then return nil end
+  if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
+  return waiter_attempt, waiter_kind, tonumber(ms), waiter_channel, waiter_owner, waiter_depth
 end
 
 -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
 -- polls leave a mark.
-local function is_alive(its_attempt, its_place, ms)
-  if its_place < 0 then its_place = its_place + 2^52 end
-  if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
+local function is_alive(waiter_attempt, waiter_place, ms)
+  if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
+  if math.abs(time - waiter_place) < ms * 1000 then return true end -- also if the clock was set back a little
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
 -- The text by which an attempt is queued.
-local function waiter_for(its_kind, its_owner, its_depth)
+local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
   if not claim then return '' end
-  return attempt .. ' ' .. its_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' ' .. its_owner .. its_depth
+  return attempt .. ' ' .. waiter_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' '
+    .. waiter_owner .. waiter_depth
 end
 local waiter = waiter_for('write', owner ~= attempt and owner or '', ' ' .. depth)
 -- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
@@ -270,27 +271,27 @@ local function queue(at, lane)
 
   -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
   local function parse(entry)
-    local its_attempt, its_kind, ms, its_channel, its_owner, its_depth =
+    local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
       string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-    if not its_attempt then return nil end
-    if its_channel ~= '' and not is_channel(its_channel) then return nil end -- written by hand
-    return its_attempt, its_kind, tonumber(ms), its_channel, its_owner, its_depth
+    if not waiter_attempt then return nil end
+    if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
+    return waiter_attempt, waiter_kind, tonumber(ms), waiter_channel, waiter_owner, waiter_depth
   end
 
   -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
   -- polls leave a mark.
-  local function is_alive(its_attempt, its_place, ms)
-    if its_place < 0 then its_place = its_place + 2^52 end
-    if math.abs(time - its_place) < ms * 1000 then return true end -- also if the clock was set back a little
-    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time
+  local function is_alive(waiter_attempt, waiter_place, ms)
+    if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
+    if math.abs(time - waiter_place) < ms * 1000 then return true end -- also if the clock was set back a little
+    return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
   end
   redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
   local some = redis.call('ZRANDMEMBER', KEYS[3], added == 1 and 2 or 16, 'WITHSCORES')
   for i = 1, #some, 2 do
     local score = tonumber(some[i + 1])
     if score < 2^52 then
-      local its_attempt, _, ms = parse(some[i])
-      if not (its_attempt and is_alive(its_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
+      local waiter_attempt, _, ms = parse(some[i])
+      if not (waiter_attempt and is_alive(waiter_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
     end
   end
 end
@@ -305,8 +306,8 @@ end
 
 -- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
 -- which microsecond.
-local function message(attempts, its_token)
-  return attempts .. string.format(' %.0f ', its_token)
+local function message(attempts, granted_token)
+  return attempts .. string.format(' %.0f ', granted_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
@@ -315,12 +316,12 @@ end
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
 -- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
-local function notify(its_channel, text)
-  if its_channel == '' then return true end
+local function notify(waiter_channel, text)
+  if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
-  local heard = redis.pcall('PUBLISH', its_channel, text)
+  local receivers = redis.pcall('PUBLISH', waiter_channel, text)
   redis.set_repl(redis.REPL_ALL)
-  return heard ~= 0 or string.sub(its_channel, -1) == '~'
+  return receivers ~= 0 or string.sub(waiter_channel, -1) == '~'
 end
 
 -- How many waiters one script looks at is bounded. While there are more of them, the lock is busy,
@@ -336,15 +337,15 @@ local function first_writer()
     local first =
       redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '(4503599627370496', 'WITHSCORES', 'LIMIT', others, 1)
     if not first[1] then return nil end
-    local its_attempt, its_kind, ms, its_channel, its_owner = parse(first[1])
-    if its_attempt and is_alive(its_attempt, tonumber(first[2]), ms) then
-      if its_kind == 'write' then
-        if its_owner == '' then its_owner = its_attempt end
-        return first[1], its_attempt, ms, its_channel, its_owner, tonumber(first[2])
+    local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner = parse(first[1])
+    if waiter_attempt and is_alive(waiter_attempt, tonumber(first[2]), ms) then
+      if waiter_kind == 'write' then
+        if waiter_owner == '' then waiter_owner = waiter_attempt end
+        return first[1], waiter_attempt, ms, waiter_channel, waiter_owner, tonumber(first[2])
       end
       others = others + 1
     else
-      redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (its_attempt or ''))
+      redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (waiter_attempt or ''))
     end
   end
   is_unfinished = true
@@ -370,8 +371,10 @@ local function admit_waiters()
   -- The rest, beyond one batch: the first of them that hears it asks, and admits the next batch.
   local function notify_rest(latest)
     for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
-      local its_attempt, _, _, its_channel = parse(each)
-      if its_attempt and its_channel ~= '' and notify(its_channel, its_attempt .. ' 0 0 ' .. KEYS[1]) then return end
+      local waiter_attempt, _, _, waiter_channel = parse(each)
+      local is_notified = waiter_attempt and waiter_channel ~= ''
+        and notify(waiter_channel, waiter_attempt .. ' 0 0 ' .. KEYS[1])
+      if is_notified then return end
     end
   end
 
@@ -380,21 +383,21 @@ local function admit_waiters()
   local function select_readers(waiting)
     local channels, holds = {}, {}
     for i = 1, #waiting, 2 do
-      local its_attempt, its_kind, ms, its_channel, its_owner, its_depth = parse(waiting[i])
-      if its_attempt and its_kind == 'read' and is_alive(its_attempt, tonumber(waiting[i + 1]), ms) then
-        if its_owner == '' then its_owner = its_attempt end
-        local hold = holds[its_owner]
+      local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth = parse(waiting[i])
+      if waiter_attempt and waiter_kind == 'read' and is_alive(waiter_attempt, tonumber(waiting[i + 1]), ms) then
+        if waiter_owner == '' then waiter_owner = waiter_attempt end
+        local hold = holds[waiter_owner]
         if not hold then
-          local field = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+          local field = redis.call('HGET', KEYS[1], 'read:' .. waiter_owner)
           local ends, attempts = unexpired(field)
           hold = {ends = ends or 0, attempts = attempts or '', count = count(attempts or ''), is_new = not field}
-          holds[its_owner] = hold
+          holds[waiter_owner] = hold
         end
-        if hold.count < (tonumber(its_depth) or 255) then
+        if hold.count < (tonumber(waiter_depth) or 255) then
           hold.count = hold.count + 1
-          if its_attempt == attempt then its_channel = '' end
-          channels[its_channel] = channels[its_channel] or {}
-          table.insert(channels[its_channel], {its_attempt, its_owner, now + ms})
+          if waiter_attempt == attempt then waiter_channel = '' end
+          channels[waiter_channel] = channels[waiter_channel] or {}
+          table.insert(channels[waiter_channel], {waiter_attempt, waiter_owner, now + ms})
         end
       end
     end
@@ -420,10 +423,10 @@ local function admit_waiters()
     end
     redis.call('ZREM', KEYS[3], unpack(removed))
     local last, admitted = now, {}
-    for its_channel, some in pairs(channels) do
+    for waiter_channel, some in pairs(channels) do
       local names = {}
       for i, each in ipairs(some) do names[i] = each[1] end
-      if notify(its_channel, message(table.concat(names, ','), token)) then
+      if notify(waiter_channel, message(table.concat(names, ','), token)) then
         for _, each in ipairs(some) do
           local hold = holds[each[2]]
           hold.ends = math.max(hold.ends, each[3])
@@ -434,9 +437,9 @@ local function admit_waiters()
       end
     end
     if not next(admitted) then return admit_readers(latest) end
-    for its_owner, hold in pairs(admitted) do
+    for waiter_owner, hold in pairs(admitted) do
       if hold.is_new then readers = readers + 1 end
-      redis.call('HSET', KEYS[1], 'read:' .. its_owner, hold.ends .. ' ' .. hold.attempts)
+      redis.call('HSET', KEYS[1], 'read:' .. waiter_owner, hold.ends .. ' ' .. hold.attempts)
     end
     redis.call('HSET', KEYS[1], 'mode', 'several', 'readers', readers, 'token', string.format('%.0f', token))
     keep_until(last)
@@ -447,19 +450,19 @@ local function admit_waiters()
   local function admit_writer(reader)
     local token
     for _ = 1, reader and 1 or 32 do
-      local entry, next_attempt, ms, its_channel, its_owner = first_writer()
+      local entry, next_attempt, ms, waiter_channel, waiter_owner = first_writer()
       if not entry then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         return false
       end
-      if reader and its_owner ~= reader then return false end
+      if reader and waiter_owner ~= reader then return false end
       token = token or next_token()
       if not token then return false end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. next_attempt)
       redis.call('HDEL', KEYS[1], 'upgrade')
-      if next_attempt == attempt then its_channel = '' end
-      if notify(its_channel, message(next_attempt, token)) then
-        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. its_owner .. ' ' .. next_attempt,
+      if next_attempt == attempt then waiter_channel = '' end
+      if notify(waiter_channel, message(next_attempt, token)) then
+        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. waiter_owner .. ' ' .. next_attempt,
           'token', string.format('%.0f', token))
         if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
         keep_until(now + ms)
@@ -475,9 +478,9 @@ local function admit_waiters()
     if not gated then
       if admit_readers('(0') then return end
     elseif not (waited and admit_readers(waited)) and not is_unfinished then
-      local _, its_owner = unexpired(state.upgrade)
-      local is_alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
-      if is_alone and admit_writer(its_owner) then return end
+      local _, waiter_owner = unexpired(state.upgrade)
+      local is_alone = readers == 1 and waiter_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. waiter_owner) == 1
+      if is_alone and admit_writer(waiter_owner) then return end
       if not first_writer() then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         admit_readers('(0')
@@ -487,12 +490,12 @@ local function admit_waiters()
   end
   -- All but the queue has expired: then age decides, and the writer that waits keeps new readers
   -- out again.
-  local ms, its_place
+  local ms, waiter_place
   if state.pttl == -2 then
-    local _, _, its_claim, _, _, score = first_writer()
-    ms, its_place = its_claim, score
+    local _, _, waiter_claim, _, _, score = first_writer()
+    ms, waiter_place = waiter_claim, score
   end
-  if its_place then waited = string.format('(%.0f', its_place - 2^52) end
+  if waiter_place then waited = string.format('(%.0f', waiter_place - 2^52) end
   if waited and admit_readers(waited) then
     if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
   elseif not is_unfinished and not admit_writer() and not is_unfinished then
@@ -504,17 +507,17 @@ end
 -- a field and an end of its own. HDEL comes first, since a full server refuses HSET as the first
 -- write of a script.
 local function expand_sole_hold()
-  local side, its_owner, its_attempt = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
+  local side, holder_owner, holder_attempt = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
   if not side then return end
   local hold = now + math.max(state.pttl, 1) .. ' '
   redis.call('HDEL', KEYS[1], 'read:')
   if side == 'read' then
-    redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. its_owner, hold .. its_attempt, 'readers', 1)
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. holder_owner, hold .. holder_attempt, 'readers', 1)
   else
-    redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. its_owner .. ' ' .. its_attempt)
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. holder_owner .. ' ' .. holder_attempt)
   end
-  local its_token = side == 'read' and redis.pcall('GET', KEYS[2])
-  if type(its_token) == 'string' then redis.call('HSET', KEYS[1], 'token', its_token) end
+  local last_token = side == 'read' and redis.pcall('GET', KEYS[2])
+  if type(last_token) == 'string' then redis.call('HSET', KEYS[1], 'token', last_token) end
   look()
 end
 

@@ -58,14 +58,14 @@ local refusal = look()
 if refusal then return {refusal, '0', 0, time} end
 local writers = waiting > 0 and redis.call('ZCOUNT', KEYS[3], 0, '(4503599627370496') or 0
 local found = {1, token, waiting, time, writers, state.readers}
-local function add(side, its_owner, holds, pttl)
-  if owner ~= '' and its_owner ~= owner then return end
-  for _, word in ipairs({side, its_owner, holds, pttl}) do found[#found + 1] = word end
+local function add(side, holder_owner, holds, pttl)
+  if owner ~= '' and holder_owner ~= owner then return end
+  for _, word in ipairs({side, holder_owner, holds, pttl}) do found[#found + 1] = word end
 end
-local side, its_owner = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) [^ ]+$')
+local side, holder_owner = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) [^ ]+$')
 if side then
   if side == 'read' then found[6] = 1 end
-  add(side == 'read' and 'read' or 'write', its_owner, 1, state.pttl)
+  add(side == 'read' and 'read' or 'write', holder_owner, 1, state.pttl)
   return found
 end
 local ends, words = unexpired(state.write)

@@ -18,8 +18,10 @@ local function admit_waiters()
   -- The rest, beyond one batch: the first of them that hears it asks, and admits the next batch.
   local function notify_rest(latest)
     for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
-      local its_attempt, _, _, its_channel = parse(each)
-      if its_attempt and its_channel ~= '' and notify(its_channel, its_attempt .. ' 0 0 ' .. KEYS[1]) then return end
+      local waiter_attempt, _, _, waiter_channel = parse(each)
+      local is_notified = waiter_attempt and waiter_channel ~= ''
+        and notify(waiter_channel, waiter_attempt .. ' 0 0 ' .. KEYS[1])
+      if is_notified then return end
     end
   end
 
@@ -28,21 +30,21 @@ local function admit_waiters()
   local function select_readers(waiting)
     local channels, holds = {}, {}
     for i = 1, #waiting, 2 do
-      local its_attempt, its_kind, ms, its_channel, its_owner, its_depth = parse(waiting[i])
-      if its_attempt and its_kind == 'read' and is_alive(its_attempt, tonumber(waiting[i + 1]), ms) then
-        if its_owner == '' then its_owner = its_attempt end
-        local hold = holds[its_owner]
+      local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth = parse(waiting[i])
+      if waiter_attempt and waiter_kind == 'read' and is_alive(waiter_attempt, tonumber(waiting[i + 1]), ms) then
+        if waiter_owner == '' then waiter_owner = waiter_attempt end
+        local hold = holds[waiter_owner]
         if not hold then
-          local field = redis.call('HGET', KEYS[1], 'read:' .. its_owner)
+          local field = redis.call('HGET', KEYS[1], 'read:' .. waiter_owner)
           local ends, attempts = unexpired(field)
           hold = {ends = ends or 0, attempts = attempts or '', count = count(attempts or ''), is_new = not field}
-          holds[its_owner] = hold
+          holds[waiter_owner] = hold
         end
-        if hold.count < (tonumber(its_depth) or 255) then
+        if hold.count < (tonumber(waiter_depth) or 255) then
           hold.count = hold.count + 1
-          if its_attempt == attempt then its_channel = '' end
-          channels[its_channel] = channels[its_channel] or {}
-          table.insert(channels[its_channel], {its_attempt, its_owner, now + ms})
+          if waiter_attempt == attempt then waiter_channel = '' end
+          channels[waiter_channel] = channels[waiter_channel] or {}
+          table.insert(channels[waiter_channel], {waiter_attempt, waiter_owner, now + ms})
         end
       end
     end
@@ -68,10 +70,10 @@ local function admit_waiters()
     end
     redis.call('ZREM', KEYS[3], unpack(removed))
     local last, admitted = now, {}
-    for its_channel, some in pairs(channels) do
+    for waiter_channel, some in pairs(channels) do
       local names = {}
       for i, each in ipairs(some) do names[i] = each[1] end
-      if notify(its_channel, message(table.concat(names, ','), token)) then
+      if notify(waiter_channel, message(table.concat(names, ','), token)) then
         for _, each in ipairs(some) do
           local hold = holds[each[2]]
           hold.ends = math.max(hold.ends, each[3])
@@ -82,9 +84,9 @@ local function admit_waiters()
       end
     end
     if not next(admitted) then return admit_readers(latest) end
-    for its_owner, hold in pairs(admitted) do
+    for waiter_owner, hold in pairs(admitted) do
       if hold.is_new then readers = readers + 1 end
-      redis.call('HSET', KEYS[1], 'read:' .. its_owner, hold.ends .. ' ' .. hold.attempts)
+      redis.call('HSET', KEYS[1], 'read:' .. waiter_owner, hold.ends .. ' ' .. hold.attempts)
     end
     redis.call('HSET', KEYS[1], 'mode', 'several', 'readers', readers, 'token', string.format('%.0f', token))
     keep_until(last)
@@ -95,19 +97,19 @@ local function admit_waiters()
   local function admit_writer(reader)
     local token
     for _ = 1, reader and 1 or 32 do
-      local entry, next_attempt, ms, its_channel, its_owner = first_writer()
+      local entry, next_attempt, ms, waiter_channel, waiter_owner = first_writer()
       if not entry then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         return false
       end
-      if reader and its_owner ~= reader then return false end
+      if reader and waiter_owner ~= reader then return false end
       token = token or next_token()
       if not token then return false end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. next_attempt)
       redis.call('HDEL', KEYS[1], 'upgrade')
-      if next_attempt == attempt then its_channel = '' end
-      if notify(its_channel, message(next_attempt, token)) then
-        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. its_owner .. ' ' .. next_attempt,
+      if next_attempt == attempt then waiter_channel = '' end
+      if notify(waiter_channel, message(next_attempt, token)) then
+        redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. waiter_owner .. ' ' .. next_attempt,
           'token', string.format('%.0f', token))
         if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
         keep_until(now + ms)
@@ -123,9 +125,9 @@ local function admit_waiters()
     if not gated then
       if admit_readers('(0') then return end
     elseif not (waited and admit_readers(waited)) and not is_unfinished then
-      local _, its_owner = unexpired(state.upgrade)
-      local is_alone = readers == 1 and its_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. its_owner) == 1
-      if is_alone and admit_writer(its_owner) then return end
+      local _, waiter_owner = unexpired(state.upgrade)
+      local is_alone = readers == 1 and waiter_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. waiter_owner) == 1
+      if is_alone and admit_writer(waiter_owner) then return end
       if not first_writer() then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         admit_readers('(0')
@@ -135,12 +137,12 @@ local function admit_waiters()
   end
   -- All but the queue has expired: then age decides, and the writer that waits keeps new readers
   -- out again.
-  local ms, its_place
+  local ms, waiter_place
   if state.pttl == -2 then
-    local _, _, its_claim, _, _, score = first_writer()
-    ms, its_place = its_claim, score
+    local _, _, waiter_claim, _, _, score = first_writer()
+    ms, waiter_place = waiter_claim, score
   end
-  if its_place then waited = string.format('(%.0f', its_place - 2^52) end
+  if waiter_place then waited = string.format('(%.0f', waiter_place - 2^52) end
   if waited and admit_readers(waited) then
     if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
   elseif not is_unfinished and not admit_writer() and not is_unfinished then

@@ -2,16 +2,16 @@
 -- a field and an end of its own. HDEL comes first, since a full server refuses HSET as the first
 -- write of a script.
 local function expand_sole_hold()
-  local side, its_owner, its_attempt = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
+  local side, holder_owner, holder_attempt = string.match(state.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
   if not side then return end
   local hold = now + math.max(state.pttl, 1) .. ' '
   redis.call('HDEL', KEYS[1], 'read:')
   if side == 'read' then
-    redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. its_owner, hold .. its_attempt, 'readers', 1)
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. holder_owner, hold .. holder_attempt, 'readers', 1)
   else
-    redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. its_owner .. ' ' .. its_attempt)
+    redis.call('HSET', KEYS[1], 'mode', 'several', 'write', hold .. holder_owner .. ' ' .. holder_attempt)
   end
-  local its_token = side == 'read' and redis.pcall('GET', KEYS[2])
-  if type(its_token) == 'string' then redis.call('HSET', KEYS[1], 'token', its_token) end
+  local last_token = side == 'read' and redis.pcall('GET', KEYS[2])
+  if type(last_token) == 'string' then redis.call('HSET', KEYS[1], 'token', last_token) end
   look()
 end

@@ -11,15 +11,15 @@ local function first_writer()
     local first =
       redis.pcall('ZRANGEBYSCORE', KEYS[3], 0, '(4503599627370496', 'WITHSCORES', 'LIMIT', others, 1)
     if not first[1] then return nil end
-    local its_attempt, its_kind, ms, its_channel, its_owner = parse(first[1])
-    if its_attempt and is_alive(its_attempt, tonumber(first[2]), ms) then
-      if its_kind == 'write' then
-        if its_owner == '' then its_owner = its_attempt end
-        return first[1], its_attempt, ms, its_channel, its_owner, tonumber(first[2])
+    local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner = parse(first[1])
+    if waiter_attempt and is_alive(waiter_attempt, tonumber(first[2]), ms) then
+      if waiter_kind == 'write' then
+        if waiter_owner == '' then waiter_owner = waiter_attempt end
+        return first[1], waiter_attempt, ms, waiter_channel, waiter_owner, tonumber(first[2])
       end
       others = others + 1
     else
-      redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (its_attempt or ''))
+      redis.call('ZREM', KEYS[3], first[1], 'seen ' .. (waiter_attempt or ''))
     end
   end
   is_unfinished = true

@@ -1,3 +1,3 @@
-local function grant(its_attempt, _, _, ms)
-  redis.call('SET', KEYS[1], its_attempt, 'PX', ms)
+local function grant(waiter_attempt, _, _, ms)
+  redis.call('SET', KEYS[1], waiter_attempt, 'PX', ms)
 end

@@ -8,19 +8,19 @@ local function grant_next()
   local others = 0
   for _ = 1, 128 do
     local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
-    local entry, its_place = first[1], tonumber(first[2])
-    if not its_place or its_place >= 2^52 then return nil end
-    local next_attempt, its_kind, ms, its_channel, its_owner = parse(entry)
+    local entry, waiter_place = first[1], tonumber(first[2])
+    if not waiter_place or waiter_place >= 2^52 then return nil end
+    local next_attempt, waiter_kind, ms, waiter_channel, waiter_owner = parse(entry)
     if next_attempt == attempt then return nil end
-    local alive = next_attempt and is_alive(next_attempt, its_place, ms)
-    if alive and its_kind ~= kind then
+    local alive = next_attempt and is_alive(next_attempt, waiter_place, ms)
+    if alive and waiter_kind ~= kind then
       others = others + 1
     else
       if alive then minted = minted or next_token() end
       if alive and not minted then return nil end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
-      if alive and notify(its_channel, message(next_attempt, minted)) then
-        grant(next_attempt, its_owner, minted, ms)
+      if alive and notify(waiter_channel, message(next_attempt, minted)) then
+        grant(next_attempt, waiter_owner, minted, ms)
         return ms, true
       end
     end

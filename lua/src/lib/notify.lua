@@ -1,7 +1,7 @@
 -- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
 -- which microsecond.
-local function message(attempts, its_token)
-  return attempts .. string.format(' %.0f ', its_token)
+local function message(attempts, granted_token)
+  return attempts .. string.format(' %.0f ', granted_token)
     .. clock[1] .. string.format('%06d ', clock[2]) .. KEYS[1]
 end
 
@@ -10,10 +10,10 @@ end
 -- channel that this user may not publish to. The message is not replicated: subscribers of a
 -- replica are not in our count, and must not believe that they own a lock that goes to the next
 -- waiter.
-local function notify(its_channel, text)
-  if its_channel == '' then return true end
+local function notify(waiter_channel, text)
+  if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
-  local heard = redis.pcall('PUBLISH', its_channel, text)
+  local receivers = redis.pcall('PUBLISH', waiter_channel, text)
   redis.set_repl(redis.REPL_ALL)
-  return heard ~= 0 or string.sub(its_channel, -1) == '~'
+  return receivers ~= 0 or string.sub(waiter_channel, -1) == '~'
 end

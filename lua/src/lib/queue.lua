@@ -16,8 +16,8 @@ local function queue(at, lane)
   for i = 1, #some, 2 do
     local score = tonumber(some[i + 1])
     if score < 2^52 then
-      local its_attempt, _, ms = parse(some[i])
-      if not (its_attempt and is_alive(its_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
+      local waiter_attempt, _, ms = parse(some[i])
+      if not (waiter_attempt and is_alive(waiter_attempt, score, ms)) then redis.call('ZREM', KEYS[3], some[i]) end
     end
   end
 end

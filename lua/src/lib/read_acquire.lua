@@ -81,10 +81,10 @@ else
   if not writer and state.wait_until > now then
     -- A writer waits. Readers that queued before it, or before the last writer left, go first all
     -- the same, even if they have lost their places since.
-    local entry, _, _, _, _, its_place = first_writer()
+    local entry, _, _, _, _, writer_place = first_writer()
     local score = claim and redis.call('ZSCORE', KEYS[3], waiter)
     local since = score and tonumber(score) + 2^52 or claim and place
-    local goes_first = since and (entry and since < its_place or state.writer_left and since <= state.writer_left)
+    local goes_first = since and (entry and since < writer_place or state.writer_left and since <= state.writer_left)
     if (entry or is_unfinished) and not goes_first then
       return queue_to_read() or {state.wait_until - now, time}
     end

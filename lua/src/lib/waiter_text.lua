@@ -1,5 +1,6 @@
 -- The text by which an attempt is queued.
-local function waiter_for(its_kind, its_owner, its_depth)
+local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
   if not claim then return '' end
-  return attempt .. ' ' .. its_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' ' .. its_owner .. its_depth
+  return attempt .. ' ' .. waiter_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' '
+    .. waiter_owner .. waiter_depth
 end

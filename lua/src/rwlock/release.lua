@@ -80,9 +80,9 @@ end
 --@include remember
 
 local refusal = look()
-local its_owner, its_depth = owner ~= attempt and owner or '', ' ' .. depth
-leave_queue(waiter_for('read', its_owner, its_depth))
-if leave_queue(waiter_for('write', its_owner, its_depth)) and not refusal then
+local waiter_owner, waiter_depth = owner ~= attempt and owner or '', ' ' .. depth
+leave_queue(waiter_for('read', waiter_owner, waiter_depth))
+if leave_queue(waiter_for('write', waiter_owner, waiter_depth)) and not refusal then
   local _, upgrader = string.match(state.upgrade or '', '^(%d+) (.+)$')
   if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end
   if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end

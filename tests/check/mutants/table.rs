@@ -26,9 +26,9 @@ const OUTLASTED: Setting =
 const fn with_dead_waiters(file: &'static str, times: usize) -> Edit {
     Edit {
         file,
-        from: "if math.abs(time - its_place) < ms * 1000 then return true end",
+        from: "if math.abs(time - waiter_place) < ms * 1000 then return true end",
         times,
-        to: "if its_place then return true end",
+        to: "if waiter_place then return true end",
     }
 }
 

@@ -6,9 +6,9 @@ use super::{Edit, Tested};
 const fn without_publish(file: &'static str) -> Edit {
     Edit {
         file,
-        from: "  local heard = redis.pcall('PUBLISH', its_channel, text)\n",
+        from: "  local receivers = redis.pcall('PUBLISH', waiter_channel, text)\n",
         times: 1,
-        to: "  local heard = 1\n",
+        to: "  local receivers = 1\n",
     }
 }
 

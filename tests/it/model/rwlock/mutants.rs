@@ -61,8 +61,8 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "an upgrade ignores the other readers",
         ADMIT_WAITERS,
-        "local is_alone = readers == 1 and its_owner and",
-        "local is_alone = its_owner and",
+        "local is_alone = readers == 1 and waiter_owner and",
+        "local is_alone = waiter_owner and",
     ),
     mutant("a release admits no waiters", "release", "answer(number)\nadmit_waiters()\n", "answer(number)\n"),
     mutant(
@@ -130,14 +130,14 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a dead writer is granted the lock",
         ADMIT_WAITERS,
-        "if its_attempt and is_alive(its_attempt, tonumber(first[2]), ms) then",
-        "if its_attempt then",
+        "if waiter_attempt and is_alive(waiter_attempt, tonumber(first[2]), ms) then",
+        "if waiter_attempt then",
     ),
     mutant(
         "a dead reader is granted the lock",
         ADMIT_WAITERS,
-        "and its_kind == 'read' and is_alive(its_attempt, tonumber(waiting[i + 1]), ms) then",
-        "and its_kind == 'read' then",
+        "and waiter_kind == 'read' and is_alive(waiter_attempt, tonumber(waiting[i + 1]), ms) then",
+        "and waiter_kind == 'read' then",
     ),
     mutant(
         "a poll is not noted",
@@ -148,13 +148,13 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a mark counts for ever",
         "read_acquire write_acquire release",
-        "'seen ' .. its_attempt)) or 0) > 2^52 + 61000000 + time",
-        "'seen ' .. its_attempt)) or 0) > 0",
+        "'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time",
+        "'seen ' .. waiter_attempt)) or 0) > 0",
     ),
     mutant(
         "a poll leaves dead waiters in the queue",
         "read_acquire write_acquire",
-        "if not (its_attempt and is_alive(its_attempt, score, ms)) then",
+        "if not (waiter_attempt and is_alive(waiter_attempt, score, ms)) then",
         "if false then",
     ),
     mutant(
@@ -167,8 +167,8 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "the mode stays sole beside a second hold",
         "write_acquire",
-        "redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. its_owner",
-        "redis.call('HSET', KEYS[1], 'read:' .. its_owner",
+        "redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. holder_owner",
+        "redis.call('HSET', KEYS[1], 'read:' .. holder_owner",
     ),
 ];
 
