@@ -90,11 +90,13 @@ pub async fn queued_owner_reenters_after_acquiring_elsewhere(setup: Setup) {
     let stranger = setup
         .queued(key, async move { stranger.with_owner(&Owner::new()).lock().await?.release().await })
         .await;
+    let before = setup.deployment.scripts_run().await;
     let inner = tokio::spawn({
         let lock = lock.clone();
         async move { lock.with_owner(&owner).lock().await }
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // An owner tries once before it queues.
+    eventually("the owner tries", || async { setup.deployment.scripts_run().await > before }).await;
     let before = setup.deployment.published().await;
     first.release().await.unwrap();
     let outer = soon("the waiter is granted the lock", outer).await.unwrap().unwrap();

@@ -50,6 +50,7 @@ pub async fn tasks_of_one_client_acquire_in_order(setup: Setup) {
     let mut waiting = Vec::new();
     for number in 0..6 {
         let (other, order) = (lock.for_another(), Arc::clone(&order));
+        let before = setup.deployment.scripts_run().await;
         let (began, begun) = tokio::sync::oneshot::channel();
         waiting.push(tokio::spawn(async move {
             let locking = other.lock();
@@ -64,8 +65,8 @@ pub async fn tasks_of_one_client_acquire_in_order(setup: Setup) {
         }));
         begun.await.unwrap();
         if setup.kind.name() == "reentrant" {
-            // A re-entrant owner tries once before it queues.
-            tokio::time::sleep(Duration::from_millis(30)).await;
+            // An owner tries once before it queues.
+            eventually("the owner tries", || async { setup.deployment.scripts_run().await > before }).await;
         }
     }
     eventually("one task queues in Redis for all", || async { setup.deployment.waiters(&lock).await == 1 })
