@@ -13,7 +13,7 @@ use crate::wire::Script;
 static MUTEX: Kind = Kind {
     name: "mutex",
     found: "something that is not a mutex",
-    reenters: false,
+    may_reenter: false,
     has_owner: false,
     queue: Queue::Inside,
     refusals: &[],

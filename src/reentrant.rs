@@ -19,7 +19,7 @@ use crate::wire::Script;
 static REENTRANT: Kind = Kind {
     name: "reentrant",
     found: "something that is not a re-entrant lock",
-    reenters: true,
+    may_reenter: true,
     has_owner: true,
     queue: Queue::Inside,
     refusals: &[TOO_DEEP],

@@ -22,7 +22,7 @@ pub use guard::{RwLockReadGuard, RwLockWriteGuard};
 static READ: Kind = Kind {
     name: "read",
     found: FOUND,
-    reenters: true,
+    may_reenter: true,
     has_owner: true,
     queue: Queue::InRedis,
     refusals: &[TOO_DEEP, CROWDED],
@@ -40,7 +40,7 @@ static READ: Kind = Kind {
 static WRITE: Kind = Kind {
     name: "write",
     found: FOUND,
-    reenters: true,
+    may_reenter: true,
     has_owner: true,
     queue: Queue::InsideUnlessOwned,
     refusals: &[TOO_DEEP, WOULD_DEADLOCK],

@@ -113,7 +113,7 @@ struct TokenProposals {
     fencing: Fencing,
     tries_left: u32,
     /// A majority was sent the largest token that any node knows.
-    informed: bool,
+    has_informed: bool,
 }
 
 /// What the replies to a proposal mean.
@@ -128,7 +128,7 @@ enum ProposalOutcome {
 impl TokenProposals {
     fn new(token: Option<u64>, fencing: Fencing) -> TokenProposals {
         let proposal = token.map(|token| Proposal { token, for_nested: false });
-        TokenProposals { proposal, fencing, tries_left: PROPOSALS, informed: false }
+        TokenProposals { proposal, fencing, tries_left: PROPOSALS, has_informed: false }
     }
 
     /// The token that the nodes are to agree on. `None` without fencing.
@@ -140,7 +140,7 @@ impl TokenProposals {
         self.tries_left -= 1;
         let proposed = self.proposed();
         let for_nested = self.proposal.is_some_and(|proposal| proposal.for_nested);
-        let known = tally.known_elsewhere(proposed).filter(|_| !self.informed);
+        let known = tally.known_elsewhere(proposed).filter(|_| !self.has_informed);
         let next = if let Some(token) = known {
             Some(Proposal { token, for_nested })
         } else if tally.is_mixed(proposed) {
@@ -152,7 +152,7 @@ impl TokenProposals {
         };
         if let Some(next) = next.filter(|_| self.tries_left > 0) {
             self.proposal = Some(next);
-            self.informed |= known.is_some();
+            self.has_informed |= known.is_some();
             return ProposalOutcome::Again;
         }
         // A token below one that a node knows is never used, however many proposals were made.

@@ -18,15 +18,15 @@ pub(super) struct AttemptGuard {
     /// How the attempt may be queued, if it may be.
     pub(super) entry: Option<QueueEntry>,
     /// The latest request is the first one that may queue it.
-    queues_first: bool,
+    may_queue_first: bool,
     /// It was queued at some time.
-    queued: bool,
+    has_queued: bool,
     /// A request was sent, and its replies are not recorded yet.
     pub(super) awaits_reply: bool,
     /// A request was sent at some time.
-    pub(super) asked: bool,
+    pub(super) has_sent: bool,
     /// Nothing is left to release, or the hold is meant to stay.
-    disarmed: AtomicBool,
+    is_disarmed: AtomicBool,
     /// Set while the hold is released or converted. Dropped last, when the keeper has what is left
     /// to do.
     pub(super) call: Option<OpenCall>,
@@ -39,21 +39,21 @@ impl AttemptGuard {
             attempt: Arc::new(attempt),
             lease: None,
             entry: None,
-            queues_first: false,
-            queued: false,
+            may_queue_first: false,
+            has_queued: false,
             awaits_reply: false,
-            asked: false,
-            disarmed: AtomicBool::new(false),
+            has_sent: false,
+            is_disarmed: AtomicBool::new(false),
             call: None,
         }
     }
 
     /// To be called before a request is sent: from then on it must be undone.
     pub(super) fn before_send(&mut self, entry: Option<&QueueEntry>) {
-        (self.awaits_reply, self.asked) = (true, true);
-        self.queued |= entry.is_some();
-        self.queues_first = self.entry.is_none();
-        if self.queues_first {
+        (self.awaits_reply, self.has_sent) = (true, true);
+        self.has_queued |= entry.is_some();
+        self.may_queue_first = self.entry.is_none();
+        if self.may_queue_first {
             self.entry = entry.cloned();
         }
     }
@@ -97,8 +97,8 @@ impl AttemptGuard {
     pub(super) fn withdraw(&mut self) {
         if self.awaits_reply && self.attempt.in_flight.is_withdrawn() {
             self.awaits_reply = false;
-            if self.queues_first {
-                (self.entry, self.queued) = (None, false);
+            if self.may_queue_first {
+                (self.entry, self.has_queued) = (None, false);
             }
         }
     }
@@ -106,7 +106,7 @@ impl AttemptGuard {
     /// Releases the lock at once if a server grants it to this attempt later. A server that was set
     /// back to an earlier state does that.
     pub(super) fn expect_late_notifications(&self) {
-        if self.queued {
+        if self.has_queued {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
             let for_good = self.client.nodes.deployment.may_resend;
             self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
@@ -116,11 +116,11 @@ impl AttemptGuard {
     }
 
     pub(super) fn disarm(&self) {
-        self.disarmed.store(true, Ordering::Relaxed);
+        self.is_disarmed.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_disarmed(&self) -> bool {
-        self.disarmed.load(Ordering::Relaxed)
+        self.is_disarmed.load(Ordering::Relaxed)
     }
 
     /// Whether the server must forget the attempt and refuse requests of it that arrive later.
@@ -142,7 +142,7 @@ impl Drop for AttemptGuard {
         let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
         // A cluster's client may send a request again unseen; it may be granted after "busy" was
         // answered.
-        let resent = self.asked && self.client.nodes.deployment.may_resend;
+        let resent = self.has_sent && self.client.nodes.deployment.may_resend;
         let may_have =
             self.lease.is_some() || self.awaits_reply || resent || self.attempt.in_flight.is_indeterminate();
         // If the client was closed, the keeper already has it.

@@ -33,7 +33,7 @@ pub(crate) struct Servers {
     /// Which servers they may be, if a majority of them decides.
     pub(crate) membership: Option<Membership>,
     /// The wake-up endpoint was configured separately: it may be another server by mistake.
-    pub(crate) verify: bool,
+    pub(crate) must_verify: bool,
     /// What the connections are called in `CLIENT LIST`.
     pub(crate) name: Option<String>,
     /// What each attempt ends with: the [labels](crate::labels::Labels).
@@ -44,7 +44,7 @@ impl Client {
     /// A client that has not connected yet, with its keeper on the runtime that this is called
     /// from.
     pub(crate) fn new(servers: Servers, options: &Options) -> Arc<Client> {
-        let Servers { nodes, membership, verify, name, attempt_suffix } = servers;
+        let Servers { nodes, membership, must_verify, name, attempt_suffix } = servers;
         let labels: Vec<String> = nodes.iter().map(|(endpoint, _)| endpoint.label()).collect();
         let membership = membership.map(Arc::new);
         let (mut made, mut wakeup_endpoints) = (Vec::new(), Vec::new());
@@ -70,7 +70,7 @@ impl Client {
             options.node_timeout,
         )
         .named(name.map(|name| format!("{name}:wakeups")));
-        let wakeups = if verify { wakeups.verified_with(Arc::clone(&nodes)) } else { wakeups };
+        let wakeups = if must_verify { wakeups.verified_with(Arc::clone(&nodes)) } else { wakeups };
         Arc::new(Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,

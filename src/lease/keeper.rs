@@ -71,7 +71,7 @@ impl Keeper {
         let due = match lease.options().renewal {
             Renewal::Automatic => Some(lease.granted_at() + soon),
             // Not renewed, but polled if another hold of its owner turns out to be lost.
-            Renewal::Never => lease.attempt().kind.reenters.then(|| lease.until()),
+            Renewal::Never => lease.attempt().kind.may_reenter.then(|| lease.until()),
         };
         let mut schedule = self.schedule();
         schedule.held.insert(lease.attempt().id, (lease.clone(), entry));

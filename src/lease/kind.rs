@@ -10,7 +10,7 @@ pub(crate) struct Kind {
     /// What its key holds, human-readable.
     pub(crate) found: &'static str,
     /// An owner that holds the lock may enter again, ahead of every waiter.
-    pub(crate) reenters: bool,
+    pub(crate) may_reenter: bool,
     /// Its requests name an owner.
     pub(crate) has_owner: bool,
     pub(crate) queue: Queue,

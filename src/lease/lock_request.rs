@@ -65,7 +65,7 @@ impl LockRequest {
 
     /// Whether it enters a lock that its owner holds.
     pub(super) fn may_enter(&self) -> bool {
-        self.kind.reenters && self.owner.is_some()
+        self.kind.may_reenter && self.owner.is_some()
     }
 
     /// The owner that holds the lock, if a majority of the nodes name it. For kinds with one owner

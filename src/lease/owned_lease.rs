@@ -32,7 +32,7 @@ impl AttemptGuard {
             self.entry = None;
         }
         self.client.keeper.keep(&lease, unanimous, self.entry.clone());
-        if self.attempt.kind.reenters {
+        if self.attempt.kind.may_reenter {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner);
         }
         self.lease = Some((lease.clone(), self.client.nodes.count_hold()));

@@ -205,7 +205,7 @@ impl LocksBuilder {
         Ok(Servers {
             nodes,
             membership,
-            verify: self.subscriber.is_some(),
+            must_verify: self.subscriber.is_some(),
             name: labels.joined(),
             attempt_suffix: labels.suffix(),
         })

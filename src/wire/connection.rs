@@ -187,7 +187,7 @@ pub(super) struct SharedConnection {
     tries: Arc<AtomicU64>,
     last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
     /// Whether a connection to a cluster is being replaced.
-    replacing: Arc<AtomicBool>,
+    is_replacing: Arc<AtomicBool>,
 }
 
 /// A connection and its generation.
@@ -228,7 +228,7 @@ impl SharedConnection {
             confirms: Arc::new(AtomicBool::new(confirms)),
             tries: Arc::default(),
             last_failure: Arc::default(),
-            replacing: Arc::default(),
+            is_replacing: Arc::default(),
         }
     }
 
@@ -352,7 +352,7 @@ impl SharedConnection {
     fn drop_generation(&self, generation: u64) {
         if !self.is_cluster() {
             forget(&self.current, generation);
-        } else if self.generation() == generation && !self.replacing.swap(true, Ordering::SeqCst) {
+        } else if self.generation() == generation && !self.is_replacing.swap(true, Ordering::SeqCst) {
             let this = self.clone();
             self.runtime.spawn(async move {
                 // Outlives the client by at most two limits and a pause.
@@ -367,7 +367,7 @@ impl SharedConnection {
                         Some(ConnectionPair { shared, second: None, _tasks });
                 }
                 sleep(this.limit).await;
-                this.replacing.store(false, Ordering::SeqCst);
+                this.is_replacing.store(false, Ordering::SeqCst);
             });
         }
     }

@@ -20,7 +20,7 @@ pub(super) struct Handshake {
     pub(super) place: Option<(usize, Arc<Membership>)>,
     pub(super) label: Arc<str>,
     /// Whether this client has checked the node's servers for settings that endanger locks.
-    pub(super) examined: Arc<AtomicBool>,
+    pub(super) is_examined: Arc<AtomicBool>,
 }
 
 impl Handshake {
@@ -47,7 +47,7 @@ impl Handshake {
     /// once, in a task of its own, and only if the user has the right to query it. No lock waits
     /// for that.
     fn examine(&self, connection: &Connection) {
-        if cfg!(not(feature = "tracing")) || self.examined.swap(true, Ordering::Relaxed) {
+        if cfg!(not(feature = "tracing")) || self.is_examined.swap(true, Ordering::Relaxed) {
             return;
         }
         let (connection, label, limit) = (connection.clone(), Arc::clone(&self.label), self.limit);
@@ -79,14 +79,14 @@ pub(crate) struct Membership {
     /// Which nodes have replied that they have no vote.
     refuse: Vec<AtomicBool>,
     /// Whether a node without a run id has no vote.
-    strict: bool,
+    is_strict: bool,
 }
 
 impl Membership {
-    pub(crate) fn new(labels: Vec<String>, strict: bool) -> Membership {
+    pub(crate) fn new(labels: Vec<String>, is_strict: bool) -> Membership {
         let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
         let refuse = labels.iter().map(|_| AtomicBool::new(false)).collect();
-        Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, strict }
+        Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, is_strict }
     }
 
     /// Logs that a node has no vote: once, until it votes again.
@@ -99,7 +99,7 @@ impl Membership {
 
     /// Whether the quorum is guarded: a node that restarts has no vote for a while.
     pub(super) fn is_strict(&self) -> bool {
-        self.strict
+        self.is_strict
     }
 
     /// Why a node may not be part of the quorum, as its last connection found.
@@ -119,7 +119,7 @@ impl Membership {
             Err(_) => return Err(too_slow()),
         };
         let info = match info {
-            Err(error) if !self.strict && is_denied(&error) => String::new(),
+            Err(error) if !self.is_strict && is_denied(&error) => String::new(),
             info => text(info?).unwrap_or_default(),
         };
         let field = |name: &str| {
@@ -150,7 +150,7 @@ impl Membership {
         let problem = match same {
             Some((other, _)) => Some(NodeProblem::SameServer { other: self.labels[other].clone() }),
             None if role == Some("slave") => Some(NodeProblem::Replica),
-            None if self.strict && run.is_none() => Some(NodeProblem::Unidentified),
+            None if self.is_strict && run.is_none() => Some(NodeProblem::Unidentified),
             None => None,
         };
         runs[node] = if problem.is_none() { run.cloned() } else { None };

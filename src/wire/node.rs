@@ -36,7 +36,7 @@ pub(crate) struct Node {
     minimum_token: Arc<TokenFloor>,
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage: read without taking the lock.
-    fails: AtomicBool,
+    is_failing: AtomicBool,
     label: Arc<str>,
     /// Reports that were not logged yet.
     reports: Mutex<Vec<Report>>,
@@ -47,7 +47,7 @@ pub(crate) struct Node {
     /// In a quorum: the node's place, and the membership.
     place: Option<(usize, Arc<Membership>)>,
     /// Whether its first connection has checked for settings that endanger locks.
-    examined: Arc<AtomicBool>,
+    is_examined: Arc<AtomicBool>,
 }
 
 impl Node {
@@ -65,13 +65,13 @@ impl Node {
             limit,
             minimum_token: Arc::default(),
             outage: Mutex::new(None),
-            fails: AtomicBool::new(false),
+            is_failing: AtomicBool::new(false),
             label: "".into(),
             reports: Mutex::default(),
             holds: Arc::default(),
             script_loader: ScriptLoader::default(),
             place,
-            examined: Arc::default(),
+            is_examined: Arc::default(),
         }
     }
 
@@ -161,14 +161,14 @@ impl Node {
             return Ok(live);
         }
         let (limit, minimum_token, place) = (self.limit, Arc::clone(&self.minimum_token), self.place.clone());
-        let (label, examined) = (Arc::clone(&self.label), Arc::clone(&self.examined));
-        self.connection.get(confirming, Handshake { limit, minimum_token, place, label, examined }).await
+        let (label, is_examined) = (Arc::clone(&self.label), Arc::clone(&self.is_examined));
+        self.connection.get(confirming, Handshake { limit, minimum_token, place, label, is_examined }).await
     }
 
     /// Since when the node has failed, and with which failure, if it does. Missing replicas count
     /// only for a request that requires them.
     pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
-        if !self.fails.load(Ordering::Relaxed) {
+        if !self.is_failing.load(Ordering::Relaxed) {
             return None;
         }
         let outage = self.outage_lock().clone();
@@ -365,7 +365,7 @@ impl Node {
                 if begins {
                     *outage = Some((Moment::now(), failure.clone()));
                 }
-                self.fails.store(true, Ordering::Relaxed);
+                self.is_failing.store(true, Ordering::Relaxed);
                 drop(outage);
                 begins.then(|| -> Report {
                     let ((_server, _holds), _error) = (described(), failure.clone());
@@ -374,9 +374,9 @@ impl Node {
                     })
                 })
             }
-            None if self.fails.load(Ordering::Relaxed) => {
+            None if self.is_failing.load(Ordering::Relaxed) => {
                 let ended = self.outage_lock().take();
-                self.fails.store(false, Ordering::Relaxed);
+                self.is_failing.store(false, Ordering::Relaxed);
                 let ((_server, _holds), _after) = (described(), Moment::now().since(ended?.0));
                 Some(Box::new(move || {
                     event!(info, server = %_server, holds = _holds, after = ?_after, "a server answers again");
