@@ -44,7 +44,8 @@ async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
     let server = Server::start().await;
     // A long TTL: renewals would be counted.
     let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
-    let others = server.locks_with(Options::new().renewal(Renewal::Never)).await;
+    let long = Options::new().read_ttl(Duration::from_secs(3_600));
+    let others = server.locks_with(long.renewal(Renewal::Never)).await;
     let (alone, crowded) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
     let guards = read_by_many(&lock, READERS).await;
     let one = alone.read().await.unwrap();

@@ -93,24 +93,27 @@ pub async fn lease_ends_with_its_ttl_if_never_renewed(setup: Setup) {
 }
 
 pub async fn lease_ends_after_max_hold(setup: Setup) {
-    let longest = Duration::from_millis(2_000);
-    let lock = setup.lock_with("capped", ttl(1_500).max_hold(longest)).await;
+    let longest = Duration::from_millis(4_000);
+    let lock = setup.lock_with("capped", ttl(3_000).max_hold(longest)).await;
     let watcher = setup.lock("capped").await;
     let start = std::time::Instant::now();
     let guard = lock.lock().await.unwrap();
     // The hold counts from before the request left.
     let end = std::time::Instant::now() + longest;
     while !guard.lease().is_lost() {
-        assert!(guard.lease().valid_until() <= end, "no renewal exceeds max_hold");
+        let until = guard.lease().valid_until();
+        // An ended lease is valid until now, which may be later.
+        assert!(until <= end || guard.lease().is_lost(), "no renewal exceeds max_hold");
         sleep(Duration::from_millis(5)).await;
     }
     let held = start.elapsed();
-    assert!(held > Duration::from_millis(1_500), "renewed meanwhile: {held:?}");
+    assert!(held > Duration::from_millis(3_000), "renewed meanwhile: {held:?}");
     // The server counts from the arrival of the last renewal, which asks for what was left when it
     // was sent.
     eventually("the server ends the lease as well", || async { !setup.deployment.is_locked(&watcher).await })
         .await;
-    assert!(start.elapsed() < longest + Duration::from_millis(500), "{:?}", start.elapsed());
+    // With a whole TTL, the last renewal would last 2 s longer.
+    assert!(start.elapsed() < longest + Duration::from_millis(1_500), "{:?}", start.elapsed());
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     drop((lock, watcher));
     setup.finish().await;
