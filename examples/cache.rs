@@ -9,8 +9,10 @@
 //! ```
 //!
 //! On a server that runs already, it uses names of its own, with `cache-` and a number in them. It
-//! removes its keys at the end, unless it is interrupted. The exit status is 0 if every check
-//! passed, 1 if one failed, 2 for wrong arguments. It needs a Unix, to stop processes with signals.
+//! removes its keys at the end, unless it is interrupted.
+//!
+//! The exit status is 0 if every check passed, 1 if one failed, 2 for wrong arguments. It needs a
+//! Unix, to stop processes with signals.
 
 mod support;
 

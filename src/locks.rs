@@ -27,8 +27,9 @@ pub use source::Source;
 /// Cheap to clone; clones share everything.
 ///
 /// It has one connection for requests, with `TCP_NODELAY`, keepalive and timeouts. Once a task has
-/// to wait, it opens a second one for wake-ups. One task renews all leases. Keep one client for the
-/// whole application. Dropping the last clone, lock and guard closes it.
+/// to wait, it opens a second one for wake-ups. One task renews all leases.
+///
+/// Keep one client for the whole application. Dropping the last clone, lock and guard closes it.
 ///
 /// A call needs only its task's memory: about 4 kB for its future, 6 kB with the task and the lock.
 /// While 320 requests are in flight, further calls wait inside the client for as long as their time
@@ -37,7 +38,9 @@ pub use source::Source;
 ///
 /// **What it does not**: keep a runtime alive. Its task runs on the runtime in which the client was
 /// made. Once that runtime has shut down, leases end when their TTL expires, and calls return
-/// [`Error::RuntimeEnded`]. Tests that each have their own runtime need a client each.
+/// [`Error::RuntimeEnded`].
+///
+/// Tests that each have their own runtime need a client each.
 #[derive(Clone)]
 pub struct Locks {
     client: Arc<Client>,
@@ -149,6 +152,7 @@ impl Locks {
     ///
     /// **What it does not**: stop the work that a lock protects. Only work inside
     /// [`while_held`](crate::Lease::while_held) ends with its lease, so stop other work first.
+    ///
     /// Leaked holds stay. While no server replies, no release can be confirmed, even after the TTLs
     /// have expired.
     ///

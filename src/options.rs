@@ -63,8 +63,9 @@ pub enum Wakeups {
     /// With [`Push`](Wakeups::Push), a message from one server is trusted, which saves each
     /// hand-over the round trip of a poll. So a user that may publish to the clients' channels and
     /// read the queues can make a waiter believe that it holds the lock, until its first renewal:
-    /// for up to a third of the TTL, and at most a second. A user without both rights cannot. In a
-    /// cluster, behind Sentinel and in a quorum, no message is trusted anyway.
+    /// for up to a third of the TTL, and at most a second. A user without both rights cannot.
+    ///
+    /// In a cluster, behind Sentinel and in a quorum, no message is trusted anyway.
     Verify,
     /// The client polls every 100 ms, or every [`Options::poll_cap`] if that is shorter.
     Poll,
@@ -88,9 +89,10 @@ pub enum RestartGuard {
 ///
 /// A plain value: set only what differs. [`LocksBuilder::options`](crate::LocksBuilder::options)
 /// takes the other options from the defaults, [`Locks::with_options`](crate::Locks::with_options)
-/// from that client; both check the result once. With serde, durations are in milliseconds, missing
-/// options are not set, and an unknown name is refused. Serialized options have all values, and set
-/// all of them when they are read again.
+/// from that client; both check the result once.
+///
+/// With serde, durations are in milliseconds, missing options are not set, and an unknown name is
+/// refused. Serialized options have all values, and set all of them when they are read again.
 ///
 /// | option, in a file | values | default |
 /// |---|---|---|
@@ -275,10 +277,12 @@ impl Options {
     }
 
     /// Sets the longest time for one request to Redis, and for connecting. From 10 ms to 60 s; 1 s
-    /// by default. It counts from when the request is written, and starts again with each reply on
-    /// its connection: a server that replies to other requests is not silent. Before that, a
-    /// request waits inside the client while 320 others are in flight on the connection, for as
-    /// long as the server replies and the caller waits. It belongs to the connections, so only
+    /// by default.
+    ///
+    /// It counts from when the request is written, and starts again with each reply on its
+    /// connection: a server that replies to other requests is not silent. Before that, a request
+    /// waits inside the client while 320 others are in flight on the connection, for as long as the
+    /// server replies and the caller waits. It belongs to the connections, so only
     /// [`LocksBuilder::options`](crate::LocksBuilder::options) can set it.
     pub fn node_timeout(mut self, timeout: Duration) -> Options {
         self.node_timeout = timeout;
@@ -310,8 +314,9 @@ impl Options {
 
     /// Sets whether nodes of a quorum that restart must be admitted again; [`RestartGuard::Off`] by
     /// default. All clients of a quorum must use the same setting. It belongs to the connections,
-    /// like [`node_timeout`](Options::node_timeout). Only a quorum of more than one node can have
-    /// the guard; otherwise the client is refused with
+    /// like [`node_timeout`](Options::node_timeout).
+    ///
+    /// Only a quorum of more than one node can have the guard; otherwise the client is refused with
     /// [`ConfigError::GuardOfOneNode`](crate::ConfigError::GuardOfOneNode).
     pub fn restart_guard(mut self, guard: RestartGuard) -> Options {
         self.restart_guard = guard;
@@ -331,6 +336,7 @@ impl Options {
     ///
     /// **What it does not**: prevent every loss of a lock in a failover. A confirming replica need
     /// not be the one that is promoted ([`WAIT`](https://redis.io/docs/latest/commands/wait/)).
+    ///
     /// Renewals, releases and downgrades do not wait. A hold with [`Nesting::Local`] has the
     /// confirmations of the hold that it shares.
     ///
@@ -379,9 +385,10 @@ impl Options {
     /// that are still in flight. Without this option, if the network delays a request for longer
     /// than the mark lasts, the server grants the lock to an attempt that has ended, for one TTL.
     /// With it, the request is refused, however late it arrives, unless its mark was removed
-    /// earlier: the server keeps the newest 20,000 marks of a lock. Each acquire costs the server
-    /// one more command (0.8 µs on Redis 7.0). It relies on the server's clock, as far as this
-    /// client has seen it.
+    /// earlier: the server keeps the newest 20,000 marks of a lock.
+    ///
+    /// Each acquire costs the server one more command (0.8 µs on Redis 7.0). It relies on the
+    /// server's clock, as far as this client has seen it.
     pub fn grant_within(mut self, span: Duration) -> Options {
         self.grant_within = Some(span);
         self.mark_set(Field::GrantWithin)

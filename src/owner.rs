@@ -16,8 +16,10 @@ const LONGEST: usize = 256;
 ///
 /// An async task has no identity that its call chain could query, so identity is a value: make one
 /// where the work begins, and pass it down. It crosses `spawn`, processes and services as text or
-/// through serde. Every task that has it is the owner. So make one for each call chain, never one
-/// for a process: all tasks of the process would hold the lock together.
+/// through serde.
+///
+/// Every task that has it is the owner. So make one for each call chain, never one for a process:
+/// all tasks of the process would hold the lock together.
 ///
 /// **What it does not**: stay secret. A user that may read the lock's key sees the owner, and a
 /// program that knows the owner can acquire the lock.

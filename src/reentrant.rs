@@ -41,8 +41,9 @@ static REENTRANT: Kind = Kind {
 ///
 /// **What it promises**: holds of two owners are never both [valid](Lease::is_lost). A further hold
 /// of the same owner is granted at once, ahead of all waiters. It has the same fencing token, and
-/// neither shortens the lease nor extends it beyond `max(remaining, ttl)`. The lock is free once
-/// every hold has been released.
+/// neither shortens the lease nor extends it beyond `max(remaining, ttl)`.
+///
+/// The lock is free once every hold has been released.
 ///
 /// **What it does not**:
 /// - Separate the holds of one owner: two tasks with one owner hold the lock together.
@@ -104,8 +105,7 @@ impl ReentrantLock {
     /// granted a further hold at once.
     ///
     /// # Errors
-    /// - [`Error::TooDeep`]: the owner has as many holds as
-    ///   [`max_depth`](crate::Options::max_depth) allows.
+    /// - [`Error::TooDeep`]: the owner has [`max_depth`](crate::Options::max_depth) holds already.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
     ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once. A
     ///   transient one is returned once all requests have failed for two [node
@@ -160,8 +160,7 @@ impl ReentrantLock {
     /// pauses in total.
     ///
     /// # Errors
-    /// - [`Error::TooDeep`]: the owner has as many holds as
-    ///   [`max_depth`](crate::Options::max_depth) allows.
+    /// - [`Error::TooDeep`]: the owner has [`max_depth`](crate::Options::max_depth) holds already.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
     ///   [`Error::TooFewReplicas`]: the server fails. The call does not wait for it.
     /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.

@@ -75,8 +75,9 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 ///
 /// **What it promises**: a lease to write and a lease of another owner are never both
 /// [valid](crate::Lease::is_lost). Neither side starves: a waiting writer keeps new readers out,
-/// and when a writer releases, all readers that wait by then are admitted before the next writer. A
-/// lease to write has a new [fencing token](crate::Lease::fencing_token). A lease to read has the
+/// and when a writer releases, all readers that wait by then are admitted before the next writer.
+///
+/// A lease to write has a new [fencing token](crate::Lease::fencing_token). A lease to read has the
 /// token of the last writer or a larger one: the data read under it is at least that new.
 ///
 /// **Holds of one owner** ([`with_owner`](RwLock::with_owner)) nest, ahead of all waiters:
@@ -178,10 +179,9 @@ impl RwLock {
     /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
     /// # Errors
-    /// - [`Error::Crowded`], at once: as many readers hold the lock or wait as
-    ///   [`max_readers`](Options::max_readers) allows.
-    /// - [`Error::TooDeep`]: the owner reads as many times as [`max_depth`](Options::max_depth)
-    ///   allows.
+    /// - [`Error::Crowded`], at once: [`max_readers`](Options::max_readers) readers hold the lock or
+    ///   wait for it.
+    /// - [`Error::TooDeep`]: the owner has [`max_depth`](Options::max_depth) holds to read.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
     ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once. A
     ///   transient one is returned once all requests have failed for two [node

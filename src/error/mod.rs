@@ -76,14 +76,16 @@ pub enum Error {
         context: Context,
     },
     /// The reply to a release was lost, and the lock has had another holder since. So it is unknown
-    /// whether the lease was valid until its release. The lock is no longer held. Indeterminate.
+    /// whether the lease was valid until its release. The lock is no longer held.
+    ///
+    /// Indeterminate.
     Unconfirmed {
         /// Which operation failed, on which lock and server.
         context: Context,
         /// How the reply was lost: the source.
         cause: Box<Error>,
     },
-    /// The owner has as many holds as [`Options::max_depth`](crate::Options::max_depth) allows.
+    /// The owner has [`Options::max_depth`](crate::Options::max_depth) holds already.
     TooDeep {
         /// Which operation failed, on which lock and server.
         context: Context,
@@ -97,9 +99,8 @@ pub enum Error {
         /// Which operation failed, on which lock and server.
         context: Context,
     },
-    /// As many readers hold the lock or are queued for it as
-    /// [`Options::max_readers`](crate::Options::max_readers) allows. Owners that already hold it
-    /// are not refused. Transient.
+    /// [`Options::max_readers`](crate::Options::max_readers) readers hold the lock or are queued for
+    /// it. Owners that already hold it are not refused. Transient.
     Crowded {
         /// Which operation failed, on which lock and server.
         context: Context,
@@ -116,7 +117,9 @@ pub enum Error {
     },
     /// A companion key of the lock, its fencing counter or its queue, holds something else. The key
     /// was not changed: repair or delete it. A new fencing counter continues with the server's
-    /// clock. Indeterminate if the script may have written before it read that key.
+    /// clock.
+    ///
+    /// Indeterminate if the script may have written before it read that key.
     Corrupt {
         /// Which operation failed, on which lock and server.
         context: Context,

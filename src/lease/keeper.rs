@@ -281,7 +281,8 @@ impl Keeper {
             LeaseState::Lost => {
                 schedule.remove(lease, LeaseEnd::Revoked);
                 if !self.nodes.deployment.decides_alone() {
-                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may still hold it
+                    // A minority may still hold it.
+                    self.abandon_everywhere(&mut schedule, lease, reports);
                 }
                 drop(schedule);
                 self.notify.notify_one();

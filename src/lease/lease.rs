@@ -35,9 +35,10 @@ pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// [drift](Options::drift), on a clock that keeps counting while the machine sleeps.
 ///
 /// **What it does not**: checking and then acting is never one step. A process may be paused
-/// between the two for longer than the lease lasts. The lease also depends on the server keeping
-/// its data; the README lists what makes a server forget a lock. The [fencing
-/// token](Lease::fencing_token) covers both.
+/// between the two for longer than the lease lasts.
+///
+/// The lease also depends on the server keeping its data; the README lists what makes a server
+/// forget a lock. The [fencing token](Lease::fencing_token) covers both.
 #[derive(Clone)]
 pub struct Lease(Arc<LeaseInner>);
 

@@ -12,10 +12,13 @@ impl Locks {
     /// keys, restarts and failovers that lose locks.
     ///
     /// It sends `INFO` and `CONFIG GET` to each server; in a cluster to each master. It acquires
-    /// and releases a lock of a new name, whose fencing counter stays for one second. A check for
-    /// which the user lacks a right is [unknown](Verdict::Unknown); a missing right that locks need
-    /// is a danger. If no server can be used, only [`Check::Connection`] names the cause. Once the
-    /// client's runtime has ended, nothing is sent, and every connection is unknown.
+    /// and releases a lock of a new name, whose fencing counter stays for one second.
+    ///
+    /// A check for which the user lacks a right is [unknown](Verdict::Unknown); a missing right
+    /// that locks need is a danger. If no server can be used, only [`Check::Connection`] names the
+    /// cause.
+    ///
+    /// Once the client's runtime has ended, nothing is sent, and every connection is unknown.
     ///
     /// On one server without `appendfsync always`, [`Check::Persistence`] is always a danger.
     /// Choose which dangers stop a deployment.

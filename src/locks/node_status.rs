@@ -16,8 +16,10 @@ static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/q
 #[non_exhaustive]
 #[derive(Debug)]
 pub struct NodeStatus {
-    /// The node's address. For a Sentinel group: the name of the master. For a cluster: `cluster`.
-    /// For a pool, which does not reveal its address: `pool`.
+    /// The node's address.
+    ///
+    /// For a Sentinel group: the name of the master. For a cluster: `cluster`. For a pool, which
+    /// does not reveal its address: `pool`.
     pub node: String,
     /// Whether the node votes.
     pub state: NodeState,

@@ -35,6 +35,7 @@ impl Locks {
     /// others.
     ///
     /// Both steps need a majority of nodes that have a vote. With fewer, the quorum grants no lock.
+    ///
     /// Then this call admits the nodes only if all nodes reply, and founds the quorum anew: its
     /// tokens begin above all known tokens and clocks, ignoring a clock that is more than a day
     /// ahead of most. Otherwise nothing changes.
@@ -163,11 +164,12 @@ impl Locks {
     }
 
     /// Runs one step of an admission: the first without `knowing`, the second with it. Returns the
-    /// ticket for the second step. If another client is already admitting the node, that is the
-    /// other client's ticket, since both clients wait for long enough. Returns `None` if the node
-    /// no longer replies: it is skipped like one that never replied. Two failures are errors
-    /// instead: silence while the quorum is founded, which needs all nodes, and a refusal, which
-    /// needs an operator.
+    /// ticket for the second step.
+    ///
+    /// If another client is already admitting the node, that is the other client's ticket, since
+    /// both clients wait for long enough. Returns `None` if the node no longer replies: it is
+    /// skipped like one that never replied. Two failures are errors instead: silence while the
+    /// quorum is founded, which needs all nodes, and a refusal, which needs an operator.
     async fn admit(
         &self,
         place: usize,

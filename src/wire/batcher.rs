@@ -4,10 +4,11 @@
 //! While few requests are in flight, each one is sent at once, because gathering takes time.
 //!
 //! Other requests queue here in the order of their arrival. A queued request is a future of its
-//! caller: the queue needs no memory of its own, and a caller that gives up leaves the queue. Time
-//! spent in the queue is not silence of the server: a server counts as silent once a request was
-//! written and the connection has delivered no reply for a node timeout. Then all queued requests
-//! fail together.
+//! caller: the queue needs no memory of its own, and a caller that gives up leaves the queue.
+//!
+//! Time spent in the queue is not silence of the server: a server counts as silent once a request
+//! was written and the connection has delivered no reply for a node timeout. Then all queued
+//! requests fail together.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};

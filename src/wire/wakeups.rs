@@ -1,7 +1,8 @@
 //! Wake-ups: messages from the server that a lock's state changed, on a connection of their own.
 //!
-//! A wake-up is a hint. Any of them may be lost, so every waiter also polls now and then. The
-//! connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
+//! A wake-up is a hint. Any of them may be lost, so every waiter also polls now and then.
+//!
+//! The connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
 //! keep the protocol of their URL. It carries no other traffic: see the page on connecting.
 
 use std::sync::atomic::Ordering;

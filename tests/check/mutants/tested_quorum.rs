@@ -34,7 +34,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "lost-lease-stays-on-a-minority",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "                    self.abandon_everywhere(&mut schedule, lease, reports); // a minority may still hold it\n",
+            from: "                    // A minority may still hold it.\n                    self.abandon_everywhere(&mut schedule, lease, reports);\n",
             times: 1,
             to: "",
         }],

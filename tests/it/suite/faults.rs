@@ -311,8 +311,8 @@ pub async fn waiters_acquire_while_subscribers_are_killed(setup: Setup) {
 /// The server restarts empty: the holder is notified of the loss, the waiter acquires, tokens
 /// continue to grow.
 pub async fn waiter_acquires_after_server_restarted_empty(mut setup: Setup) {
-    // Renewals take a lock again on nodes that have lost it. If the nodes of a quorum return slowly,
-    // one by one, a renewed lease survives.
+    // Renewals take a lock again on nodes that have lost it. If the nodes of a quorum return one by
+    // one, a renewed lease survives.
     let renewal = if setup.nodes() == 1 { Renewal::Automatic } else { Renewal::Never };
     let lock = setup.lock_with("restarted", ttl(2_000).renewal(renewal)).await;
     let guard = lock.lock().await.unwrap();

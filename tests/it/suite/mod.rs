@@ -46,7 +46,9 @@ async fn queued<T: Send + 'static>(
 
 // Every behaviour runs in every topology, and for every kind on one server. The core of them runs
 // in every pair of kind and topology. Protocols and wake-ups are independent of most behaviours, so
-// they are spread over the cells. The rest of the matrix takes more than an hour.
+// they are spread over the cells.
+//
+// The rest of the matrix takes more than an hour.
 matrix! { all;
     mutex_standalone_push_resp2 = Standalone(Mutex, Push, Resp2);
     reentrant_standalone_poll_resp3 = Standalone(Reentrant, Poll, Resp3);
