@@ -99,8 +99,8 @@ pub enum Error {
         /// Which operation failed, on which lock and server.
         context: Context,
     },
-    /// [`Options::max_readers`](crate::Options::max_readers) readers hold the lock or are queued for
-    /// it. Owners that already hold it are not refused. Transient.
+    /// [`Options::max_readers`](crate::Options::max_readers) readers hold the lock or wait for it.
+    /// Owners that already hold it are not refused. Transient.
     Crowded {
         /// Which operation failed, on which lock and server.
         context: Context,

@@ -61,7 +61,8 @@ async fn is_usable(deployment: &Deployment, locks: &Locks, nodes: &[&str]) {
 }
 
 fn options() -> Options {
-    Options::new().ttl(TTL)
+    // Rights do not depend on how busy the machine is.
+    Options::new().ttl(TTL).node_timeout(Duration::from_secs(10))
 }
 
 #[cfg(feature = "cluster")]
