@@ -68,7 +68,7 @@ impl Owner {
     ///   leading `:`, and is not `mode`. The same UUID with other letter case or without hyphens is
     ///   another owner, as it is to the server.
     pub fn from_word(word: &str) -> Result<Owner, OwnerError> {
-        let error = || OwnerError { text: word.chars().take(64).collect() };
+        let error = || OwnerError { start: shortened(word), bytes: word.len() };
         if let Some(uuid) = Uuid::try_parse(word).ok().filter(|uuid| uuid.to_string() == word) {
             return Ok(Owner(Word::Uuid(uuid)));
         }
@@ -129,17 +129,12 @@ impl FromStr for Owner {
 
 /// The text is not an [`Owner`]: see [`Owner::from_word`].
 ///
-/// It may be an owner with one space too many, so `Debug` shows only its start.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+/// It may be an owner with one space too many, so the error shows only its start.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is not an owner: an owner has 1 to 256 bytes, no space, no leading colon, and is not \"mode\""
+    "{start:?} ({bytes} bytes) is not an owner: an owner has 1 to 256 bytes, no space, no leading colon, and is not \"mode\""
 )]
 pub struct OwnerError {
-    text: String,
-}
-
-impl fmt::Debug for OwnerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnerError").field("text", &shortened(&self.text)).finish()
-    }
+    start: String,
+    bytes: usize,
 }

@@ -28,6 +28,15 @@ fn owner_survives_text_and_serde() {
     }
 }
 
+/// An owner read from a file may have a blank at its end.
+#[test]
+fn owner_error_shows_the_start_and_the_length_of_the_word() {
+    let word = "8743c9c0-0795-4907-87fd-6c719a6b4586:61 ";
+    let error = word.parse::<Owner>().unwrap_err();
+    assert!(error.to_string().starts_with("\"8743c9c0…\" (40 bytes) is not an owner: "), "{error}");
+    assert!(!error.to_string().contains("0795") && !format!("{error:?}").contains("0795"), "{error:?}");
+}
+
 fn assert_hidden(shown: &impl std::fmt::Debug, secret: &str) {
     for text in [format!("{shown:?}"), format!("{shown:#?}")] {
         let starts = secret.char_indices().map(|(end, _)| &secret[..end]);
