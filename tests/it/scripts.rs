@@ -5,6 +5,7 @@ mod channels;
 #[cfg(target_os = "linux")]
 mod durations;
 mod limits;
+mod many;
 mod memory;
 mod queues;
 mod request;
@@ -88,7 +89,7 @@ fn scripts_headers_declare_all_keys_and_arguments() {
             assert!(declared.is_superset(&used), "{name} uses {table}{used:?}, declares {declared:?}");
             // All verbs take all keys of the lock, also keys that they do not use.
             let is_common = |index: &usize| table == "KEYS" && *index <= 3;
-            let is_unpacked = table == "ARGV" && body.contains("unpack(ARGV)");
+            let is_unpacked = table == "ARGV" && body.contains("unpack(ARGV)") || name.ends_with("_many");
             let unused: Vec<_> = declared.difference(&used).filter(|index| !is_common(index)).collect();
             assert!(
                 unused.is_empty() || is_unpacked,

@@ -41,8 +41,7 @@ if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = 0, nil
   if min_token then token, refusal = next_token() end
   if not token then return refusal end
-  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token), owner, 1, ':' .. attempt, 1)
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  --@include hold_reentrant
   return token
 end
 

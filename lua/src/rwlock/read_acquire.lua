@@ -47,8 +47,7 @@ if keys == 0 then
   local token, refusal = 0, nil
   if min_token then token, refusal = readers_token() end
   if not token then return refusal end
-  redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  --@include sole_read
   return token
 end
 

@@ -142,6 +142,7 @@ impl Request {
 }
 
 /// A connection to the server of a test.
+#[derive(Clone)]
 pub struct Client(MultiplexedConnection);
 
 impl Client {
@@ -150,10 +151,13 @@ impl Client {
     }
 
     pub async fn run<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_run(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub async fn try_run<T: redis::FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
-        let answer = command.query_async(&mut self.0.clone()).await;
-        answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        command.query_async(&mut self.0.clone()).await
     }
 
     /// The value of every key, without the marks of waiters' polls.

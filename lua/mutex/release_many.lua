@@ -1,0 +1,34 @@
+-- mutex/release_many: generated from lua/src/mutex/release_many.lua, do not edit.
+-- mutex/release_many: releases those of many mutexes that have no waiter.
+--
+-- KEYS[1]  lock      string: the attempt that holds the mutex, with a TTL
+-- KEYS[2]  waiters   zset: waiters by their places, and marks. Then the keys of the next lock, for
+--                    at most 128 locks
+-- ARGV[1]  attempt   as in acquire. Then that of the next lock
+--
+-- Returns  {answer...}   for each lock 1: released; or -10: nothing was changed, send release for
+--                        this lock
+--          -5            refused: an argument is malformed
+--
+-- A second delivery answers -10 for the locks that the first one released.
+local count = #KEYS / 2
+local arguments = count
+if count < 1 or count > 128 or count % 1 > 0 or #ARGV ~= arguments then return -5 end
+for i = 1, count do
+  local attempt = ARGV[i]
+  if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
+end
+
+-- The fragments act on the keys of one lock at a time.
+local keys, KEYS = KEYS, {}
+
+local answers = {}
+for i = 1, count do
+  KEYS[1], KEYS[2] = keys[2 * i - 1], keys[2 * i]
+  answers[i] = -10
+  if redis.pcall('GET', KEYS[1]) == ARGV[i] and redis.call('EXISTS', KEYS[2]) == 0 then
+    redis.call('DEL', KEYS[1])
+    answers[i] = 1
+  end
+end
+return answers

@@ -1,0 +1,87 @@
+-- rwlock/read_acquire_many: generated from lua/src/rwlock/read_acquire_many.lua, do not edit.
+-- rwlock/read_acquire_many: acquires those of many read-write locks to read that are free and
+-- have no waiter.
+--
+-- KEYS[1]  lock           hash: the holds, with a TTL
+-- KEYS[2]  fence          string: the last fencing token
+-- KEYS[3]  waiters        zset: waiters by their places, and marks. Then the keys of the next lock,
+--                         for at most 128 locks
+-- ARGV[1]  ttl_ms         as in read_acquire, for all locks
+-- ARGV[2]  min_token      as in read_acquire, for all locks; empty: no token
+-- ARGV[3]  token_ttl_ms   as in read_acquire, for all locks; empty: 3600000
+-- ARGV[4]  attempt        as in read_acquire
+-- ARGV[5]  owner          as in read_acquire; empty: the attempt. Then the attempt and the owner
+--                         of the next lock
+--
+-- Returns  {answer...}    for each lock the token as in read_acquire, or -10: nothing was
+--                         changed, send read_acquire for this lock
+--          -5             refused: an argument is malformed
+--
+-- A second delivery answers -10 for the locks that the first one acquired.
+local ttl_ms, min_token, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
+local least = tonumber(min_token)
+if min_token == '' then min_token = nil end
+if min_token and not (string.find(min_token, '^%d+$') and least < 2^52) then return -5 end
+if not token_ttl_ms or token_ttl_ms == '' then
+  token_ttl_ms = '3600000'
+elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
+  return -5
+end
+local count = #KEYS / 3
+local arguments = 3 + 2 * count
+if count < 1 or count > 128 or count % 1 > 0 or #ARGV ~= arguments then return -5 end
+local owners = {}
+for i = 1, count do
+  local attempt, owner = ARGV[2 + 2 * i], ARGV[3 + 2 * i]
+  if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
+  if not owner or owner == '' then
+    owner = attempt
+  elseif #owner > 256 or string.byte(owner) == 58 or string.find(owner, ' ', 1, true) then
+    return -5
+  end
+  owners[i] = owner
+end
+
+-- The fragments act on the keys of one lock at a time.
+local keys, KEYS = KEYS, {}
+
+-- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
+local function next_token()
+  local token = redis.pcall('INCR', KEYS[2])
+  if type(token) == 'table' then return nil, token end
+  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  local now = redis.call('TIME')
+  local time = now[1] * 1000000 + now[2]
+  if token >= 2^53 or (least or 0) > time + 86400000000 then
+    if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
+    return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
+  end
+  token = math.max((least or 0) + 1, time)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+  return token
+end
+
+-- Readers get the token of the last writer, unless it is below min_token: others may have had
+-- larger ones then.
+local function readers_token(known)
+  local last = known or redis.pcall('GET', KEYS[2])
+  if type(last) == 'table' then return nil, last end
+  local token = tonumber(last or nil)
+  if token and token >= (least or 0) and token < 2^53 then return token end
+  return next_token()
+end
+
+local answers = {}
+for i = 1, count do
+  KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
+  local attempt, owner, token = ARGV[2 + 2 * i], owners[i], nil
+  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = not min_token and 0 or readers_token() end
+  if token then
+    redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
+    redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  end
+  answers[i] = token or -10
+end
+return answers

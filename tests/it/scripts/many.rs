@@ -1,0 +1,321 @@
+//! Scripts for many locks: each lock gets the answer of the script for one lock and is left in the
+//! same state, or it gets -10 and is not changed.
+
+use std::collections::BTreeSet;
+
+use redis::Value;
+
+use super::request::{Client, declared, path};
+use super::script;
+use crate::support::Server;
+
+const ALONE: i64 = -10;
+const KINDS: [&str; 4] = ["mutex", "reentrant", "read", "write"];
+
+/// What a request finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Free,
+    FreeWithoutCounter,
+    FreeWithWaiter,
+    Ended,
+    Own,
+    OwnWithWaiter,
+    OwnNested,
+    OtherAttempt,
+    OtherOwner,
+    ForeignString,
+    ForeignList,
+    CorruptCounter,
+    FullCounter,
+    CorruptQueue,
+}
+
+const STATES: [State; 14] = [
+    State::Free,
+    State::FreeWithoutCounter,
+    State::FreeWithWaiter,
+    State::Ended,
+    State::Own,
+    State::OwnWithWaiter,
+    State::OwnNested,
+    State::OtherAttempt,
+    State::OtherOwner,
+    State::ForeignString,
+    State::ForeignList,
+    State::CorruptCounter,
+    State::FullCounter,
+    State::CorruptQueue,
+];
+
+struct Lab {
+    client: Client,
+    kind: &'static str,
+}
+
+impl Lab {
+    /// Runs the script for one lock.
+    async fn one(&self, verb: &str, lock: &str, arguments: &[(&str, &str)]) -> Value {
+        let name = path(self.kind, verb);
+        let names = declared(&script(&name));
+        let value =
+            |name: &String| arguments.iter().find(|(known, _)| known == name).map_or("", |found| found.1);
+        let words: Vec<&str> = names.iter().map(value).collect();
+        let [lock, fence, waiters] = keys(lock);
+        self.eval(&name, &[&lock, &fence, &waiters], &words).await
+    }
+
+    /// Runs the script for many locks, with attempt `a` of owner `o` for each.
+    async fn many(&self, verb: &str, locks: &[String], shared: &[&str]) -> Vec<i64> {
+        let name = path(self.kind, verb) + "_many";
+        let (mut names, mut arguments) = (Vec::new(), shared.to_vec());
+        for lock in locks {
+            let [lock, fence, waiters] = keys(lock);
+            names.extend(match verb {
+                "acquire" => vec![lock, fence, waiters],
+                _ if name.starts_with("rwlock") => vec![lock],
+                _ => vec![lock, waiters],
+            });
+            arguments.push("a");
+            if self.kind != "mutex" {
+                arguments.push("o");
+            }
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        match self.eval(&name, &names, &arguments).await {
+            Value::Array(answers) => answers.into_iter().map(number).collect(),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    async fn eval(&self, name: &str, keys: &[&str], arguments: &[&str]) -> Value {
+        let (text, count) = (script(name), keys.len().to_string());
+        let words = ["EVAL", &text, &count].into_iter().chain(keys.iter().copied());
+        let words: Vec<&str> = words.chain(arguments.iter().copied()).collect();
+        self.client.try_run(&words).await.unwrap_or_else(|error| Value::SimpleString(error.to_string()))
+    }
+
+    async fn acquire(&self, lock: &str, attempt: &str, owner: &str, token: bool, claim: &str) -> Value {
+        let min_token = if token { "7" } else { "" };
+        let words = [("attempt", attempt), ("owner", owner), ("ttl_ms", "60000"), ("min_token", min_token)];
+        self.one("acquire", lock, &[&words[..], &[("claim_ms", claim)]].concat()).await
+    }
+
+    async fn release(&self, lock: &str, remember: &str) -> Value {
+        self.one("release", lock, &[("attempt", "a"), ("owner", "o"), ("remember", remember)]).await
+    }
+
+    async fn prepare(&self, state: State, lock: &str) {
+        let [key, fence, waiters] = keys(lock);
+        let run = async |words: &[&str]| drop(self.client.run::<Value>(words).await);
+        if state != State::FreeWithoutCounter {
+            run(&["SET", &fence, "1000", "PX", "3600000"]).await;
+        }
+        // A reader and a writer never hold the lock together, so this one makes others wait.
+        let busy = || Lab {
+            client: self.client.clone(),
+            kind: if self.kind == "read" { "write" } else { self.kind },
+        };
+        match state {
+            State::Free | State::FreeWithoutCounter => {}
+            State::FreeWithWaiter => {
+                busy().acquire(lock, "x", "p", true, "").await;
+                self.acquire(lock, "y", "q", true, "3000").await;
+                run(&["DEL", &key]).await;
+            }
+            State::Ended => drop(self.release(lock, "1").await),
+            State::Own => drop(self.acquire(lock, "a", "o", true, "").await),
+            State::OwnWithWaiter => {
+                self.acquire(lock, "a", "o", true, "").await;
+                busy().acquire(lock, "y", "q", true, "3000").await;
+            }
+            State::OwnNested => {
+                self.acquire(lock, "a", "o", true, "").await;
+                self.acquire(lock, "b", "o", true, "").await;
+            }
+            State::OtherAttempt => drop(self.acquire(lock, "b", "o", true, "").await),
+            State::OtherOwner => drop(busy().acquire(lock, "b", "p", true, "").await),
+            State::ForeignString => run(&["SET", &key, "foreign"]).await,
+            State::ForeignList => run(&["RPUSH", &key, "foreign"]).await,
+            State::CorruptCounter => run(&["SET", &fence, "abc"]).await,
+            State::FullCounter => run(&["SET", &fence, "9007199254740992"]).await,
+            State::CorruptQueue => run(&["SET", &waiters, "abc"]).await,
+        }
+    }
+
+    /// The contents of a lock's keys, as far as they do not depend on the time.
+    async fn contents(&self, lock: &str) -> String {
+        let [key, fence, waiters] = keys(lock);
+        let get = async |words: &[&str]| self.client.try_run::<Value>(words).await;
+        let kept: i64 = self.client.run(&["PTTL", &fence]).await;
+        let fence: Result<u64, _> = self.client.try_run(&["GET", &fence]).await;
+        // A counter that begins with the clock is different for each lock.
+        let fence = fence.map(|token| if token > 1 << 50 { 1 << 50 } else { token });
+        let hash = get(&["HGETALL", &key]).await.map(|value| {
+            let text = format!("{value:?}");
+            // The hold of one reader among several carries the time at which it ends.
+            text.split(|letter: char| letter.is_ascii_digit()).collect::<String>()
+        });
+        let ended = get(&["ZCARD", &waiters]).await;
+        let kept = if kept > 3_500_000 { "an hour".to_owned() } else { kept.to_string() };
+        format!(
+            "{:?} {hash:?} {fence:?} for {kept} {ended:?} {:?}",
+            get(&["GET", &key]).await,
+            get(&["TYPE", &key]).await
+        )
+    }
+}
+
+fn keys(lock: &str) -> [String; 3] {
+    [lock.to_owned(), format!("{{{lock}}}:fence"), format!("{{{lock}}}:waiters")]
+}
+
+fn number(value: Value) -> i64 {
+    if let Value::Int(number) = value { number } else { panic!("{value:?}") }
+}
+
+/// Answers without the time: how long a lock is busy, and tokens that begin with the clock.
+fn timeless(answer: &Value) -> String {
+    match answer {
+        Value::Int(token) if *token > 1 << 50 => "a token from the clock".to_owned(),
+        Value::Array(_) => "busy".to_owned(),
+        other => format!("{other:?}").replace(['a', 'b'], ""),
+    }
+}
+
+/// Runs `verb` for all states at once, and beside it for one lock after the other. Returns the
+/// states in which the script for many locks leaves the request to that for one.
+async fn compare(kind: &'static str, verb: &str, fenced: bool) -> BTreeSet<State> {
+    let server = Server::start().await;
+    let lab = Lab { client: Client::of(&server).await, kind };
+    let names =
+        |prefix: &str| -> Vec<String> { STATES.map(|state| format!("{prefix}{}", state as u8)).into() };
+    let (many, single) = (names("m"), names("s"));
+    for ((state, many), single) in STATES.into_iter().zip(&many).zip(&single) {
+        lab.prepare(state, many).await;
+        lab.prepare(state, single).await;
+        assert_eq!(lab.contents(many).await, lab.contents(single).await, "{state:?}");
+    }
+    let mut before = Vec::new();
+    for lock in &many {
+        before.push(lab.contents(lock).await);
+    }
+    let shared = ["60000", if fenced { "7" } else { "" }, ""];
+    let shared = if verb == "acquire" { &shared[..] } else { &[] };
+    let answers = lab.many(verb, &many, shared).await;
+    let mut alone = BTreeSet::new();
+    for (place, state) in STATES.into_iter().enumerate() {
+        let one = async |lock: &str| match verb {
+            "acquire" => lab.acquire(lock, "a", "o", fenced, "").await,
+            _ => lab.release(lock, "").await,
+        };
+        let expected = one(&single[place]).await;
+        let case = format!("{kind} {verb} {state:?}");
+        if answers[place] == ALONE {
+            alone.insert(state);
+            assert_eq!(lab.contents(&many[place]).await, before[place], "{case}");
+            assert_eq!(timeless(&one(&many[place]).await), timeless(&expected), "{case}");
+        } else {
+            assert_eq!(timeless(&Value::Int(answers[place])), timeless(&expected), "{case}");
+        }
+        assert_eq!(lab.contents(&many[place]).await, lab.contents(&single[place]).await, "{case}");
+    }
+    // A second delivery changes nothing, and the script for one lock repeats its answer.
+    let mut before = Vec::new();
+    for lock in &many {
+        before.push(lab.contents(lock).await);
+    }
+    if verb == "acquire" {
+        let again = lab.many(verb, &many, shared).await;
+        for (place, state) in STATES.into_iter().enumerate() {
+            assert_eq!(again[place], ALONE, "{kind} {state:?}");
+            assert_eq!(lab.contents(&many[place]).await, before[place], "{kind} {state:?}");
+            if answers[place] != ALONE {
+                let repeated = lab.acquire(&many[place], "a", "o", fenced, "").await;
+                assert_eq!(number(repeated), answers[place], "{kind} {state:?}");
+            }
+        }
+    }
+    alone
+}
+
+#[tokio::test]
+async fn scripts_for_many_locks_acquire_what_is_free() {
+    for kind in KINDS {
+        for fenced in [true, false] {
+            let alone = compare(kind, "acquire", fenced).await;
+            let mut common = vec![State::Free, State::FreeWithoutCounter];
+            if !fenced {
+                common.extend([State::CorruptCounter, State::FullCounter]);
+            }
+            for state in STATES {
+                assert_eq!(alone.contains(&state), !common.contains(&state), "{kind} {state:?} {fenced}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn scripts_for_many_locks_release_what_nothing_waits_for() {
+    for kind in KINDS {
+        let alone = compare(kind, "release", true).await;
+        for state in STATES {
+            // The release of a mutex finds its hold, whatever else the tests did to it.
+            let nested = state == State::OwnNested && kind == "mutex";
+            let common = state == State::Own || nested;
+            assert_eq!(alone.contains(&state), !common, "{kind} {state:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() {
+    let server = Server::start().await;
+    for kind in KINDS {
+        let lab = Lab { client: Client::of(&server).await, kind };
+        let acquire = path(kind, "acquire") + "_many";
+        let own: &[&str] = if kind == "mutex" { &["a"] } else { &["a", "o"] };
+        let well_formed = [&["60000", "7", "60000"], own, own].concat();
+        let names = [keys("m"), keys("n")].concat();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut malformed: Vec<(Vec<&str>, Vec<&str>)> = vec![
+            (names.clone(), well_formed[..well_formed.len() - 1].to_vec()),
+            (names.clone(), [&well_formed[..], &["a"]].concat()),
+            (names[..5].to_vec(), well_formed.clone()),
+            (vec![], vec!["60000", "7", "60000"]),
+        ];
+        let wrong: [&[&str]; 3] = [&["", "0", "1e3", "x"], &["x", "-7", "4503599627370496"], &["0", "x"]];
+        for (place, values) in wrong.into_iter().enumerate() {
+            for value in values {
+                let mut arguments = well_formed.clone();
+                arguments[place] = value;
+                malformed.push((names.clone(), arguments));
+            }
+        }
+        for place in 3..well_formed.len() {
+            let mut arguments = well_formed.clone();
+            arguments[place] = "a b";
+            malformed.push((names.clone(), arguments));
+        }
+        for (names, arguments) in malformed {
+            assert_eq!(lab.eval(&acquire, &names, &arguments).await, Value::Int(-5), "{kind} {arguments:?}");
+            assert!(lab.client.state().await.is_empty(), "{kind} {arguments:?}");
+        }
+        let release = path(kind, "release") + "_many";
+        let step = if release.starts_with("rwlock") { 1 } else { 2 };
+        let names: Vec<&str> = names.into_iter().take(2 * step).collect();
+        for arguments in [
+            &[own, own].concat()[1..],
+            &[own, own, &["a"]].concat(),
+            &[own, &["a b"; 2][..own.len()]].concat(),
+            &[],
+        ] {
+            assert_eq!(lab.eval(&release, &names, arguments).await, Value::Int(-5), "{kind} {arguments:?}");
+        }
+        let too_many: Vec<String> = (0..129).flat_map(|number| keys(&number.to_string())).collect();
+        let too_many: Vec<&str> = too_many.iter().map(String::as_str).collect();
+        let arguments = [&["60000", "7", ""][..], &own.repeat(129)].concat();
+        assert_eq!(lab.eval(&acquire, &too_many, &arguments).await, Value::Int(-5), "{kind}");
+        assert!(lab.client.state().await.is_empty(), "{kind}");
+    }
+}
