@@ -8,7 +8,7 @@ use crate::inspection::Inspection;
 use crate::lease::{Kind, Lease, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
 use crate::name::Name;
 use crate::named_lock::{NamedLock, Sealed};
-use crate::wire::Script;
+use crate::wire::{ManyScript, Script};
 
 static MUTEX: Kind = Kind {
     name: "mutex",
@@ -22,8 +22,20 @@ static MUTEX: Kind = Kind {
         server: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
         quorum: Script::new("quorum/mutex_acquire", include_str!("../lua/quorum/mutex_acquire.lua")),
     },
+    acquire_many: ManyScript {
+        script: Script::new("mutex/acquire_many", include_str!("../lua/mutex/acquire_many.lua")),
+        keys: &[0, 1, 2],
+        shared: &[1, 2, 7],
+        own: &[0],
+    },
     renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
     release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),
+    release_many: ManyScript {
+        script: Script::new("mutex/release_many", include_str!("../lua/mutex/release_many.lua")),
+        keys: &[0, 2],
+        shared: &[],
+        own: &[0],
+    },
     force: Script::new("mutex/force", include_str!("../lua/mutex/force.lua")),
     inspect: Script::new("mutex/inspect", include_str!("../lua/mutex/inspect.lua")),
 };

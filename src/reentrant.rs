@@ -14,7 +14,7 @@ use crate::name::Name;
 use crate::named_lock::{HolderId, NamedLock};
 use crate::options::Nesting;
 use crate::owner::Owner;
-use crate::wire::Script;
+use crate::wire::{ManyScript, Script};
 
 static REENTRANT: Kind = Kind {
     name: "reentrant",
@@ -28,8 +28,20 @@ static REENTRANT: Kind = Kind {
         server: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
         quorum: Script::new("quorum/reentrant_acquire", include_str!("../lua/quorum/reentrant_acquire.lua")),
     },
+    acquire_many: ManyScript {
+        script: Script::new("reentrant/acquire_many", include_str!("../lua/reentrant/acquire_many.lua")),
+        keys: &[0, 1, 2],
+        shared: &[1, 3, 9],
+        own: &[0, 2],
+    },
     renew: Script::new("reentrant/renew", include_str!("../lua/reentrant/renew.lua")),
     release: Script::new("reentrant/release", include_str!("../lua/reentrant/release.lua")),
+    release_many: ManyScript {
+        script: Script::new("reentrant/release_many", include_str!("../lua/reentrant/release_many.lua")),
+        keys: &[0, 2],
+        shared: &[],
+        own: &[0, 1],
+    },
     force: Script::new("reentrant/force", include_str!("../lua/reentrant/force.lua")),
     inspect: Script::new("reentrant/inspect", include_str!("../lua/reentrant/inspect.lua")),
 };

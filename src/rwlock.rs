@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::named_lock::{HolderId, NamedLock};
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::wire::Script;
+use crate::wire::{ManyScript, Script};
 
 pub use guard::{RwLockReadGuard, RwLockWriteGuard};
 
@@ -31,8 +31,15 @@ static READ: Kind = Kind {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
         quorum: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
     },
+    acquire_many: ManyScript {
+        script: Script::new("rwlock/read_acquire_many", include_str!("../lua/rwlock/read_acquire_many.lua")),
+        keys: &[0, 1, 2],
+        shared: &[1, 3, 9],
+        own: &[0, 2],
+    },
     renew: Script::new("rwlock/renew", RENEW),
     release: Script::new("rwlock/release", RELEASE),
+    release_many: release_many(),
     force: Script::new("rwlock/read_force", include_str!("../lua/rwlock/read_force.lua")),
     inspect: Script::new("rwlock/inspect", INSPECT),
 };
@@ -49,11 +56,31 @@ static WRITE: Kind = Kind {
         server: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
         quorum: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
     },
+    acquire_many: ManyScript {
+        script: Script::new(
+            "rwlock/write_acquire_many",
+            include_str!("../lua/rwlock/write_acquire_many.lua"),
+        ),
+        keys: &[0, 1, 2],
+        shared: &[1, 3, 9],
+        own: &[0, 2],
+    },
     renew: Script::new("rwlock/renew", RENEW),
     release: Script::new("rwlock/release", RELEASE),
+    release_many: release_many(),
     force: Script::new("rwlock/write_force", include_str!("../lua/rwlock/write_force.lua")),
     inspect: Script::new("rwlock/inspect", INSPECT),
 };
+
+/// Both kinds have this script.
+const fn release_many() -> ManyScript {
+    ManyScript {
+        script: Script::new("rwlock/release_many", include_str!("../lua/rwlock/release_many.lua")),
+        keys: &[0],
+        shared: &[],
+        own: &[0, 1],
+    }
+}
 
 static DOWNGRADE: ScriptSet = ScriptSet {
     server: Script::new("rwlock/downgrade", include_str!("../lua/rwlock/downgrade.lua")),

@@ -156,7 +156,10 @@ impl Attempt {
                 let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
                 let call =
                     if self.options.fencing == Fencing::On { call.minimum_token() } else { call.default() };
+                // The script for many locks knows no place in a queue and no time limit.
+                let is_common = self.options.grant_within.is_none() && self.queued_at.get().is_none();
                 self.with_capacity(self.with_options(call, entry))
+                    .with_others(is_common.then_some(&self.kind.acquire_many))
             }
         };
         call.replicated(self.options.wants_replicas())
@@ -234,7 +237,10 @@ impl Attempt {
         let call = Call::new(&self.kind.release, &self.keys()).text(&self.text);
         let call = self.with_owner(call).minimum_token();
         let call = queued_as(call.optional(for_good.then_some(1)), entry);
-        self.with_depth(call).optional(self.token_ttl())
+        let is_common = !for_good && entry.is_none() && self.queued_at.get().is_none();
+        self.with_depth(call)
+            .optional(self.token_ttl())
+            .with_others(is_common.then_some(&self.kind.release_many))
     }
 
     /// Revokes the lock from its holder. This attempt only identifies the request.

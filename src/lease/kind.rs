@@ -2,7 +2,7 @@
 
 use crate::error::{Context, Error};
 use crate::options::Options;
-use crate::wire::Script;
+use crate::wire::{ManyScript, Script};
 
 /// A kind of lock: its name, its scripts, and what the wait loop must know.
 pub(crate) struct Kind {
@@ -19,8 +19,10 @@ pub(crate) struct Kind {
     /// How many attempts may hold the lock or wait for it at a time, where several may.
     pub(crate) capacity: Option<fn(&Options) -> u32>,
     pub(crate) acquire: ScriptSet,
+    pub(crate) acquire_many: ManyScript,
     pub(crate) renew: Script,
     pub(crate) release: Script,
+    pub(crate) release_many: ManyScript,
     pub(crate) force: Script,
     pub(crate) inspect: Script,
 }

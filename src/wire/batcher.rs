@@ -1,10 +1,11 @@
-//! Requests of many callers, sent together in pipelines over one connection.
+//! Requests of many callers, sent together over one connection.
 //!
-//! A pipeline of many requests costs a client half as much as the same requests sent one by one.
-//! While few requests are in flight, each one is sent at once, because gathering takes time.
+//! A request that finds nothing in flight is sent at once, alone: gathering takes time. Other
+//! requests queue here in the order of their arrival, and the next free batch takes them. In a
+//! batch, requests for many locks become one script call (`many.rs`), and the calls of a batch
+//! travel in one pipeline.
 //!
-//! Other requests queue here in the order of their arrival. A queued request is a future of its
-//! caller: the queue needs no memory of its own, and a caller that gives up leaves the queue.
+//! A queued request is a future of its caller: a caller that gives up leaves the queue.
 //!
 //! Time spent in the queue is not silence of the server: a server counts as silent once a request
 //! was written and the connection has delivered no reply for a node timeout. Then all queued
@@ -22,37 +23,49 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{Connection, UNLIMITED, is_broken, too_slow};
+use super::many::{Combined, ContendedLocks, Request, combine};
+use super::script::is_unknown_script;
 use crate::clock::Moment;
 
-/// With fewer requests than this in flight, waiting for a pipeline costs more than it saves.
-const MAX_UNBATCHED: usize = 64;
-/// The maximum number of requests in one pipeline.
+/// With fewer requests than this in flight, waiting for a batch costs more than it saves.
+const MAX_UNBATCHED: usize = 1;
+/// The maximum number of requests in one batch.
 const MAX_BATCH_SIZE: usize = 64;
-/// The maximum number of pipelines in flight: while some are answered, the next one gathers.
-const MAX_BATCHES: usize = 4;
+/// The maximum number of batches in flight: while they are answered, the next one gathers.
+const MAX_BATCHES: usize = 3;
+/// The maximum number of requests that are queued; more callers wait for a place. Each request
+/// takes about 1 KB.
+const MAX_QUEUED: usize = 1024;
 
 /// How often a busy runtime's other tasks run before an expired timer is believed: one of those
 /// tasks reads from the connection.
 const YIELDS: u32 = 3;
 
 /// One connection, shared by many callers.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Batcher {
     connection: Connection,
     limit: Duration,
-    callers: Arc<AtomicUsize>,
+    callers: AtomicUsize,
     last_reply: Arc<LastReply>,
-    /// Each caller waits for its own request, so the queue is never longer than the number of
-    /// callers.
     queue: mpsc::Sender<QueuedRequest>,
+    contended: ContendedLocks,
 }
 
 #[derive(Debug)]
 struct QueuedRequest {
-    request: Cmd,
+    request: Request,
     /// One of the constants below. It changes once, from [`QUEUED`].
     state: Arc<AtomicU8>,
-    answer: oneshot::Sender<Result<TimedReply, RedisError>>,
+    outcome: oneshot::Sender<Outcome>,
+}
+
+/// What became of a queued request.
+#[derive(Debug)]
+enum Outcome {
+    Answered(Result<TimedReply, RedisError>),
+    /// A call for many locks has changed nothing: the request is to be sent alone.
+    SendAlone(Request),
 }
 
 /// The request waits for its turn.
@@ -86,10 +99,11 @@ impl SentFlag {
 impl Batcher {
     /// The task that sends pipelines runs on `runtime` until the connection is no longer used.
     pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Batcher {
-        let (queue, queued) = mpsc::channel(MAX_BATCH_SIZE);
+        let (queue, queued) = mpsc::channel(MAX_QUEUED);
         let last_reply = Arc::new(LastReply::new());
         runtime.spawn(run_batches(connection.clone(), limit, Arc::clone(&last_reply), queued));
-        Batcher { connection, limit, callers: Arc::default(), last_reply, queue }
+        let contended = ContendedLocks::new();
+        Batcher { connection, limit, callers: AtomicUsize::new(0), last_reply, queue, contended }
     }
 
     /// The connection itself, for requests that are sent rarely.
@@ -108,20 +122,27 @@ impl Batcher {
     ///
     /// # Cancel safety
     /// Not cancel safe: the request may still run if it was written; `sent` says whether it was.
-    pub(super) async fn send(&self, request: Cmd, sent: &SentFlag) -> Result<TimedReply, RedisError> {
+    pub(super) async fn send(&self, mut request: Request, sent: &SentFlag) -> Result<TimedReply, RedisError> {
         let caller = CallerCount::new(&self.callers);
         if caller.others < MAX_UNBATCHED || !self.connection.may_batch() {
-            return self.send_at_once(request, sent).await;
+            return self.send_at_once(request.cmd, sent).await;
         }
-        let (answer, answered) = oneshot::channel();
+        if request.many.is_some() && self.contended.contain(&request) {
+            request.many = None;
+        }
+        let (outcome, delivered) = oneshot::channel();
         let state = Arc::new(AtomicU8::new(QUEUED));
-        let mut queued = QueueTicket { answered, state: Arc::clone(&state), sent };
-        let outcome = match self.queue.send(QueuedRequest { request, state, answer }).await {
-            Ok(()) => (&mut queued.answered).await.ok(),
+        let mut ticket = QueueTicket { delivered, state: Arc::clone(&state), sent };
+        let outcome = match self.queue.send(QueuedRequest { request, state, outcome }).await {
+            Ok(()) => (&mut ticket.delivered).await.ok(),
             Err(_) => None,
         };
         match outcome {
-            Some(answer) => answer,
+            Some(Outcome::Answered(answer)) => answer,
+            Some(Outcome::SendAlone(request)) => {
+                self.contended.note(&request);
+                self.send_at_once(request.cmd, sent).await
+            }
             // The requests before this one found that the server is silent or the connection
             // broken.
             None if self.last_reply.has_failed() => Err(self.last_reply.failure()),
@@ -169,7 +190,7 @@ impl Batcher {
 
 /// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
 struct QueueTicket<'a> {
-    answered: oneshot::Receiver<Result<TimedReply, RedisError>>,
+    delivered: oneshot::Receiver<Outcome>,
     state: Arc<AtomicU8>,
     sent: &'a SentFlag,
 }
@@ -305,7 +326,7 @@ async fn run_batches(
         let _first = last_reply.failure.set(error.clone());
         queued.close();
         while let Some(waiting) = queued.recv().await {
-            let _gone = waiting.answer.send(Err(error.clone()));
+            let _gone = waiting.outcome.send(Outcome::Answered(Err(error.clone())));
         }
     }
     // The last callers still wait for their replies.
@@ -324,19 +345,49 @@ async fn send_batch(
     if waiting.is_empty() {
         return None;
     }
-    let (requests, callers): (Vec<_>, Vec<_>) =
-        waiting.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
-    let (sent, count) = (Moment::now(), requests.len());
-    let sending = connection.send_all(requests, UNLIMITED);
-    let answers = match last_reply.unless_silent(limit, sending).await {
-        Some(answers) => answers,
+    let (mut requests, callers): (Vec<_>, Vec<_>) =
+        waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
+    let calls = combine(&requests);
+    let (sent, count) = (Moment::now(), calls.len());
+    let replies = match last_reply.unless_silent(limit, send_calls(&connection, &calls, &mut requests)).await
+    {
+        Some(replies) => replies,
         None => vec![Err(too_slow()); count],
     };
     let failure =
-        answers.iter().find_map(|answer| answer.as_ref().err()).filter(|error| is_broken(error)).cloned();
-    for (caller, answer) in callers.into_iter().zip(answers) {
-        // If the caller disconnected, its attempt is undone elsewhere.
-        let _gone = caller.send(answer.map(|value| TimedReply { value, sent }));
+        replies.iter().find_map(|reply| reply.as_ref().err()).filter(|error| is_broken(error)).cloned();
+    let mut callers: Vec<_> = requests.into_iter().zip(callers).map(Some).collect();
+    for (call, reply) in calls.iter().zip(replies) {
+        for (place, reply) in call.members.iter().zip(call.replies(reply)) {
+            let Some((request, caller)) = callers[*place].take() else { continue };
+            let outcome = match reply {
+                Some(reply) => Outcome::Answered(reply.map(|value| TimedReply { value, sent })),
+                None => Outcome::SendAlone(request),
+            };
+            // If the caller disconnected, its attempt is undone elsewhere.
+            let _gone = caller.send(outcome);
+        }
     }
     failure
+}
+
+/// Sends calls together. A server that does not know a script for many locks gets its source.
+async fn send_calls(
+    connection: &Connection,
+    calls: &[Combined],
+    requests: &mut [Request],
+) -> Vec<Result<Value, RedisError>> {
+    let commands = calls.iter().map(|call| call.command(requests, false)).collect();
+    let mut replies = connection.send_all(commands, UNLIMITED).await;
+    let lacks_source = |place: &usize| {
+        calls[*place].many.is_some() && replies[*place].as_ref().is_err_and(is_unknown_script)
+    };
+    let unknown: Vec<usize> = (0..calls.len()).filter(lacks_source).collect();
+    if !unknown.is_empty() {
+        let commands = unknown.iter().map(|place| calls[*place].command(requests, true)).collect();
+        for (place, reply) in unknown.into_iter().zip(connection.send_all(commands, UNLIMITED).await) {
+            replies[place] = reply;
+        }
+    }
+    replies
 }

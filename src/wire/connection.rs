@@ -191,7 +191,7 @@ pub(super) struct SharedConnection {
 }
 
 /// A connection and its generation.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct LiveConnection {
     pub(super) batcher: Batcher,
     pub(super) generation: u64,
@@ -202,9 +202,9 @@ pub(super) struct LiveConnection {
 /// Connections that were made together, under one generation.
 #[derive(Debug)]
 struct ConnectionPair {
-    shared: LiveConnection,
+    shared: Arc<LiveConnection>,
     /// For requests that wait for replicas, if there are any.
-    second: Option<LiveConnection>,
+    second: Option<Arc<LiveConnection>>,
     /// The tasks that look after the connections. They are aborted when the pair is dropped.
     _tasks: JoinSet<()>,
 }
@@ -234,10 +234,10 @@ impl SharedConnection {
 
     /// The present connection, for requests that wait for replicas or for others. Poisoning does
     /// not matter: no code under this lock panics half-way.
-    pub(super) fn current(&self, confirming: bool) -> Option<LiveConnection> {
+    pub(super) fn current(&self, confirming: bool) -> Option<Arc<LiveConnection>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         let pair = current.as_ref()?;
-        if confirming { pair.second.clone() } else { Some(pair.shared.clone()) }
+        if confirming { pair.second.clone() } else { Some(Arc::clone(&pair.shared)) }
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -262,7 +262,7 @@ impl SharedConnection {
         &self,
         confirming: bool,
         handshake: Handshake,
-    ) -> Result<LiveConnection, RedisError> {
+    ) -> Result<Arc<LiveConnection>, RedisError> {
         if let Some(live) = self.current(confirming) {
             return Ok(live);
         }
@@ -279,7 +279,7 @@ impl SharedConnection {
         seen: u64,
         confirming: bool,
         handshake: Handshake,
-    ) -> Result<LiveConnection, RedisError> {
+    ) -> Result<Arc<LiveConnection>, RedisError> {
         let _turn = self.connecting.lock().await;
         if let Some(live) = self.current(confirming) {
             return Ok(live);
@@ -303,7 +303,7 @@ impl SharedConnection {
             Ok((connection, second, run)) => {
                 let made = |connection| {
                     let batcher = Batcher::new(connection, self.limit, &self.runtime);
-                    LiveConnection { batcher, generation, run: run.clone() }
+                    Arc::new(LiveConnection { batcher, generation, run: run.clone() })
                 };
                 let _tasks = self.look_after(generation);
                 let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
@@ -361,7 +361,7 @@ impl SharedConnection {
                 {
                     let generation = this.tries.fetch_add(1, Ordering::SeqCst) + 1;
                     let batcher = Batcher::new(connection, this.limit, &this.runtime);
-                    let shared = LiveConnection { batcher, generation, run: None };
+                    let shared = Arc::new(LiveConnection { batcher, generation, run: None });
                     let _tasks = this.look_after(generation);
                     *this.current.write().unwrap_or_else(PoisonError::into_inner) =
                         Some(ConnectionPair { shared, second: None, _tasks });
@@ -401,9 +401,9 @@ fn generation(current: &Current) -> u64 {
     shared(current).map_or(0, |shared| shared.generation)
 }
 
-fn shared(current: &Current) -> Option<LiveConnection> {
+fn shared(current: &Current) -> Option<Arc<LiveConnection>> {
     let current = current.read().unwrap_or_else(PoisonError::into_inner);
-    current.as_ref().map(|pair| pair.shared.clone())
+    current.as_ref().map(|pair| Arc::clone(&pair.shared))
 }
 
 fn forget(current: &Current, generation: u64) {

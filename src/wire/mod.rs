@@ -12,6 +12,7 @@ mod endpoint;
 mod failure;
 mod handshake;
 mod mailboxes;
+mod many;
 #[cfg(feature = "simulation")]
 pub(crate) mod memory;
 mod node;
@@ -35,6 +36,7 @@ pub(crate) use endpoint::{
 pub(crate) use failure::{Failure, NodeReplies, NodeReply};
 pub(crate) use handshake::{Facts, Membership};
 pub(crate) use mailboxes::Mailbox;
+pub(crate) use many::ManyScript;
 pub(crate) use node::Node;
 pub(crate) use quorum::{HoldCount, Nodes, WaitFor, median_clock};
 pub(crate) use replies::{Answer, InFlight, NodeSet, Reply, Stragglers, Vote, Votes};

@@ -153,10 +153,10 @@ impl Node {
 
     /// The run id of the server.
     pub(super) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
-        Ok(self.connected_to(false).await?.run)
+        Ok(self.connected_to(false).await?.run.clone())
     }
 
-    async fn connected_to(&self, confirming: bool) -> Result<LiveConnection, RedisError> {
+    async fn connected_to(&self, confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
         if let Some(live) = self.connection.current(confirming) {
             return Ok(live);
         }

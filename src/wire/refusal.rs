@@ -105,7 +105,7 @@ pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, f
     let mut get = redis::cmd("GET");
     get.arg(fence);
     let only_reads = SentFlag::default();
-    let problem = match batcher.send(get, &only_reads).await {
+    let problem = match batcher.send(get.into(), &only_reads).await {
         Ok(TimedReply { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
         Err(error) if is_wrong_type(&error) => Some("is not a string"),
         _ => None,
@@ -115,7 +115,7 @@ pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, f
     }
     let mut count = redis::cmd("ZCOUNT");
     count.arg(waiters).arg(0).arg(0);
-    match batcher.send(count, &only_reads).await {
+    match batcher.send(count.into(), &only_reads).await {
         Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
         _ => failure,
     }

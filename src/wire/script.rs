@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::batcher::{Batcher, SentFlag, TimedReply};
+use super::many::{ManyScript, Request};
 
 /// One file of `lua/`, the bytes that Redis receives.
 #[derive(Debug)]
@@ -30,7 +31,11 @@ impl Script {
         self.name
     }
 
-    fn sha1(&self) -> &str {
+    pub(super) fn source(&self) -> &'static str {
+        self.source
+    }
+
+    pub(super) fn sha1(&self) -> &str {
         self.sha1.get_or_init(|| redis::Script::new(self.source).get_hash().to_owned())
     }
 }
@@ -43,6 +48,7 @@ pub(crate) struct Call<'a> {
     args: Vec<Arg<'a>>,
     replicas: Option<(u32, Duration)>,
     only_reads: bool,
+    many: Option<&'static ManyScript>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,7 +68,7 @@ enum Arg<'a> {
 impl<'a> Call<'a> {
     pub(crate) fn new(script: &'static Script, keys: &[&'a str]) -> Call<'a> {
         let keys = keys.iter().map(|key| Cow::Borrowed(*key)).collect();
-        Call { script, keys, args: Vec::with_capacity(8), replicas: None, only_reads: false }
+        Call { script, keys, args: Vec::with_capacity(8), replicas: None, only_reads: false, many: None }
     }
 
     /// Adds a key.
@@ -128,6 +134,12 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// Sets the script that may run the call together with calls for other locks.
+    pub(crate) fn with_others(mut self, many: Option<&'static ManyScript>) -> Call<'a> {
+        self.many = many;
+        self
+    }
+
     /// Marks that the script writes nothing: the right to read suffices for it.
     pub(crate) fn only_reads(mut self) -> Call<'a> {
         self.only_reads = true;
@@ -171,6 +183,7 @@ impl<'a> Call<'a> {
             args: self.args.iter().map(arg).collect(),
             replicas: self.replicas,
             only_reads: self.only_reads,
+            many: self.many,
         }
     }
 }
@@ -222,7 +235,7 @@ impl PreparedCall<'_> {
     }
 }
 
-fn is_unknown_script(error: &RedisError) -> bool {
+pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
@@ -257,7 +270,8 @@ impl ScriptLoader {
         let mut turn = None;
         for _ in 0..MAX_WAITS {
             let seen = self.sent.load(Ordering::SeqCst);
-            match batcher.send(call.by_sha1(), sent).await {
+            let request = Request { cmd: call.by_sha1(), many: call.call.many.filter(|_| !call.reads) };
+            match batcher.send(request, sent).await {
                 Err(error) if is_unknown_script(&error) => {}
                 answer => return answer,
             }

@@ -123,4 +123,54 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "locks::doctor::doctor_reports_only_the_password_if_it_is_wrong",
     },
+    Tested {
+        name: "requests-of-many-tasks-not-combined",
+        edits: &[Edit {
+            file: "src/lease/attempt.rs",
+            from: ".with_others(is_common.then_some(&self.kind.release_many))",
+            times: 1,
+            to: ".with_others(is_common.then_some(&self.kind.release_many).filter(|_| false))",
+        }],
+        test: "standalone::combined_requests::many_tasks_share_script_calls",
+    },
+    Tested {
+        name: "contended-lock-answers-for-itself",
+        edits: &[Edit {
+            file: "src/wire/many.rs",
+            from: ".filter(|answer| *answer != Value::Int(SEND_ALONE))",
+            times: 1,
+            to: ".filter(|answer| *answer != Value::Int(i64::MIN + SEND_ALONE))",
+        }],
+        test: "standalone::combined_requests::one_locks_outcome_is_not_anothers",
+    },
+    Tested {
+        name: "forbidden-lock-refuses-its-whole-call",
+        edits: &[Edit {
+            file: "src/wire/many.rs",
+            from: "ServerErrorKind::NoPerm) && was_refused(error)",
+            times: 1,
+            to: "ServerErrorKind::NoPerm) && !was_refused(error)",
+        }],
+        test: "standalone::combined_requests::lack_of_rights_for_one_lock_is_not_anothers",
+    },
+    Tested {
+        name: "free-lock-taken-ahead-of-its-waiters",
+        edits: &[Edit {
+            file: "lua/mutex/acquire_many.lua",
+            from: "'EXISTS', KEYS[1], KEYS[3])",
+            times: 1,
+            to: "'EXISTS', KEYS[1])",
+        }],
+        test: "scripts::many::scripts_for_many_locks_acquire_what_is_free",
+    },
+    Tested {
+        name: "lock-with-waiters-released-without-a-grant",
+        edits: &[Edit {
+            file: "lua/mutex/release_many.lua",
+            from: " and redis.call('EXISTS', KEYS[2]) == 0",
+            times: 1,
+            to: "",
+        }],
+        test: "scripts::many::scripts_for_many_locks_release_what_nothing_waits_for",
+    },
 ];

@@ -1,5 +1,6 @@
 //! One server: wake-ups, the client's request queue, worker processes, and refused writes.
 
+mod combined_requests;
 mod processes;
 mod request_queue;
 mod restored_queue;
