@@ -14,7 +14,8 @@ pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
 #[derive(Debug)]
 struct LocalQueue {
     turn: Arc<Semaphore>,
-    news: watch::Sender<LockEvent>,
+    /// `None` until the first task waits: a lock without competition needs none.
+    news: Option<watch::Sender<LockEvent>>,
     waiters: usize,
     /// How many of the tasks may enter at once if their owner holds the lock.
     owned: usize,
@@ -55,21 +56,27 @@ struct LocalEntry {
 }
 
 impl LocalQueues {
-    /// Joins the queue of a lock; an `owned` task enters at once if its owner holds the lock.
-    pub(super) fn join(&self, name: &Name, owned: bool) -> LocalWaiter {
+    /// Joins the queue of a lock, and takes the turn if no task has it. An `owned` task enters at
+    /// once if its owner holds the lock.
+    pub(super) fn join(&self, name: &Name, owned: bool) -> Result<LocalTurn, LocalWaiter> {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
             turn: Arc::new(Semaphore::new(1)),
-            news: watch::Sender::new(LockEvent::None),
+            news: None,
             waiters: 0,
             owned: 0,
         });
         local_queue.waiters += 1;
         local_queue.owned += usize::from(owned);
-        LocalWaiter {
-            turn: Arc::clone(&local_queue.turn),
-            news: local_queue.news.subscribe(),
-            entry: LocalEntry { name: name.clone(), owned, local_queues: Arc::clone(&self.0) },
+        let entry = LocalEntry { name: name.clone(), owned, local_queues: Arc::clone(&self.0) };
+        match Arc::clone(&local_queue.turn).try_acquire_owned() {
+            Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: entry }),
+            // Under the same lock: news after this reach the task.
+            Err(_) => {
+                let news = local_queue.news.get_or_insert_with(|| watch::Sender::new(LockEvent::None));
+                let (turn, news) = (Arc::clone(&local_queue.turn), news.subscribe());
+                Err(LocalWaiter { turn, news, entry })
+            }
         }
     }
 
@@ -81,15 +88,17 @@ impl LocalQueues {
 
     /// Notifies the local waiters of a lock.
     pub(super) fn announce(&self, name: &Name, news: LockEvent) {
-        if let Some(local_queue) = lock(&self.0).get(name) {
-            local_queue.news.send_replace(news);
+        if let Some(sender) = lock(&self.0).get(name).and_then(|local_queue| local_queue.news.as_ref()) {
+            sender.send_replace(news);
         }
     }
 
     /// Notifies the local waiters of a lock if some of them may enter it now.
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
-        if let Some(local_queue) = lock(&self.0).get(name).filter(|local_queue| local_queue.owned > 0) {
-            local_queue.news.send_replace(LockEvent::HeldBy(owner.to_owned()));
+        let local_queues = lock(&self.0);
+        let local_queue = local_queues.get(name).filter(|local_queue| local_queue.owned > 0);
+        if let Some(sender) = local_queue.and_then(|local_queue| local_queue.news.as_ref()) {
+            sender.send_replace(LockEvent::HeldBy(owner.to_owned()));
         }
     }
 
@@ -100,14 +109,6 @@ impl LocalQueues {
 }
 
 impl LocalWaiter {
-    /// The turn, if no task has it.
-    pub(super) fn try_turn(self) -> Result<LocalTurn, LocalWaiter> {
-        match Arc::clone(&self.turn).try_acquire_owned() {
-            Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: self.entry }),
-            Err(_) => Err(self),
-        }
-    }
-
     /// Splits the entry into a future of the turn and a receiver of news.
     pub(super) fn waits(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockEvent>) {
         let LocalWaiter { turn, news, entry } = self;
