@@ -347,10 +347,10 @@ async fn send_batch(
     }
     let (mut requests, callers): (Vec<_>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
-    let calls = combine(&requests);
+    let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
     let (sent, count) = (Moment::now(), calls.len());
-    let replies = match last_reply.unless_silent(limit, send_calls(&connection, &calls, &mut requests)).await
-    {
+    let sending = send_calls(&connection, &calls, commands, &requests);
+    let replies = match last_reply.unless_silent(limit, sending).await {
         Some(replies) => replies,
         None => vec![Err(too_slow()); count],
     };
@@ -375,19 +375,16 @@ async fn send_batch(
 async fn send_calls(
     connection: &Connection,
     calls: &[Combined],
-    requests: &mut [Request],
+    commands: Vec<Cmd>,
+    requests: &[Request],
 ) -> Vec<Result<Value, RedisError>> {
-    let commands = calls.iter().map(|call| call.command(requests, false)).collect();
     let mut replies = connection.send_all(commands, UNLIMITED).await;
-    let lacks_source = |place: &usize| {
-        calls[*place].many.is_some() && replies[*place].as_ref().is_err_and(is_unknown_script)
-    };
-    let unknown: Vec<usize> = (0..calls.len()).filter(lacks_source).collect();
-    if !unknown.is_empty() {
-        let commands = unknown.iter().map(|place| calls[*place].command(requests, true)).collect();
-        for (place, reply) in unknown.into_iter().zip(connection.send_all(commands, UNLIMITED).await) {
-            replies[place] = reply;
-        }
+    let is_unknown = |reply: &Result<Value, RedisError>| reply.as_ref().is_err_and(is_unknown_script);
+    let unknown = (0..calls.len()).filter(|place| is_unknown(&replies[*place]));
+    let again = unknown.filter_map(|place| Some((place, calls[place].by_source(requests)?)));
+    let (places, commands): (Vec<usize>, Vec<Cmd>) = again.unzip();
+    for (place, reply) in places.into_iter().zip(connection.send_all(commands, UNLIMITED).await) {
+        replies[place] = reply;
     }
     replies
 }

@@ -86,7 +86,8 @@ pub(super) struct Combined {
 }
 
 /// Combines the requests of a batch that have the same script and the same shared arguments.
-pub(super) fn combine(requests: &[Request]) -> Vec<Combined> {
+/// Returns the calls with their commands.
+pub(super) fn combine(requests: &mut [Request]) -> Vec<(Combined, Cmd)> {
     let words: Vec<Option<Words<'_>>> =
         requests.iter().map(|request| request.many.map(|_| Words::of(&request.cmd))).collect();
     let mut calls: Vec<Combined> = Vec::new();
@@ -105,37 +106,52 @@ pub(super) fn combine(requests: &[Request]) -> Vec<Combined> {
         }
     }
     for call in &mut calls {
-        if call.members.len() == 1 {
-            call.many = None;
-        }
+        call.many = call.many.filter(|_| call.members.len() > 1);
     }
-    calls
+    let command = |call: &Combined| {
+        let words: Vec<_> = call.members.iter().filter_map(|place| words[*place].as_ref()).collect();
+        call.many.map(|many| many.command(&words, false))
+    };
+    let commands: Vec<_> = calls.iter().map(command).collect();
+    let command = |(call, command): (Combined, Option<Cmd>)| {
+        let command = command.unwrap_or_else(|| std::mem::take(&mut requests[call.members[0]].cmd));
+        (call, command)
+    };
+    calls.into_iter().zip(commands).map(command).collect()
+}
+
+impl ManyScript {
+    /// The call for these requests; by the script's source for a server that does not know it.
+    fn command(&self, words: &[&Words<'_>], by_source: bool) -> Cmd {
+        let count = 3 + self.shared.len() + words.len() * (self.keys.len() + self.own.len());
+        let mut cmd = Cmd::with_capacity(count, 512 + words.len() * 256);
+        match by_source {
+            true => cmd.arg("EVAL").arg(self.script.source()),
+            false => cmd.arg("EVALSHA").arg(self.script.sha1()),
+        };
+        cmd.arg(words.len() * self.keys.len());
+        for one in words {
+            for place in self.keys {
+                cmd.arg(one.key(*place));
+            }
+        }
+        for place in self.shared {
+            cmd.arg(words.first().map_or(&[][..], |one| one.argument(*place)));
+        }
+        for one in words {
+            for place in self.own {
+                cmd.arg(one.argument(*place));
+            }
+        }
+        cmd
+    }
 }
 
 impl Combined {
-    /// The command; by the script's source for a server that does not know it.
-    pub(super) fn command(&self, requests: &mut [Request], by_source: bool) -> Cmd {
-        let Some(many) = self.many else { return std::mem::take(&mut requests[self.members[0]].cmd) };
+    /// The call with the script's source, if it is one for many locks.
+    pub(super) fn by_source(&self, requests: &[Request]) -> Option<Cmd> {
         let words: Vec<_> = self.members.iter().map(|place| Words::of(&requests[*place].cmd)).collect();
-        let mut cmd = Cmd::with_capacity(
-            3 + many.shared.len() + words.len() * (many.keys.len() + many.own.len()),
-            512 + words.len() * 256,
-        );
-        match by_source {
-            true => cmd.arg("EVAL").arg(many.script.source()),
-            false => cmd.arg("EVALSHA").arg(many.script.sha1()),
-        };
-        cmd.arg(words.len() * many.keys.len());
-        for one in &words {
-            cmd.arg(many.keys.iter().map(|place| one.key(*place)).collect::<Vec<_>>());
-        }
-        for one in words.iter().take(1) {
-            cmd.arg(many.shared.iter().map(|place| one.argument(*place)).collect::<Vec<_>>());
-        }
-        for one in &words {
-            cmd.arg(many.own.iter().map(|place| one.argument(*place)).collect::<Vec<_>>());
-        }
-        cmd
+        Some(self.many?.command(&words.iter().collect::<Vec<_>>(), true))
     }
 
     /// The reply to each member. `None`: its request is to be sent alone.
