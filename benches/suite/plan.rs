@@ -13,7 +13,7 @@ pub(crate) enum Section {
     Renewal,
     /// The server's CPU time.
     Server,
-    /// rlock, measured by a separate program in `benches/peers`.
+    /// rslock and rlock, measured by a separate program in `benches/peers`.
     Peers,
 }
 

@@ -16,7 +16,7 @@ use crate::suite::server::{Observer, Server};
 
 /// Enough tasks to keep the server and the clients busy all the time: the placement of their
 /// threads does not matter then.
-const TASKS: [usize; 2] = [64, 256];
+const TASKS: [usize; 3] = [64, 256, 1024];
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
@@ -26,8 +26,8 @@ pub(crate) struct Row {
     pub(crate) peer: Peer,
     pub(crate) pairs: usize,
     pub(crate) pairs_per_second: f64,
-    /// The median over all rounds of this rate divided by that of rlock.
-    pub(crate) to_rlock: f64,
+    /// The median over all rounds of this rate divided by that of the fastest other library.
+    pub(crate) to_best_peer: f64,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) server_cpu_us_per_pair: f64,
@@ -38,7 +38,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let mut observer = server.observer().await?;
     let mut rows = alone(server, &bench, &mut observer, plan).await?;
     for tasks in TASKS {
-        for work in Work::ALL {
+        for work in Work::ALL.into_iter().filter(|work| tasks < 1024 || *work == Work::Mutex) {
             rows.extend(compare(&bench, &mut observer, work, tasks, Placement::Anywhere, plan.pairs).await?);
         }
     }
@@ -79,21 +79,22 @@ async fn compare(
     // Long enough for several pairs of every task, and as short as that allows.
     let slice = Duration::from_millis(if tasks == 1 { 20 } else { 200 });
     let rounds = (span.as_millis() / slice.as_millis()) as usize;
-    let mut tallies = Peer::ALL.map(|peer| (peer, Tally::default()));
+    let peers = Peer::of(work);
+    let mut tallies: Vec<_> = peers.iter().map(|peer| (*peer, Tally::default())).collect();
     for round in 0..=rounds {
         let mut slices = Vec::new();
-        for turn in 0..Peer::ALL.len() {
+        for turn in 0..peers.len() {
             // No peer always follows the same one.
-            let index = (round + turn) % Peer::ALL.len();
-            slices.push((index, run(bench, observer, Peer::ALL[index], work, tasks, slice).await?));
+            let index = (round + turn) % peers.len();
+            slices.push((index, run(bench, observer, peers[index], work, tasks, slice).await?));
         }
         // The first round loads scripts and makes the keys.
         if round > 0 {
             slices.sort_by_key(|(index, _)| *index);
-            let rlock = slices.iter().find(|(index, _)| Peer::ALL[*index] == Peer::Rlock);
-            let rlock = rlock.map_or(f64::NAN, |(_, slice)| slice.rate());
+            let others = slices.iter().filter(|(index, _)| peers[*index].is_other_library());
+            let best = others.map(|(_, slice)| slice.rate()).fold(f64::NAN, f64::max);
             for (index, slice) in slices {
-                tallies[index].1.add(slice, rlock);
+                tallies[index].1.add(slice, best);
             }
         }
     }
@@ -157,14 +158,14 @@ async fn repeat(mut pair: Pair, gate: Arc<Gate>, span: Duration) -> Outcome<Samp
 struct Tally {
     samples: Samples,
     rates: Vec<f64>,
-    to_rlock: Vec<f64>,
+    to_best_peer: Vec<f64>,
     server_cpu: Duration,
 }
 
 impl Tally {
-    fn add(&mut self, slice: Slice, rlock: f64) {
+    fn add(&mut self, slice: Slice, best: f64) {
         self.rates.push(slice.rate());
-        self.to_rlock.push(slice.rate() / rlock);
+        self.to_best_peer.push(slice.rate() / best);
         self.server_cpu += slice.server_cpu;
         self.samples.append(slice.samples);
     }
@@ -178,7 +179,7 @@ impl Tally {
             peer,
             pairs,
             pairs_per_second: median(self.rates),
-            to_rlock: median(self.to_rlock),
+            to_best_peer: median(self.to_best_peer),
             median_us: self.samples.median(),
             p99_us: self.samples.quantile(0.99),
             server_cpu_us_per_pair: self.server_cpu.as_secs_f64() * 1e6 / pairs as f64,

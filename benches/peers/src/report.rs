@@ -20,7 +20,7 @@ impl Report {
         println!("\nwithout waiters; each task has its own lock, or all read one; one client for all");
         println!(
             "{:>5}  {:<9} {:<27} {:<17} {:>9} {:>8} {:>10} {:>10} {:>14}",
-            "tasks", "server", "pair", "of", "pairs/s", "x rlock", "median us", "p99 us", "server CPU us"
+            "tasks", "server", "pair", "of", "pairs/s", "x best", "median us", "p99 us", "server CPU us"
         );
         for row in &self.rows {
             println!(
@@ -30,7 +30,7 @@ impl Report {
                 row.work.title(),
                 row.peer.title(),
                 row.pairs_per_second,
-                row.to_rlock,
+                row.to_best_peer,
                 row.median_us,
                 row.p99_us,
                 row.server_cpu_us_per_pair,
