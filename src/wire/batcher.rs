@@ -1,6 +1,6 @@
 //! Requests of many callers, sent together over one connection.
 //!
-//! A request that finds nothing in flight is sent at once, alone: gathering takes time. Other
+//! While few requests are in flight, each one is sent at once, alone: gathering takes time. Other
 //! requests queue here in the order of their arrival, and the next free batch takes them. In a
 //! batch, requests for many locks become one script call (`many.rs`), and the calls of a batch
 //! travel in one pipeline.
@@ -27,8 +27,10 @@ use super::many::{Combined, ContendedLocks, Request, combine};
 use super::script::is_unknown_script;
 use crate::clock::Moment;
 
-/// With fewer requests than this in flight, waiting for a batch costs more than it saves.
-const MAX_UNBATCHED: usize = 1;
+/// With fewer requests than this in flight, waiting for a batch costs more than it saves: for
+/// requests that may become one call with others, and for those that only share a pipeline.
+const MAX_UNCOMBINED: usize = 32;
+const MAX_UNBATCHED: usize = 64;
 /// The maximum number of requests in one batch.
 const MAX_BATCH_SIZE: usize = 64;
 /// The maximum number of batches in flight: while they are answered, the next one gathers.
@@ -124,11 +126,12 @@ impl Batcher {
     /// Not cancel safe: the request may still run if it was written; `sent` says whether it was.
     pub(super) async fn send(&self, mut request: Request, sent: &SentFlag) -> Result<TimedReply, RedisError> {
         let caller = CallerCount::new(&self.callers);
-        if caller.others < MAX_UNBATCHED || !self.connection.may_batch() {
-            return self.send_at_once(request.cmd, sent).await;
-        }
-        if request.many.is_some() && self.contended.contain(&request) {
+        if request.many.is_some() && caller.others >= MAX_UNCOMBINED && self.contended.contain(&request) {
             request.many = None;
+        }
+        let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
+        if caller.others < max_at_once || !self.connection.may_batch() {
+            return self.send_at_once(request.cmd, sent).await;
         }
         let (outcome, delivered) = oneshot::channel();
         let state = Arc::new(AtomicU8::new(QUEUED));
