@@ -5,7 +5,7 @@ mod partial;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use partial::{Field, Partial, SetFields};
 
@@ -133,40 +133,29 @@ pub enum RestartGuard {
 /// options.max_depth(2);
 /// ```
 #[must_use = "a setter returns the options that it has changed"]
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(from = "Partial")]
 pub struct Options {
-    #[serde(rename = "ttl_ms", serialize_with = "millis")]
     pub(crate) ttl: Duration,
-    #[serde(rename = "read_ttl_ms", serialize_with = "optional_millis")]
     pub(crate) read_ttl: Option<Duration>,
-    #[serde(rename = "write_ttl_ms", serialize_with = "optional_millis")]
     pub(crate) write_ttl: Option<Duration>,
     pub(crate) renewal: Renewal,
-    #[serde(rename = "max_hold_ms", serialize_with = "optional_millis")]
     pub(crate) max_hold: Option<Duration>,
     pub(crate) fencing: Fencing,
     pub(crate) nesting: Nesting,
     pub(crate) max_depth: u32,
     pub(crate) max_readers: u32,
-    #[serde(rename = "poll_cap_ms", serialize_with = "millis")]
     pub(crate) poll_cap: Duration,
-    #[serde(rename = "node_timeout_ms", serialize_with = "millis")]
     pub(crate) node_timeout: Duration,
     pub(crate) drift: f64,
     pub(crate) prefix: String,
     pub(crate) wakeups: Wakeups,
     pub(crate) restart_guard: RestartGuard,
-    #[serde(rename = "token_ttl_ms", serialize_with = "millis")]
     pub(crate) token_ttl: Duration,
-    #[serde(rename = "grant_within_ms", serialize_with = "optional_millis")]
     pub(crate) grant_within: Option<Duration>,
-    #[serde(rename = "outage_limit_ms", serialize_with = "optional_millis")]
     pub(crate) outage_limit: Option<Duration>,
     replicas: u32,
-    #[serde(rename = "replica_timeout_ms", serialize_with = "millis")]
     replica_timeout: Duration,
-    #[serde(skip)]
     set_fields: SetFields,
 }
 
@@ -393,12 +382,4 @@ impl Options {
         self.grant_within = Some(span);
         self.mark_set(Field::GrantWithin)
     }
-}
-
-fn millis<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_u64(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
-}
-
-fn optional_millis<S: Serializer>(span: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
-    span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)).serialize(to)
 }

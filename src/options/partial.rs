@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};
 use crate::error::ConfigError;
@@ -11,6 +12,12 @@ use crate::error::ConfigError;
 /// The options that were set. All values compare equal, so that `Options` compares only settings.
 #[derive(Clone, Copy, Default)]
 pub(super) struct SetFields(u32);
+
+impl SetFields {
+    fn has(self, field: Field) -> bool {
+        self.0 & (1 << field as u32) != 0
+    }
+}
 
 impl PartialEq for SetFields {
     fn eq(&self, _: &SetFields) -> bool {
@@ -25,35 +32,134 @@ impl fmt::Debug for SetFields {
     }
 }
 
-/// An option, as a bit of [`SetFields`].
-#[derive(Clone, Copy)]
-pub(super) enum Field {
-    Ttl,
-    ReadTtl,
-    WriteTtl,
-    Renewal,
-    MaxHold,
-    Fencing,
-    Nesting,
-    MaxDepth,
-    MaxReaders,
-    PollCap,
-    NodeTimeout,
-    Drift,
-    Prefix,
-    Wakeups,
-    RestartGuard,
-    TokenTtl,
-    GrantWithin,
-    OutageLimit,
-    Replicas,
-    ReplicaTimeout,
+/// The value of an option, as a file has it.
+trait Setting: Sized {
+    type InFile: Serialize + for<'de> Deserialize<'de>;
+
+    fn from_file(value: Self::InFile) -> Self;
+    fn to_file(&self) -> Self::InFile;
 }
 
-impl SetFields {
-    fn has(self, field: Field) -> bool {
-        self.0 & (1 << field as u32) != 0
+/// In milliseconds.
+impl Setting for Duration {
+    type InFile = u64;
+
+    fn from_file(millis: u64) -> Duration {
+        Duration::from_millis(millis)
     }
+
+    fn to_file(&self) -> u64 {
+        u64::try_from(self.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Setting for Option<Duration> {
+    type InFile = Option<u64>;
+
+    fn from_file(millis: Option<u64>) -> Option<Duration> {
+        millis.map(Duration::from_file)
+    }
+
+    fn to_file(&self) -> Option<u64> {
+        self.as_ref().map(Duration::to_file)
+    }
+}
+
+macro_rules! stored_as_they_are {
+    ($($value:ty)+) => {
+        $(impl Setting for $value {
+            type InFile = $value;
+
+            fn from_file(value: $value) -> $value {
+                value
+            }
+
+            fn to_file(&self) -> $value {
+                self.clone()
+            }
+        })+
+    };
+}
+
+stored_as_they_are! { u32 f64 String Renewal Fencing Nesting Wakeups RestartGuard }
+
+/// Deserializes an option that is present: it counts as set, even if it is `null`.
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
+/// Everything that must know all options: which are set, where the others come from, and files.
+macro_rules! options {
+    ($($field:ident $option:ident: $value:ty, $name:ident in a file;)+) => {
+        /// An option, as a bit of [`SetFields`].
+        #[derive(Clone, Copy)]
+        pub(super) enum Field {
+            $($field,)+
+        }
+
+        impl Options {
+            /// Returns these options, with those that are not set taken from `base`.
+            pub(crate) fn over(self, base: &Options) -> Options {
+                let set_fields = self.set_fields;
+                let mut all = base.clone();
+                all.set_fields.0 |= set_fields.0;
+                $(if set_fields.has(Field::$field) {
+                    all.$option = self.$option;
+                })+
+                all
+            }
+        }
+
+        /// Options as they are deserialized: each may be missing.
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(super) struct Partial {
+            $(#[serde(default, deserialize_with = "given")]
+            $name: Option<<$value as Setting>::InFile>,)+
+        }
+
+        impl From<Partial> for Options {
+            fn from(partial: Partial) -> Options {
+                let mut options = Options::new();
+                $(if let Some(value) = partial.$name {
+                    options.$option = <$value>::from_file(value);
+                    options = options.mark_set(Field::$field);
+                })+
+                options
+            }
+        }
+
+        impl Serialize for Options {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                let mut fields = to.serialize_struct("Options", [$(Field::$field),+].len())?;
+                $(fields.serialize_field(stringify!($name), &self.$option.to_file())?;)+
+                fields.end()
+            }
+        }
+    };
+}
+
+options! {
+    Ttl ttl: Duration, ttl_ms in a file;
+    ReadTtl read_ttl: Option<Duration>, read_ttl_ms in a file;
+    WriteTtl write_ttl: Option<Duration>, write_ttl_ms in a file;
+    Renewal renewal: Renewal, renewal in a file;
+    MaxHold max_hold: Option<Duration>, max_hold_ms in a file;
+    Fencing fencing: Fencing, fencing in a file;
+    Nesting nesting: Nesting, nesting in a file;
+    MaxDepth max_depth: u32, max_depth in a file;
+    MaxReaders max_readers: u32, max_readers in a file;
+    PollCap poll_cap: Duration, poll_cap_ms in a file;
+    NodeTimeout node_timeout: Duration, node_timeout_ms in a file;
+    Drift drift: f64, drift in a file;
+    Prefix prefix: String, prefix in a file;
+    Wakeups wakeups: Wakeups, wakeups in a file;
+    RestartGuard restart_guard: RestartGuard, restart_guard in a file;
+    TokenTtl token_ttl: Duration, token_ttl_ms in a file;
+    GrantWithin grant_within: Option<Duration>, grant_within_ms in a file;
+    OutageLimit outage_limit: Option<Duration>, outage_limit_ms in a file;
+    Replicas replicas: u32, replicas in a file;
+    ReplicaTimeout replica_timeout: Duration, replica_timeout_ms in a file;
 }
 
 impl Options {
@@ -61,43 +167,6 @@ impl Options {
     pub(super) fn mark_set(mut self, field: Field) -> Options {
         self.set_fields.0 |= 1 << field as u32;
         self
-    }
-
-    /// Returns these options, with those that are not set taken from `base`.
-    pub(crate) fn over(self, base: &Options) -> Options {
-        let set_fields = self.set_fields;
-        let mut all = base.clone();
-        all.set_fields.0 |= set_fields.0;
-        macro_rules! take {
-            ($($field:ident $option:ident,)+) => {
-                $(if set_fields.has(Field::$field) {
-                    all.$option = self.$option;
-                })+
-            };
-        }
-        take! {
-            Ttl ttl,
-            ReadTtl read_ttl,
-            WriteTtl write_ttl,
-            Renewal renewal,
-            MaxHold max_hold,
-            Fencing fencing,
-            Nesting nesting,
-            MaxDepth max_depth,
-            MaxReaders max_readers,
-            PollCap poll_cap,
-            NodeTimeout node_timeout,
-            Drift drift,
-            Prefix prefix,
-            Wakeups wakeups,
-            RestartGuard restart_guard,
-            TokenTtl token_ttl,
-            GrantWithin grant_within,
-            OutageLimit outage_limit,
-            Replicas replicas,
-            ReplicaTimeout replica_timeout,
-        }
-        all
     }
 
     /// Returns an error if an option differs that belongs to the existing connections.
@@ -111,152 +180,5 @@ impl Options {
             Some((option, _)) => Err(ConfigError::ConnectionOption { option }),
             None => Ok(()),
         }
-    }
-}
-
-/// A duration in milliseconds.
-struct Millis(Duration);
-
-impl<'de> Deserialize<'de> for Millis {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Millis, D::Error> {
-        u64::deserialize(from).map(|millis| Millis(Duration::from_millis(millis)))
-    }
-}
-
-/// Deserializes an option that is present: it counts as set, even if it is `null`.
-fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(from).map(Some)
-}
-
-/// Options as they are deserialized: each may be missing.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Partial {
-    #[serde(default, deserialize_with = "given")]
-    ttl_ms: Option<Millis>,
-    #[serde(default, deserialize_with = "given")]
-    read_ttl_ms: Option<Option<Millis>>,
-    #[serde(default, deserialize_with = "given")]
-    write_ttl_ms: Option<Option<Millis>>,
-    #[serde(default, deserialize_with = "given")]
-    renewal: Option<Renewal>,
-    #[serde(default, deserialize_with = "given")]
-    max_hold_ms: Option<Option<Millis>>,
-    #[serde(default, deserialize_with = "given")]
-    fencing: Option<Fencing>,
-    #[serde(default, deserialize_with = "given")]
-    nesting: Option<Nesting>,
-    #[serde(default, deserialize_with = "given")]
-    max_depth: Option<u32>,
-    #[serde(default, deserialize_with = "given")]
-    max_readers: Option<u32>,
-    #[serde(default, deserialize_with = "given")]
-    poll_cap_ms: Option<Millis>,
-    #[serde(default, deserialize_with = "given")]
-    node_timeout_ms: Option<Millis>,
-    #[serde(default, deserialize_with = "given")]
-    drift: Option<f64>,
-    #[serde(default, deserialize_with = "given")]
-    prefix: Option<String>,
-    #[serde(default, deserialize_with = "given")]
-    wakeups: Option<Wakeups>,
-    #[serde(default, deserialize_with = "given")]
-    restart_guard: Option<RestartGuard>,
-    #[serde(default, deserialize_with = "given")]
-    token_ttl_ms: Option<Millis>,
-    #[serde(default, deserialize_with = "given")]
-    grant_within_ms: Option<Option<Millis>>,
-    #[serde(default, deserialize_with = "given")]
-    outage_limit_ms: Option<Option<Millis>>,
-    #[serde(default, deserialize_with = "given")]
-    replicas: Option<u32>,
-    #[serde(default, deserialize_with = "given")]
-    replica_timeout_ms: Option<Millis>,
-}
-
-impl From<Partial> for Options {
-    fn from(partial: Partial) -> Options {
-        let mut options = Options::new();
-        if let Some(value) = partial.ttl_ms {
-            options.ttl = value.0;
-            options = options.mark_set(Field::Ttl);
-        }
-        if let Some(value) = partial.read_ttl_ms {
-            options.read_ttl = value.map(|span| span.0);
-            options = options.mark_set(Field::ReadTtl);
-        }
-        if let Some(value) = partial.write_ttl_ms {
-            options.write_ttl = value.map(|span| span.0);
-            options = options.mark_set(Field::WriteTtl);
-        }
-        if let Some(value) = partial.renewal {
-            options.renewal = value;
-            options = options.mark_set(Field::Renewal);
-        }
-        if let Some(value) = partial.max_hold_ms {
-            options.max_hold = value.map(|span| span.0);
-            options = options.mark_set(Field::MaxHold);
-        }
-        if let Some(value) = partial.fencing {
-            options.fencing = value;
-            options = options.mark_set(Field::Fencing);
-        }
-        if let Some(value) = partial.nesting {
-            options.nesting = value;
-            options = options.mark_set(Field::Nesting);
-        }
-        if let Some(value) = partial.max_depth {
-            options.max_depth = value;
-            options = options.mark_set(Field::MaxDepth);
-        }
-        if let Some(value) = partial.max_readers {
-            options.max_readers = value;
-            options = options.mark_set(Field::MaxReaders);
-        }
-        if let Some(value) = partial.poll_cap_ms {
-            options.poll_cap = value.0;
-            options = options.mark_set(Field::PollCap);
-        }
-        if let Some(value) = partial.node_timeout_ms {
-            options.node_timeout = value.0;
-            options = options.mark_set(Field::NodeTimeout);
-        }
-        if let Some(value) = partial.drift {
-            options.drift = value;
-            options = options.mark_set(Field::Drift);
-        }
-        if let Some(value) = partial.prefix {
-            options.prefix = value;
-            options = options.mark_set(Field::Prefix);
-        }
-        if let Some(value) = partial.wakeups {
-            options.wakeups = value;
-            options = options.mark_set(Field::Wakeups);
-        }
-        if let Some(value) = partial.restart_guard {
-            options.restart_guard = value;
-            options = options.mark_set(Field::RestartGuard);
-        }
-        if let Some(value) = partial.token_ttl_ms {
-            options.token_ttl = value.0;
-            options = options.mark_set(Field::TokenTtl);
-        }
-        if let Some(value) = partial.grant_within_ms {
-            options.grant_within = value.map(|span| span.0);
-            options = options.mark_set(Field::GrantWithin);
-        }
-        if let Some(value) = partial.outage_limit_ms {
-            options.outage_limit = value.map(|span| span.0);
-            options = options.mark_set(Field::OutageLimit);
-        }
-        if let Some(value) = partial.replicas {
-            options.replicas = value;
-            options = options.mark_set(Field::Replicas);
-        }
-        if let Some(value) = partial.replica_timeout_ms {
-            options.replica_timeout = value.0;
-            options = options.mark_set(Field::ReplicaTimeout);
-        }
-        options
     }
 }
