@@ -20,7 +20,9 @@ use super::sentinel::SentinelMaster;
 #[cfg(feature = "cluster")]
 use std::sync::Arc;
 
-/// A way to connect.
+/// A way to connect. What the client may trust depends on two answers, which name every variant:
+/// whether another server may take over unseen, and whether a request may be sent again unseen. A
+/// new variant that counted as one server would let a demoted master's messages grant leases.
 #[derive(Clone)]
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum Endpoint {
@@ -122,7 +124,13 @@ impl Endpoint {
         match self {
             #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(_) => true,
-            _ => false,
+            Endpoint::Server(_) => false,
+            #[cfg(feature = "pool")]
+            Endpoint::Pool(_) => false,
+            #[cfg(feature = "cluster")]
+            Endpoint::Cluster(_) => false,
+            #[cfg(all(feature = "cluster", feature = "pool"))]
+            Endpoint::ClusterPool(_) => false,
         }
     }
 
@@ -139,7 +147,11 @@ impl Endpoint {
             Endpoint::Cluster(_) => true,
             #[cfg(all(feature = "cluster", feature = "pool"))]
             Endpoint::ClusterPool(_) => true,
-            _ => false,
+            Endpoint::Server(_) => false,
+            #[cfg(feature = "pool")]
+            Endpoint::Pool(_) => false,
+            #[cfg(feature = "sentinel")]
+            Endpoint::Sentinel(_) => false,
         }
     }
 }
