@@ -14,8 +14,8 @@ use tokio::time::{sleep, timeout};
 
 use super::batcher::Batcher;
 use super::endpoint::Endpoint;
+use super::error_reply::{is_demoted, lacks_replicas};
 use super::handshake::Handshake;
-use super::refusal::{is_demoted, lacks_replicas};
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 

@@ -9,8 +9,8 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::task::JoinError;
 
 use super::deployment::majority_of;
+use super::error_reply::{is_demoted, is_error_reply, refuses_writes, was_refused};
 use super::quorum::Nodes;
-use super::refusal::{is_demoted, is_error_reply, refuses_writes, was_refused};
 use super::replies::Vote;
 use super::{Node, Reply, Script};
 use crate::clock::Moment;

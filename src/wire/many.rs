@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use redis::{Arg, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
 
-use super::refusal::was_refused;
+use super::error_reply::was_refused;
 use super::script::Script;
 
 /// The answer for a lock whose request is to be sent alone.

@@ -9,6 +9,7 @@ mod cluster;
 mod connection;
 mod deployment;
 mod endpoint;
+mod error_reply;
 mod failure;
 mod handshake;
 mod mailboxes;
@@ -17,7 +18,6 @@ mod many;
 pub(crate) mod memory;
 mod node;
 mod quorum;
-mod refusal;
 mod replies;
 mod script;
 #[cfg(feature = "sentinel")]
