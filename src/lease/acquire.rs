@@ -8,6 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::acquire_round::{AcquireOutcome, acquire_round};
 use super::attempt_guard::AttemptGuard;
+use super::close::{OpenCall, unless_closed};
 use super::local_queue::{LocalTurn, LockEvent};
 use super::lock_request::LockRequest;
 use super::owned_lease::OwnedLease;
@@ -31,12 +32,13 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// One try, and a few more if several attempts split the nodes so that none has a majority. `None`:
 /// another client holds the lock.
 pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
     let trying = async {
         let outcome = try_once(request).await;
         let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
         (outcome, woken)
     };
-    acquiring(request, pin!(trying)).await
+    unless_closed(request, pin!(acquiring(request, pin!(trying)))).await
 }
 
 async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
@@ -67,6 +69,7 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
     if limit.is_zero() {
         return try_acquire(request).await?.ok_or_else(timed_out);
     }
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
     let waiting = async {
         let mut progress = Progress::default();
         let outcome = timeout(limit, wait(request, &mut progress)).await;
@@ -81,7 +84,7 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
             outcome.unwrap_or_else(|_| Err(unconfirmed.or_else(outage).map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
-    acquiring(request, pin!(waiting)).await
+    unless_closed(request, pin!(acquiring(request, pin!(waiting)))).await
 }
 
 /// The error of a failed request. An earlier request of the same attempt may have had an effect.
@@ -91,12 +94,13 @@ fn failed(request: &LockRequest, guard: &AttemptGuard, failure: Failure) -> Erro
 
 /// Waits without a limit.
 pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
     let waiting = async {
         let mut progress = Progress::default();
         let outcome = wait(request, &mut progress).await;
         (outcome, Some(progress.woken))
     };
-    acquiring(request, pin!(waiting)).await
+    unless_closed(request, pin!(acquiring(request, pin!(waiting)))).await
 }
 
 /// What is known of a wait, also after it was dropped.

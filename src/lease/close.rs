@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,6 @@ use super::client::Client;
 use super::keeper::Keeper;
 use super::lease::LeaseEnd;
 use super::lock_request::LockRequest;
-use super::owned_lease::OwnedLease;
 use crate::error::{Error, MAX_NAMES, Operation};
 use crate::name::Name;
 
@@ -96,32 +95,13 @@ impl Unreleased {
     }
 }
 
-/// Waits for a lock without a limit, or until the client is closed.
-pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
-    let _open = OpenCall::new(&request.client.keeper, &request.name);
-    unless_closed(request, pin!(super::acquire::acquire(request))).await
-}
-
-/// [`acquire`] for at most `limit`.
-pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Result<OwnedLease, Error> {
-    let _open = OpenCall::new(&request.client.keeper, &request.name);
-    unless_closed(request, pin!(super::acquire::acquire_within(request, limit))).await
-}
-
-/// Acquires a lock if it is free and the client is not closed.
-pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
-    let _open = OpenCall::new(&request.client.keeper, &request.name);
-    unless_closed(request, pin!(super::acquire::try_acquire(request))).await
-}
-
 /// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may
 /// drop it at any time: that releases what it was granted and leaves the queue.
 ///
-/// The call is counted as open before this checks whether the client is closed. `close` works in
-/// the reverse order, so one of the two notices the other. An async function stores an argument
-/// twice, so the call, which is large, is borrowed; it is dropped before the caller counts it as
-/// ended.
-async fn unless_closed<T>(
+/// The caller has an [`OpenCall`], from before this checks whether the client is closed. `close`
+/// works in the reverse order, so one of the two notices the other. An async function stores an
+/// argument twice, so the call, which is large, is borrowed; it is dropped before its `OpenCall`.
+pub(super) async fn unless_closed<T>(
     request: &LockRequest,
     mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
 ) -> Result<T, Error> {

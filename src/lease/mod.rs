@@ -24,9 +24,9 @@ mod shared_hold;
 mod trace;
 mod waiter;
 
+pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::Attempt;
 pub(crate) use client::{Client, Servers};
-pub(crate) use close::{acquire, acquire_within, try_acquire};
 pub(crate) use decision::decide;
 pub(crate) use kind::{Kind, Queue, Refusal, ScriptSet, TOO_DEEP};
 pub use lease::{Lease, LeaseEnd};
