@@ -35,7 +35,7 @@ pub(super) enum AcquireOutcome {
     NoMajority {
         guard: AttemptGuard,
         by: NodeSet,
-        /// If other attempts hold a majority: when that may end.
+        /// If other attempts hold a majority: for how long yet.
         taken_for: Option<Duration>,
     },
     /// Granted, but the reply took longer than the lease lasts. The grant is released.

@@ -172,7 +172,7 @@ impl Keeper {
             tokio::pin!(notify);
             notify.as_mut().enable();
             // In this order: a call that ends has left what it had to the keeper before.
-            let is_quiet = self.closing.calls().open.is_empty() && self.schedule().returning.is_empty();
+            let is_quiet = self.closing.calls().open.is_empty() && self.schedule().awaited.is_empty();
             if is_quiet || self.has_ended() {
                 return;
             }
@@ -189,7 +189,7 @@ impl Keeper {
         }
         let schedule = self.schedule();
         if !all_released {
-            schedule.returning.values().for_each(|name| left.add(name));
+            schedule.awaited.values().for_each(|name| left.add(name));
         }
         if let Some(failed) = &schedule.unreleased {
             failed.names.iter().for_each(|name| left.add(name));

@@ -4,7 +4,7 @@ use super::attempt::Attempt;
 use super::client::Client;
 use crate::wire::{Answer, Call, Failure, Reply, Votes, WaitFor};
 
-/// How often a conversion is sent before it fails.
+/// How often [`retry`] sends a request before it fails.
 const TRIES: u32 = 3;
 
 /// The outcome of a request that needs a majority.

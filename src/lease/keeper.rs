@@ -66,10 +66,10 @@ impl Keeper {
     /// Adds the lease of a guard, and renews it from now on if its options say so: soon if not all
     /// nodes granted it, since they may by now.
     pub(super) fn keep(&self, lease: &Lease, unanimous: bool, entry: Option<QueueEntry>) {
-        let third = lease.until().since(lease.granted_at()) / 3;
+        let third = lease.until().since(lease.counts_from()) / 3;
         let soon = if unanimous { third } else { third.min(FIRST_REPAIR) };
         let due = match lease.options().renewal {
-            Renewal::Automatic => Some(lease.granted_at() + soon),
+            Renewal::Automatic => Some(lease.counts_from() + soon),
             // Not renewed, but polled if another hold of its owner turns out to be lost.
             Renewal::Never => lease.attempt().kind.may_reenter.then(|| lease.until()),
         };
@@ -112,8 +112,8 @@ impl Keeper {
             return None; // its TTL ends it
         }
         // A hold on a minority of the nodes blocks no other attempt.
-        let counts = nodes.len() > self.nodes.deployment.max_failures();
-        schedule.abandon(attempt, for_good, entry, nodes, counts)
+        let is_awaited = nodes.len() > self.nodes.deployment.max_failures();
+        schedule.abandon(attempt, for_good, entry, nodes, is_awaited)
     }
 
     /// Waits until everything that was dropped has been released or abandoned.
@@ -122,7 +122,7 @@ impl Keeper {
             let notified = self.settled.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if self.schedule().returning.is_empty() {
+            if self.schedule().awaited.is_empty() {
                 return;
             }
             notified.await;
@@ -138,7 +138,7 @@ impl Keeper {
         let mut batches = JoinSet::new();
         // Batches of releases may wait for a node that hangs: never so many that renewals wait for
         // them, and at most one with what only a minority may still have.
-        let (mut returning, mut cleaning_up) = (0, 0);
+        let (mut releasing, mut cleaning_up) = (0, 0);
         loop {
             let next = loop {
                 if batches.len() == MAX_BATCHES {
@@ -146,16 +146,16 @@ impl Keeper {
                 }
                 // Not in the match: its lock would be held in the arms.
                 let (taken, closed) = self
-                    .take(BatchLimits { give_back: returning < MAX_BATCHES / 2, clean_up: cleaning_up == 0 });
+                    .take(BatchLimits { release: releasing < MAX_BATCHES / 2, clean_up: cleaning_up == 0 });
                 match taken {
                     Ok(batch) => {
                         let is_cleanup = usize::from(batch.is_cleanup);
-                        let returns = usize::from(!batch.is_cleanup && !batch.releases.is_empty());
-                        (returning, cleaning_up) = (returning + returns, cleaning_up + is_cleanup);
+                        let releases = usize::from(!batch.is_cleanup && !batch.releases.is_empty());
+                        (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
                         let executed = Arc::clone(&self).execute(batch);
                         batches.spawn(async move {
                             executed.await;
-                            (returns, is_cleanup)
+                            (releases, is_cleanup)
                         })
                     }
                     Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
@@ -166,8 +166,8 @@ impl Keeper {
             tokio::select! {
                 () = self.notify.notified() => {}
                 Some(done) = batches.join_next() => {
-                    let (returned, cleaned_up) = done.unwrap_or_default();
-                    (returning, cleaning_up) = (returning - returned, cleaning_up - cleaned_up);
+                    let (released, cleaned_up) = done.unwrap_or_default();
+                    (releasing, cleaning_up) = (releasing - released, cleaning_up - cleaned_up);
                 }
                 () = sleep(next) => {}
             }
@@ -219,8 +219,8 @@ impl Keeper {
         reports.extend(self.nodes.take_reports());
         if !reports.is_empty() {
             // In a task of its own: a subscriber that blocks would keep the thread on which the
-            // bell has just woken the keeper, and no other thread takes over a task that is next on
-            // its own.
+            // keeper was just notified, and no other thread takes over a task that is next on its
+            // own.
             tokio::spawn(async move { reports.into_iter().for_each(|report| report()) });
         }
     }
@@ -357,7 +357,7 @@ impl Keeper {
         }
         pending.failed += lasting.len();
         let failed = pending.failed > self.nodes.deployment.max_failures();
-        let returned = pending.returning.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
+        let ended = pending.awaited.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
         let _attempt = Arc::clone(&pending.attempt);
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();
@@ -365,9 +365,9 @@ impl Keeper {
             pending.nodes = left;
             given_up = schedule.schedule_release(pending, now + PAUSES.1 / 2);
         }
-        if let Some(number) = returned {
-            schedule.end_returning(number, failed);
-            if schedule.returning.is_empty() {
+        if let Some(number) = ended {
+            schedule.end_awaited(number, failed);
+            if schedule.awaited.is_empty() {
                 self.settled.notify_waiters();
             }
         }
@@ -395,7 +395,7 @@ impl Keeper {
     /// How many leases and pending releases are in the schedule.
     pub(super) fn entries(&self) -> usize {
         let schedule = self.schedule();
-        schedule.due.len() + schedule.pending_releases.len() + schedule.leftovers.len()
+        schedule.due.len() + schedule.pending_releases.len() + schedule.cleanups.len()
     }
 }
 

@@ -46,7 +46,8 @@ struct LeaseInner {
     attempt: Arc<Attempt>,
     entry: ScheduleEntry,
     token: Option<FencingToken>,
-    at: Moment,
+    /// The time from which the deadline counts.
+    counts_from: Moment,
     deadline: Deadline,
     /// Written once: the first of several ends decides.
     end: OnceLock<LeaseEnd>,
@@ -59,13 +60,13 @@ impl Lease {
     pub(super) fn new(
         attempt: Arc<Attempt>,
         token: Option<FencingToken>,
-        at: Moment,
+        counts_from: Moment,
         until: Moment,
     ) -> Lease {
         let deadline = Deadline::new(until);
         let entry = ScheduleEntry::default();
         let (end, notify, is_reported) = (OnceLock::new(), Notify::new(), AtomicBool::new(false));
-        Lease(Arc::new(LeaseInner { attempt, entry, token, at, deadline, end, notify, is_reported }))
+        Lease(Arc::new(LeaseInner { attempt, entry, token, counts_from, deadline, end, notify, is_reported }))
     }
 
     /// Returns the name of the lock.
@@ -228,8 +229,9 @@ impl Lease {
         if options.renewal == Renewal::Never {
             return None;
         }
-        let left =
-            options.max_hold.map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.at)));
+        let left = options
+            .max_hold
+            .map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.counts_from)));
         let ttl = options.ttl.min(left);
         (ttl >= Duration::from_millis(1)).then_some(ttl)
     }
@@ -237,7 +239,7 @@ impl Lease {
     fn has_reached_max_hold(&self) -> bool {
         let attempt = &self.0.attempt;
         let trusted = attempt.options.max_hold.map(|longest| attempt.trusted(longest));
-        trusted.is_some_and(|trusted| Moment::now().since(self.0.at) >= trusted)
+        trusted.is_some_and(|trusted| Moment::now().since(self.0.counts_from) >= trusted)
     }
 
     /// The owner as the server knows it.
@@ -259,8 +261,8 @@ impl Lease {
     }
 
     /// The time from which its deadline counts.
-    pub(super) fn granted_at(&self) -> Moment {
-        self.0.at
+    pub(super) fn counts_from(&self) -> Moment {
+        self.0.counts_from
     }
 
     pub(super) fn options(&self) -> &Options {

@@ -52,8 +52,9 @@ impl ReleaseTally {
         self.released.union(self.not_held).union(self.doubtful).union(refused)
     }
 
-    /// Adds the replies. Nodes that `record_answer` their first answer repeat it.
-    fn add(&mut self, votes: &Votes, record_answer: bool) -> Result<(), Failure> {
+    /// Adds the replies. A request that ends the attempt `for_good` is answered alike
+    /// when it is delivered again.
+    fn add(&mut self, votes: &Votes, for_good: bool) -> Result<(), Failure> {
         for (node, outcome) in &votes.received {
             let reply = match outcome {
                 Ok(reply) => reply,
@@ -71,7 +72,7 @@ impl ReleaseTally {
             }
             match reply.answer() {
                 Ok(Answer::Final(1..)) => self.released = self.released.with(*node),
-                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !record_answer => {
+                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !for_good => {
                     self.doubtful = self.doubtful.with(*node);
                 }
                 Ok(Answer::Final(0)) => self.not_held = self.not_held.with(*node),
@@ -116,17 +117,17 @@ pub(super) async fn release(
     client: &Arc<Client>,
     attempt: &Arc<Attempt>,
     token: Option<FencingToken>,
-    record_answer: bool,
+    for_good: bool,
     entry: Option<&QueueEntry>,
 ) -> Result<Released, Failure> {
     let nodes = &client.nodes;
-    let call = attempt.release(record_answer, entry);
+    let call = attempt.release(for_good, entry);
     let (mut tally, mut tries_left) = (ReleaseTally::new(), TRIES);
     let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {
         tries_left -= 1;
-        tally.add(&votes, record_answer)?;
+        tally.add(&votes, for_good)?;
         check_for_later_holders(client, attempt, token, &mut tally).await;
         let silent = nodes.all_nodes().without(tally.answered());
         if let Some(released) = tally.decided(nodes.deployment) {

@@ -34,9 +34,10 @@ pub(super) struct Schedule {
     pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
     /// Releases that concern only a minority of the nodes: they block no other attempt, and must
     /// not delay other releases.
-    pub(super) leftovers: BTreeMap<(Moment, u64), PendingRelease>,
-    /// Dropped attempts that are not released yet, by number, with the names of their locks.
-    pub(super) returning: BTreeMap<u64, Name>,
+    pub(super) cleanups: BTreeMap<(Moment, u64), PendingRelease>,
+    /// Dropped attempts that are not released yet, by number, with the names of their locks: what
+    /// `settled` and `close` wait for.
+    pub(super) awaited: BTreeMap<u64, Name>,
     /// The leases of all guards by attempt, renewed or not, and how each attempt was queued.
     pub(super) held: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
     /// Once the client is being closed: what could not be released.
@@ -62,8 +63,8 @@ pub(super) struct PendingRelease {
     pub(super) give_up: Moment,
     /// The nodes that may still hold it.
     pub(super) nodes: NodeSet,
-    /// Its number in `returning`, while more than a minority of the nodes may hold it.
-    pub(super) returning: Option<u64>,
+    /// Its number in `awaited`, while more than a minority of the nodes may hold it.
+    pub(super) awaited: Option<u64>,
     /// How often it is sent again after an error reply that may or may not last.
     retries_left: u32,
     /// On how many nodes its release has failed for good.
@@ -85,14 +86,14 @@ pub(super) struct Batch {
     /// The leases, and for how long to extend them; `None` only asks about the lease.
     pub(super) renewals: Vec<(Lease, Option<Duration>)>,
     pub(super) releases: Vec<PendingRelease>,
-    /// Its releases are leftovers.
+    /// Its releases are those of a minority of the nodes.
     pub(super) is_cleanup: bool,
 }
 
 /// What the next batch may do beside renewals: releases may have to wait for a node that hangs.
 #[derive(Clone, Copy)]
 pub(super) struct BatchLimits {
-    pub(super) give_back: bool,
+    pub(super) release: bool,
     pub(super) clean_up: bool,
 }
 
@@ -117,7 +118,7 @@ impl Schedule {
         lease.end(how)
     }
 
-    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_counted`
+    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_awaited`
     /// if it concerns more than a minority. If the schedule is full, it returns the attempt that is
     /// left to its TTL instead.
     pub(super) fn abandon(
@@ -126,27 +127,27 @@ impl Schedule {
         for_good: bool,
         entry: Option<QueueEntry>,
         nodes: NodeSet,
-        is_counted: bool,
+        is_awaited: bool,
     ) -> Option<Arc<Attempt>> {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + RELEASE_GRACE;
-        let returning = is_counted.then(|| self.number_returning(&attempt));
+        let awaited = is_awaited.then(|| self.number_awaited(&attempt));
         let (retries_left, failed) = (RETRIES, 0);
-        let pending_releases =
-            PendingRelease { attempt, for_good, entry, give_up, nodes, returning, retries_left, failed };
-        self.schedule_release(pending_releases, now)
+        let pending =
+            PendingRelease { attempt, for_good, entry, give_up, nodes, awaited, retries_left, failed };
+        self.schedule_release(pending, now)
     }
 
-    /// The number of one more attempt that is to be released.
-    fn number_returning(&mut self, attempt: &Attempt) -> u64 {
+    /// Counts one more attempt that is to be released, and returns its number.
+    fn number_awaited(&mut self, attempt: &Attempt) -> u64 {
         self.entries += 1;
-        self.returning.insert(self.entries, attempt.name.clone());
+        self.awaited.insert(self.entries, attempt.name.clone());
         self.entries
     }
 
     /// The release of an attempt has succeeded or has failed for good.
-    pub(super) fn end_returning(&mut self, number: u64, failed: bool) {
-        if let Some(name) = self.returning.remove(&number)
+    pub(super) fn end_awaited(&mut self, number: u64, failed: bool) {
+        if let Some(name) = self.awaited.remove(&number)
             && let Some(unreleased) = self.unreleased.as_mut().filter(|_| failed)
         {
             unreleased.add(&name);
@@ -155,23 +156,15 @@ impl Schedule {
 
     /// If the schedule is full, it returns the attempt that is left to its TTL instead. While the
     /// client is being closed there is no limit: no more come than it had.
-    pub(super) fn schedule_release(
-        &mut self,
-        pending_releases: PendingRelease,
-        due: Moment,
-    ) -> Option<Arc<Attempt>> {
-        let pending = if pending_releases.returning.is_some() {
-            &mut self.pending_releases
-        } else {
-            &mut self.leftovers
-        };
-        let is_full = pending.len() >= MAX_PENDING_RELEASES && self.unreleased.is_none();
-        let given_up = if is_full { pending.pop_first() } else { None };
+    pub(super) fn schedule_release(&mut self, pending: PendingRelease, due: Moment) -> Option<Arc<Attempt>> {
+        let queue = if pending.awaited.is_some() { &mut self.pending_releases } else { &mut self.cleanups };
+        let is_full = queue.len() >= MAX_PENDING_RELEASES && self.unreleased.is_none();
+        let given_up = if is_full { queue.pop_first() } else { None };
         self.entries += 1;
-        pending.insert((due, self.entries), pending_releases);
+        queue.insert((due, self.entries), pending);
         let (_, given_up) = given_up?;
-        if let Some(number) = given_up.returning {
-            self.end_returning(number, true);
+        if let Some(number) = given_up.awaited {
+            self.end_awaited(number, true);
         }
         Some(given_up.attempt)
     }
@@ -188,7 +181,7 @@ impl Schedule {
                 batch.renewals.push((lease, ttl));
             }
         }
-        while limits.give_back
+        while limits.release
             && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.pending_releases.first_entry()
             && first.key().0 <= now
@@ -198,7 +191,7 @@ impl Schedule {
         batch.is_cleanup = limits.clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
         while batch.is_cleanup
             && batch.releases.len() < BATCH_SIZE
-            && let Some(first) = self.leftovers.first_entry()
+            && let Some(first) = self.cleanups.first_entry()
             && first.key().0 <= now
         {
             batch.releases.push(first.remove());
@@ -208,9 +201,9 @@ impl Schedule {
             let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
             };
-            let pending_releases = first(&self.pending_releases, limits.give_back);
-            let leftovers = first(&self.leftovers, limits.clean_up);
-            return Err(due.into_iter().chain(pending_releases).chain(leftovers).min());
+            let releases = first(&self.pending_releases, limits.release);
+            let cleanups = first(&self.cleanups, limits.clean_up);
+            return Err(due.into_iter().chain(releases).chain(cleanups).min());
         }
         Ok(batch)
     }

@@ -113,8 +113,8 @@ impl Batcher {
         &self.connection
     }
 
-    /// Whether requests wait for a turn, or the server has replied to one within the limit: then a
-    /// caller's wait is not silence of the server.
+    /// Whether the server has replied to some request within the limit, so that a caller's wait is
+    /// time in the queue, not silence of the server.
     pub(super) fn is_answering(&self) -> bool {
         self.connection.may_batch() && self.last_reply.is_within(self.limit)
     }

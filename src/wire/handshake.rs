@@ -16,7 +16,7 @@ use crate::event::event;
 /// What is queried on a new connection.
 pub(super) struct Handshake {
     pub(super) limit: Duration,
-    pub(super) minimum_token: Arc<TokenFloor>,
+    pub(super) token_floor: Arc<TokenFloor>,
     pub(super) place: Option<(usize, Arc<Membership>)>,
     pub(super) label: Arc<str>,
     /// Whether this client has checked the node's servers for settings that endanger locks.
@@ -33,7 +33,7 @@ impl Handshake {
         match connection.send(&redis::cmd("TIME"), self.limit).await {
             Ok(answer) => {
                 let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
-                self.minimum_token.raise(seconds * 1_000_000 + micros);
+                self.token_floor.raise(seconds * 1_000_000 + micros);
                 self.examine(connection);
                 Ok(run)
             }

@@ -22,7 +22,8 @@ use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
 
-/// How late a server with default settings may notice that a claim has expired.
+/// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
+/// looks ten times a second.
 const TICK: Duration = Duration::from_millis(100);
 
 /// How far a minimum token may be ahead of the server's clock, in microseconds: a day, less what
@@ -33,7 +34,7 @@ const MAX_AHEAD: u64 = 86_000_000_000;
 pub(crate) struct Node {
     connection: SharedConnection,
     limit: Duration,
-    minimum_token: Arc<TokenFloor>,
+    token_floor: Arc<TokenFloor>,
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage: read without taking the lock.
     is_failing: AtomicBool,
@@ -63,7 +64,7 @@ impl Node {
         Node {
             connection: SharedConnection::new(endpoint, limit, confirms, name),
             limit,
-            minimum_token: Arc::default(),
+            token_floor: Arc::default(),
             outage: Mutex::new(None),
             is_failing: AtomicBool::new(false),
             label: "".into(),
@@ -101,7 +102,7 @@ impl Node {
     /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
     fn minimum_token(&self) -> u64 {
         let minimum_token =
-            if self.is_one_server() { self.minimum_token.seen() } else { self.minimum_token.advanced() };
+            if self.is_one_server() { self.token_floor.seen() } else { self.token_floor.advanced() };
         // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
         // was set back by more than that, tokens are in no order across that step, but the locks
         // work.
@@ -110,12 +111,12 @@ impl Node {
 
     /// The server's clock, as far as it is known.
     pub(super) fn clock(&self) -> u64 {
-        self.minimum_token.now()
+        self.token_floor.now()
     }
 
     /// Records the server's time from one of its replies.
     pub(crate) fn observe(&self, server_time: u64) {
-        self.minimum_token.observe(server_time);
+        self.token_floor.observe(server_time);
     }
 
     /// Connects, if there is no connection. An error within the limit means that the server is
@@ -160,9 +161,9 @@ impl Node {
         if let Some(live) = self.connection.current(confirming) {
             return Ok(live);
         }
-        let (limit, minimum_token, place) = (self.limit, Arc::clone(&self.minimum_token), self.place.clone());
+        let (limit, token_floor, place) = (self.limit, Arc::clone(&self.token_floor), self.place.clone());
         let (label, is_examined) = (Arc::clone(&self.label), Arc::clone(&self.is_examined));
-        self.connection.get(confirming, Handshake { limit, minimum_token, place, label, is_examined }).await
+        self.connection.get(confirming, Handshake { limit, token_floor, place, label, is_examined }).await
     }
 
     /// Since when the node has failed, and with which failure, if it does. Missing replicas count
@@ -347,7 +348,7 @@ impl Node {
         PreparedCall {
             call,
             minimum_token: self.minimum_token(),
-            clock: if self.minimum_token.seen() == 0 { 0 } else { self.clock() },
+            clock: if self.token_floor.seen() == 0 { 0 } else { self.clock() },
             run: connected.run.as_deref().unwrap_or_default(),
             reads: false,
         }

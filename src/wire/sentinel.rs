@@ -1,4 +1,4 @@
-//! [`Sentinel`]: finds the master that sentinels watch, whenever a connection is made.
+//! [`SentinelMaster`]: finds the master that sentinels watch, whenever a connection is made.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -65,34 +65,34 @@ mod tests {
 
     #[test]
     fn a_floor_rises_in_steps_and_never_falls() {
-        let minimum_token = TokenFloor::default();
-        minimum_token.raise(1_000_000_000);
-        minimum_token.observe(1_000_000_000 + STEP);
-        assert_eq!(minimum_token.seen(), 1_000_000_000, "not for every answer");
-        minimum_token.observe(1_000_000_001 + STEP);
-        assert_eq!(minimum_token.seen(), 1_000_000_001 + STEP);
-        minimum_token.raise(5);
-        assert_eq!(minimum_token.seen(), 1_000_000_001 + STEP);
-        assert!(minimum_token.advanced() >= 1_000_000_001 + STEP);
+        let floor = TokenFloor::default();
+        floor.raise(1_000_000_000);
+        floor.observe(1_000_000_000 + STEP);
+        assert_eq!(floor.seen(), 1_000_000_000, "not for every answer");
+        floor.observe(1_000_000_001 + STEP);
+        assert_eq!(floor.seen(), 1_000_000_001 + STEP);
+        floor.raise(5);
+        assert_eq!(floor.seen(), 1_000_000_001 + STEP);
+        assert!(floor.advanced() >= 1_000_000_001 + STEP);
     }
 
     #[test]
     fn a_floor_goes_on_with_the_clock() {
-        let minimum_token = TokenFloor::default();
-        minimum_token.raise(1_000_000_000);
-        minimum_token.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
-        assert_eq!(minimum_token.seen(), 1_000_000_000);
-        assert!(minimum_token.advanced() >= 1_000_000_050);
-        assert!(minimum_token.seen() >= 1_000_000_050);
+        let floor = TokenFloor::default();
+        floor.raise(1_000_000_000);
+        floor.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
+        assert_eq!(floor.seen(), 1_000_000_000);
+        assert!(floor.advanced() >= 1_000_000_050);
+        assert!(floor.seen() >= 1_000_000_050);
     }
 
     #[test]
     fn a_late_answer_does_not_set_the_clock_back() {
-        let minimum_token = TokenFloor::default();
-        minimum_token.raise(1_000_000_000);
-        minimum_token.observe(999_000_000);
-        assert!(minimum_token.now() >= 1_000_000_000);
-        minimum_token.raise(900_000_000); // of another server
-        assert!(minimum_token.now() < 1_000_000_000);
+        let floor = TokenFloor::default();
+        floor.raise(1_000_000_000);
+        floor.observe(999_000_000);
+        assert!(floor.now() >= 1_000_000_000);
+        floor.raise(900_000_000); // of another server
+        assert!(floor.now() < 1_000_000_000);
     }
 }

@@ -252,7 +252,7 @@ if ends < now + ttl then
         name: "never-renewed",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "            Renewal::Automatic => Some(lease.granted_at() +",
+            from: "            Renewal::Automatic => Some(lease.counts_from() +",
             times: 1,
             to: "            Renewal::Automatic => Some(lease.until() +",
         }],

@@ -27,7 +27,7 @@ pub const TESTED: &[Tested] = &[
         name: "handed-over-renewed-by-ttl",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "let third = lease.until().since(lease.granted_at()) / 3;",
+            from: "let third = lease.until().since(lease.counts_from()) / 3;",
             times: 1,
             to: "let third = lease.options().ttl / 3;",
         }],

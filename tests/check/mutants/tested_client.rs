@@ -22,7 +22,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         name: "lost-reply-of-a-release-counts-as-not-held",
         edits: &[edit(
             "src/lease/release.rs",
-            "if self.unanswered.contains(*node) && !record_answer =>",
+            "if self.unanswered.contains(*node) && !for_good =>",
             "if self.unanswered.contains(*node) && !record_answer && votes.deployment.nodes == 0 =>",
         )],
         test: "suite::mutex_standalone_push_resp2::release_succeeds_if_its_first_reply_is_lost",
