@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
-    Kind, LockRequest, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire, acquire_within, try_acquire,
+    Capacity, Kind, LockRequest, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire, acquire_within,
+    try_acquire,
 };
 use crate::name::Name;
 use crate::named_lock::{HolderId, NamedLock};
@@ -26,7 +27,7 @@ static READ: Kind = Kind {
     has_owner: true,
     queue: Queue::InRedis,
     refusals: &[TOO_DEEP, CROWDED],
-    capacity: Some(|options| options.max_readers),
+    capacity: Some(Capacity { option: |options| options.max_readers, default: 10_000 }),
     acquire: ScriptSet {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
         quorum: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),

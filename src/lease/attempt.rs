@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::client::Client;
 use super::deadline;
-use super::kind::{Kind, ScriptSet};
+use super::kind::{Capacity, Kind, ScriptSet};
 use crate::error::{Context, Error};
 use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]
@@ -19,6 +19,11 @@ use crate::wire::{Call, InFlight};
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.
 const CLAIM: Duration = Duration::from_secs(3);
+
+/// What the scripts assume where these arguments are empty: an argument that equals its default is
+/// sent empty, since the same words again and again are work for the server.
+const DEFAULT_MAX_DEPTH: u32 = 255;
+const DEFAULT_TOKEN_TTL: Duration = Duration::from_secs(3600);
 
 /// A token that several nodes are asked to accept.
 #[derive(Clone, Copy)]
@@ -114,7 +119,9 @@ impl Attempt {
     }
 
     /// Whether scripts of this kind send this refusal. Any other number is outside their contract:
-    /// -5, for instance, means that this client sent a malformed request.
+    /// -5, for instance, means that this client sent a malformed request. (-1 and -9, which say that
+    /// a request came too late or that a node has no vote, are judged in `wire` and do not come
+    /// here.)
     pub(super) fn may_refuse(&self, answer: i64) -> bool {
         matches!(answer, -3 | -2) || self.kind.refusals.iter().any(|(number, _)| *number == answer)
     }
@@ -205,28 +212,34 @@ impl Attempt {
 
     fn with_depth<'a>(&self, call: Call<'a>) -> Call<'a> {
         let depth = self.options.max_depth;
-        if self.kind.has_owner { call.optional((depth != 255).then(|| depth.into())) } else { call }
-    }
-
-    fn with_capacity<'a>(&self, call: Call<'a>) -> Call<'a> {
-        match self.capacity() {
-            Some(capacity) => call.optional((capacity != 10_000).then(|| capacity.into())),
-            None => call,
+        if self.kind.has_owner {
+            call.optional((depth != DEFAULT_MAX_DEPTH).then(|| depth.into()))
+        } else {
+            call
         }
     }
 
-    fn capacity(&self) -> Option<u32> {
-        self.kind.capacity.map(|capacity| capacity(&self.options))
+    fn with_capacity<'a>(&self, call: Call<'a>) -> Call<'a> {
+        match &self.kind.capacity {
+            Some(Capacity { option, default }) => {
+                let capacity = option(&self.options);
+                call.optional((capacity != *default).then(|| capacity.into()))
+            }
+            None => call,
+        }
     }
 
     /// How long a new fencing counter is kept; `None` is the default.
     fn token_ttl(&self) -> Option<u64> {
         let span = self.options.token_ttl;
-        (span != Duration::from_secs(3600)).then(|| millis(span))
+        (span != DEFAULT_TOKEN_TTL).then(|| millis(span))
     }
 
-    /// Extends the lease. Without a TTL it only asks: a further hold never shortens what is left.
+    /// Extends the lease. Without a TTL it only asks whether the owner holds the lock: scripts of
+    /// kinds that may be re-entered never shorten what is left. Any other kind's would set it to a
+    /// millisecond.
     pub(super) fn renew(&self, ttl: Option<Duration>) -> Call<'_> {
+        debug_assert!(ttl.is_some() || self.kind.may_reenter, "asking would end the lease");
         let ttl = ttl.map_or(1, millis);
         self.with_owner(Call::new(&self.kind.renew, &[self.name.key()]).text(&self.text).number(ttl))
     }

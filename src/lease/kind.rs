@@ -9,7 +9,8 @@ pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// What its key holds, human-readable.
     pub(crate) found: &'static str,
-    /// An owner that holds the lock may enter again, ahead of every waiter.
+    /// An owner that holds the lock may enter again, ahead of every waiter. Its `renew` must then
+    /// keep what is left of the hold if it is asked for less: the client asks so without extending.
     pub(crate) may_reenter: bool,
     /// Its requests name an owner.
     pub(crate) has_owner: bool,
@@ -17,7 +18,7 @@ pub(crate) struct Kind {
     /// The refusals that only some kinds' scripts send.
     pub(crate) refusals: &'static [Refusal],
     /// How many attempts may hold the lock or wait for it at a time, where several may.
-    pub(crate) capacity: Option<fn(&Options) -> u32>,
+    pub(crate) capacity: Option<Capacity>,
     pub(crate) acquire: ScriptSet,
     pub(crate) acquire_many: ManyScript,
     pub(crate) renew: Script,
@@ -25,6 +26,13 @@ pub(crate) struct Kind {
     pub(crate) release_many: ManyScript,
     pub(crate) force: Script,
     pub(crate) inspect: Script,
+}
+
+/// How many attempts may hold a lock or wait for it.
+pub(crate) struct Capacity {
+    pub(crate) option: fn(&Options) -> u32,
+    /// What the scripts assume where the argument is empty.
+    pub(crate) default: u32,
 }
 
 /// A refusal of a script: its number, and the error for it.

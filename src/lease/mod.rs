@@ -28,7 +28,7 @@ pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::Attempt;
 pub(crate) use client::{Client, Servers};
 pub(crate) use decision::decide;
-pub(crate) use kind::{Kind, Queue, Refusal, ScriptSet, TOO_DEEP};
+pub(crate) use kind::{Capacity, Kind, Queue, Refusal, ScriptSet, TOO_DEEP};
 pub use lease::{Lease, LeaseEnd};
 pub(crate) use lock_request::LockRequest;
 pub(crate) use owned_lease::OwnedLease;
