@@ -58,10 +58,7 @@ static WRITE: Kind = Kind {
         quorum: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
     },
     acquire_many: ManyScript {
-        script: Script::new(
-            "rwlock/write_acquire_many",
-            include_str!("../lua/rwlock/write_acquire_many.lua"),
-        ),
+        script: Script::new("rwlock/write_acquire_many", WRITE_ACQUIRE_MANY),
         keys: &[0, 1, 2],
         shared: &[1, 3, 9],
         own: &[0, 2],
@@ -92,6 +89,7 @@ const WOULD_DEADLOCK: Refusal = (-6, |_, context| Error::WouldDeadlock { context
 const CROWDED: Refusal = (-7, |options, context| Error::Crowded { context, limit: options.max_readers });
 
 const FOUND: &str = "something that is not a read-write lock";
+const WRITE_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/write_acquire_many.lua");
 const RENEW: &str = include_str!("../lua/rwlock/renew.lua");
 const RELEASE: &str = include_str!("../lua/rwlock/release.lua");
 const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");

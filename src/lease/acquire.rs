@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::acquire_round::{AcquireOutcome, acquire_round};
-use super::attempt_guard::AttemptGuard;
 use super::close::{OpenCall, unless_closed};
 use super::local_queue::{LocalTurn, LockEvent};
 use super::lock_request::LockRequest;
+use super::owned_lease::AttemptGuard;
 use super::owned_lease::OwnedLease;
 use super::trace::{WakeReason, acquiring};
 use super::waiter::{GrantClock, PollBudget, Waiter, WakeEvent};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Attempt, Proposal, QueueEntry};
-use super::attempt_guard::AttemptGuard;
 use super::deadline::ClockSample;
 use super::lease::Lease;
+use super::owned_lease::AttemptGuard;
 use super::owned_lease::OwnedLease;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Attempt;
-use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::kind::{Kind, Queue};
+use super::owned_lease::AttemptGuard;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::name::Name;

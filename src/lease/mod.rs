@@ -5,7 +5,6 @@
 mod acquire;
 mod acquire_round;
 mod attempt;
-mod attempt_guard;
 mod client;
 mod close;
 mod deadline;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::attempt::QueueEntry;
-use super::attempt_guard::AttemptGuard;
 use super::deadline::ClockSample;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
+use super::owned_lease::AttemptGuard;
 use crate::clock::Moment;
 use crate::options::{Renewal, Wakeups};
 use crate::wire::Mailbox;

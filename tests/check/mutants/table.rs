@@ -189,13 +189,13 @@ if ends < now + ttl then
         name: "minority-grants-not-released",
         edits: &[
             Edit {
-                file: "src/lease/attempt_guard.rs",
+                file: "src/lease/owned_lease.rs",
                 from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
                 times: 1,
                 to: "    pub(super) fn abandon(self) {\n        self.disarm();",
             },
             Edit {
-                file: "src/lease/attempt_guard.rs",
+                file: "src/lease/owned_lease.rs",
                 from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
                 times: 1,
                 to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
@@ -207,7 +207,7 @@ if ends < now + ttl then
     Mutant {
         name: "dropped-guards-not-released",
         edits: &[Edit {
-            file: "src/lease/attempt_guard.rs",
+            file: "src/lease/owned_lease.rs",
             from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
             times: 1,
             to: "        if !self.is_disarmed() && self.lease.is_some() {",
