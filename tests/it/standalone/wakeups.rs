@@ -123,6 +123,28 @@ async fn message_is_not_trusted_after_the_subscription_was_replaced() {
     server.assert_nothing_left().await;
 }
 
+/// A message does not arrive although the subscription is up: the waiter gets the lock at its next
+/// poll.
+#[tokio::test(flavor = "multi_thread")]
+async fn message_that_does_not_arrive_costs_one_poll() {
+    let server = Server::start().await;
+    let holder = server.locks().await.mutex("x").unwrap();
+    let client = Client::of(&server).await;
+    let guard = holder.lock().await.unwrap();
+    let waiting = client.waits(&server).await;
+    let (published, subscribers) = (server.published().await, server.subscribers().await);
+    client.messages.hold_replies(true);
+    guard.release().await.unwrap();
+    let next = soon("the lock is granted", waiting).await.unwrap().unwrap();
+    assert_eq!(server.published().await, published + 1, "the waiter was notified");
+    assert_eq!(server.subscribers().await, subscribers, "the subscription stayed up");
+    client.messages.hold_replies(false);
+    next.release().await.unwrap();
+    client.end().await;
+    drop(holder);
+    server.assert_nothing_left().await;
+}
+
 /// Messages are lost while the subscription is broken, so all waiters poll as soon as it is
 /// replaced.
 #[tokio::test(flavor = "multi_thread")]
