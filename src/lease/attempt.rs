@@ -119,9 +119,8 @@ impl Attempt {
     }
 
     /// Whether scripts of this kind send this refusal. Any other number is outside their contract:
-    /// -5, for instance, means that this client sent a malformed request. (-1 and -9, which say that
-    /// a request came too late or that a node has no vote, are judged in `wire` and do not come
-    /// here.)
+    /// -5, for instance, means that this client sent a malformed request. Two never come here,
+    /// since `wire` judges them: -1, the request came too late, and -9, the node has no vote.
     pub(super) fn may_refuse(&self, answer: i64) -> bool {
         matches!(answer, -3 | -2) || self.kind.refusals.iter().any(|(number, _)| *number == answer)
     }
