@@ -150,15 +150,27 @@ pub async fn renewal_succeeds_despite_silent_connection(setup: Setup) {
 /// keeps the lock. Once replies arrive again, the client releases it at once.
 pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
     let proxy = setup.proxy().await;
-    let options = ttl(6_000).node_timeout(Duration::from_millis(300));
+    let options = ttl(4_500).node_timeout(Duration::from_millis(300));
     let lock = setup.lock_behind(&proxy, "kept", options).await;
     let watcher = setup.lock("kept").await;
     let guard = lock.lock().await.unwrap();
+    let renewed = async || {
+        let until = setup.deployment.kept_until(lock.key()).await;
+        eventually("a renewal arrives at the server", || async {
+            setup.deployment.kept_until(lock.key()).await > until + Duration::from_millis(500)
+        })
+        .await;
+    };
+    // The first renewal loads the script: later, the answer that it is unknown would be held back.
+    renewed().await;
     proxy.hold_replies(true);
-    soon("the lease is lost at its deadline", guard.lease().lost()).await;
-    assert!(setup.deployment.is_locked(&watcher).await, "its renewals arrived at the server");
+    renewed().await;
     // A long TTL, so that only the client's release can free the lock.
-    setup.deployment.run_at::<u64>(lock.key(), &["PEXPIRE", lock.key(), "60000"]).await;
+    let keep = ["PEXPIRE", lock.key(), "60000"];
+    setup.deployment.run_at::<u64>(lock.key(), &keep).await;
+    soon("the lease is lost at its deadline", guard.lease().lost()).await;
+    assert!(setup.deployment.is_locked(&watcher).await, "the server has kept it");
+    setup.deployment.run_at::<u64>(lock.key(), &keep).await;
     proxy.hold_replies(false);
     let start = Instant::now();
     eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
