@@ -46,7 +46,8 @@ pub(crate) struct Attempt {
     pub(super) kind: &'static Kind,
     pub(super) name: Name,
     pub(super) options: Arc<Options>,
-    pub(super) owner: String,
+    /// `None`: the attempt itself.
+    owner: Option<String>,
     pub(super) id: Uuid,
     /// The id and the labels of the client, as the server stores them.
     text: String,
@@ -69,7 +70,6 @@ impl Attempt {
     ) -> Attempt {
         let id = Uuid::new_v4();
         let text = format!("{}{}", id.simple(), client.attempt_suffix);
-        let owner = owner.unwrap_or_else(|| text.clone());
         let (in_flight, nodes, queued_at) =
             (Arc::default(), Arc::clone(client.nodes.labels()), OnceLock::new());
         Attempt { kind, name, options, owner, id, text, in_flight, nodes, queued_at }
@@ -90,6 +90,11 @@ impl Attempt {
         let call = if guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
         call.minimum_token().optional(self.token_ttl())
+    }
+
+    /// The owner as the server knows it.
+    pub(super) fn owner(&self) -> &str {
+        self.owner.as_deref().unwrap_or(&self.text)
     }
 
     /// The label of the node that decides alone; none in a quorum, where each one has its failure.
@@ -195,8 +200,10 @@ impl Attempt {
 
     fn with_owner<'a>(&'a self, call: Call<'a>) -> Call<'a> {
         match self.kind.has_owner {
-            true if self.owner == self.text => call.default(),
-            true => call.text(&self.owner),
+            true => match &self.owner {
+                Some(owner) => call.text(owner),
+                None => call.default(),
+            },
             false => call,
         }
     }

@@ -1,12 +1,12 @@
 //! Closing a client: it admits no new calls and releases everything that it has.
 
-use std::collections::BTreeMap;
 use std::mem;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -22,18 +22,12 @@ use crate::name::Name;
 pub(super) struct Closing {
     begun: AtomicBool,
     notify: Notify,
-    calls: Mutex<Calls>,
-}
-
-#[derive(Default)]
-struct Calls {
-    open: BTreeMap<u64, Name>,
-    made: u64,
+    open_calls: Mutex<Slab<Name>>,
 }
 
 impl Closing {
-    fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    fn open_calls(&self) -> MutexGuard<'_, Slab<Name>> {
+        self.open_calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -55,23 +49,20 @@ impl Closing {
 /// must be there by then: closing waits for both, and a gap between them would hide a hold.
 pub(super) struct OpenCall {
     keeper: Arc<Keeper>,
-    number: u64,
+    place: usize,
 }
 
 impl OpenCall {
     pub(super) fn new(keeper: &Arc<Keeper>, name: &Name) -> OpenCall {
-        let mut calls = keeper.closing.calls();
-        calls.made += 1;
-        let number = calls.made;
-        calls.open.insert(number, name.clone());
-        OpenCall { keeper: Arc::clone(keeper), number }
+        let place = keeper.closing.open_calls().insert(name.clone());
+        OpenCall { keeper: Arc::clone(keeper), place }
     }
 }
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
         let closing = &self.keeper.closing;
-        let name = closing.calls().open.remove(&self.number);
+        let name = closing.open_calls().try_remove(self.place);
         drop(name);
         if closing.has_begun() {
             self.keeper.settled.notify_waiters();
@@ -172,7 +163,7 @@ impl Keeper {
             tokio::pin!(notify);
             notify.as_mut().enable();
             // In this order: a call that ends has left what it had to the keeper before.
-            let is_quiet = self.closing.calls().open.is_empty() && self.schedule().awaited.is_empty();
+            let is_quiet = self.closing.open_calls().is_empty() && self.schedule().awaited.is_empty();
             if is_quiet || self.has_ended() {
                 return;
             }
@@ -185,7 +176,7 @@ impl Keeper {
     fn unreleased(&self, all_released: bool) -> Unreleased {
         let mut left = Unreleased::default();
         if !all_released {
-            self.closing.calls().open.values().for_each(|name| left.add(name));
+            self.closing.open_calls().iter().for_each(|(_, name)| left.add(name));
         }
         let schedule = self.schedule();
         if !all_released {

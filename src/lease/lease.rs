@@ -244,7 +244,7 @@ impl Lease {
 
     /// The owner as the server knows it.
     pub(crate) fn owner(&self) -> &str {
-        &self.0.attempt.owner
+        self.0.attempt.owner()
     }
 
     pub(crate) fn kind(&self) -> &'static Kind {

@@ -93,7 +93,7 @@ impl AttemptGuard {
         }
         self.client.keeper.keep(&lease, unanimous, self.entry.clone());
         if self.attempt.kind.may_reenter {
-            self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner);
+            self.client.local_queues.announce_grant(&self.attempt.name, self.attempt.owner());
         }
         self.lease = Some((lease.clone(), self.client.nodes.count_hold()));
         OwnedLease { guard: self, lease }
@@ -208,31 +208,31 @@ impl OwnedLease {
 
     async fn release_untraced(mut self) -> Result<(), Error> {
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
-        let context = client.context(Operation::Release, &attempt.name);
+        let context = || client.context(Operation::Release, &attempt.name);
         if let Some(end) = self.lease.ended() {
             // The server may still hold it: dropped here, it is released in the background.
-            return released_after(end, context);
+            return released_after(end, context());
         }
         self.guard.call = Some(OpenCall::new(&client.keeper, &attempt.name));
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
         if end != LeaseEnd::Released {
-            return released_after(end, context); // it ended meanwhile
+            return released_after(end, context()); // it ended meanwhile
         }
         let for_good = self.guard.ends_for_good();
         let token = self.lease.fencing_token();
         let released = release(&client, &attempt, token, for_good, self.guard.entry.as_ref()).await;
-        let error = |failure: Failure| client.error(failure, context.clone());
+        let error = |failure: Failure| client.error(failure, context());
         let released = released.map_err(error)?;
         self.guard.expect_late_notifications();
         self.guard.disarm();
         match released {
             Released::Yes => Ok(()),
-            Released::NotHeld => Err(Error::NotHeld { context }),
+            Released::NotHeld => Err(Error::NotHeld { context: context() }),
             Released::Unknown(failure) => {
-                Err(Error::Unconfirmed { cause: Box::new(error(failure)), context })
+                Err(Error::Unconfirmed { cause: Box::new(error(failure)), context: context() })
             }
             Released::Refused(answer, reply) => {
-                Err(attempt.refusal(answer, context.clone()).unwrap_or_else(|| error(reply.unexpected())))
+                Err(attempt.refusal(answer, context()).unwrap_or_else(|| error(reply.unexpected())))
             }
         }
     }

@@ -302,5 +302,5 @@ impl DueQueue {
 /// The lock and the owner, for kinds that an owner may hold several times.
 fn owned(lease: &Lease) -> Option<(Name, String)> {
     let attempt = lease.attempt();
-    attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner.clone()))
+    attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner().to_owned()))
 }

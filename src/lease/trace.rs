@@ -97,7 +97,7 @@ pub(super) async fn releasing(
     call: Pin<&mut impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
     use tracing::Instrument;
-    let owner = shortened(&attempt.owner);
+    let owner = shortened(attempt.owner());
     let span =
         tracing::debug_span!(target: "redlatch", "release", lock = %attempt.name, owner = owner.as_str());
     let traced = async {
@@ -129,7 +129,7 @@ pub(super) fn renewed(lease: &Lease) -> Option<Report> {
     }
     let lease = lease.clone();
     Some(Box::new(move || {
-        let owner = shortened(&lease.attempt().owner);
+        let owner = shortened(lease.attempt().owner());
         let left = lease.until().since(Moment::now());
         event!(debug, lock = %lease.name(), owner = owner.as_str(), valid_for = ?left, "renewed");
     }))
@@ -144,7 +144,7 @@ pub(super) fn renewed(_lease: &Lease) -> Option<Report> {
 pub(super) fn released_in_background(attempt: &Arc<Attempt>) {
     #[cfg(feature = "tracing")]
     {
-        let owner = shortened(&attempt.owner);
+        let owner = shortened(attempt.owner());
         event!(debug, lock = %attempt.name, owner = owner.as_str(), "released in the background");
     }
     let _ = attempt;
