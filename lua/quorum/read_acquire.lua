@@ -104,53 +104,6 @@ local function note_lease()
   if node and tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end
 
--- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
--- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
-local function next_token()
-  local token = redis.pcall('INCR', KEYS[2])
-  if type(token) == 'table' then return nil, token end
-  if token > 1 and token > (least or 0) and token < 2^53 then return token end
-  local now = redis.call('TIME')
-  local time = now[1] * 1000000 + now[2]
-  if token >= 2^53 or (least or 0) > time + 86400000000 then
-    if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
-    return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
-  end
-  token = math.max((least or 0) + 1, time)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
-  return token
-end
-
-local clock = redis.call('TIME')
-local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
-
--- What the hash says of the lock. Returns a refusal if the key holds something else.
-local state = {}
-local function look()
-  local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
-    'writer_wait_until', 'upgrade', 'writer_left')
-  if found.err then return -2 end
-  state = {
-    mode = found[1], write = found[2], readers = tonumber(found[3]) or 0, read = found[4], token = found[5],
-    wait_until = tonumber(found[6]) or 0, upgrade = found[7], writer_left = tonumber(found[8]),
-    pttl = redis.call('PTTL', KEYS[1]),
-  }
-  if state.pttl == -1 then return -3 end
-  local is_ours = state.mode == 'several' or string.find(state.mode or '', '^sole ')
-  if state.pttl ~= -2 and not is_ours then return -2 end
-end
-
--- Readers get the token of the last writer, unless it is below min_token: others may have had
--- larger ones then.
-local function readers_token(known)
-  local last = known or redis.pcall('GET', KEYS[2])
-  if type(last) == 'table' then return nil, last end
-  local token = tonumber(last or nil)
-  if token and token >= (least or 0) and token < 2^53 then return token end
-  return next_token()
-end
-
 -- The client chooses the token, and more than half of the nodes must accept it. (On one server,
 -- these functions are in tokens.lua: the server chooses.)
 
@@ -189,6 +142,22 @@ local function hold_token(current, is_only, is_new)
   return proposed and tonumber(current) or 0
 end
 
+-- What the hash says of the lock. Returns a refusal if the key holds something else.
+local state = {}
+local function look()
+  local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
+    'writer_wait_until', 'upgrade', 'writer_left')
+  if found.err then return -2 end
+  state = {
+    mode = found[1], write = found[2], readers = tonumber(found[3]) or 0, read = found[4], token = found[5],
+    wait_until = tonumber(found[6]) or 0, upgrade = found[7], writer_left = tonumber(found[8]),
+    pttl = redis.call('PTTL', KEYS[1]),
+  }
+  if state.pttl == -1 then return -3 end
+  local is_ours = state.mode == 'several' or string.find(state.mode or '', '^sole ')
+  if state.pttl ~= -2 and not is_ours then return -2 end
+end
+
 -- The token of a hold to read: what is proposed, or more, which is larger than the tokens of all
 -- writers before and, once a majority knows it, smaller than those of all after. Inside a hold to
 -- write, that of the latter.
@@ -200,12 +169,44 @@ local function read_token(writes)
   return accept(math.max(proposed, highest))
 end
 
+-- The common case: the lock is free, and no attempt waits.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
   local token = read_token()
   redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
+end
+
+-- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
+local function next_token()
+  local token = redis.pcall('INCR', KEYS[2])
+  if type(token) == 'table' then return nil, token end
+  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  local now = redis.call('TIME')
+  local time = now[1] * 1000000 + now[2]
+  if token >= 2^53 or (least or 0) > time + 86400000000 then
+    if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
+    return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
+  end
+  token = math.max((least or 0) + 1, time)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+  return token
+end
+
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = math.floor(time / 1000)
+
+-- Readers get the token of the last writer, unless it is below min_token: others may have had
+-- larger ones then.
+local function readers_token(known)
+  local last = known or redis.pcall('GET', KEYS[2])
+  if type(last) == 'table' then return nil, last end
+  local token = tonumber(last or nil)
+  if token and token >= (least or 0) and token < 2^53 then return token end
+  return next_token()
 end
 
 local refusal = look()

@@ -99,27 +99,6 @@ local function note_lease()
   if node and tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end
 
--- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
--- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
-local function next_token()
-  local token = redis.pcall('INCR', KEYS[2])
-  if type(token) == 'table' then return nil, token end
-  if token > 1 and token > (least or 0) and token < 2^53 then return token end
-  local now = redis.call('TIME')
-  local time = now[1] * 1000000 + now[2]
-  if token >= 2^53 or (least or 0) > time + 86400000000 then
-    if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
-    return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
-  end
-  token = math.max((least or 0) + 1, time)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
-  return token
-end
-
-local clock = redis.call('TIME')
-local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
-
 -- The client chooses the token, and more than half of the nodes must accept it. (On one server,
 -- these functions are in tokens.lua: the server chooses.)
 
@@ -157,6 +136,36 @@ local function hold_token(current, is_only, is_new)
   if accepts then return accept(proposed) end
   return proposed and tonumber(current) or 0
 end
+
+-- The common case: the lock is free, and no attempt waits.
+if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+  local token, refusal = take_token()
+  if not token then return refusal end
+  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token), owner, 1, ':' .. attempt, 1)
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+  return token
+end
+
+-- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
+local function next_token()
+  local token = redis.pcall('INCR', KEYS[2])
+  if type(token) == 'table' then return nil, token end
+  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  local now = redis.call('TIME')
+  local time = now[1] * 1000000 + now[2]
+  if token >= 2^53 or (least or 0) > time + 86400000000 then
+    if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
+    return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
+  end
+  token = math.max((least or 0) + 1, time)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+  return token
+end
+
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local now = math.floor(time / 1000)
 
 -- Whether this attempt was ended, as far as that is remembered.
 local function is_ended()

@@ -36,10 +36,18 @@ local kind = 'mutex'
 
 --@include restart_guard
 
+--@include proposals
+
+-- The common case: the mutex is free, and no attempt waits.
+if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+  local token, refusal = take_token()
+  if not token then return refusal end
+  redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)
+  return token
+end
+
 --@include next_token
 
 --@include clock
-
---@include proposals
 
 --@include mutex_acquire

@@ -44,24 +44,24 @@ local kind = 'read'
 
 --@include restart_guard
 
+--@include proposals
+
+--@include look
+
+--@include read_proposal
+
+-- The common case: the lock is free, and no attempt waits.
+local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
+if keys == 0 then
+  local token = read_token()
+  --@include sole_read
+  return token
+end
+
 --@include next_token
 
 --@include clock
 
---@include look
-
 --@include readers_token
-
---@include proposals
-
---@include read_proposal
-
-local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
-if keys == 0 then
-  local token = read_token()
-  redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
-  redis.call('PEXPIRE', KEYS[1], ttl_ms)
-  return token
-end
 
 --@include read_acquire

@@ -43,10 +43,18 @@ local kind = 'reentrant'
 
 --@include restart_guard
 
+--@include proposals
+
+-- The common case: the lock is free, and no attempt waits.
+if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+  local token, refusal = take_token()
+  if not token then return refusal end
+  --@include hold_reentrant
+  return token
+end
+
 --@include next_token
 
 --@include clock
-
---@include proposals
 
 --@include reentrant_acquire

@@ -44,6 +44,16 @@ local kind = 'write'
 
 --@include restart_guard
 
+--@include proposals
+
+-- The common case: the lock is free, and no attempt waits.
+if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+  local token, refusal = take_token()
+  if not token then return refusal end
+  --@include sole_write
+  return token
+end
+
 --@include next_token
 
 --@include clock
@@ -51,7 +61,5 @@ local kind = 'write'
 --@include look
 
 --@include readers_token
-
---@include proposals
 
 --@include write_acquire
