@@ -21,7 +21,7 @@ mod run;
 #[allow(dead_code, unused_imports, reason = "the suite uses the rest")]
 mod support;
 mod worker;
-mod workers;
+mod worker_processes;
 mod workload;
 
 use std::process::ExitCode;

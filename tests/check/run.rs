@@ -15,7 +15,7 @@ use crate::observer::{Observation, ReaderEnds, Seen, observe};
 use crate::plan::{Fault, Lane, Plan, TTL};
 use crate::resource::Resource;
 use crate::support::{DURABLE, Deployment, Proxy, Random, Server, Topology};
-use crate::workers::{CommonSettings, Ended, WORKERS, Workers, host};
+use crate::worker_processes::{CommonSettings, Ended, WORKERS, Workers, host};
 use crate::workload::LOCKS;
 
 /// One fault, from its start to its end.

@@ -2,14 +2,14 @@
 
 mod arguments;
 mod channels;
+mod client;
 #[cfg(target_os = "linux")]
 mod durations;
 mod limits;
 mod many;
 mod memory;
 mod queues;
-mod request;
-mod requests;
+mod repeated_requests;
 mod rwlock;
 mod tokens;
 
@@ -98,7 +98,7 @@ fn scripts_headers_declare_all_keys_and_arguments() {
         }
         let names = unpacked(body);
         if body.contains("unpack(ARGV)") {
-            assert_eq!(names, request::declared(&text), "{name}: names of the arguments");
+            assert_eq!(names, client::declared(&text), "{name}: names of the arguments");
         }
         for argument in names {
             let words = body.split(|c: char| !c.is_alphanumeric() && c != '_');

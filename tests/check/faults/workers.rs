@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use super::Scene;
 use crate::history::Time;
 use crate::plan::{Fault, TTL};
-use crate::workers::{WORKERS, Workers};
+use crate::worker_processes::{WORKERS, Workers};
 
 pub async fn disturb(mut scene: Scene<'_>, workers: &mut Workers) {
     let mut left = Vec::new();

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::history::{self, End, Event, Mode, Time, Verb, What, Why};
 use crate::observer::Observation;
 use crate::plan::TTL;
-use crate::workers;
+use crate::worker_processes;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
@@ -102,7 +102,7 @@ pub fn read(directory: &Path) -> Vec<Hold> {
     let mut holds = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
-        if let Some(place) = workers::place(&path) {
+        if let Some(place) = worker_processes::place(&path) {
             holds.extend(put_together(place, history::read(&path)));
         }
     }
@@ -120,7 +120,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
                 Hold {
                     number,
                     place,
-                    is_notified: workers::is_notified(number >> 32),
+                    is_notified: worker_processes::is_notified(number >> 32),
                     lock,
                     mode,
                     owner,

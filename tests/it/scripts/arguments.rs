@@ -1,6 +1,6 @@
 //! Arguments: each is checked, whatever the state of the lock.
 
-use super::request::{Answer, Client, KEYS, NODE, Request};
+use super::client::{Answer, Client, KEYS, NODE, Request};
 use super::{script, scripts};
 use crate::support::Server;
 use Answer::{Busy, Final};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::request::{Acquire, Answer, Client, KEYS};
+use super::client::{Acquire, Answer, Client, KEYS};
 use crate::support::{Server, soon};
 use Answer::{Busy, Final};
 

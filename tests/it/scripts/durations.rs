@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::request::{Acquire, Answer, Client, KEYS, Request};
+use super::client::{Acquire, Answer, Client, KEYS, Request};
 use super::script;
 use crate::support::Server;
 use Answer::{Busy, Final};

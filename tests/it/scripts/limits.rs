@@ -1,6 +1,6 @@
 //! Limits: the number of an owner's holds, and the time until which an attempt may be granted.
 
-use super::request::{Acquire, Answer, Client, KEYS};
+use super::client::{Acquire, Answer, Client, KEYS};
 use crate::support::Server;
 use Answer::{Busy, Final};
 
@@ -66,7 +66,7 @@ async fn attempt_is_refused_after_grant_before() {
                 }
             }
         };
-        let in_time = async |request: super::request::Request| {
+        let in_time = async |request: super::client::Request| {
             let minute = client.time().await + 60_000_000;
             request.with("grant_before", &minute.to_string()).send(&client).await
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use redis::Value;
 
-use super::request::{Client, declared, path};
+use super::client::{Client, declared, path};
 use super::script;
 use crate::support::Server;
 

@@ -1,6 +1,6 @@
 //! The server's memory for a lock, and the keys that it leaves.
 
-use super::request::{Acquire, Answer, Client};
+use super::client::{Acquire, Answer, Client};
 use crate::support::Server;
 use Answer::{Busy, Final};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::request::{Acquire, Answer, Client, KEYS, MARKS, Request};
+use super::client::{Acquire, Answer, Client, KEYS, MARKS, Request};
 use crate::support::{Server, eventually};
 use Answer::{Busy, Final};
 

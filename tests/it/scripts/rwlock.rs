@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::request::{Acquire, Answer, Client, KEYS, Request};
+use super::client::{Acquire, Answer, Client, KEYS, Request};
 use crate::support::{Server, soon};
 use Answer::{Busy, Final};
 

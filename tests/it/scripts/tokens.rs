@@ -1,6 +1,6 @@
 //! Fencing tokens, and the minimum tokens of requests.
 
-use super::request::{Acquire, Answer, Client, KEYS, Request, path};
+use super::client::{Acquire, Answer, Client, KEYS, Request, path};
 use crate::support::Server;
 use Answer::{Busy, Final};
 

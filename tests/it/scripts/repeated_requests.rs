@@ -1,6 +1,6 @@
 //! Requests that arrive twice or late, on full servers, or beside foreign values.
 
-use super::request::{Acquire, Answer, Client, KEYS, NODE, Request};
+use super::client::{Acquire, Answer, Client, KEYS, NODE, Request};
 use crate::support::Server;
 use Answer::{Busy, Final, Low};
 
