@@ -103,10 +103,16 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
-    /// For the crate's own tests, which must not parse `Debug` output: whether this client holds
-    /// nothing, waits for nothing and has nothing to release.
-    #[cfg(feature = "simulation")]
-    #[doc(hidden)]
+    /// Returns whether this client holds no lock, waits for none and has none to release. It sends
+    /// no request.
+    ///
+    /// It does not prevent other tasks from beginning a call: stop them first.
+    ///
+    /// ```no_run
+    /// # fn run(locks: redlatch::Locks) {
+    /// assert!(locks.is_idle(), "a task still works under a lock");
+    /// # }
+    /// ```
     pub fn is_idle(&self) -> bool {
         self.client.is_idle()
     }

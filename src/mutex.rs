@@ -20,7 +20,7 @@ static MUTEX: Kind = Kind {
     capacity: None,
     acquire: ScriptSet {
         server: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
-        quorum: Script::new("quorum/mutex_acquire", include_str!("../lua/quorum/mutex_acquire.lua")),
+        proposing: Script::new("quorum/mutex_acquire", include_str!("../lua/quorum/mutex_acquire.lua")),
     },
     acquire_many: ManyScript {
         script: Script::new("mutex/acquire_many", include_str!("../lua/mutex/acquire_many.lua")),

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_part_from_their_companions_are_refused() {
+    fn names_with_companions_in_another_slot_are_refused() {
         assert_eq!(problem(""), Some(NameProblem::Empty));
         assert_eq!(problem(&"x".repeat(513)), Some(NameProblem::TooLong { bytes: 513 }));
         assert_eq!(problem(&"x".repeat(512)), None);

@@ -26,7 +26,10 @@ static REENTRANT: Kind = Kind {
     capacity: None,
     acquire: ScriptSet {
         server: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
-        quorum: Script::new("quorum/reentrant_acquire", include_str!("../lua/quorum/reentrant_acquire.lua")),
+        proposing: Script::new(
+            "quorum/reentrant_acquire",
+            include_str!("../lua/quorum/reentrant_acquire.lua"),
+        ),
     },
     acquire_many: ManyScript {
         script: Script::new("reentrant/acquire_many", include_str!("../lua/reentrant/acquire_many.lua")),

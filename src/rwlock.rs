@@ -30,7 +30,7 @@ static READ: Kind = Kind {
     capacity: Some(Capacity { option: |options| options.max_readers, default: 10_000 }),
     acquire: ScriptSet {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
-        quorum: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
+        proposing: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
     },
     acquire_many: ManyScript {
         script: Script::new("rwlock/read_acquire_many", include_str!("../lua/rwlock/read_acquire_many.lua")),
@@ -55,7 +55,7 @@ static WRITE: Kind = Kind {
     capacity: None,
     acquire: ScriptSet {
         server: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
-        quorum: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
+        proposing: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
     },
     acquire_many: ManyScript {
         script: Script::new("rwlock/write_acquire_many", WRITE_ACQUIRE_MANY),
@@ -82,7 +82,7 @@ const fn release_many() -> ManyScript {
 
 static DOWNGRADE: ScriptSet = ScriptSet {
     server: Script::new("rwlock/downgrade", include_str!("../lua/rwlock/downgrade.lua")),
-    quorum: Script::new("quorum/downgrade", include_str!("../lua/quorum/downgrade.lua")),
+    proposing: Script::new("quorum/downgrade", include_str!("../lua/quorum/downgrade.lua")),
 };
 
 const WOULD_DEADLOCK: Refusal = (-6, |_, context| Error::WouldDeadlock { context });

@@ -40,7 +40,7 @@ pub enum ConfigError {
         most: Duration,
     },
     /// [`max_hold`](crate::Options::max_hold) is shorter than a TTL.
-    #[error("max_hold is {longest:?}; it must be at least the longest ttl, {ttl:?}")]
+    #[error("max_hold is {longest:?}; it must be at least the longest TTL, {ttl:?}")]
     ShortHold {
         /// The longest hold.
         longest: Duration,

@@ -10,7 +10,7 @@ use super::owned_lease::AttemptGuard;
 use super::owned_lease::OwnedLease;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
-use crate::options::{Fencing, RestartGuard};
+use crate::options::Fencing;
 use crate::wire::{Answer, Failure, NodeSet, Nodes, Votes, WaitFor};
 
 /// How often an attempt proposes a token in a row. Other attempts may propose larger ones
@@ -56,10 +56,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
     }
     let nodes = &client.nodes;
     nodes.open().await;
-    let mut proposals = TokenProposals::new(
-        nodes.proposal(attempt.options.restart_guard == RestartGuard::On),
-        attempt.options.fencing,
-    );
+    let mut proposals = TokenProposals::new(nodes.proposal(), attempt.options.fencing);
     let mut granted_before = NodeSet::of([]);
     loop {
         let proposed = proposals.proposed();
@@ -99,7 +96,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
                 if proposed == Some(token) {
                     nodes.accepted(token);
                 }
-                let unanimous = tally.granted.len() == nodes.count();
+                let unanimous = tally.granted.len() == nodes.deployment.nodes;
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
                 return AcquireOutcome::Granted(guard.granted(lease, unanimous));
             }

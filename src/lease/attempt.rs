@@ -14,7 +14,7 @@ use crate::fencing::FencingToken;
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
-use crate::wire::{Call, InFlight};
+use crate::wire::{Call, InFlight, Nodes};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.
@@ -53,8 +53,7 @@ pub(crate) struct Attempt {
     text: String,
     /// Its requests whose effect is unknown.
     pub(super) in_flight: Arc<InFlight>,
-    /// The labels of the client's nodes.
-    nodes: Arc<[String]>,
+    nodes: Arc<Nodes>,
     /// Its position in the queues, sent again to a node that has lost it.
     queued_at: OnceLock<u64>,
 }
@@ -70,8 +69,7 @@ impl Attempt {
     ) -> Attempt {
         let id = Uuid::new_v4();
         let text = format!("{}{}", id.simple(), client.attempt_suffix);
-        let (in_flight, nodes, queued_at) =
-            (Arc::default(), Arc::clone(client.nodes.labels()), OnceLock::new());
+        let (in_flight, nodes, queued_at) = (Arc::default(), Arc::clone(&client.nodes), OnceLock::new());
         Attempt { kind, name, options, owner, id, text, in_flight, nodes, queued_at }
     }
 
@@ -99,7 +97,7 @@ impl Attempt {
 
     /// The label of the node that decides alone; none in a quorum, where each one has its failure.
     pub(super) fn server(&self) -> Option<&str> {
-        if let [server] = &*self.nodes { Some(server) } else { None }
+        self.nodes.deployment.decides_alone().then(|| self.nodes.label(0))
     }
 
     /// The client that the attempt belongs to, for logs.
@@ -134,7 +132,10 @@ impl Attempt {
     pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {
             -2 => Some(Error::WrongType { context, found: self.kind.found }),
-            -3 => Some(Error::WrongType { context, found: "a value without a ttl, so no lock of ours" }),
+            -3 => Some(Error::WrongType {
+                context,
+                found: "a value without a TTL, which is no lock of this crate",
+            }),
             _ => {
                 let (_, error) = self.kind.refusals.iter().find(|(number, _)| *number == answer)?;
                 Some(error(&self.options, context))
@@ -190,7 +191,7 @@ impl Attempt {
         entry: Option<&QueueEntry>,
     ) -> Call<'_> {
         let guarded = self.options.restart_guard == RestartGuard::On;
-        let call = Call::new(&self.kind.acquire.quorum, &self.keys());
+        let call = Call::new(&self.kind.acquire.proposing, &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.text(&self.text).number(millis(ttl)));
         let call = call.optional(token.filter(|_| self.options.fencing == Fencing::On)).text(purpose);

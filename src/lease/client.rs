@@ -61,12 +61,12 @@ impl Client {
         // A waiter is stored as words with blanks between them.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{uncounted}", Uuid::new_v4().simple());
-        let has_wakeups =
-            options.wakeups != crate::options::Wakeups::Poll && wakeup_endpoints.len() == nodes.count();
+        let has_wakeups = options.wakeups != crate::options::Wakeups::Poll
+            && wakeup_endpoints.len() == nodes.deployment.nodes;
         let wakeups = Wakeups::new(
             channel,
             has_wakeups.then_some(wakeup_endpoints),
-            nodes.count(),
+            nodes.deployment.nodes,
             options.node_timeout,
         )
         .named(name.map(|name| format!("{name}:wakeups")));
@@ -99,7 +99,7 @@ impl Client {
             };
         }
         if answers.failures().count() > answers.max_failures() {
-            let failure = Failure::no_quorum(answers);
+            let failure = Failure::no_majority(answers);
             return Err(self.error(failure, self.context_of_nodes(Operation::Connect)));
         }
         self.verify().await
@@ -158,7 +158,6 @@ impl Client {
     }
 
     /// Whether nothing is held, waited for or being released.
-    #[cfg(feature = "simulation")]
     pub(crate) fn is_idle(&self) -> bool {
         let busy = [
             self.keeper.entries(),

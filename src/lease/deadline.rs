@@ -98,13 +98,13 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn drift_and_grain_are_taken_off() {
+    fn drift_and_expiry_granularity_are_subtracted() {
         assert_eq!(trusted(10 * SECOND, 0.01), Duration::from_millis(9_898));
         assert_eq!(trusted(Duration::from_millis(1), 0.5), Duration::ZERO);
     }
 
     #[test]
-    fn a_deadline_that_was_seen_to_pass_stays_over() {
+    fn a_deadline_that_has_passed_never_moves_again() {
         let deadline = Deadline::new(Moment::now() + 60 * SECOND);
         assert!(!deadline.has_passed());
         assert!(deadline.extend(Moment::now() + 30 * SECOND), "never back");

@@ -298,7 +298,7 @@ impl Keeper {
                 // Several tries must fit in before the deadline of a short lease.
                 let pause = (lease.options().ttl / 30).min(PAUSES.1);
                 schedule.insert(lease, Moment::now() + pause, &self.notify);
-                let (_lease, _nodes) = (lease.clone(), self.nodes.count());
+                let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
                 let (_held, _lost) = (tally.held, tally.without.len());
                 reports.push(Box::new(move || {
                     let _votes = votes;

@@ -42,17 +42,17 @@ pub(crate) type Refusal = (i64, fn(&Options, Context) -> Error);
 pub(crate) const TOO_DEEP: Refusal =
     (-4, |options, context| Error::TooDeep { context, depth: options.max_depth });
 
-/// A verb that has a script of its own for quorums.
+/// A verb with two scripts. They differ in where the token is chosen.
 pub(crate) struct ScriptSet {
     /// For one server, servers behind sentinels, and a cluster.
     pub(crate) server: Script,
-    /// The client proposes the token.
-    pub(crate) quorum: Script,
+    /// For nodes that decide by majority: the client proposes the token.
+    pub(crate) proposing: Script,
 }
 
 impl ScriptSet {
-    pub(super) fn pick(&'static self, for_quorum: bool) -> &'static Script {
-        if for_quorum { &self.quorum } else { &self.server }
+    pub(super) fn pick(&'static self, proposes: bool) -> &'static Script {
+        if proposes { &self.proposing } else { &self.server }
     }
 }
 

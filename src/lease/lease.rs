@@ -71,7 +71,7 @@ impl Lease {
 
     /// Returns the name of the lock.
     pub fn name(&self) -> &Name {
-        &self.0.attempt.name
+        &self.attempt().name
     }
 
     /// Returns the fencing token of this lease.
@@ -165,7 +165,7 @@ impl Lease {
     /// The error of work under a lease that ended.
     fn error(&self, end: LeaseEnd) -> Error {
         let context = Context::of(Operation::Hold, self.name());
-        let context = match self.0.attempt.server() {
+        let context = match self.attempt().server() {
             Some(server) => context.on(server),
             None => context,
         };
@@ -179,7 +179,7 @@ impl Lease {
     /// Moves the deadline to what a renewal promises that was sent at `sent`. False if it is too
     /// late.
     pub(super) fn extend(&self, sent: Moment, ttl: Duration) -> bool {
-        let extended = self.0.deadline.extend(sent + self.0.attempt.trusted(ttl));
+        let extended = self.0.deadline.extend(sent + self.attempt().trusted(ttl));
         self.0.notify.notify_waiters();
         extended
     }
@@ -209,8 +209,8 @@ impl Lease {
                 event!(
                     error,
                     lock = %_lease.name(),
-                    holder = _lease.0.attempt.holder(),
-                    server = _lease.0.attempt.server(),
+                    holder = _lease.attempt().holder(),
+                    server = _lease.attempt().server(),
                     reason = _reason,
                     "lost a lease"
                 );
@@ -225,7 +225,7 @@ impl Lease {
 
     /// For how long to renew it next; `None` if it is not renewed (any more).
     pub(super) fn next_ttl(&self, now: Moment) -> Option<Duration> {
-        let options = &self.0.attempt.options;
+        let options = &self.attempt().options;
         if options.renewal == Renewal::Never {
             return None;
         }
@@ -244,11 +244,11 @@ impl Lease {
 
     /// The owner as the server knows it.
     pub(crate) fn owner(&self) -> &str {
-        self.0.attempt.owner()
+        self.attempt().owner()
     }
 
     pub(crate) fn kind(&self) -> &'static Kind {
-        self.0.attempt.kind
+        self.attempt().kind
     }
 
     pub(super) fn attempt(&self) -> &Arc<Attempt> {
@@ -266,7 +266,7 @@ impl Lease {
     }
 
     pub(super) fn options(&self) -> &Options {
-        &self.0.attempt.options
+        &self.attempt().options
     }
 }
 
@@ -274,7 +274,7 @@ impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
             .field("name", self.name())
-            .field("kind", &self.0.attempt.kind.name)
+            .field("kind", &self.kind().name)
             .field("fencing_token", &self.0.token)
             .field("ended", &self.ended())
             .finish()

@@ -192,7 +192,7 @@ impl Locks {
             Some((_, Ok(reply))) => reply,
             Some((_, Err(failure))) if founding || !failure.is_no_reply() => {
                 let answers = NodeReplies::of(nodes.labels()).with(place, NodeReply::Failed(failure));
-                return Err(error(Failure::no_quorum(answers)));
+                return Err(error(Failure::no_majority(answers)));
             }
             _ => return Ok(None),
         };

@@ -102,7 +102,7 @@ impl Failure {
     }
 
     /// The replies of several nodes allow no decision.
-    pub(crate) fn no_quorum(answers: NodeReplies) -> Failure {
+    pub(crate) fn no_majority(answers: NodeReplies) -> Failure {
         let may_have_run = answers.failures().any(|failure| failure.may_have_run);
         Failure::new(Cause::NoQuorum(answers), may_have_run)
     }
@@ -345,7 +345,7 @@ impl Nodes {
             outages.into_iter().fold(NodeReplies::of(self.labels()), |answers, ((_, failure), place)| {
                 answers.with(place, NodeReply::Failed(failure))
             });
-        Some((since, Failure::no_quorum(answers)))
+        Some((since, Failure::no_majority(answers)))
     }
 }
 

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_messages_of_one_node_is_answered_once() {
+    fn many_messages_of_one_node_are_answered_once() {
         let (late_notifications, received, id) =
             (LateNotifications::default(), Arc::new(AtomicUsize::new(0)), Uuid::new_v4());
         let count = Arc::clone(&received);

@@ -117,10 +117,9 @@ impl Nodes {
     }
 
     /// A token that is larger than any the nodes have seen, as far as is known. The nodes of a
-    /// quorum need a common proposal, since each would choose its own token. The only node of a
-    /// `guarded` quorum gets one as well: the client remembers which proposals were accepted.
-    pub(crate) fn proposal(&self, guarded: bool) -> Option<u64> {
-        if self.deployment.decides_alone() && !guarded {
+    /// quorum need a common proposal, since each would choose its own token.
+    pub(crate) fn proposal(&self) -> Option<u64> {
+        if self.deployment.decides_alone() {
             return None;
         }
         let clocks = self.all.iter().map(|node| node.clock()).collect();
@@ -364,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proposal_believes_no_minority_of_the_clocks() {
+    async fn proposal_does_not_trust_a_minority_of_the_clocks() {
         let (now, ahead, behind, unknown) = (Some(NOW), Some(NOW + 2 * DAY), Some(NOW - 2 * DAY), None);
         for clocks in [
             &[now, now, now][..],
@@ -379,7 +378,7 @@ mod tests {
             &[behind, now, behind, now, now],
             &[ahead, unknown, now, now, unknown],
         ] {
-            let proposal = with_clocks(clocks).proposal(false).unwrap();
+            let proposal = with_clocks(clocks).proposal().unwrap();
             let near = NOW..NOW + DAY / 24; // the clocks advance meanwhile
             assert!(near.contains(&proposal), "{proposal} of {clocks:?}");
         }
@@ -390,7 +389,7 @@ mod tests {
         let nodes = with_clocks(&[Some(NOW); 3]);
         nodes.accepted(NOW + DAY);
         nodes.accepted(NOW);
-        assert_eq!(nodes.proposal(false), Some(NOW + DAY + 1));
-        assert_eq!(with_clocks(&[Some(NOW)]).proposal(false), None, "one server makes its tokens itself");
+        assert_eq!(nodes.proposal(), Some(NOW + DAY + 1));
+        assert_eq!(with_clocks(&[Some(NOW)]).proposal(), None, "one server makes its tokens itself");
     }
 }

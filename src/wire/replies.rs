@@ -154,7 +154,7 @@ impl Votes {
         {
             return failure.clone();
         }
-        Failure::no_quorum(NodeReplies::of(&self.labels).with_votes(self.least, self.received))
+        Failure::no_majority(NodeReplies::of(&self.labels).with_votes(self.least, self.received))
     }
 
     /// In a quorum, discards the negative reply of a node that received the request twice: the

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_floor_rises_in_steps_and_never_falls() {
+    fn minimum_token_rises_in_steps_and_never_falls() {
         let floor = TokenFloor::default();
         floor.raise(1_000_000_000);
         floor.observe(1_000_000_000 + STEP);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_goes_on_with_the_clock() {
+    fn minimum_token_advances_with_the_clock() {
         let floor = TokenFloor::default();
         floor.raise(1_000_000_000);
         floor.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
