@@ -257,7 +257,7 @@ impl Attempt {
         let call = Call::new(&self.kind.release, &self.keys()).text(&self.text);
         let call = self.with_owner(call).minimum_token();
         let call = queued_as(call.optional(for_good.then_some(1)), entry);
-        let is_common = !for_good && entry.is_none() && self.queued_at.get().is_none();
+        let is_common = !for_good && entry.is_none();
         self.with_depth(call)
             .optional(self.token_ttl())
             .with_others(is_common.then_some(&self.kind.release_many))
