@@ -5,17 +5,18 @@
 //! round trips, handovers among many clients with those between two. Absolute numbers depend on the
 //! machine; these ratios hardly do.
 //!
-//! Arguments that name sections (`pairs`, `handover`, `renewal`, `server`) run only those.
+//! Arguments that name sections (`pairs`, `handover`, `renewal`, `server`, `peers`) run only those.
 
 mod suite;
 
+use suite::peers::{Peers, Subject};
 use suite::plan::{Plan, Section};
 use suite::record::{self, Target};
 use suite::report::Report;
 use suite::server::Server;
 use suite::server_cpu::Kind;
 use suite::work::Work;
-use suite::{Outcome, handover, pairs, renewal, server_cpu};
+use suite::{Outcome, handover, pairs, peers, renewal, server_cpu};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
@@ -39,9 +40,61 @@ async fn main() -> Outcome<()> {
         report.server_cpu = server_cpu::measure(&server, &plan).await?;
         report.print_server_cpu();
     }
+    if plan.includes(Section::Peers) {
+        report.peers = Some(peers::measure(&server, &plan).await?);
+        report.print_peers();
+    }
     report.targets = targets(&report);
     record::print_targets(&report.targets);
     report.write()
+}
+
+/// The rate with this number of tasks, divided by that of rslock, or for the sides of a read-write
+/// lock, of rlock. Neither has fencing tokens, and rslock does not renew.
+const PAIR_TARGETS: [(&str, usize, f64); 11] = [
+    ("mutex", 1, 0.95),
+    ("mutex", 64, 1.0),
+    ("mutex", 256, 1.3),
+    ("mutex", 1024, 1.5),
+    ("reentrant", 1, 0.95),
+    ("reentrant", 64, 0.9),
+    ("reentrant", 256, 1.15),
+    ("read", 64, 1.3),
+    ("read", 256, 1.8),
+    ("write", 64, 1.3),
+    ("write", 256, 1.8),
+];
+
+fn peer_targets(peers: &Peers) -> Vec<Target> {
+    let pairs = |subject: &Subject, tasks| {
+        peers.pairs.iter().find(|row| row.subject == *subject && row.tasks == tasks)
+    };
+    let mut targets = Vec::new();
+    for (kind, tasks, least) in PAIR_TARGETS {
+        let ours = Subject::new("redlatch", kind);
+        let reference = if ours.is_exclusive() { "rslock" } else { "rlock" };
+        if let Some(row) = pairs(&ours, tasks).filter(|row| row.to_reference.is_finite()) {
+            let limit = format!("{kind}, tasks: {tasks}: pairs/s at least {least} x {reference}");
+            targets.push(Target::at_least(limit, row.to_reference, least));
+        }
+    }
+    let floor = pairs(&Subject::new("set-nx", "mutex"), 256);
+    if let (Some(ours), Some(floor)) = (pairs(&Subject::new("redlatch", "mutex"), 256), floor) {
+        let limit = "mutex, 256 tasks: server time at most 1.4 x that of SET NX PX";
+        targets.push(Target::at_most(limit, ours.server_us / floor.server_us, 1.4));
+    }
+    let is_mutex = |subject: &Subject| subject.is_ours() && subject.kind == "mutex";
+    for row in peers.turns.iter().filter(|row| is_mutex(&row.subject)) {
+        let (clients, least) = (row.clients, if row.clients == 2 { 2.5 } else { 3.0 });
+        if row.to_best_peer.is_finite() {
+            let limit =
+                format!("mutex, {clients} clients: turns/s at least {least} x the best other library");
+            targets.push(Target::at_least(limit, row.to_best_peer, least));
+        }
+        let limit = format!("mutex, {clients} clients: fewest turns at least 0.95 x most");
+        targets.push(Target::at_least(limit, row.fairness(), 0.95));
+    }
+    targets
 }
 
 /// The targets of the crate. A missed target is printed, not fatal: a busy machine misses them too.
@@ -67,6 +120,7 @@ fn targets(report: &Report) -> Vec<Target> {
         targets.push(Target::at_most(limit, f64::from(row.connections), 1.0));
     }
     targets.extend(report.server_cpu.iter().filter_map(server_cpu_target));
+    targets.extend(report.peers.iter().flat_map(peer_targets));
     targets
 }
 

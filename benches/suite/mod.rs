@@ -3,8 +3,10 @@
 pub(crate) mod gate;
 pub(crate) mod handover;
 pub(crate) mod pairs;
+pub(crate) mod peers;
 pub(crate) mod placement;
 pub(crate) mod plan;
+pub(crate) mod program;
 pub(crate) mod record;
 pub(crate) mod renewal;
 pub(crate) mod report;

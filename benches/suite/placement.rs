@@ -47,7 +47,13 @@ impl Cores {
         (cores.list.len() > 1 && cores.place(Placement::Anywhere).is_ok()).then_some(cores)
     }
 
+    /// Places the server, and this process as its client.
     pub(crate) fn place(&self, placement: Placement) -> Outcome<()> {
+        self.place_processes(placement, &[std::process::id()])
+    }
+
+    /// Places the server and its clients.
+    pub(crate) fn place_processes(&self, placement: Placement, processes: &[u32]) -> Outcome<()> {
         let (first, others) = self.list.split_at(1);
         let (server, clients) = match placement {
             Placement::Anywhere => (&self.list[..], &self.list[..]),
@@ -55,7 +61,7 @@ impl Cores {
             Placement::Together => (first, first),
         };
         pin(self.server, server)?;
-        pin(std::process::id(), clients)
+        processes.iter().try_for_each(|process| pin(*process, clients))
     }
 }
 

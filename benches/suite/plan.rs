@@ -13,7 +13,7 @@ pub(crate) enum Section {
     Renewal,
     /// The server's CPU time.
     Server,
-    /// rslock and rlock, measured by a separate program in `benches/peers`.
+    /// redlatch and other libraries, measured by the programs in `benches/peers`.
     Peers,
 }
 
@@ -30,6 +30,11 @@ pub(crate) struct Plan {
     /// How long one slice of the server's CPU time is, and how many rounds of slices there are.
     pub(crate) slice: Duration,
     pub(crate) rounds: usize,
+    /// How long one slice of a peer's pairs is, one window of its turns, and how many rounds there
+    /// are.
+    pub(crate) peer_slice: Duration,
+    pub(crate) peer_window: Duration,
+    pub(crate) peer_rounds: usize,
     sections: Vec<Section>,
 }
 
@@ -55,7 +60,27 @@ impl Plan {
             true => (seconds(1), seconds(2), 1, millis(700), 1),
             false => (seconds(3), seconds(4), 3, millis(500), 9),
         };
-        Ok(Plan { command, pairs, window, windows, slice, rounds, sections })
+        let (peer_slice, peer_window, peer_rounds) = match quick {
+            true => (millis(300), millis(500), 1),
+            false => (millis(500), millis(800), 3),
+        };
+        Ok(Plan {
+            command,
+            pairs,
+            window,
+            windows,
+            slice,
+            rounds,
+            peer_slice,
+            peer_window,
+            peer_rounds,
+            sections,
+        })
+    }
+
+    /// Whether the figures come from a single round.
+    pub(crate) fn is_quick(&self) -> bool {
+        self.peer_rounds == 1
     }
 
     /// Whether to run this section. Without any name, all of them run.

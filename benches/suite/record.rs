@@ -10,10 +10,10 @@ use super::server::{Server, repository};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Head {
-    command: String,
-    server: String,
+    pub(crate) command: String,
+    pub(crate) server: String,
     server_binary: String,
-    cores: usize,
+    pub(crate) cores: usize,
 }
 
 impl Head {
@@ -35,9 +35,9 @@ impl Head {
 /// A limit for a figure, and whether the figure meets it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Target {
-    limit: String,
-    measured: f64,
-    met: bool,
+    pub(crate) limit: String,
+    pub(crate) measured: f64,
+    pub(crate) met: bool,
 }
 
 impl Target {

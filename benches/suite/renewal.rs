@@ -27,6 +27,11 @@ pub(crate) struct Row {
     pub(crate) held: usize,
     pub(crate) connections: u32,
     pub(crate) server_cpu_part: f64,
+    /// The server's CPU time for one renewal. It is computed: each lock is renewed every third of
+    /// its TTL.
+    pub(crate) server_us_per_renewal: f64,
+    /// What a held lock adds to the server's memory.
+    pub(crate) bytes_per_lock: f64,
 }
 
 impl Row {
@@ -39,14 +44,25 @@ pub(crate) async fn measure(server: &Server, _plan: &Plan) -> Outcome<Row> {
     let mut observer = server.observer().await?;
     observer.alone().await?;
     let locks = Locks::builder().server(server.url()).options(Options::new().ttl(TTL)).connect().await?;
+    let memory = observer.memory().await?;
     let guards = acquire_all(&locks).await?;
+    let memory = observer.memory().await?.saturating_sub(memory);
     let (start, cpu) = (Instant::now(), observer.cpu().await?);
     sleep(TTL * TTLS).await;
     let (took, cpu) = (start.elapsed(), observer.cpu().await?.saturating_sub(cpu));
     let connections = observer.connections().await?;
     let held = release_all(guards).await?;
-    let server_cpu_part = cpu.as_secs_f64() / took.as_secs_f64();
-    Ok(Row { locks: LOCKS, ttl_ms: TTL.as_millis(), ttls: TTLS, held, connections, server_cpu_part })
+    let renewals = 3.0 * LOCKS as f64 * took.as_secs_f64() / TTL.as_secs_f64();
+    Ok(Row {
+        locks: LOCKS,
+        ttl_ms: TTL.as_millis(),
+        ttls: TTLS,
+        held,
+        connections,
+        server_cpu_part: cpu.as_secs_f64() / took.as_secs_f64(),
+        server_us_per_renewal: cpu.as_secs_f64() * 1e6 / renewals,
+        bytes_per_lock: memory as f64 / LOCKS as f64,
+    })
 }
 
 async fn acquire_all(locks: &Locks) -> Outcome<Vec<Vec<MutexGuard>>> {

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::peers::{PairsRow, Peers, TurnsRow};
 use super::plan::Plan;
 use super::record::{self, Head, Target};
 use super::server::Server;
@@ -15,6 +16,7 @@ pub(crate) struct Report {
     pub(crate) handover: Vec<handover::Row>,
     pub(crate) renewal: Option<renewal::Row>,
     pub(crate) server_cpu: Vec<server_cpu::Row>,
+    pub(crate) peers: Option<Peers>,
     pub(crate) targets: Vec<Target>,
 }
 
@@ -26,6 +28,7 @@ impl Report {
             handover: Vec::new(),
             renewal: None,
             server_cpu: Vec::new(),
+            peers: None,
             targets: Vec::new(),
         })
     }
@@ -85,13 +88,16 @@ impl Report {
         let Some(row) = &self.renewal else { return };
         println!("\nmany locks held for a long time");
         println!(
-            "{} locks, TTL {} ms, for {} TTLs: {} stayed held; connections: {}; server: {:.0} % of a core",
+            "{} locks, TTL {} ms, for {} TTLs: {} stayed held; connections: {}; server: {:.0} % of a core, \
+             {:.1} us a renewal, {:.0} bytes a lock",
             row.locks,
             row.ttl_ms,
             row.ttls,
             row.held,
             row.connections,
             row.server_cpu_part * 100.0,
+            row.server_us_per_renewal,
+            row.bytes_per_lock,
         );
     }
 
@@ -112,6 +118,35 @@ impl Report {
                 row.to_pipelined,
                 row.pairs_per_second,
                 row.client_us,
+            );
+        }
+    }
+
+    pub(crate) fn print_peers(&self) {
+        let Some(peers) = &self.peers else { return };
+        println!("\nlibraries in turn; each task has a lock of its own; one client for all");
+        println!(
+            "{:>5}  {:<30} {:>9} {:>11} {:>14} {:>14}",
+            "tasks", "lock", "pairs/s", "x reference", "server CPU us", "client CPU us"
+        );
+        for PairsRow { subject, tasks, pairs_per_second, to_reference, server_us, client_us } in &peers.pairs
+        {
+            let title = subject.title();
+            println!(
+                "{tasks:>5}  {title:<30} {pairs_per_second:>9.0} {to_reference:>11.2} {server_us:>14.2} {client_us:>14.2}"
+            );
+        }
+        println!("\nlibraries in turn; all clients contend for one lock");
+        println!(
+            "{:>7}  {:<30} {:>7} {:>9} {:>12} {:>8} {:>8}",
+            "clients", "lock", "poll ms", "turns/s", "x best peer", "fewest", "most"
+        );
+        for TurnsRow { subject, clients, poll_ms, turns_per_second, to_best_peer, fewest, most } in
+            &peers.turns
+        {
+            let (title, poll) = (subject.title(), poll_ms.map_or("-".to_owned(), |poll| poll.to_string()));
+            println!(
+                "{clients:>7}  {title:<30} {poll:>7} {turns_per_second:>9.0} {to_best_peer:>12.2} {fewest:>8} {most:>8}"
             );
         }
     }

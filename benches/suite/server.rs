@@ -114,6 +114,11 @@ impl Observer {
         Ok(Duration::from_secs_f64(user + system))
     }
 
+    /// The bytes that the server has allocated.
+    pub(crate) async fn memory(&mut self) -> Outcome<u64> {
+        Ok(self.info("memory", "used_memory").await?.parse()?)
+    }
+
     /// How many messages were published so far: one for each lock that was granted to a waiter.
     pub(crate) async fn published(&mut self) -> Outcome<u64> {
         // The server does not list commands that have not been used.
