@@ -1,5 +1,5 @@
 //! Measures what locks cost, on a private server: `scripts/bench`, or `scripts/bench --quick` for a
-//! first look.
+//! first look. A run of all sections writes `docs/benchmarks.md`.
 //!
 //! Each figure is compared with another one of the same run: a lock and its release with two bare
 //! round trips, handovers among many clients with those between two. Absolute numbers depend on the
@@ -16,7 +16,7 @@ use suite::report::Report;
 use suite::server::Server;
 use suite::server_cpu::Kind;
 use suite::work::Work;
-use suite::{Outcome, handover, pairs, peers, renewal, server_cpu};
+use suite::{Outcome, handover, page, pairs, peers, renewal, server_cpu};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
@@ -46,7 +46,8 @@ async fn main() -> Outcome<()> {
     }
     report.targets = targets(&report);
     record::print_targets(&report.targets);
-    report.write()
+    report.write()?;
+    if plan.is_whole() { page::write(&report, plan.is_quick()) } else { Ok(()) }
 }
 
 /// The rate with this number of tasks, divided by that of rslock, or for the sides of a read-write

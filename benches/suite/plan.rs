@@ -83,6 +83,11 @@ impl Plan {
         self.peer_rounds == 1
     }
 
+    /// Whether no section is left out.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.sections.is_empty()
+    }
+
     /// Whether to run this section. Without any name, all of them run.
     pub(crate) fn includes(&self, section: Section) -> bool {
         self.sections.is_empty() || self.sections.contains(&section)

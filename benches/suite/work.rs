@@ -65,6 +65,11 @@ impl Work {
         }
     }
 
+    /// Whether it measures redlatch, and not a floor.
+    pub(crate) fn is_ours(self) -> bool {
+        !matches!(self, Work::Floor | Work::SetNx | Work::SetNxPipelined)
+    }
+
     pub(crate) fn pairs_at_once(self) -> usize {
         if self == Work::SetNxPipelined { PIPELINE } else { 1 }
     }

@@ -1,0 +1,318 @@
+//! `docs/benchmarks.md` and its plots, written from the figures of a run of all sections.
+
+use std::fmt::Write;
+use std::fs;
+
+use super::Outcome;
+use super::peers::{CLIENTS, PairsRow, Peers, Subject, TASKS, TurnsRow};
+use super::plot::{self, Bar, Series, thousands};
+use super::report::Report;
+use super::server::repository;
+use super::server_cpu::Kind;
+
+const INTRO: &str = "\
+Do not edit this page: `scripts/bench` writes it. Every figure is from one run on one private \
+server, with the clients on the same machine. redlatch and the other libraries are measured in \
+turn, in several rounds, and each figure is the median of the rounds. Absolute numbers depend on \
+the machine; the ratios of one run depend on it much less.";
+
+const PAIRS: &str = "\
+Each task repeats acquire and release, with a lock name of its own; all tasks share one client. The \
+TTL is 30 s. *x rslock* is the rate divided by that of rslock, at the same number of tasks. \
+*Server* and *client* are microseconds of CPU time for one pair, with 256 tasks. With one task, \
+the server has a core of its own.";
+
+const SIDES: &str = "\
+The same for the sides of read-write locks, divided by the rate of rlock for the same side.";
+
+const TURNS: &str = "\
+All clients contend for one lock name and hold it for no time. Each client has its own connections; \
+all are in one process. A turn is an acquisition by another client than the one before: a client \
+that acquires the lock twice in a row has one turn. *Fewest/most* compares the clients with the \
+fewest and the most turns. A library that polls uses the delay in brackets, in milliseconds.";
+
+const POLLS: &str = "The delay is the one of 1, 2, 5 and 20 ms with the most turns.";
+const POLLS_OF_QUICK_RUN: &str = "In this quick run, the delay is fixed for each number of clients.";
+
+const COMPARABLE: &str = "\
+The libraries promise different things, so a rate alone does not choose one:
+
+- **Fencing.** redlatch returns a token that grows with each grant, also in the rows for its read, \
+write and re-entrant locks. None of the other locks that are measured here does.
+- **Renewal.** A renewed lease needs a background task for each held lock or for all of them. \
+Without it, a lock ends at its TTL while its holder still works.
+- **Waiting.** A library that polls sends requests all the time while it waits. The rates count \
+only acquisitions; the delays that suit a benchmark would load a server with many waiters.
+- **Languages.** The rates include the runtime: one event loop in Node and Python, two or more \
+threads in Rust, Go and Java. Compare libraries of one language, or their server time.
+- **One server.** Libraries that implement Redlock run with one server here, as redlatch does.
+- **Clients of one process.** Real clients are on other machines. A round trip then takes longer, \
+and a library that needs fewer of them gains more than this page shows.";
+
+const SHARD: &str = "\
+A server runs all scripts on one core. Its CPU time for a pair limits how many pairs it can serve. \
+The columns *computed* divide one second, and 70 % of it, by the measured server time with 256 tasks. \
+They assume a core for the server alone, clients on other machines, and as many requests at once as \
+in this measurement: with few requests at once, the server time is higher.";
+
+pub(crate) fn write(report: &Report, is_quick: bool) -> Outcome<()> {
+    let Some(peers) = &report.peers else { return Ok(()) };
+    let docs = repository()?.join("docs");
+    let plots = docs.join("benchmarks");
+    fs::create_dir_all(&plots)?;
+    fs::write(plots.join("pairs.svg"), pairs_plot(peers))?;
+    fs::write(plots.join("turns.svg"), turns_plot(peers))?;
+    fs::write(plots.join("server.svg"), server_plot(peers))?;
+    fs::write(docs.join("benchmarks.md"), page(report, peers, is_quick)?)?;
+    println!("written to docs/benchmarks.md, docs/benchmarks/*.svg");
+    Ok(())
+}
+
+fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
+    let mut page = String::from("# Benchmarks\n\n");
+    paragraph(&mut page, INTRO)?;
+    let head = &report.head;
+    writeln!(page, "| | |\n|---|---|")?;
+    writeln!(page, "| command | `{}` |", head.command)?;
+    writeln!(page, "| server | {}, without persistence |", head.server)?;
+    writeln!(page, "| machine | {} cores, shared by the server and its clients |", head.cores)?;
+    writeln!(page, "| rounds | {} |\n", if is_quick { "1: a first look, not for publication" } else { "3" })?;
+    writeln!(page, "## Locks without waiters\n\n![Pairs a second by tasks](benchmarks/pairs.svg)\n")?;
+    paragraph(&mut page, PAIRS)?;
+    pairs_table(&mut page, peers, true, &TASKS)?;
+    paragraph(&mut page, SIDES)?;
+    pairs_table(&mut page, peers, false, &TASKS[..3])?;
+    writeln!(page, "## One lock, many clients\n\n![Turns a second by clients](benchmarks/turns.svg)\n")?;
+    paragraph(&mut page, &format!("{TURNS} {}", if is_quick { POLLS_OF_QUICK_RUN } else { POLLS }))?;
+    turns_table(&mut page, peers)?;
+    writeln!(page, "## What is not comparable\n")?;
+    for part in COMPARABLE.split('\n') {
+        wrap(&mut page, part)?;
+    }
+    writeln!(
+        page,
+        "\n| library | client | fencing | renewal | waiting | settings |\n|---|---|---|---|---|---|"
+    )?;
+    for (language, library) in &peers.libraries {
+        let name = if library.version.is_empty() { "SET NX PX, bare" } else { &library.name };
+        let (version, client) = (&library.version, &library.client);
+        let (fencing, renewal, waiting) = (&library.fencing, &library.renewal, &library.waiting);
+        let settings = &library.settings;
+        writeln!(
+            page,
+            "| {name} {version} | {language}, {client} | {fencing} | {renewal} | {waiting} | {settings} |"
+        )?;
+    }
+    if !peers.notices.is_empty() {
+        writeln!(page, "\nNotices of the run:\n")?;
+        for notice in &peers.notices {
+            writeln!(page, "- {}", notice.split("; see ").next().unwrap_or_default())?;
+        }
+    }
+    writeln!(page, "\n## What one shard carries\n\n![Server time a pair](benchmarks/server.svg)\n")?;
+    shard(&mut page, report)?;
+    targets(&mut page, report)?;
+    page += "\n## Repeat it\n\n```sh\nscripts/bench            # writes this page: less than 15 minutes\n\
+             scripts/bench --quick    # the same from one round: less than 4 minutes\n\
+             scripts/bench peers      # only the comparison, to the terminal and target/bench.json\n```\n\n";
+    paragraph(
+        &mut page,
+        "The programs in `benches/peers` are built first. A language without its toolchain is left out \
+         with a notice. `REDLATCH_SERVER` chooses the server's binary.",
+    )?;
+    Ok(page.trim_end().to_owned() + "\n")
+}
+
+/// Writes lines of at most 100 columns.
+fn wrap(page: &mut String, text: &str) -> Outcome<()> {
+    let indent = if text.starts_with("- ") { "  " } else { "" };
+    let mut column = 0;
+    for word in text.split(' ') {
+        if column > 0 && column + 1 + word.len() > 100 {
+            write!(page, "\n{indent}")?;
+            column = indent.len();
+        } else if column > 0 {
+            page.push(' ');
+            column += 1;
+        }
+        page.push_str(word);
+        column += word.len();
+    }
+    Ok(writeln!(page)?)
+}
+
+fn paragraph(page: &mut String, text: &str) -> Outcome<()> {
+    wrap(page, text)?;
+    Ok(writeln!(page)?)
+}
+
+fn subjects<'a>(all: impl Iterator<Item = &'a Subject>) -> Vec<&'a Subject> {
+    let mut subjects = Vec::new();
+    for subject in all {
+        if !subjects.contains(&subject) {
+            subjects.push(subject);
+        }
+    }
+    subjects
+}
+
+fn pairs_of<'a>(peers: &'a Peers, subject: &Subject, tasks: usize) -> Option<&'a PairsRow> {
+    peers.pairs.iter().find(|row| row.subject == *subject && row.tasks == tasks)
+}
+
+fn turns_of<'a>(peers: &'a Peers, subject: &Subject, clients: usize) -> Option<&'a TurnsRow> {
+    peers.turns.iter().find(|row| row.subject == *subject && row.clients == clients)
+}
+
+fn or_dash(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "-".to_owned())
+}
+
+fn bold(text: String, is_bold: bool) -> String {
+    if is_bold { format!("**{text}**") } else { text }
+}
+
+fn pairs_table(page: &mut String, peers: &Peers, exclusive: bool, sizes: &[usize]) -> Outcome<()> {
+    let reference = if exclusive { "rslock" } else { "rlock" };
+    write!(page, "| pairs/s, tasks:")?;
+    sizes.iter().try_for_each(|tasks| write!(page, " | {tasks}"))?;
+    sizes.iter().try_for_each(|tasks| write!(page, " | x {reference}, {tasks}"))?;
+    writeln!(page, " | server | client |\n|---|{}", "---:|".repeat(2 * sizes.len() + 2))?;
+    let rows =
+        peers.pairs.iter().map(|row| &row.subject).filter(|subject| subject.is_exclusive() == exclusive);
+    for subject in subjects(rows) {
+        write!(page, "| {}", bold(subject.title(), subject.is_ours()))?;
+        for tasks in sizes {
+            let rate = pairs_of(peers, subject, *tasks).map(|row| thousands(row.pairs_per_second));
+            write!(page, " | {}", or_dash(rate))?;
+        }
+        for tasks in sizes {
+            let ratio = pairs_of(peers, subject, *tasks).map(|row| row.to_reference);
+            write!(
+                page,
+                " | {}",
+                or_dash(ratio.filter(|ratio| ratio.is_finite()).map(|it| format!("{it:.2}")))
+            )?;
+        }
+        let row = pairs_of(peers, subject, 256);
+        let server = or_dash(row.map(|row| format!("{:.1}", row.server_us)));
+        let client = or_dash(row.map(|row| format!("{:.0}", row.client_us)));
+        writeln!(page, " | {server} | {client} |")?;
+    }
+    Ok(writeln!(page)?)
+}
+
+fn turns_table(page: &mut String, peers: &Peers) -> Outcome<()> {
+    write!(page, "| turns/s, clients:")?;
+    CLIENTS.iter().try_for_each(|clients| write!(page, " | {clients}"))?;
+    CLIENTS.iter().try_for_each(|clients| write!(page, " | x best peer, {clients}"))?;
+    CLIENTS.iter().try_for_each(|clients| write!(page, " | fewest/most, {clients}"))?;
+    writeln!(page, " |\n|---|{}", "---:|".repeat(3 * CLIENTS.len()))?;
+    for subject in subjects(peers.turns.iter().map(|row| &row.subject)) {
+        let cell = |text: &dyn Fn(&TurnsRow) -> String| {
+            CLIENTS.map(|clients| or_dash(turns_of(peers, subject, clients).map(text))).join(" | ")
+        };
+        let rates = cell(&|row| match row.poll_ms {
+            Some(poll) => format!("{} ({poll})", thousands(row.turns_per_second)),
+            None => thousands(row.turns_per_second),
+        });
+        let ratios = cell(&|row| format!("{:.2}", row.to_best_peer));
+        let fairness = cell(&|row| format!("{:.2}", row.fairness()));
+        let title = bold(subject.title(), subject.is_ours());
+        writeln!(page, "| {title} | {rates} | {ratios} | {fairness} |")?;
+    }
+    Ok(writeln!(page)?)
+}
+
+fn shard(page: &mut String, report: &Report) -> Outcome<()> {
+    paragraph(page, SHARD)?;
+    writeln!(page, "| lock | server time a pair | computed: pairs/s of a whole core | at 70 % of a core |")?;
+    writeln!(page, "|---|---:|---:|---:|")?;
+    let ours = |kind| !matches!(kind, Kind::Pair(work) if !work.is_ours());
+    for row in report.server_cpu.iter().filter(|row| ours(row.kind)) {
+        let rate = 1e6 / row.server_us;
+        let (title, us) = (row.kind.title(), row.server_us);
+        writeln!(page, "| {title} | {us:.1} us | {} | {} |", thousands(rate), thousands(0.7 * rate))?;
+    }
+    writeln!(page)?;
+    if let Some(row) = &report.renewal {
+        // With the default TTL, a lock is renewed every 10 s.
+        let part = row.server_us_per_renewal * 1e5 / 1e6;
+        paragraph(
+            page,
+            &format!(
+                "Held locks cost memory and renewals. Measured with {} locks and a TTL of {} ms: {:.0} bytes of \
+                 the server's memory a lock, and {:.1} us of its CPU time a renewal. Computed for a million held \
+                 locks with the default TTL of 30 s, each renewed every 10 s: {:.2} GB, 100,000 renewals a \
+                 second, and {:.0} % of a core.",
+                row.locks,
+                row.ttl_ms,
+                row.bytes_per_lock,
+                row.server_us_per_renewal,
+                row.bytes_per_lock * 1e6 / 1e9,
+                part * 100.0,
+            ),
+        )?;
+    }
+    paragraph(
+        page,
+        "Computed, not measured: names are spread over the shards of a cluster, so k shards carry k times \
+         these rates if no single name dominates. One name is on one shard, and its turns do not scale. \
+         On a quorum, every node serves every pair, so more nodes do not raise the rate.",
+    )
+}
+
+fn targets(page: &mut String, report: &Report) -> Outcome<()> {
+    writeln!(page, "## Targets\n")?;
+    paragraph(page, "The limits that this project sets itself, and what this run measured.")?;
+    writeln!(page, "| limit | measured | |\n|---|---:|---|")?;
+    for target in &report.targets {
+        let verdict = if target.met { "met" } else { "**missed**" };
+        writeln!(page, "| {} | {:.2} | {verdict} |", target.limit, target.measured)?;
+    }
+    Ok(())
+}
+
+/// Kinds that differ little from another one are only in the tables.
+fn is_plotted(subject: &Subject) -> bool {
+    subject.kind != "unfenced"
+        && subject.is_exclusive()
+        && !(subject.is_ours() && subject.kind == "reentrant")
+}
+
+fn series<'a>(
+    all: impl Iterator<Item = &'a Subject>,
+    values: impl Fn(&Subject) -> Vec<Option<f64>>,
+) -> Vec<Series> {
+    let subjects = subjects(all.filter(|subject| is_plotted(subject)));
+    let series = subjects.into_iter().map(|subject| Series {
+        label: subject.title(),
+        is_ours: subject.is_ours(),
+        values: values(subject),
+    });
+    series.collect()
+}
+
+fn pairs_plot(peers: &Peers) -> String {
+    let series = series(peers.pairs.iter().map(|row| &row.subject), |subject| {
+        TASKS.map(|tasks| pairs_of(peers, subject, tasks).map(|row| row.pairs_per_second)).to_vec()
+    });
+    plot::lines("Acquire and release: pairs a second", ("tasks of one client", &TASKS), &series, false)
+}
+
+fn turns_plot(peers: &Peers) -> String {
+    let series = series(peers.turns.iter().map(|row| &row.subject), |subject| {
+        CLIENTS.map(|clients| turns_of(peers, subject, clients).map(|row| row.turns_per_second)).to_vec()
+    });
+    let title = "One contended lock: turns a second (logarithmic)";
+    plot::lines(title, ("clients that contend for one lock", &CLIENTS), &series, true)
+}
+
+fn server_plot(peers: &Peers) -> String {
+    let rows = peers.pairs.iter().filter(|row| row.tasks == 256 && row.subject.is_exclusive());
+    let mut bars: Vec<Bar> = rows
+        .map(|row| Bar { label: row.subject.title(), is_ours: row.subject.is_ours(), value: row.server_us })
+        .collect();
+    bars.sort_by(|one, other| one.value.total_cmp(&other.value));
+    plot::bars("CPU time of the server for one pair, 256 tasks, in microseconds", &bars)
+}
