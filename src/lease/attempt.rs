@@ -14,7 +14,7 @@ use crate::fencing::FencingToken;
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
-use crate::wire::{Call, InFlight, Nodes};
+use crate::wire::{Call, Deployment, InFlight};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.
@@ -53,7 +53,9 @@ pub(crate) struct Attempt {
     text: String,
     /// Its requests whose effect is unknown.
     pub(super) in_flight: Arc<InFlight>,
-    nodes: Arc<Nodes>,
+    /// Not the nodes: a lease outlives its client, and would keep the connections open.
+    deployment: Deployment,
+    labels: Arc<[String]>,
     /// Its position in the queues, sent again to a node that has lost it.
     queued_at: OnceLock<u64>,
 }
@@ -69,16 +71,18 @@ impl Attempt {
     ) -> Attempt {
         let id = Uuid::new_v4();
         let text = format!("{}{}", id.simple(), client.attempt_suffix);
-        let (in_flight, nodes, queued_at) = (Arc::default(), Arc::clone(&client.nodes), OnceLock::new());
-        Attempt { kind, name, options, owner, id, text, in_flight, nodes, queued_at }
+        let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
+        let (deployment, labels) = (client.nodes.deployment, Arc::clone(client.nodes.labels()));
+        Attempt { kind, name, options, owner, id, text, in_flight, deployment, labels, queued_at }
     }
 
     /// The same hold as another kind, with other options.
     pub(super) fn converted(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
         let (name, owner, id, text) = (self.name.clone(), self.owner.clone(), self.id, self.text.clone());
-        let (in_flight, nodes) = (Arc::clone(&self.in_flight), Arc::clone(&self.nodes));
+        let (in_flight, deployment, labels) =
+            (Arc::clone(&self.in_flight), self.deployment, Arc::clone(&self.labels));
         let queued_at = self.queued_at.clone();
-        Attempt { kind, name, options, owner, id, text, in_flight, nodes, queued_at }
+        Attempt { kind, name, options, owner, id, text, in_flight, deployment, labels, queued_at }
     }
 
     /// Converts a hold of this attempt into one of this attempt's kind.
@@ -97,7 +101,7 @@ impl Attempt {
 
     /// The label of the node that decides alone; none in a quorum, where each one has its failure.
     pub(super) fn server(&self) -> Option<&str> {
-        self.nodes.deployment.decides_alone().then(|| self.nodes.label(0))
+        self.labels.first().filter(|_| self.deployment.decides_alone()).map(String::as_str)
     }
 
     /// The client that the attempt belongs to, for logs.
