@@ -61,7 +61,7 @@ impl Plan {
             false => (seconds(3), seconds(4), 3, millis(500), 9),
         };
         let (peer_slice, peer_window, peer_rounds) = match quick {
-            true => (millis(300), millis(500), 1),
+            true => (millis(250), millis(400), 1),
             false => (millis(500), millis(800), 3),
         };
         Ok(Plan {
