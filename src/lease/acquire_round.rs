@@ -35,7 +35,7 @@ pub(super) enum AcquireOutcome {
     NoMajority {
         guard: AttemptGuard,
         by: NodeSet,
-        /// If other attempts hold a majority: for how long yet.
+        /// If other attempts hold a majority: for how much longer, at most.
         taken_for: Option<Duration>,
     },
     /// Granted, but the reply took longer than the lease lasts. The grant is released.

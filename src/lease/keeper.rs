@@ -340,6 +340,8 @@ impl Keeper {
         let mut schedule = self.schedule();
         let (mut left, mut lasting) = (NodeSet::of([]), Vec::new());
         for (node, outcome) in votes {
+            // Any number means that nothing of the attempt is left to release, also -2: the key
+            // holds something else.
             let Err(failure) = outcome.as_ref().map_err(Clone::clone).and_then(Reply::answer) else {
                 continue;
             };

@@ -227,7 +227,7 @@ impl Stragglers {
 /// as the proposed one.
 const TOO_LOW: i64 = -8;
 
-/// Refuses a request that arrived after its `grant_before`, or whose attempt was ended.
+/// Refuses a request that arrives after its `grant_before`, or an attempt that has ended.
 pub(super) const LATE: i64 = -1;
 
 /// Refuses a request at a node that was not admitted to its quorum.
