@@ -11,9 +11,7 @@ use super::shared_hold::SharedHolds;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::name::Name;
 use crate::options::Options;
-use crate::wire::{
-    Endpoint, Failure, Membership, Node, NodeReplies, NodeReply, Nodes, WakeupEndpoint, Wakeups,
-};
+use crate::wire::{Endpoint, Failure, Membership, Node, NodeReply, Nodes, WakeupEndpoint, Wakeups};
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
 pub(crate) struct Client {
@@ -66,7 +64,7 @@ impl Client {
         let wakeups = Wakeups::new(
             channel,
             has_wakeups.then_some(wakeup_endpoints),
-            nodes.deployment.nodes,
+            nodes.deployment,
             options.node_timeout,
         )
         .named(name.map(|name| format!("{name}:wakeups")));
@@ -84,7 +82,7 @@ impl Client {
     /// Connects to a majority of the nodes. Fails if a node must not be part of the quorum.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
         let nodes = &self.nodes;
-        let mut answers = NodeReplies::of(nodes.labels());
+        let mut answers = nodes.no_replies();
         for (place, outcome) in nodes.connect().await.into_iter().enumerate() {
             if let Some(problem) = nodes.node(place).problem() {
                 let node = nodes.label(place).to_owned();
@@ -98,7 +96,7 @@ impl Client {
                 Err(failure) => answers.with(place, NodeReply::Failed(failure)),
             };
         }
-        if answers.failures().count() > answers.max_failures() {
+        if answers.failures().count() > answers.max_failures {
             let failure = Failure::no_majority(answers);
             return Err(self.error(failure, self.context_of_nodes(Operation::Connect)));
         }

@@ -10,7 +10,7 @@ use super::node_status::{NodeState, NodeStatus, Survey};
 use crate::error::{Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::node_key;
 use crate::options::RestartGuard;
-use crate::wire::{Answer, Call, Failure, NodeReplies, NodeReply, NodeSet, Script, WaitFor, median_clock};
+use crate::wire::{Answer, Call, Failure, NodeReply, NodeSet, Script, WaitFor, median_clock};
 
 static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
 
@@ -191,7 +191,7 @@ impl Locks {
         let reply = match votes.received.pop() {
             Some((_, Ok(reply))) => reply,
             Some((_, Err(failure))) if founding || !failure.is_no_reply() => {
-                let answers = NodeReplies::of(nodes.labels()).with(place, NodeReply::Failed(failure));
+                let answers = nodes.no_replies().with(place, NodeReply::Failed(failure));
                 return Err(error(Failure::no_majority(answers)));
             }
             _ => return Ok(None),

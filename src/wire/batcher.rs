@@ -2,7 +2,7 @@
 //!
 //! While few requests are in flight, each one is sent at once, alone: gathering takes time. Other
 //! requests queue here in the order of their arrival, and the next free batch takes them. In a
-//! batch, requests for many locks become one script call (`many.rs`), and the calls of a batch
+//! batch, requests for many locks become one script call (`script.rs`), and the calls of a batch
 //! travel in one pipeline.
 //!
 //! A queued request is a future of its caller: a caller that gives up leaves the queue.
@@ -11,20 +11,21 @@
 //! was written and the connection has delivered no reply for a node timeout. Then all queued
 //! requests fail together.
 
+use std::collections::HashSet;
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{Connection, UNLIMITED, is_broken, too_slow};
-use super::many::{Combined, ContendedLocks, Request, combine};
-use super::script::is_unknown_script;
+use super::script::{Combined, PreparedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
 
 /// With fewer requests than this in flight, waiting for a batch costs more than it saves: for
@@ -390,4 +391,176 @@ async fn send_calls(
         replies[place] = reply;
     }
     replies
+}
+
+/// For how long a lock counts as contended after a request for it had to be sent alone, in seconds.
+const CONTENDED: u64 = 1;
+/// The bits of a slot that hold a time.
+const TIME_BITS: u32 = 24;
+
+/// The locks that were not free lately: combining requests for them would only add a round trip.
+/// Of bounded size: of two locks that share a slot, the later one is remembered.
+#[derive(Debug)]
+pub(super) struct ContendedLocks {
+    start: Instant,
+    /// The hash of a lock, with the second in which it was seen in place of the lowest bits.
+    slots: Box<[AtomicU64]>,
+}
+
+impl ContendedLocks {
+    pub(super) fn new() -> ContendedLocks {
+        ContendedLocks { start: Instant::now(), slots: (0..1024).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(super) fn note(&self, request: &Request) {
+        let (slot, hash) = self.slot(request);
+        slot.store(hash | self.now(), Ordering::Relaxed);
+    }
+
+    pub(super) fn contain(&self, request: &Request) -> bool {
+        let (slot, hash) = self.slot(request);
+        let seen = slot.load(Ordering::Relaxed);
+        seen != 0 && seen >> TIME_BITS == hash >> TIME_BITS && self.now() - (seen ^ hash) <= CONTENDED
+    }
+
+    fn slot(&self, request: &Request) -> (&AtomicU64, u64) {
+        let mut hasher = DefaultHasher::new();
+        request.lock().hash(&mut hasher);
+        let hash = hasher.finish();
+        let place = hash as usize % self.slots.len();
+        (&self.slots[place], hash >> TIME_BITS << TIME_BITS)
+    }
+
+    /// Seconds since the start, from 1.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_secs() + 1
+    }
+}
+
+/// Sends a script's source where its SHA1 is not known. After a restart or SCRIPT FLUSH, 20,000
+/// requests in flight would otherwise each send several kilobytes.
+#[derive(Debug, Default)]
+pub(super) struct ScriptLoader {
+    tickets: AtomicU64,
+    /// The ticket of the request that sends a source; 0 if none does.
+    sender: AtomicU64,
+    /// How often a source was sent.
+    sent: AtomicU64,
+    /// Notified when the sender is done.
+    done: Notify,
+}
+
+/// How often a request waits for another one to send a source: about the number of scripts. A
+/// cluster has several servers that may not know them.
+const MAX_WAITS: u32 = 8;
+
+/// How long it waits each time before it sends the source itself. The other request may belong to a
+/// future that is not polled any more, and would keep all requests of its client waiting.
+const MAX_WAIT: Duration = Duration::from_millis(250);
+
+impl ScriptLoader {
+    pub(super) async fn run(
+        &self,
+        batcher: &Batcher,
+        call: &PreparedCall<'_>,
+        sent: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        let mut turn = None;
+        for _ in 0..MAX_WAITS {
+            let seen = self.sent.load(Ordering::SeqCst);
+            match batcher.send(call.request(), sent).await {
+                Err(error) if is_unknown_script(&error) => {}
+                answer => return answer,
+            }
+            let done = self.done.notified();
+            tokio::pin!(done);
+            done.as_mut().enable();
+            if self.sent.load(Ordering::SeqCst) != seen {
+                continue; // another request has sent the source meanwhile
+            }
+            turn = LoadTurn::take(self, 0);
+            if turn.is_none() {
+                let sender = self.sender.load(Ordering::SeqCst);
+                if timeout(MAX_WAIT, done).await.is_err() {
+                    turn = LoadTurn::take(self, sender);
+                }
+            }
+            if turn.is_some() {
+                break;
+            }
+        }
+        let answer = self.send_source(batcher, call, sent).await;
+        drop(turn);
+        answer
+    }
+
+    /// Sent ahead of the queue: the queued requests need it as well.
+    async fn send_source(
+        &self,
+        batcher: &Batcher,
+        call: &PreparedCall<'_>,
+        sent: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        let answer = batcher.send_at_once(call.by_source(), sent).await;
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        answer
+    }
+
+    /// Runs a pipeline of calls. Each script's source is sent once, then the others again by SHA1.
+    /// Between two commands of a pipeline another client may flush the scripts again, so calls that
+    /// fail then are sent by source.
+    pub(super) async fn run_all(
+        &self,
+        batcher: &Batcher,
+        calls: &[PreparedCall<'_>],
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        let mut answers = batcher.send_all(calls.iter().map(PreparedCall::by_sha1).collect(), limit).await;
+        for by_source in [false, true] {
+            let unknown: Vec<usize> = (0..answers.len())
+                .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
+                .collect();
+            if unknown.is_empty() {
+                break;
+            }
+            let mut sources = HashSet::new();
+            let again = unknown.iter().map(|&index| {
+                let call = &calls[index];
+                if sources.insert(call.call.script().name()) || by_source {
+                    call.by_source()
+                } else {
+                    call.by_sha1()
+                }
+            });
+            let again = again.collect();
+            for (index, answer) in unknown.into_iter().zip(batcher.send_all(again, limit).await) {
+                answers[index] = answer;
+            }
+            self.sent.fetch_add(1, Ordering::SeqCst);
+        }
+        answers
+    }
+}
+
+/// The right to send a source, until it is dropped or another request takes it over.
+struct LoadTurn<'a> {
+    loader: &'a ScriptLoader,
+    ticket: u64,
+}
+
+impl<'a> LoadTurn<'a> {
+    /// Takes the turn from the request with this ticket, if that still has it.
+    fn take(loader: &'a ScriptLoader, from: u64) -> Option<LoadTurn<'a>> {
+        let ticket = loader.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+        let taken = loader.sender.compare_exchange(from, ticket, Ordering::SeqCst, Ordering::SeqCst);
+        taken.is_ok().then_some(LoadTurn { loader, ticket })
+    }
+}
+
+impl Drop for LoadTurn<'_> {
+    fn drop(&mut self) {
+        let _taken_over =
+            self.loader.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
+        self.loader.done.notify_waiters();
+    }
 }

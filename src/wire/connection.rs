@@ -1,23 +1,21 @@
-//! [`Connection`]: sends requests to one server or to a cluster, alone or together.
-//! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
+//! [`Connection`]: sends requests to one server or to a cluster, alone or together. Below it, the
+//! settings of its socket.
 
+#[cfg(feature = "cluster")]
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
-use tokio::runtime::Handle;
-use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
-
-use super::batcher::Batcher;
-use super::endpoint::Endpoint;
-use super::error_reply::{is_demoted, lacks_replicas};
-use super::handshake::Handshake;
-#[cfg(feature = "sentinel")]
-use super::sentinel::SentinelMaster;
+use redis::io::tcp::TcpSettings;
+use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, ErrorKind, Pipeline, RedisError, Value};
+#[cfg(feature = "cluster")]
+use redis::{
+    cluster_async::ClusterConnection,
+    cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo},
+};
+#[cfg(feature = "cluster")]
+use tokio::{task::JoinSet, time::timeout};
 
 /// For a request whose caller sets a timer: a second timer would be paid for in vain.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
@@ -108,8 +106,25 @@ impl Connection {
             }
             #[cfg(feature = "cluster")]
             Connection::Cluster(connection) => {
-                let masters = super::cluster::masters_answer(connection.clone());
+                let masters = masters_answer(connection.clone());
                 timeout(limit, masters).await.unwrap_or(false)
+            }
+        }
+    }
+
+    /// Sends a request to every server that grants locks: to the one, or to each master of a
+    /// cluster, by address.
+    pub(super) async fn send_to_masters(
+        &self,
+        request: &Cmd,
+        limit: Duration,
+    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+        match self {
+            Connection::Server(_) => Ok(vec![(None, self.send(request, limit).await?)]),
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(connection) => {
+                let answers = ask_masters(connection.clone(), request.clone());
+                timeout(limit, answers).await.map_err(|_| too_slow())?
             }
         }
     }
@@ -159,262 +174,106 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// How often a connection is checked for still leading to the master.
-#[cfg(feature = "sentinel")]
-const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Whether all masters reply that one of them lists.
+#[cfg(feature = "cluster")]
+async fn masters_answer(mut connection: ClusterConnection) -> bool {
+    let mut slots = redis::cmd("CLUSTER");
+    slots.arg("SLOTS");
+    let any_node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+    let Ok(answer) = connection.route_command(slots, any_node).await else { return false };
+    let Ok(slots) = redis::from_redis_value::<Vec<Vec<Value>>>(answer) else { return false };
+    let masters: HashSet<_> = slots.iter().filter_map(|range| address(range.get(2)?)).collect();
+    let mut asked = JoinSet::new();
+    for (host, port) in masters {
+        let mut connection = connection.clone();
+        asked.spawn(async move {
+            let master = RoutingInfo::SingleNode(SingleNodeRoutingInfo::ByAddress { host, port });
+            connection.route_command(redis::cmd("PING"), master).await.is_ok()
+        });
+    }
+    while let Some(answers) = asked.join_next().await {
+        if !answers.unwrap_or(false) {
+            return false;
+        }
+    }
+    true
+}
 
-/// How often the connections to the servers of a cluster get their name again.
-const RENAME_INTERVAL: Duration = Duration::from_secs(30);
+/// Sends a request to every master and returns each one's reply, by address.
+#[cfg(feature = "cluster")]
+async fn ask_masters(
+    mut connection: ClusterConnection,
+    request: redis::Cmd,
+) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+    let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+    let Value::Map(answers) = connection.route_command(request, masters).await? else {
+        return Ok(Vec::new());
+    };
+    let named = |(server, answer)| Some((Some(redis::from_redis_value::<String>(server).ok()?), answer));
+    Ok(answers.into_iter().filter_map(named).collect())
+}
 
-/// One connection shared by all requests. A request that finds it broken drops it; the next one
-/// connects again.
-///
-/// Requests that wait for replicas use a second connection, because requests behind them on the
-/// same connection would wait as well. Both are made together and dropped together, so that a grant
-/// is never on another server than its renewals.
+/// The address of a node in a reply to `CLUSTER SLOTS`, if the server knows it.
+#[cfg(feature = "cluster")]
+pub(super) fn address(node: &Value) -> Option<(String, u16)> {
+    let Value::Array(words) = node else { return None };
+    let [Value::BulkString(host), Value::Int(port), ..] = words.as_slice() else { return None };
+    let host = std::str::from_utf8(host).ok().filter(|host| !["", "?"].contains(host))?;
+    Some((host.to_owned(), u16::try_from(*port).ok()?))
+}
+
+/// A private CA and a client certificate.
+#[cfg(feature = "tls")]
+pub(crate) type Certificates = redis::TlsCertificates;
+
+/// Without the feature there are no certificates.
+#[cfg(not(feature = "tls"))]
 #[derive(Clone, Debug)]
-pub(super) struct SharedConnection {
-    endpoint: Endpoint,
-    limit: Duration,
-    /// The connections' name in `CLIENT LIST`.
-    name: Option<Arc<str>>,
-    runtime: Handle,
-    current: Arc<Current>,
-    /// Held by the task that connects, while the others wait for its result.
-    connecting: Arc<tokio::sync::Mutex<()>>,
-    /// Whether requests wait for replicas.
-    confirms: Arc<AtomicBool>,
-    tries: Arc<AtomicU64>,
-    last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
-    /// Whether a connection to a cluster is being replaced.
-    is_replacing: Arc<AtomicBool>,
+pub(crate) enum Certificates {}
+
+pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
 }
 
-/// A connection and its generation.
-#[derive(Debug)]
-pub(super) struct LiveConnection {
-    pub(super) batcher: Batcher,
-    pub(super) generation: u64,
-    /// The run id of its server, where that was queried.
-    pub(super) run: Option<Arc<str>>,
+/// The socket settings that a lock needs and the library leaves off.
+pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
+    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(10));
+    let tcp = settings.clone().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
+    tcp
 }
 
-/// Connections that were made together, under one generation.
-#[derive(Debug)]
-struct ConnectionPair {
-    shared: Arc<LiveConnection>,
-    /// For requests that wait for replicas, if there are any.
-    second: Option<Arc<LiveConnection>>,
-    /// The tasks that look after the connections. They are aborted when the pair is dropped.
-    _tasks: JoinSet<()>,
+/// The same server, with those socket settings.
+pub(crate) fn with_tcp(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
+    let tcp = tcp(info.tcp_settings(), limit);
+    info.set_tcp_settings(tcp)
 }
 
-impl SharedConnection {
-    /// Must be called on the client's runtime. If `confirms` is true, both connections are made
-    /// from the start.
-    pub(super) fn new(
-        endpoint: Endpoint,
-        limit: Duration,
-        confirms: bool,
-        name: Option<Arc<str>>,
-    ) -> SharedConnection {
-        SharedConnection {
-            endpoint,
-            limit,
-            name,
-            runtime: Handle::current(),
-            current: Arc::default(),
-            connecting: Arc::default(),
-            confirms: Arc::new(AtomicBool::new(confirms)),
-            tries: Arc::default(),
-            last_failure: Arc::default(),
-            is_replacing: Arc::default(),
-        }
-    }
-
-    /// The present connection, for requests that wait for replicas or for others. Poisoning does
-    /// not matter: no code under this lock panics half-way.
-    pub(super) fn current(&self, confirming: bool) -> Option<Arc<LiveConnection>> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        let pair = current.as_ref()?;
-        if confirming { pair.second.clone() } else { Some(Arc::clone(&pair.shared)) }
-    }
-
-    pub(super) fn generation(&self) -> u64 {
-        generation(&self.current)
-    }
-
-    pub(super) fn is_cluster(&self) -> bool {
-        self.endpoint.is_cluster()
-    }
-
-    pub(super) fn is_one_server(&self) -> bool {
-        self.endpoint.is_one_server()
-    }
-
-    /// Returns the connection, connecting if there is none. A new connection passes the handshake
-    /// before any request uses it.
-    ///
-    /// Takes at most twice the limit: for an attempt that is under way, and for one of its own.
-    /// Callers that wait for one attempt share its failure, so a dead server costs the last of them
-    /// no more.
-    pub(super) async fn get(
-        &self,
-        confirming: bool,
-        handshake: Handshake,
-    ) -> Result<Arc<LiveConnection>, RedisError> {
-        if let Some(live) = self.current(confirming) {
-            return Ok(live);
-        }
-        let seen = self.tries.load(Ordering::SeqCst);
-        // Connects on the client's runtime, where the task that drives the connection outlives the
-        // caller. A caller that is not polled for long must not hold the turn: all other requests,
-        // and the renewals, would wait for it.
-        let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, confirming, handshake));
-        connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
-    }
-
-    async fn connect_in_turn(
-        self,
-        seen: u64,
-        confirming: bool,
-        handshake: Handshake,
-    ) -> Result<Arc<LiveConnection>, RedisError> {
-        let _turn = self.connecting.lock().await;
-        if let Some(live) = self.current(confirming) {
-            return Ok(live);
-        }
-        let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((number, error)) = failed
-            && number > seen
-        {
-            return Err(error);
-        }
-        let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
-        let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
-        let connected = async {
-            let name = self.name.as_deref();
-            let (connection, second) = self.endpoint.clone().connect_pair(self.limit, twice, name).await?;
-            // For both connections: neither outlives the run of the server that it was made to.
-            let run = handshake.run(&connection).await?;
-            Ok((connection, second, run))
-        };
-        match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
-            Ok((connection, second, run)) => {
-                let made = |connection| {
-                    let batcher = Batcher::new(connection, self.limit, &self.runtime);
-                    Arc::new(LiveConnection { batcher, generation, run: run.clone() })
-                };
-                let _tasks = self.look_after(generation);
-                let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
-                let live = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
-                Ok(live)
-            }
-            Err(error) => {
-                let failure = Some((generation, error.clone()));
-                *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
-                Err(error)
-            }
-        }
-    }
-
-    /// Starts the tasks that look after connections of this generation.
-    fn look_after(&self, generation: u64) -> JoinSet<()> {
-        let mut tasks = JoinSet::new();
-        let current = Arc::downgrade(&self.current); // it owns the tasks
-        #[cfg(feature = "sentinel")]
-        if let Endpoint::Sentinel(sentinel) = &self.endpoint {
-            let task = follow_master(Arc::clone(sentinel), Weak::clone(&current), generation);
-            tasks.spawn_on(task, &self.runtime);
-        }
-        #[cfg(not(feature = "sentinel"))]
-        let _ = generation;
-        if let Some(name) = self.name.clone().filter(|_| self.is_cluster()) {
-            tasks.spawn_on(name_again(name, self.limit, current), &self.runtime);
-        }
-        tasks
-    }
-
-    /// Drops the connection that an error came through, if it is of no further use.
-    pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
-        // The server's replicas may have moved to another master.
-        if is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error)) {
-            self.drop_generation(generation);
-        }
-    }
-
-    /// Drops the connection, unless a newer one is in place.
-    ///
-    /// A connection to a cluster stays until a better one is made: most of its servers may be well.
-    /// Only one is made at a time, so that a silent server does not cause all connections to be
-    /// made again and again.
-    fn drop_generation(&self, generation: u64) {
-        if !self.is_cluster() {
-            forget(&self.current, generation);
-        } else if self.generation() == generation && !self.is_replacing.swap(true, Ordering::SeqCst) {
-            let this = self.clone();
-            self.runtime.spawn(async move {
-                // Outlives the client by at most two limits and a pause.
-                if let Ok(connection) = this.endpoint.clone().connect(this.limit, this.name.as_deref()).await
-                    && connection.is_whole(this.limit).await
-                {
-                    let generation = this.tries.fetch_add(1, Ordering::SeqCst) + 1;
-                    let batcher = Batcher::new(connection, this.limit, &this.runtime);
-                    let shared = Arc::new(LiveConnection { batcher, generation, run: None });
-                    let _tasks = this.look_after(generation);
-                    *this.current.write().unwrap_or_else(PoisonError::into_inner) =
-                        Some(ConnectionPair { shared, second: None, _tasks });
-                }
-                sleep(this.limit).await;
-                this.is_replacing.store(false, Ordering::SeqCst);
-            });
-        }
-    }
+/// The same server, with these certificates. Fails unless the connection uses TLS.
+#[cfg(feature = "tls")]
+pub(crate) fn with_certificates(
+    info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    let client = redis::Client::build_with_tls(info, certificates.clone())?;
+    Ok(client.get_connection_info().clone())
 }
 
-/// Checks periodically whether the connection still leads to the master, and drops it if not. A
-/// replaced master may reply for some time, or for ever if it is cut off from the sentinels.
-#[cfg(feature = "sentinel")]
-async fn follow_master(sentinel: Arc<SentinelMaster>, current: Weak<Current>, generation: u64) {
-    loop {
-        sleep(MASTER_CHECK_INTERVAL).await;
-        if sentinel.has_moved().await {
-            return current.upgrade().iter().for_each(|pair| forget(pair, generation));
-        }
+#[cfg(not(feature = "tls"))]
+pub(crate) fn with_certificates(
+    _info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    match *certificates {}
+}
+
+/// Installs `ring` as the process's provider of cryptography, unless there is one. The client
+/// library brings none and panics if the application's other dependencies bring none, or two.
+pub(crate) fn provide_cryptography() {
+    #[cfg(feature = "tls")]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Refused if another thread was first; then a provider is installed.
+        let _there_is_one = rustls::crypto::ring::default_provider().install_default();
     }
-}
-
-/// Names the connections to a cluster again periodically: the library replaces them unseen as slots
-/// move and servers return.
-async fn name_again(name: Arc<str>, limit: Duration, current: Weak<Current>) {
-    loop {
-        sleep(RENAME_INTERVAL).await;
-        let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
-        let _again_next_time = connected.batcher.set_name(&name, limit).await;
-    }
-}
-
-type Current = RwLock<Option<ConnectionPair>>;
-
-fn generation(current: &Current) -> u64 {
-    shared(current).map_or(0, |shared| shared.generation)
-}
-
-fn shared(current: &Current) -> Option<Arc<LiveConnection>> {
-    let current = current.read().unwrap_or_else(PoisonError::into_inner);
-    current.as_ref().map(|pair| Arc::clone(&pair.shared))
-}
-
-fn forget(current: &Current, generation: u64) {
-    let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
-    if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
-        *current = None;
-    }
-}
-
-/// Whether a connection that failed with this error is of no further use: broken, silent, or to a
-/// server that was demoted. The client library replaces a connection only in the first case.
-fn is_spent(error: &RedisError) -> bool {
-    error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
 }

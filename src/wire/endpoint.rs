@@ -5,16 +5,14 @@ use std::fmt;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisError};
+use redis::{AsyncConnectionConfig, Client, RedisError};
 use tokio::time::timeout;
-
-use super::connection::{Connection, too_slow};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
 #[cfg(feature = "pool")]
 use super::connection::UNLIMITED;
+use super::connection::{Connection, config, too_slow};
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 #[cfg(feature = "cluster")]
@@ -202,7 +200,7 @@ impl WakeupEndpoint {
         }
     }
 
-    /// A human-readable label, like [`Endpoint::label`](super::Endpoint::label).
+    /// A human-readable label, like [`Endpoint::label`].
     pub(super) fn label(&self) -> String {
         match self {
             WakeupEndpoint::Server(client) => client.get_connection_info().addr().to_string(),
@@ -234,61 +232,5 @@ impl WakeupEndpoint {
                 std::future::pending().await
             }
         }
-    }
-}
-
-/// A private CA and a client certificate.
-#[cfg(feature = "tls")]
-pub(crate) type Certificates = redis::TlsCertificates;
-
-/// Without the feature there are no certificates.
-#[cfg(not(feature = "tls"))]
-#[derive(Clone, Debug)]
-pub(crate) enum Certificates {}
-
-pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
-}
-
-/// The socket settings that a lock needs and the library leaves off.
-pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
-    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(10));
-    let tcp = settings.clone().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
-    tcp
-}
-
-/// The same server, with those socket settings.
-pub(crate) fn with_tcp(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
-    let tcp = tcp(info.tcp_settings(), limit);
-    info.set_tcp_settings(tcp)
-}
-
-/// The same server, with these certificates. Fails unless the connection uses TLS.
-#[cfg(feature = "tls")]
-pub(crate) fn with_certificates(
-    info: ConnectionInfo,
-    certificates: &Certificates,
-) -> Result<ConnectionInfo, RedisError> {
-    let client = redis::Client::build_with_tls(info, certificates.clone())?;
-    Ok(client.get_connection_info().clone())
-}
-
-#[cfg(not(feature = "tls"))]
-pub(crate) fn with_certificates(
-    _info: ConnectionInfo,
-    certificates: &Certificates,
-) -> Result<ConnectionInfo, RedisError> {
-    match *certificates {}
-}
-
-/// Installs `ring` as the process's provider of cryptography, unless there is one. The client
-/// library brings none and panics if the application's other dependencies bring none, or two.
-pub(crate) fn provide_cryptography() {
-    #[cfg(feature = "tls")]
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Refused if another thread was first; then a provider is installed.
-        let _there_is_one = rustls::crypto::ring::default_provider().install_default();
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::connection::{Connection, too_slow};
-use super::token_floor::TokenFloor;
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
 use crate::event::event;
@@ -16,7 +15,6 @@ use crate::event::event;
 /// What is queried on a new connection.
 pub(super) struct Handshake {
     pub(super) limit: Duration,
-    pub(super) token_floor: Arc<TokenFloor>,
     pub(super) place: Option<(usize, Arc<Membership>)>,
     pub(super) label: Arc<str>,
     /// Whether this client has checked the node's servers for settings that endanger locks.
@@ -24,8 +22,11 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Reads the server's clock and, in a quorum, its run id.
-    pub(super) async fn run(&self, connection: &Connection) -> Result<Option<Arc<str>>, RedisError> {
+    /// Returns the server's run id, in a quorum, and its clock in microseconds.
+    pub(super) async fn run(
+        &self,
+        connection: &Connection,
+    ) -> Result<(Option<Arc<str>>, Option<u64>), RedisError> {
         let run = match &self.place {
             Some((place, membership)) => membership.admit(*place, connection, self.limit).await?,
             None => None,
@@ -33,12 +34,11 @@ impl Handshake {
         match connection.send(&redis::cmd("TIME"), self.limit).await {
             Ok(answer) => {
                 let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
-                self.token_floor.raise(seconds * 1_000_000 + micros);
                 self.examine(connection);
-                Ok(run)
+                Ok((run, Some(seconds * 1_000_000 + micros)))
             }
             // Without this right, the minimum token rises with the first reply that carries a time.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(run),
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok((run, None)),
             Err(error) => Err(error),
         }
     }
@@ -252,24 +252,5 @@ fn text(answer: Value) -> Option<String> {
         Value::Array(mut words) => text(words.pop()?),
         Value::Map(mut pairs) => text(pairs.pop()?.1),
         _ => None,
-    }
-}
-
-impl Connection {
-    /// Sends a request to every server that grants locks: to the one, or to each master of a
-    /// cluster, by address.
-    async fn send_to_masters(
-        &self,
-        request: &Cmd,
-        limit: Duration,
-    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
-        match self {
-            Connection::Server(_) => Ok(vec![(None, self.send(request, limit).await?)]),
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => {
-                let answers = super::cluster::ask_masters(connection.clone(), request.clone());
-                tokio::time::timeout(limit, answers).await.map_err(|_| super::connection::too_slow())?
-            }
-        }
     }
 }

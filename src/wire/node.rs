@@ -7,17 +7,14 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::timeout;
 
-use super::batcher::{SentFlag, TimedReply};
-use super::connection::{LiveConnection, SharedConnection};
+use super::batcher::{Batcher, ScriptLoader, SentFlag, TimedReply};
 use super::connection::{is_broken, too_slow};
-use super::error_reply::find_corrupt_companion;
-use super::handshake::Handshake;
-use super::handshake::Membership;
-use super::replies::{LATE, NOT_ADMITTED};
-use super::script::PreparedCall;
-use super::script::ScriptLoader;
-use super::token_floor::TokenFloor;
-use super::{Call, Endpoint, Facts, Failure, Reply};
+use super::endpoint::Endpoint;
+use super::failure::Failure;
+use super::handshake::{Facts, Handshake, Membership};
+use super::replies::{InFlight, LATE, NOT_ADMITTED, Reply};
+use super::script::{Call, PreparedCall};
+use super::shared_connection::{LiveConnection, SharedConnection};
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
@@ -34,7 +31,6 @@ const MAX_AHEAD: u64 = 86_000_000_000;
 pub(crate) struct Node {
     connection: SharedConnection,
     limit: Duration,
-    token_floor: Arc<TokenFloor>,
     outage: Mutex<Option<(Moment, Failure)>>,
     /// Whether there is an outage: read without taking the lock.
     is_failing: AtomicBool,
@@ -64,7 +60,6 @@ impl Node {
         Node {
             connection: SharedConnection::new(endpoint, limit, confirms, name),
             limit,
-            token_floor: Arc::default(),
             outage: Mutex::new(None),
             is_failing: AtomicBool::new(false),
             label: "".into(),
@@ -101,8 +96,11 @@ impl Node {
 
     /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
     fn minimum_token(&self) -> u64 {
-        let minimum_token =
-            if self.is_one_server() { self.token_floor.seen() } else { self.token_floor.advanced() };
+        let minimum_token = if self.is_one_server() {
+            self.connection.token_floor.seen()
+        } else {
+            self.connection.token_floor.advanced()
+        };
         // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
         // was set back by more than that, tokens are in no order across that step, but the locks
         // work.
@@ -111,12 +109,12 @@ impl Node {
 
     /// The server's clock, as far as it is known.
     pub(super) fn clock(&self) -> u64 {
-        self.token_floor.now()
+        self.connection.token_floor.now()
     }
 
     /// Records the server's time from one of its replies.
     pub(crate) fn observe(&self, server_time: u64) {
-        self.token_floor.observe(server_time);
+        self.connection.token_floor.observe(server_time);
     }
 
     /// Connects, if there is no connection. An error within the limit means that the server is
@@ -161,9 +159,9 @@ impl Node {
         if let Some(live) = self.connection.current(confirming) {
             return Ok(live);
         }
-        let (limit, token_floor, place) = (self.limit, Arc::clone(&self.token_floor), self.place.clone());
+        let (limit, place) = (self.limit, self.place.clone());
         let (label, is_examined) = (Arc::clone(&self.label), Arc::clone(&self.is_examined));
-        self.connection.get(confirming, Handshake { limit, token_floor, place, label, is_examined }).await
+        self.connection.get(confirming, Handshake { limit, place, label, is_examined }).await
     }
 
     /// Since when the node has failed, and with which failure, if it does. Missing replicas count
@@ -187,6 +185,19 @@ impl Node {
         if let Some(report) = self.note(outcome.as_ref().err()) {
             report();
         }
+        outcome
+    }
+
+    /// Sends a request to the only node, and records it as in flight.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: afterwards it is known whether the request was written.
+    pub(super) async fn ask(&self, call: &Call<'_>, in_flight: &InFlight) -> Result<Reply, Failure> {
+        in_flight.sent();
+        let mut pending = PendingRequest { in_flight, sent: SentFlag::default(), is_answered: false };
+        let outcome = self.call(call, &pending.sent).await;
+        pending.is_answered = true;
+        in_flight.record(&outcome);
         outcome
     }
 
@@ -348,7 +359,7 @@ impl Node {
         PreparedCall {
             call,
             minimum_token: self.minimum_token(),
-            clock: if self.token_floor.seen() == 0 { 0 } else { self.clock() },
+            clock: if self.connection.token_floor.seen() == 0 { 0 } else { self.clock() },
             run: connected.run.as_deref().unwrap_or_default(),
             reads: false,
         }
@@ -406,4 +417,74 @@ impl Node {
     fn outage_lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A request to the only node. Dropped before it is written, it has no effect.
+struct PendingRequest<'a> {
+    in_flight: &'a InFlight,
+    sent: SentFlag,
+    is_answered: bool,
+}
+
+impl Drop for PendingRequest<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered && !self.sent.is_set() {
+            self.in_flight.withdraw();
+        }
+    }
+}
+
+/// The largest token, and one more.
+const LARGEST: i64 = 1 << 53;
+
+/// The failure of a call, with the companion key that caused it, if one did.
+pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, failure: Failure) -> Failure {
+    let Some([fence, waiters]) =
+        call.companions().filter(|_| failure.error_reply().is_some_and(may_be_corrupt))
+    else {
+        return failure;
+    };
+    let mut get = redis::cmd("GET");
+    get.arg(fence);
+    let only_reads = SentFlag::default();
+    let problem = match batcher.send(get.into(), &only_reads).await {
+        Ok(TimedReply { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
+        Err(error) if is_wrong_type(&error) => Some("is not a string"),
+        _ => None,
+    };
+    if let Some(problem) = problem {
+        return failure.because_of(fence, problem);
+    }
+    let mut count = redis::cmd("ZCOUNT");
+    count.arg(waiters).arg(0).arg(0);
+    match batcher.send(count.into(), &only_reads).await {
+        Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
+        _ => failure,
+    }
+}
+
+/// What is wrong with the last token, if anything is.
+fn spoilt_number(bytes: &[u8]) -> Option<&'static str> {
+    let number = std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<i64>().ok());
+    match number {
+        None => Some("is not an integer"),
+        Some(number) if number >= LARGEST - 1 => Some("has reached 2^53"),
+        Some(_) => None,
+    }
+}
+
+/// Whether an error may come from a key with unexpected contents. Redis 6.2 wraps it into the
+/// script's error.
+fn may_be_corrupt(error: &RedisError) -> bool {
+    let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
+    is_wrong_type(error)
+        || says("WRONGTYPE")
+        || says("not an integer")
+        || says("would overflow")
+        || says("2^53")
+        || says("user_script")
+}
+
+fn is_wrong_type(error: &RedisError) -> bool {
+    error.code() == Some("WRONGTYPE")
 }

@@ -11,8 +11,12 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::connection::too_slow;
-use super::replies::Vote;
-use super::{Call, Deployment, Facts, Failure, InFlight, Node, NodeSet, Reply, Votes};
+use super::failure::{Failure, NodeReplies, NodeReply};
+use super::handshake::Facts;
+use super::node::Node;
+use super::replies::{Deployment, InFlight, NodeSet, Reply, Stragglers, Vote, Votes};
+use super::script::Call;
+use crate::clock::Moment;
 use crate::event::Report;
 
 /// How long a negative reply waits for the other nodes: a reply that is known by then needs no
@@ -66,6 +70,24 @@ impl Nodes {
         }
     }
 
+    /// Since when more nodes have failed than a decision allows, and with which failure. Missing
+    /// replicas count only if the request requires them.
+    pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
+        if self.deployment.decides_alone() {
+            return self.node(0).outage(replicas);
+        }
+        let outage = |(place, node): (usize, &Arc<Node>)| node.outage(replicas).map(|outage| (outage, place));
+        let outages: Vec<_> = self.each_node().filter_map(outage).collect();
+        let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
+        begins.sort();
+        // One node more than may fail.
+        let since = *begins.get(self.deployment.max_failures())?;
+        let answers = outages.into_iter().fold(self.no_replies(), |answers, ((_, failure), place)| {
+            answers.with(place, NodeReply::Failed(failure))
+        });
+        Some((since, Failure::no_majority(answers)))
+    }
+
     /// Runs a task on the runtime of the connections.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
@@ -105,6 +127,11 @@ impl Nodes {
 
     pub(crate) fn labels(&self) -> &Arc<[String]> {
         &self.labels
+    }
+
+    /// What each node replied, before any was asked.
+    pub(crate) fn no_replies(&self) -> NodeReplies {
+        NodeReplies::of(&self.labels, self.deployment.max_failures())
     }
 
     pub(crate) fn label(&self, place: usize) -> &str {
@@ -200,7 +227,7 @@ impl Nodes {
         wait_for: WaitFor,
     ) -> Votes {
         if let [node] = self.all.as_slice() {
-            let outcome = in_flight.ask(node, call).await;
+            let outcome = node.ask(call, in_flight).await;
             return self.votes(vec![(0, outcome)], wait_for);
         }
         let call = Arc::new(call.to_owned());
@@ -264,7 +291,7 @@ impl Nodes {
             }
         }
         if votes.received.len() < among.len() {
-            votes.rest = Some(super::replies::Stragglers { answers });
+            votes.rest = Some(Stragglers { answers });
         }
         votes
     }
@@ -343,7 +370,7 @@ fn is_positive(vote: &Result<Reply, Failure>, least: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Endpoint;
+    use super::super::endpoint::Endpoint;
     use super::*;
 
     const DAY: u64 = 86_400_000_000;

@@ -1,5 +1,5 @@
-//! [`Reply`]: the reply of one node. [`Votes`]: the replies of several. [`InFlight`]: requests
-//! whose effect is unknown.
+//! [`Reply`]: the reply of one node. [`Votes`]: the replies of several. [`Deployment`]: how many of
+//! them decide. [`InFlight`]: requests whose effect is unknown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use redis::Value;
 use tokio::sync::mpsc;
 
-use super::batcher::SentFlag;
-use super::{Call, Deployment, Failure, Node, NodeReplies, Script};
+use super::failure::{Failure, NodeReplies, NodeReply};
+use super::script::Script;
 use crate::clock::Moment;
 use crate::shorten::shortened;
 
@@ -63,20 +63,6 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Sends a request to the only node.
-    ///
-    /// # Cancel safety
-    /// Cancel safe: afterwards it is known whether the request was written.
-    pub(super) async fn ask(&self, node: &Node, call: &Call<'_>) -> Result<Reply, Failure> {
-        self.withdrawn.store(false, Ordering::SeqCst);
-        self.sent();
-        let mut pending = PendingRequest { in_flight: self, sent: SentFlag::default(), is_answered: false };
-        let outcome = node.call(call, &pending.sent).await;
-        pending.is_answered = true;
-        self.record(&outcome);
-        outcome
-    }
-
     /// Whether the latest request to the only node was withdrawn before it was written: it has no
     /// effect, now or later.
     pub(crate) fn is_withdrawn(&self) -> bool {
@@ -85,7 +71,14 @@ impl InFlight {
 
     /// Records that a request leaves: until its reply arrives, its effect is unknown.
     pub(crate) fn sent(&self) {
+        self.withdrawn.store(false, Ordering::SeqCst);
         self.unanswered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Records that the latest request was dropped before it was written.
+    pub(super) fn withdraw(&self) {
+        self.withdrawn.store(true, Ordering::SeqCst);
+        self.answered();
     }
 
     /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
@@ -115,22 +108,6 @@ impl InFlight {
     }
 }
 
-/// A request to the only node. Dropped before it is written, it has no effect.
-struct PendingRequest<'a> {
-    in_flight: &'a InFlight,
-    sent: SentFlag,
-    is_answered: bool,
-}
-
-impl Drop for PendingRequest<'_> {
-    fn drop(&mut self) {
-        if !self.is_answered && !self.sent.is_set() {
-            self.in_flight.withdrawn.store(true, Ordering::SeqCst);
-            self.in_flight.answered();
-        }
-    }
-}
-
 /// The place of a node, and its reply.
 pub(crate) type Vote = (usize, Result<Reply, Failure>);
 
@@ -154,7 +131,10 @@ impl Votes {
         {
             return failure.clone();
         }
-        Failure::no_majority(NodeReplies::of(&self.labels).with_votes(self.least, self.received))
+        Failure::no_majority(
+            NodeReplies::of(&self.labels, self.deployment.max_failures())
+                .with_votes(self.least, self.received),
+        )
     }
 
     /// In a quorum, discards the negative reply of a node that received the request twice: the
@@ -274,7 +254,7 @@ impl Reply {
     }
 
     pub(crate) fn unexpected(&self) -> Failure {
-        Failure::reply(self.script, describe(&self.value))
+        Failure::reply(self.script.name(), describe(&self.value))
     }
 
     pub(super) fn is_number(&self, number: i64) -> bool {
@@ -317,6 +297,64 @@ pub(crate) enum Answer {
     Busy(i64, i64),
     /// Refused: this accepted number is at least as large as the proposal.
     TooLow(i64),
+}
+
+impl NodeReplies {
+    /// Records the nodes' replies to one request, where a positive reply is a number of at least
+    /// `least`, or a longer reply.
+    pub(crate) fn with_votes(self, least: i64, votes: Vec<Vote>) -> NodeReplies {
+        votes.into_iter().fold(self, |answers, (node, outcome)| {
+            let answer = match outcome {
+                Ok(reply) => answered(&reply, least),
+                Err(failure) => NodeReply::Failed(failure),
+            };
+            answers.with(node, answer)
+        })
+    }
+}
+
+fn answered(reply: &Reply, least: i64) -> NodeReply {
+    match &reply.value {
+        Value::Int(number) if *number >= least => NodeReply::Granted,
+        // What a script reports of a lock. A busy lock has a reply of two integers.
+        Value::Array(items) if items.len() > 2 && items.first() == Some(&Value::Int(1)) => NodeReply::Granted,
+        Value::Int(_) | Value::Array(_) => NodeReply::Refused,
+        _ => NodeReply::Failed(reply.unexpected()),
+    }
+}
+
+/// What a deployment can do: all that `lease` knows about the topology.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deployment {
+    /// How many nodes decide together.
+    pub(crate) nodes: usize,
+    /// One clock dates every grant.
+    pub(crate) has_one_clock: bool,
+    /// A request may be sent again unseen.
+    pub(crate) may_resend: bool,
+    /// `PUBLISH` counts all subscribers, not only those of the server that runs it.
+    pub(crate) counts_all_subscribers: bool,
+}
+
+impl Deployment {
+    /// Whether one node's reply is the decision.
+    pub(crate) fn decides_alone(self) -> bool {
+        self.nodes == 1
+    }
+
+    pub(crate) fn majority(self) -> usize {
+        majority_of(self.nodes)
+    }
+
+    /// The maximum number of failed nodes with which the others still decide.
+    pub(crate) fn max_failures(self) -> usize {
+        self.nodes - self.majority()
+    }
+}
+
+/// How many of these nodes form a majority.
+pub(super) fn majority_of(nodes: usize) -> usize {
+    nodes / 2 + 1
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
-//! [`Script`]: a file of `lua/`, called by the SHA1 of its bytes. [`ScriptLoader`]: sends the
-//! source once to a server that does not know it.
+//! [`Script`]: a file of `lua/`, called by the SHA1 of its bytes. [`Call`]: one call of a script,
+//! with its keys and arguments. [`ManyScript`]: one call for many locks.
+//!
+//! Requests of many callers that wait for the same connection are combined into calls for many
+//! locks, which cost a server less than half as much. Such a script handles the common case of each
+//! lock: it is free, or nothing waits for it. For any other case it changes nothing, and the
+//! request is sent alone.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
-use tokio::sync::Notify;
-use tokio::time::timeout;
 
-use super::batcher::{Batcher, SentFlag, TimedReply};
-use super::many::{ManyScript, Request};
+use super::failure::was_refused;
 
 /// One file of `lua/`, the bytes that Redis receives.
 #[derive(Debug)]
@@ -204,6 +204,11 @@ impl PreparedCall<'_> {
         self.cmd(if self.reads { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
     }
 
+    /// The same, for a connection that may combine it with others.
+    pub(super) fn request(&self) -> Request {
+        Request { cmd: self.by_sha1(), many: self.call.many.filter(|_| !self.reads) }
+    }
+
     /// The same call with the source in place of the SHA1, for a server that does not know the
     /// script. Not `SCRIPT LOAD`: that takes one more right and, in a cluster, a request to every
     /// node.
@@ -239,131 +244,169 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// Sends a script's source where its SHA1 is not known. After a restart or SCRIPT FLUSH, 20,000
-/// requests in flight would otherwise each send several kilobytes.
-#[derive(Debug, Default)]
-pub(super) struct ScriptLoader {
-    tickets: AtomicU64,
-    /// The ticket of the request that sends a source; 0 if none does.
-    sender: AtomicU64,
-    /// How often a source was sent.
-    sent: AtomicU64,
-    /// Notified when the sender is done.
-    done: Notify,
+/// The answer for a lock whose request is to be sent alone.
+const SEND_ALONE: i64 = -10;
+/// The answer for all locks, if an argument is malformed. Alone, only that request is refused.
+const MALFORMED: i64 = -5;
+
+/// A script for many locks, and which words it takes of each request for one lock.
+#[derive(Debug)]
+pub(crate) struct ManyScript {
+    pub(crate) script: Script,
+    /// The keys, by their places in the request.
+    pub(crate) keys: &'static [usize],
+    /// The arguments that must be the same for all locks.
+    pub(crate) shared: &'static [usize],
+    /// The arguments of each lock.
+    pub(crate) own: &'static [usize],
 }
 
-/// How often a request waits for another one to send a source: about the number of scripts. A
-/// cluster has several servers that may not know them.
-const MAX_WAITS: u32 = 8;
+/// A command, and how it may be combined with others.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) cmd: Cmd,
+    pub(super) many: Option<&'static ManyScript>,
+}
 
-/// How long it waits each time before it sends the source itself. The other request may belong to a
-/// future that is not polled any more, and would keep all requests of its client waiting.
-const MAX_WAIT: Duration = Duration::from_millis(250);
+impl From<Cmd> for Request {
+    fn from(cmd: Cmd) -> Request {
+        Request { cmd, many: None }
+    }
+}
 
-impl ScriptLoader {
-    pub(super) async fn run(
-        &self,
-        batcher: &Batcher,
-        call: &PreparedCall<'_>,
-        sent: &SentFlag,
-    ) -> Result<TimedReply, RedisError> {
-        let mut turn = None;
-        for _ in 0..MAX_WAITS {
-            let seen = self.sent.load(Ordering::SeqCst);
-            let request = Request { cmd: call.by_sha1(), many: call.call.many.filter(|_| !call.reads) };
-            match batcher.send(request, sent).await {
-                Err(error) if is_unknown_script(&error) => {}
-                answer => return answer,
-            }
-            let done = self.done.notified();
-            tokio::pin!(done);
-            done.as_mut().enable();
-            if self.sent.load(Ordering::SeqCst) != seen {
-                continue; // another request has sent the source meanwhile
-            }
-            turn = LoadTurn::take(self, 0);
-            if turn.is_none() {
-                let sender = self.sender.load(Ordering::SeqCst);
-                if timeout(MAX_WAIT, done).await.is_err() {
-                    turn = LoadTurn::take(self, sender);
-                }
-            }
-            if turn.is_some() {
-                break;
+impl Request {
+    /// The first key of a request for one lock.
+    pub(super) fn lock(&self) -> &[u8] {
+        self.cmd.args_iter().nth(3).map(word).unwrap_or_default()
+    }
+}
+
+fn word(argument: redis::Arg<&[u8]>) -> &[u8] {
+    if let redis::Arg::Simple(word) = argument { word } else { &[] }
+}
+
+/// The words of `EVALSHA sha1 numkeys key… argument…`.
+struct Words<'a> {
+    all: Vec<&'a [u8]>,
+    keys: usize,
+}
+
+impl<'a> Words<'a> {
+    fn of(cmd: &'a Cmd) -> Words<'a> {
+        let all: Vec<_> = cmd.args_iter().map(word).collect();
+        let keys = all.get(2).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0);
+        Words { all, keys }
+    }
+
+    fn key(&self, place: usize) -> &'a [u8] {
+        self.all.get(3 + place).copied().unwrap_or_default()
+    }
+
+    /// An argument that was omitted has its default, like an empty one.
+    fn argument(&self, place: usize) -> &'a [u8] {
+        self.all.get(3 + self.keys + place).copied().unwrap_or_default()
+    }
+}
+
+/// One call for some of the requests of a batch.
+pub(super) struct Combined {
+    /// Their places in the batch.
+    pub(super) members: Vec<usize>,
+    /// `None`: one request, as it is.
+    pub(super) many: Option<&'static ManyScript>,
+}
+
+/// Combines the requests of a batch that have the same script and the same shared arguments.
+/// Returns the calls with their commands.
+pub(super) fn combine(requests: &mut [Request]) -> Vec<(Combined, Cmd)> {
+    let words: Vec<Option<Words<'_>>> =
+        requests.iter().map(|request| request.many.map(|_| Words::of(&request.cmd))).collect();
+    let mut calls: Vec<Combined> = Vec::new();
+    for (place, request) in requests.iter().enumerate() {
+        let same = |call: &&mut Combined| {
+            let (Some(many), Some(one), Some(first)) = (request.many, &words[place], &words[call.members[0]])
+            else {
+                return false;
+            };
+            call.many.is_some_and(|other| std::ptr::eq(other, many))
+                && many.shared.iter().all(|place| one.argument(*place) == first.argument(*place))
+        };
+        match calls.iter_mut().find(same) {
+            Some(call) => call.members.push(place),
+            None => calls.push(Combined { members: vec![place], many: request.many }),
+        }
+    }
+    for call in &mut calls {
+        call.many = call.many.filter(|_| call.members.len() > 1);
+    }
+    let command = |call: &Combined| {
+        let words: Vec<_> = call.members.iter().filter_map(|place| words[*place].as_ref()).collect();
+        call.many.map(|many| many.command(&words, false))
+    };
+    let commands: Vec<_> = calls.iter().map(command).collect();
+    let command = |(call, command): (Combined, Option<Cmd>)| {
+        let command = command.unwrap_or_else(|| std::mem::take(&mut requests[call.members[0]].cmd));
+        (call, command)
+    };
+    calls.into_iter().zip(commands).map(command).collect()
+}
+
+impl ManyScript {
+    /// The call for these requests; by the script's source for a server that does not know it.
+    fn command(&self, words: &[&Words<'_>], by_source: bool) -> Cmd {
+        let count = 3 + self.shared.len() + words.len() * (self.keys.len() + self.own.len());
+        let mut cmd = Cmd::with_capacity(count, 512 + words.len() * 256);
+        match by_source {
+            true => cmd.arg("EVAL").arg(self.script.source()),
+            false => cmd.arg("EVALSHA").arg(self.script.sha1()),
+        };
+        cmd.arg(words.len() * self.keys.len());
+        for one in words {
+            for place in self.keys {
+                cmd.arg(one.key(*place));
             }
         }
-        let answer = self.send_source(batcher, call, sent).await;
-        drop(turn);
-        answer
-    }
-
-    /// Sent ahead of the queue: the queued requests need it as well.
-    async fn send_source(
-        &self,
-        batcher: &Batcher,
-        call: &PreparedCall<'_>,
-        sent: &SentFlag,
-    ) -> Result<TimedReply, RedisError> {
-        let answer = batcher.send_at_once(call.by_source(), sent).await;
-        self.sent.fetch_add(1, Ordering::SeqCst);
-        answer
-    }
-
-    /// Runs a pipeline of calls. Each script's source is sent once, then the others again by SHA1.
-    /// Between two commands of a pipeline another client may flush the scripts again, so calls that
-    /// fail then are sent by source.
-    pub(super) async fn run_all(
-        &self,
-        batcher: &Batcher,
-        calls: &[PreparedCall<'_>],
-        limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
-        let mut answers = batcher.send_all(calls.iter().map(PreparedCall::by_sha1).collect(), limit).await;
-        for by_source in [false, true] {
-            let unknown: Vec<usize> = (0..answers.len())
-                .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
-                .collect();
-            if unknown.is_empty() {
-                break;
-            }
-            let mut sources = HashSet::new();
-            let again = unknown.iter().map(|&index| {
-                let call = &calls[index];
-                if sources.insert(call.call.script().name()) || by_source {
-                    call.by_source()
-                } else {
-                    call.by_sha1()
-                }
-            });
-            let again = again.collect();
-            for (index, answer) in unknown.into_iter().zip(batcher.send_all(again, limit).await) {
-                answers[index] = answer;
-            }
-            self.sent.fetch_add(1, Ordering::SeqCst);
+        for place in self.shared {
+            cmd.arg(words.first().map_or(&[][..], |one| one.argument(*place)));
         }
-        answers
+        for one in words {
+            for place in self.own {
+                cmd.arg(one.argument(*place));
+            }
+        }
+        cmd
     }
 }
 
-/// The right to send a source, until it is dropped or another request takes it over.
-struct LoadTurn<'a> {
-    loader: &'a ScriptLoader,
-    ticket: u64,
-}
+impl Combined {
+    /// The call with the script's source, if it is one for many locks.
+    pub(super) fn by_source(&self, requests: &[Request]) -> Option<Cmd> {
+        let words: Vec<_> = self.members.iter().map(|place| Words::of(&requests[*place].cmd)).collect();
+        Some(self.many?.command(&words.iter().collect::<Vec<_>>(), true))
+    }
 
-impl<'a> LoadTurn<'a> {
-    /// Takes the turn from the request with this ticket, if that still has it.
-    fn take(loader: &'a ScriptLoader, from: u64) -> Option<LoadTurn<'a>> {
-        let ticket = loader.tickets.fetch_add(1, Ordering::SeqCst) + 1;
-        let taken = loader.sender.compare_exchange(from, ticket, Ordering::SeqCst, Ordering::SeqCst);
-        taken.is_ok().then_some(LoadTurn { loader, ticket })
+    /// The reply to each member. `None`: its request is to be sent alone.
+    pub(super) fn replies(
+        &self,
+        reply: Result<Value, RedisError>,
+    ) -> impl Iterator<Item = Option<Result<Value, RedisError>>> {
+        let (is_many, count) = (self.many.is_some(), self.members.len());
+        let mut answers = match reply {
+            Ok(Value::Array(answers)) if is_many && answers.len() == count => Ok(answers.into_iter()),
+            reply => Err(reply),
+        };
+        (0..count).map(move |_| match &mut answers {
+            Ok(answers) => answers.next().filter(|answer| *answer != Value::Int(SEND_ALONE)).map(Ok),
+            Err(reply) if is_many && concerns_one(reply) => None,
+            Err(reply) => Some(reply.clone()),
+        })
     }
 }
 
-impl Drop for LoadTurn<'_> {
-    fn drop(&mut self) {
-        let _taken_over =
-            self.loader.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
-        self.loader.done.notify_waiters();
+/// Whether a reply to a call for many locks may be due to one of them: then nothing was changed.
+fn concerns_one(reply: &Result<Value, RedisError>) -> bool {
+    match reply {
+        Ok(value) => *value == Value::Int(MALFORMED),
+        Err(error) => error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) && was_refused(error),
     }
 }

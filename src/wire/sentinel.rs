@@ -8,8 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::connection::too_slow;
-use super::endpoint::config;
+use super::connection::{config, too_slow};
 
 /// How long to wait for the other sentinels once one has replied.
 const GATHERING: Duration = Duration::from_millis(100);

@@ -136,7 +136,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "contended-lock-answers-for-itself",
         edits: &[Edit {
-            file: "src/wire/many.rs",
+            file: "src/wire/script.rs",
             from: ".filter(|answer| *answer != Value::Int(SEND_ALONE))",
             times: 1,
             to: ".filter(|answer| *answer != Value::Int(SEND_ALONE - 1))",
@@ -146,7 +146,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "forbidden-lock-refuses-its-whole-call",
         edits: &[Edit {
-            file: "src/wire/many.rs",
+            file: "src/wire/script.rs",
             from: "ServerErrorKind::NoPerm) && was_refused(error)",
             times: 1,
             to: "ServerErrorKind::NoPerm) && !was_refused(error)",

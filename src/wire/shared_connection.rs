@@ -1,0 +1,376 @@
+//! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
+//! [`TokenFloor`]: the minimum token, which follows the clock of its servers. New fencing tokens
+//! must be larger, whatever a server has lost.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use redis::RedisError;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::batcher::Batcher;
+use super::connection::too_slow;
+use super::endpoint::Endpoint;
+use super::failure::{is_demoted, lacks_replicas};
+use super::handshake::Handshake;
+#[cfg(feature = "sentinel")]
+use super::sentinel::SentinelMaster;
+use crate::clock::Moment;
+
+/// How often a connection is checked for still leading to the master.
+#[cfg(feature = "sentinel")]
+const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often the connections to the servers of a cluster get their name again.
+const RENAME_INTERVAL: Duration = Duration::from_secs(30);
+
+/// One connection shared by all requests. A request that finds it broken drops it; the next one
+/// connects again.
+///
+/// Requests that wait for replicas use a second connection, because requests behind them on the
+/// same connection would wait as well. Both are made together and dropped together, so that a grant
+/// is never on another server than its renewals.
+#[derive(Clone, Debug)]
+pub(super) struct SharedConnection {
+    endpoint: Endpoint,
+    limit: Duration,
+    /// The connections' name in `CLIENT LIST`.
+    name: Option<Arc<str>>,
+    runtime: Handle,
+    current: Arc<Current>,
+    /// Held by the task that connects, while the others wait for its result.
+    connecting: Arc<tokio::sync::Mutex<()>>,
+    pub(super) token_floor: Arc<TokenFloor>,
+    /// Whether requests wait for replicas.
+    confirms: Arc<AtomicBool>,
+    tries: Arc<AtomicU64>,
+    last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
+    /// Whether a connection to a cluster is being replaced.
+    is_replacing: Arc<AtomicBool>,
+}
+
+/// A connection and its generation.
+#[derive(Debug)]
+pub(super) struct LiveConnection {
+    pub(super) batcher: Batcher,
+    pub(super) generation: u64,
+    /// The run id of its server, where that was queried.
+    pub(super) run: Option<Arc<str>>,
+}
+
+/// Connections that were made together, under one generation.
+#[derive(Debug)]
+struct ConnectionPair {
+    shared: Arc<LiveConnection>,
+    /// For requests that wait for replicas, if there are any.
+    second: Option<Arc<LiveConnection>>,
+    /// The tasks that look after the connections. They are aborted when the pair is dropped.
+    _tasks: JoinSet<()>,
+}
+
+impl SharedConnection {
+    /// Must be called on the client's runtime. If `confirms` is true, both connections are made
+    /// from the start.
+    pub(super) fn new(
+        endpoint: Endpoint,
+        limit: Duration,
+        confirms: bool,
+        name: Option<Arc<str>>,
+    ) -> SharedConnection {
+        SharedConnection {
+            endpoint,
+            limit,
+            name,
+            runtime: Handle::current(),
+            current: Arc::default(),
+            connecting: Arc::default(),
+            token_floor: Arc::default(),
+            confirms: Arc::new(AtomicBool::new(confirms)),
+            tries: Arc::default(),
+            last_failure: Arc::default(),
+            is_replacing: Arc::default(),
+        }
+    }
+
+    /// The present connection, for requests that wait for replicas or for others. Poisoning does
+    /// not matter: no code under this lock panics half-way.
+    pub(super) fn current(&self, confirming: bool) -> Option<Arc<LiveConnection>> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let pair = current.as_ref()?;
+        if confirming { pair.second.clone() } else { Some(Arc::clone(&pair.shared)) }
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        generation(&self.current)
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.endpoint.is_cluster()
+    }
+
+    pub(super) fn is_one_server(&self) -> bool {
+        self.endpoint.is_one_server()
+    }
+
+    /// Returns the connection, connecting if there is none. A new connection passes the handshake
+    /// before any request uses it.
+    ///
+    /// Takes at most twice the limit: for an attempt that is under way, and for one of its own.
+    /// Callers that wait for one attempt share its failure, so a dead server costs the last of them
+    /// no more.
+    pub(super) async fn get(
+        &self,
+        confirming: bool,
+        handshake: Handshake,
+    ) -> Result<Arc<LiveConnection>, RedisError> {
+        if let Some(live) = self.current(confirming) {
+            return Ok(live);
+        }
+        let seen = self.tries.load(Ordering::SeqCst);
+        // Connects on the client's runtime, where the task that drives the connection outlives the
+        // caller. A caller that is not polled for long must not hold the turn: all other requests,
+        // and the renewals, would wait for it.
+        let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, confirming, handshake));
+        connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
+    }
+
+    async fn connect_in_turn(
+        self,
+        seen: u64,
+        confirming: bool,
+        handshake: Handshake,
+    ) -> Result<Arc<LiveConnection>, RedisError> {
+        let _turn = self.connecting.lock().await;
+        if let Some(live) = self.current(confirming) {
+            return Ok(live);
+        }
+        let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((number, error)) = failed
+            && number > seen
+        {
+            return Err(error);
+        }
+        let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
+        let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
+        let connected = async {
+            let name = self.name.as_deref();
+            let (connection, second) = self.endpoint.clone().connect_pair(self.limit, twice, name).await?;
+            // For both connections: neither outlives the run of the server that it was made to.
+            let (run, time) = handshake.run(&connection).await?;
+            time.into_iter().for_each(|time| self.token_floor.raise(time));
+            Ok((connection, second, run))
+        };
+        match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
+            Ok((connection, second, run)) => {
+                let made = |connection| {
+                    let batcher = Batcher::new(connection, self.limit, &self.runtime);
+                    Arc::new(LiveConnection { batcher, generation, run: run.clone() })
+                };
+                let _tasks = self.look_after(generation);
+                let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
+                let live = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
+                Ok(live)
+            }
+            Err(error) => {
+                let failure = Some((generation, error.clone()));
+                *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts the tasks that look after connections of this generation.
+    fn look_after(&self, generation: u64) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        let current = Arc::downgrade(&self.current); // it owns the tasks
+        #[cfg(feature = "sentinel")]
+        if let Endpoint::Sentinel(sentinel) = &self.endpoint {
+            let task = follow_master(Arc::clone(sentinel), Weak::clone(&current), generation);
+            tasks.spawn_on(task, &self.runtime);
+        }
+        #[cfg(not(feature = "sentinel"))]
+        let _ = generation;
+        if let Some(name) = self.name.clone().filter(|_| self.is_cluster()) {
+            tasks.spawn_on(name_again(name, self.limit, current), &self.runtime);
+        }
+        tasks
+    }
+
+    /// Drops the connection that an error came through, if it is of no further use.
+    pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
+        // The server's replicas may have moved to another master.
+        if is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error)) {
+            self.drop_generation(generation);
+        }
+    }
+
+    /// Drops the connection, unless a newer one is in place.
+    ///
+    /// A connection to a cluster stays until a better one is made: most of its servers may be well.
+    /// Only one is made at a time, so that a silent server does not cause all connections to be
+    /// made again and again.
+    fn drop_generation(&self, generation: u64) {
+        if !self.is_cluster() {
+            forget(&self.current, generation);
+        } else if self.generation() == generation && !self.is_replacing.swap(true, Ordering::SeqCst) {
+            let this = self.clone();
+            self.runtime.spawn(async move {
+                // Outlives the client by at most two limits and a pause.
+                if let Ok(connection) = this.endpoint.clone().connect(this.limit, this.name.as_deref()).await
+                    && connection.is_whole(this.limit).await
+                {
+                    let generation = this.tries.fetch_add(1, Ordering::SeqCst) + 1;
+                    let batcher = Batcher::new(connection, this.limit, &this.runtime);
+                    let shared = Arc::new(LiveConnection { batcher, generation, run: None });
+                    let _tasks = this.look_after(generation);
+                    *this.current.write().unwrap_or_else(PoisonError::into_inner) =
+                        Some(ConnectionPair { shared, second: None, _tasks });
+                }
+                sleep(this.limit).await;
+                this.is_replacing.store(false, Ordering::SeqCst);
+            });
+        }
+    }
+}
+
+/// Checks periodically whether the connection still leads to the master, and drops it if not. A
+/// replaced master may reply for some time, or for ever if it is cut off from the sentinels.
+#[cfg(feature = "sentinel")]
+async fn follow_master(sentinel: Arc<SentinelMaster>, current: Weak<Current>, generation: u64) {
+    loop {
+        sleep(MASTER_CHECK_INTERVAL).await;
+        if sentinel.has_moved().await {
+            return current.upgrade().iter().for_each(|pair| forget(pair, generation));
+        }
+    }
+}
+
+/// Names the connections to a cluster again periodically: the library replaces them unseen as slots
+/// move and servers return.
+async fn name_again(name: Arc<str>, limit: Duration, current: Weak<Current>) {
+    loop {
+        sleep(RENAME_INTERVAL).await;
+        let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
+        let _again_next_time = connected.batcher.set_name(&name, limit).await;
+    }
+}
+
+type Current = RwLock<Option<ConnectionPair>>;
+
+fn generation(current: &Current) -> u64 {
+    shared(current).map_or(0, |shared| shared.generation)
+}
+
+fn shared(current: &Current) -> Option<Arc<LiveConnection>> {
+    let current = current.read().unwrap_or_else(PoisonError::into_inner);
+    current.as_ref().map(|pair| Arc::clone(&pair.shared))
+}
+
+fn forget(current: &Current, generation: u64) {
+    let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
+    if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
+        *current = None;
+    }
+}
+
+/// Whether a connection that failed with this error is of no further use: broken, silent, or to a
+/// server that was demoted. The client library replaces a connection only in the first case.
+fn is_spent(error: &RedisError) -> bool {
+    error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
+}
+
+/// How far the minimum token may lag behind the server's clock, in microseconds. Each raise sends
+/// the next grant of every lock through the slower branch once.
+const STEP: u64 = 10_000_000;
+
+/// The latest server time known, in microseconds. It never decreases.
+#[derive(Debug, Default)]
+pub(super) struct TokenFloor {
+    highest: AtomicU64,
+    /// How far the server's clock is ahead of ours, as far as this connection has shown.
+    ahead: AtomicI64,
+}
+
+impl TokenFloor {
+    /// The latest server time received.
+    pub(super) fn seen(&self) -> u64 {
+        self.highest.load(Ordering::Relaxed)
+    }
+
+    /// The latest server time received, plus the time that has passed since. Each token starts from
+    /// the clock: if a replica takes over unseen, or beside the old master, its grants have larger
+    /// tokens than the other's earlier ones, as far as their clocks agree.
+    pub(super) fn advanced(&self) -> u64 {
+        let now = self.now();
+        self.highest.fetch_max(now, Ordering::Relaxed).max(now)
+    }
+
+    /// The server's clock, as far as it is known.
+    pub(super) fn now(&self) -> u64 {
+        local().saturating_add_signed(self.ahead.load(Ordering::Relaxed))
+    }
+
+    /// Records the server's time from a reply. A late reply makes the clock seem to be behind.
+    pub(super) fn observe(&self, server_time: u64) {
+        self.ahead.fetch_max(ahead(server_time), Ordering::Relaxed);
+        if server_time > self.seen().saturating_add(STEP) {
+            self.highest.fetch_max(server_time, Ordering::Relaxed);
+        }
+    }
+
+    /// Records the server's time on a new connection: the next tokens must be larger.
+    pub(super) fn raise(&self, server_time: u64) {
+        self.ahead.store(ahead(server_time), Ordering::Relaxed);
+        self.highest.fetch_max(server_time, Ordering::Relaxed);
+    }
+}
+
+fn ahead(server_time: u64) -> i64 {
+    i64::try_from(i128::from(server_time) - i128::from(local())).unwrap_or(0)
+}
+
+fn local() -> u64 {
+    Moment::now().as_nanos() / 1_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minimum_token_rises_in_steps_and_never_falls() {
+        let floor = TokenFloor::default();
+        floor.raise(1_000_000_000);
+        floor.observe(1_000_000_000 + STEP);
+        assert_eq!(floor.seen(), 1_000_000_000, "not for every answer");
+        floor.observe(1_000_000_001 + STEP);
+        assert_eq!(floor.seen(), 1_000_000_001 + STEP);
+        floor.raise(5);
+        assert_eq!(floor.seen(), 1_000_000_001 + STEP);
+        assert!(floor.advanced() >= 1_000_000_001 + STEP);
+    }
+
+    #[test]
+    fn minimum_token_advances_with_the_clock() {
+        let floor = TokenFloor::default();
+        floor.raise(1_000_000_000);
+        floor.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
+        assert_eq!(floor.seen(), 1_000_000_000);
+        assert!(floor.advanced() >= 1_000_000_050);
+        assert!(floor.seen() >= 1_000_000_050);
+    }
+
+    #[test]
+    fn a_late_answer_does_not_set_the_clock_back() {
+        let floor = TokenFloor::default();
+        floor.raise(1_000_000_000);
+        floor.observe(999_000_000);
+        assert!(floor.now() >= 1_000_000_000);
+        floor.raise(900_000_000); // of another server
+        assert!(floor.now() < 1_000_000_000);
+    }
+}
