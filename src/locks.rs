@@ -11,10 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{ConfigError, Error};
-use crate::lease::Client;
+use crate::lease::{Client, NamedLock, SharedHolds};
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
-use crate::named_lock::NamedLock;
 use crate::options::Options;
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
@@ -45,6 +44,8 @@ pub use source::Source;
 pub struct Locks {
     client: Arc<Client>,
     options: Arc<Options>,
+    /// What tasks of this process share.
+    holds: SharedHolds,
 }
 
 impl Locks {
@@ -100,7 +101,7 @@ impl Locks {
             options.check_for_one_node()?;
         }
         options.check_connections(&self.options)?;
-        Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
+        Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options), holds: self.holds.clone() })
     }
 
     /// Returns whether this client holds no lock, waits for none and has none to release. It sends
@@ -114,7 +115,7 @@ impl Locks {
     /// # }
     /// ```
     pub fn is_idle(&self) -> bool {
-        self.client.is_idle()
+        self.client.is_idle() && self.holds.is_empty()
     }
 
     /// Waits until all dropped guards and calls have been released; on a quorum, by a majority of
@@ -208,7 +209,7 @@ impl Locks {
     /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
     pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantLock, NameError> {
-        Ok(ReentrantLock::new(self.lock(name.as_ref())?))
+        Ok(ReentrantLock::new(self.lock(name.as_ref())?, self.holds.clone()))
     }
 
     /// Returns the read-write lock of this name, without a request: the value only describes the

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Kind, Lease, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire};
+use crate::lease::{
+    Kind, Lease, NamedLock, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire,
+};
 use crate::name::Name;
-use crate::named_lock::{NamedLock, Sealed};
+use crate::queries::Sealed;
 use crate::wire::{ManyScript, Script};
 
 static MUTEX: Kind = Kind {

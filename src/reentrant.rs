@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
-    Kind, Lease, LockRequest, OwnedLease, Queue, ScriptSet, SharedHold, TOO_DEEP, acquire, acquire_within,
-    try_acquire,
+    Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, ScriptSet, SharedHold, SharedHolds, TOO_DEEP,
+    acquire, acquire_within, try_acquire,
 };
 use crate::name::Name;
-use crate::named_lock::{HolderId, NamedLock};
 use crate::options::Nesting;
 use crate::owner::Owner;
+use crate::queries::HolderId;
 use crate::wire::{ManyScript, Script};
 
 static REENTRANT: Kind = Kind {
@@ -88,12 +88,13 @@ static REENTRANT: Kind = Kind {
 #[derive(Clone)]
 pub struct ReentrantLock {
     lock: NamedLock,
+    holds: SharedHolds,
     owner: Option<Owner>,
 }
 
 impl ReentrantLock {
-    pub(crate) fn new(lock: NamedLock) -> ReentrantLock {
-        ReentrantLock { lock, owner: None }
+    pub(crate) fn new(lock: NamedLock, holds: SharedHolds) -> ReentrantLock {
+        ReentrantLock { lock, holds, owner: None }
     }
 
     /// Returns the same lock for `owner`: each hold acquired through it belongs to this owner.
@@ -256,7 +257,7 @@ impl ReentrantLock {
     /// The hold that this process already has for the same owner. `None` unless nesting is local.
     fn nested(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
         match request.options.nesting {
-            Nesting::Local => SharedHold::find(request),
+            Nesting::Local => self.holds.find(request),
             Nesting::Counted => Ok(None),
         }
     }
@@ -265,7 +266,7 @@ impl ReentrantLock {
         guard(
             owner,
             match request.options.nesting {
-                Nesting::Local => SharedHold::open(request, held),
+                Nesting::Local => self.holds.share(request, held),
                 Nesting::Counted => SharedHold::unlisted(held),
             },
         )

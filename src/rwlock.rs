@@ -9,13 +9,13 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
-    Capacity, Kind, LockRequest, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire, acquire_within,
-    try_acquire,
+    Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire,
+    acquire_within, try_acquire,
 };
 use crate::name::Name;
-use crate::named_lock::{HolderId, NamedLock};
 use crate::options::Options;
 use crate::owner::Owner;
+use crate::queries::HolderId;
 use crate::wire::{ManyScript, Script};
 
 pub use guard::{RwLockReadGuard, RwLockWriteGuard};

@@ -1,22 +1,23 @@
-//! The wait loop: the one way to get a lease, for every kind.
+//! The wait loop: the one way to get a lease, for every kind. [`Waiter`]: how an attempt waits, and
+//! what a notification means to it.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::acquire_round::{AcquireOutcome, acquire_round};
-use super::close::{OpenCall, unless_closed};
-use super::local_queue::{LocalTurn, LockEvent};
-use super::lock_request::LockRequest;
-use super::owned_lease::AttemptGuard;
-use super::owned_lease::OwnedLease;
-use super::trace::{WakeReason, acquiring};
-use super::waiter::{GrantClock, PollBudget, Waiter, WakeEvent};
+use super::attempt::QueueEntry;
+use super::client::{LocalTurn, LockEvent, LockRequest, unless_closed};
+use super::keeper::OpenCall;
+use super::lease::{ClockSample, Lease};
+use super::owned_lease::{AttemptGuard, OwnedLease};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::wire::{Failure, InFlight, NodeSet};
+use crate::event::{WakeReason, acquiring};
+use crate::options::{Renewal, Wakeups};
+use crate::wire::{Failure, InFlight, Mailbox, NodeSet};
 
 /// The longest pause after nodes granted a lock to several attempts at a time; it doubles a few
 /// times.
@@ -38,11 +39,11 @@ pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLea
         let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
         (outcome, woken)
     };
-    unless_closed(request, pin!(acquiring(request, pin!(trying)))).await
+    unless_closed(request, pin!(acquiring(request.traced(), pin!(trying)))).await
 }
 
 async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
-    let (mut guard, mut backoff) = (request.begin_attempt(), ContentionBackoff::default());
+    let (mut guard, mut backoff) = (AttemptGuard::new(request), ContentionBackoff::default());
     loop {
         match acquire_round(guard, None).await {
             AcquireOutcome::Granted(held) => return Ok(Some(held)),
@@ -84,7 +85,7 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
             outcome.unwrap_or_else(|_| Err(unconfirmed.or_else(outage).map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
-    unless_closed(request, pin!(acquiring(request, pin!(waiting)))).await
+    unless_closed(request, pin!(acquiring(request.traced(), pin!(waiting)))).await
 }
 
 /// The error of a failed request. An earlier request of the same attempt may have had an effect.
@@ -100,7 +101,7 @@ pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> 
         let outcome = wait(request, &mut progress).await;
         (outcome, Some(progress.woken))
     };
-    unless_closed(request, pin!(acquiring(request, pin!(waiting)))).await
+    unless_closed(request, pin!(acquiring(request.traced(), pin!(waiting)))).await
 }
 
 /// What is known of a wait, also after it was dropped.
@@ -238,7 +239,7 @@ async fn wait_in_local_queue(
     let mut is_held = may_enter;
     loop {
         if is_held {
-            let guard = request.begin_attempt();
+            let guard = AttemptGuard::new(request);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
             match acquire_round(guard, None).await {
                 AcquireOutcome::Granted(held) => return Ok(LocalQueueOutcome::Entered(held)),
@@ -365,5 +366,151 @@ impl OutageDeadline<'_> {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// How many unverified notifications make a waiter poll at once, and how soon another one may:
+/// fewer than ten polls a second, however many messages are published.
+const POLLS: u32 = 4;
+const NEXT_POLL: Duration = Duration::from_millis(200);
+
+/// How an attempt waits: queued or not, notified or polling.
+struct Waiter {
+    guard: AttemptGuard,
+    /// How it is queued, if it is.
+    entry: Option<QueueEntry>,
+    poll: Duration,
+    mailbox: Option<Mailbox>,
+    grant_clock: Option<GrantClock>,
+}
+
+/// Why a waiter wakes up.
+enum WakeEvent {
+    Granted(Lease),
+    /// By an unverified notification, or because one may have been missed.
+    Notified,
+    /// Its next poll is due.
+    PollDue,
+}
+
+/// How often notifications may make a waiter poll: every user with the right to publish can send
+/// very many.
+struct PollBudget {
+    left: u32,
+    /// From when the next poll accrues.
+    since: Instant,
+}
+
+impl PollBudget {
+    fn new() -> PollBudget {
+        PollBudget { left: POLLS, since: Instant::now() }
+    }
+
+    /// Spends one poll, or returns when the next one accrues.
+    fn take(&mut self) -> Result<(), Instant> {
+        let now = Instant::now();
+        if self.left == POLLS {
+            self.since = now;
+        }
+        while self.left < POLLS && now - self.since >= NEXT_POLL {
+            self.left += 1;
+            self.since += NEXT_POLL;
+        }
+        if self.left == 0 {
+            return Err(self.since + NEXT_POLL);
+        }
+        self.left -= 1;
+        Ok(())
+    }
+}
+
+/// A sample of the server's clock and the connections that it came through: another connection may
+/// lead to another server.
+struct GrantClock {
+    sample: ClockSample,
+    generation: u64,
+    subscription: u64,
+}
+
+impl Waiter {
+    fn unqueued(request: &LockRequest) -> Waiter {
+        let guard = AttemptGuard::new(request);
+        let poll = request.poll(&guard.attempt, false);
+        Waiter { guard, entry: None, poll, mailbox: None, grant_clock: None }
+    }
+
+    fn notified(request: &LockRequest) -> Waiter {
+        let mut waiter = Waiter::unqueued(request);
+        waiter.poll = request.poll(&waiter.guard.attempt, true);
+        waiter.mailbox = Some(request.client.wakeups.mailbox(waiter.guard.attempt.id));
+        let channel = request.client.wakeups.channel();
+        waiter.entry = Some(waiter.guard.attempt.queue_entry(Some(channel)));
+        waiter
+    }
+
+    fn new(request: &LockRequest, notified: bool) -> Waiter {
+        if notified { Waiter::notified(request) } else { Waiter::polling(request) }
+    }
+
+    fn polling(request: &LockRequest) -> Waiter {
+        let mut waiter = Waiter::unqueued(request);
+        waiter.entry = Some(waiter.guard.attempt.queue_entry(None));
+        waiter
+    }
+
+    /// Sleeps until a notification grants a lease, or until the next poll is due. An unverified
+    /// notification makes it poll at once, as often as the budget allows.
+    async fn sleep(&self, pause: Duration, budget: &mut PollBudget) -> WakeEvent {
+        let Some(mailbox) = &self.mailbox else {
+            sleep(pause).await;
+            return WakeEvent::PollDue;
+        };
+        let (mut until, mut is_notified) = (Instant::now() + pause, false);
+        while let Ok(message) = timeout_at(until, mailbox.wait()).await {
+            if let Some(lease) = message.and_then(|message| self.granted_lease(&message)) {
+                return WakeEvent::Granted(lease);
+            }
+            match budget.take() {
+                Ok(()) => return WakeEvent::Notified,
+                Err(at) if at < until => (until, is_notified) = (at, true),
+                Err(_) => {}
+            }
+        }
+        if is_notified && budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue }
+    }
+
+    /// The lease that a notification grants: `token time key`. `None` unless most of the claim is
+    /// certainly left; the next poll then finds the lock granted to this attempt, and gets the
+    /// whole TTL.
+    fn granted_lease(&self, message: &str) -> Option<Lease> {
+        let attempt = &self.guard.attempt;
+        if attempt.options.wakeups == Wakeups::Verify {
+            return None;
+        }
+        let GrantClock { sample, generation, subscription } = self.grant_clock.as_ref()?;
+        let client = &self.guard.client;
+        if Some(*generation) != client.nodes.clock_generation()
+            || Some(*subscription) != client.wakeups.subscription()
+        {
+            return None;
+        }
+        // A lease that is never renewed needs its whole TTL from the start, and replicas must have
+        // the grant.
+        if attempt.options.renewal == Renewal::Never || attempt.options.wants_replicas().is_some() {
+            return None;
+        }
+        let mut words = message.splitn(3, ' ');
+        let token = words.next()?.parse().ok()?;
+        let time = words.next()?.parse().ok()?;
+        if words.next()? != attempt.name.key() {
+            return None;
+        }
+        let now = Moment::now();
+        let granted = sample.earliest(time, attempt.options.drift, now)?;
+        let trusted = attempt.trusted(self.entry.as_ref()?.claim);
+        if now.since(granted) > trusted / 2 {
+            return None;
+        }
+        Some(Lease::new(Arc::clone(attempt), attempt.token(token), granted, granted + trusted))
     }
 }

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Attempt, Proposal, QueueEntry};
-use super::deadline::ClockSample;
-use super::lease::Lease;
-use super::owned_lease::AttemptGuard;
-use super::owned_lease::OwnedLease;
+use super::lease::{ClockSample, Lease};
+use super::owned_lease::{AttemptGuard, OwnedLease};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::options::Fencing;

@@ -1,20 +1,18 @@
 //! [`Attempt`]: one try to get a lock, from its first request to the release of what it got.
+//! [`Kind`]: what differs from one kind of lock to another, as data.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::client::Client;
-use super::deadline;
-use super::kind::{Capacity, Kind, ScriptSet};
 use crate::error::{Context, Error};
 use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
-use crate::wire::{Call, Deployment, InFlight};
+use crate::wire::{Call, Deployment, InFlight, ManyScript, Nodes, Script};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.
@@ -61,18 +59,18 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// Without an owner, the attempt itself is the owner.
+    /// Without an owner, the attempt itself is the owner. `suffix` has the client's labels.
     pub(crate) fn new(
-        client: &Client,
+        (nodes, suffix): (&Nodes, &str),
         kind: &'static Kind,
         name: Name,
         options: Arc<Options>,
         owner: Option<String>,
     ) -> Attempt {
         let id = Uuid::new_v4();
-        let text = format!("{}{}", id.simple(), client.attempt_suffix);
+        let text = format!("{}{}", id.simple(), suffix);
         let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        let (deployment, labels) = (client.nodes.deployment, Arc::clone(client.nodes.labels()));
+        let (deployment, labels) = (nodes.deployment, Arc::clone(nodes.labels()));
         Attempt { kind, name, options, owner, id, text, in_flight, deployment, labels, queued_at }
     }
 
@@ -156,7 +154,7 @@ impl Attempt {
     }
 
     pub(super) fn trusted(&self, ttl: Duration) -> Duration {
-        deadline::trusted(ttl, self.options.drift)
+        trusted(ttl, self.options.drift)
     }
 
     /// Acquires. With a `proposal`, several nodes are asked to accept one token.
@@ -311,5 +309,91 @@ impl SentRequest {
 
     pub(super) fn answered(self) {
         self.0.in_flight.answered();
+    }
+}
+
+/// Always subtracted from a lease: the server counts in whole milliseconds, and expires keys up to
+/// one late.
+const EXPIRY_GRANULARITY: Duration = Duration::from_millis(2);
+
+/// How long a lease of `ttl` may be trusted, counted from before its request was sent
+/// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): TTL less
+/// drift).
+fn trusted(ttl: Duration, drift: f64) -> Duration {
+    ttl.mul_f64(1.0 - drift).saturating_sub(EXPIRY_GRANULARITY)
+}
+
+/// A kind of lock: its name, its scripts, and what the wait loop must know.
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
+    /// What its key holds, human-readable.
+    pub(crate) found: &'static str,
+    /// An owner that holds the lock may enter again, ahead of every waiter. Its `renew` must then
+    /// keep what is left of the hold if it is asked for less: the client asks so without extending.
+    pub(crate) may_reenter: bool,
+    /// Its requests name an owner.
+    pub(crate) has_owner: bool,
+    pub(crate) queue: Queue,
+    /// The refusals that only some kinds' scripts send.
+    pub(crate) refusals: &'static [Refusal],
+    /// How many attempts may hold the lock or wait for it at a time, where several may.
+    pub(crate) capacity: Option<Capacity>,
+    pub(crate) acquire: ScriptSet,
+    pub(crate) acquire_many: ManyScript,
+    pub(crate) renew: Script,
+    pub(crate) release: Script,
+    pub(crate) release_many: ManyScript,
+    pub(crate) force: Script,
+    pub(crate) inspect: Script,
+}
+
+/// How many attempts may hold a lock or wait for it.
+pub(crate) struct Capacity {
+    pub(crate) option: fn(&Options) -> u32,
+    /// What the scripts assume where the argument is empty.
+    pub(crate) default: u32,
+}
+
+/// A refusal of a script: its number, and the error for it.
+pub(crate) type Refusal = (i64, fn(&Options, Context) -> Error);
+
+/// The refusal of every kind that has owners.
+pub(crate) const TOO_DEEP: Refusal =
+    (-4, |options, context| Error::TooDeep { context, depth: options.max_depth });
+
+/// A verb with two scripts. They differ in where the token is chosen.
+pub(crate) struct ScriptSet {
+    /// For one server, servers behind sentinels, and a cluster.
+    pub(crate) server: Script,
+    /// For nodes that decide by majority: the client proposes the token.
+    pub(crate) proposing: Script,
+}
+
+impl ScriptSet {
+    fn pick(&'static self, proposes: bool) -> &'static Script {
+        if proposes { &self.proposing } else { &self.server }
+    }
+}
+
+/// Where the tasks of one client wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// Inside the client: one of them waits in Redis for all.
+    Inside,
+    /// Inside the client, unless the request has an owner: the owner may hold what the tasks ahead
+    /// of it wait for, and would deadlock with them.
+    InsideUnlessOwned,
+    /// Each task in Redis, since one release may admit all of them.
+    InRedis,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drift_and_expiry_granularity_are_subtracted() {
+        assert_eq!(trusted(Duration::from_secs(10), 0.01), Duration::from_millis(9_898));
+        assert_eq!(trusted(Duration::from_millis(1), 0.5), Duration::ZERO);
     }
 }

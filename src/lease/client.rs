@@ -1,17 +1,25 @@
-//! [`Client`]: what all locks of one application share.
+//! [`Client`]: what all locks of one application share, with the queue inside this process.
+//! [`LockRequest`]: what one call asks of it.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use uuid::Uuid;
 
+use super::attempt::{Attempt, Kind, Queue};
 use super::keeper::Keeper;
-use super::local_queue::LocalQueues;
-use super::shared_hold::SharedHolds;
+use crate::clock::Moment;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::name::Name;
 use crate::options::Options;
-use crate::wire::{Endpoint, Failure, Membership, Node, NodeReply, Nodes, WakeupEndpoint, Wakeups};
+use crate::owner::Owner;
+use crate::wire::{
+    Call, Endpoint, Failure, Membership, Node, NodeReply, Nodes, Vote, WaitFor, WakeupEndpoint, Wakeups,
+};
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
 pub(crate) struct Client {
@@ -19,7 +27,6 @@ pub(crate) struct Client {
     pub(crate) wakeups: Wakeups,
     pub(super) keeper: Arc<Keeper>,
     pub(super) local_queues: LocalQueues,
-    pub(super) holds: SharedHolds,
     /// What each attempt ends with: the [labels](crate::labels::Labels).
     pub(super) attempt_suffix: String,
 }
@@ -73,7 +80,6 @@ impl Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,
             local_queues: LocalQueues::default(),
-            holds: SharedHolds::default(),
             attempt_suffix,
             nodes,
         })
@@ -157,13 +163,7 @@ impl Client {
 
     /// Whether nothing is held, waited for or being released.
     pub(crate) fn is_idle(&self) -> bool {
-        let busy = [
-            self.keeper.entries(),
-            self.wakeups.mailbox_count(),
-            self.local_queues.entries(),
-            self.holds.entries(),
-        ];
-        busy == [0; 4]
+        [self.keeper.entries(), self.wakeups.mailbox_count(), self.local_queues.entries()] == [0; 3]
     }
 
     /// Waits until everything that was dropped has been released.
@@ -179,7 +179,6 @@ impl fmt::Debug for Client {
             .field("kept", &self.keeper.entries())
             .field("waiting", &self.wakeups.mailbox_count())
             .field("queues", &self.local_queues.entries())
-            .field("shared", &self.holds.entries())
             .finish()
     }
 }
@@ -188,4 +187,260 @@ impl Drop for Client {
     fn drop(&mut self) {
         self.keeper.close();
     }
+}
+
+/// A name, with the client and the options to lock it with.
+#[derive(Clone)]
+pub(crate) struct NamedLock {
+    pub(crate) client: Arc<Client>,
+    pub(crate) options: Arc<Options>,
+    pub(crate) name: Name,
+}
+
+impl NamedLock {
+    pub(crate) fn request(&self, kind: &'static Kind, owner: Option<&Owner>) -> LockRequest {
+        LockRequest {
+            client: Arc::clone(&self.client),
+            kind,
+            name: self.name.clone(),
+            options: Arc::clone(&self.options),
+            owner: owner.map(Owner::to_string),
+        }
+    }
+}
+
+/// How often a waiter polls that cannot be notified.
+const UNNOTIFIED_POLL: Duration = Duration::from_millis(100);
+
+/// The lock, its kind, the owner and the options of one call. Without an owner, each attempt is its
+/// own owner.
+pub(crate) struct LockRequest {
+    pub(crate) client: Arc<Client>,
+    pub(crate) kind: &'static Kind,
+    pub(crate) name: Name,
+    pub(crate) options: Arc<Options>,
+    pub(crate) owner: Option<String>,
+}
+
+impl LockRequest {
+    pub(crate) fn attempt(&self) -> Attempt {
+        let of = (&*self.client.nodes, &*self.client.attempt_suffix);
+        Attempt::new(of, self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
+    }
+
+    /// What spans say of it: the lock, its kind, and the owner.
+    pub(super) fn traced(&self) -> (&Name, &'static str, Option<&str>) {
+        (&self.name, self.kind.name, self.owner.as_deref())
+    }
+
+    /// Since when its nodes have failed and how, as far as that matters to this request.
+    pub(super) fn outage(&self) -> Option<(Moment, Failure)> {
+        self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
+    }
+
+    /// The longest pause between two polls. Clients differ by up to a quarter, so that they do not
+    /// poll at the same moment.
+    pub(super) fn poll(&self, attempt: &Attempt, is_notified: bool) -> Duration {
+        // A waiter that sends no request for as long as its claim counts as dead.
+        let half = attempt.claim() / 2;
+        let cap = if is_notified { half } else { UNNOTIFIED_POLL.min(half) }.min(self.options.poll_cap);
+        cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
+    }
+
+    pub(super) fn queues_inside(&self) -> bool {
+        match self.kind.queue {
+            Queue::Inside => true,
+            Queue::InsideUnlessOwned => self.owner.is_none(),
+            Queue::InRedis => false,
+        }
+    }
+
+    /// Whether it enters a lock that its owner holds.
+    pub(super) fn may_enter(&self) -> bool {
+        self.kind.may_reenter && self.owner.is_some()
+    }
+
+    /// The owner that holds the lock, if a majority of the nodes name it. For kinds with one owner
+    /// at a time.
+    pub(super) async fn holder(&self) -> Option<String> {
+        let nodes = &self.client.nodes;
+        let call = Call::new(&self.kind.inspect, &[self.name.key(), self.name.fence(), self.name.waiters()]);
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
+        let named = |(_, outcome): &Vote| -> Option<String> {
+            // Status, last token, waiters, time; then owner, count and milliseconds left.
+            let texts = outcome.as_ref().ok()?.texts().ok()?;
+            texts.into_iter().nth(4)
+        };
+        let owners: Vec<String> = votes.received.iter().filter_map(named).collect();
+        let naming = |owner: &&String| owners.iter().filter(|other| other == owner).count();
+        owners.iter().find(|owner| naming(owner) >= nodes.deployment.majority()).cloned()
+    }
+
+    /// The operation, lock and server, for errors.
+    pub(super) fn context(&self) -> Context {
+        self.client.context(Operation::Acquire, &self.name)
+    }
+
+    /// The error for the caller.
+    pub(super) fn error(&self, failure: Failure) -> Error {
+        self.client.error(failure, self.context())
+    }
+
+    pub(super) fn lost(&self) -> Error {
+        Error::Lost { context: self.context() }
+    }
+}
+
+/// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may
+/// drop it at any time: that releases what it was granted and leaves the queue.
+///
+/// The caller has an [`OpenCall`], from before this checks whether the client is closed. `close`
+/// works in the reverse order, so one of the two notices the other. An async function stores an
+/// argument twice, so the call, which is large, is borrowed; it is dropped before its `OpenCall`.
+pub(super) async fn unless_closed<T>(
+    request: &LockRequest,
+    mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
+) -> Result<T, Error> {
+    let keeper = &request.client.keeper;
+    let outcome = tokio::select! {
+        biased;
+        () = keeper.closing.wait_until_begun() => None,
+        outcome = &mut call => Some(outcome),
+    };
+    match outcome {
+        // A lease that was granted after `close` took all leases is dropped here.
+        Some(outcome) if !keeper.closing.has_begun() => outcome,
+        _ => Err(Error::Closed { context: request.context() }),
+    }
+}
+
+/// One queue per lock, first come first served. A lock without local waiters has no entry.
+#[derive(Debug, Default)]
+pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
+
+#[derive(Debug)]
+struct LocalQueue {
+    turn: Arc<Semaphore>,
+    /// `None` until the first task waits: a lock without competition needs none.
+    news: Option<watch::Sender<LockEvent>>,
+    waiters: usize,
+    /// How many of the tasks may enter at once if their owner holds the lock.
+    owned: usize,
+}
+
+/// What the local waiters of a lock learn without a request of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LockEvent {
+    None,
+    /// This owner was granted the lock, by this client or, as the task at the front noticed,
+    /// elsewhere.
+    HeldBy(String),
+    /// A request of the task at the front has failed.
+    Failing,
+}
+
+/// A task that waits for its turn. Dropped, it leaves the queue.
+#[derive(Debug)]
+pub(super) struct LocalWaiter {
+    turn: Arc<Semaphore>,
+    news: watch::Receiver<LockEvent>,
+    entry: LocalEntry,
+}
+
+/// The turn, until it is dropped.
+#[derive(Debug)]
+pub(super) struct LocalTurn {
+    // Fields are dropped in this order: first the turn passes on, then the entry is removed.
+    _turn: Option<OwnedSemaphorePermit>,
+    _entry: LocalEntry,
+}
+
+#[derive(Debug)]
+struct LocalEntry {
+    name: Name,
+    owned: bool,
+    local_queues: Arc<Mutex<HashMap<Name, LocalQueue>>>,
+}
+
+impl LocalQueues {
+    /// Joins the queue of a lock, and takes the turn if no task has it. An `owned` task enters at
+    /// once if its owner holds the lock.
+    pub(super) fn join(&self, name: &Name, owned: bool) -> Result<LocalTurn, LocalWaiter> {
+        let mut local_queues = lock(&self.0);
+        let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
+            turn: Arc::new(Semaphore::new(1)),
+            news: None,
+            waiters: 0,
+            owned: 0,
+        });
+        local_queue.waiters += 1;
+        local_queue.owned += usize::from(owned);
+        let entry = LocalEntry { name: name.clone(), owned, local_queues: Arc::clone(&self.0) };
+        match Arc::clone(&local_queue.turn).try_acquire_owned() {
+            Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: entry }),
+            // Under the same lock: news after this reach the task.
+            Err(_) => {
+                let news = local_queue.news.get_or_insert_with(|| watch::Sender::new(LockEvent::None));
+                let (turn, news) = (Arc::clone(&local_queue.turn), news.subscribe());
+                Err(LocalWaiter { turn, news, entry })
+            }
+        }
+    }
+
+    /// Whether tasks behind the front may enter once their owner holds the lock.
+    pub(super) fn await_owners(&self, name: &Name, front: &LocalTurn) -> bool {
+        let own = usize::from(front._entry.owned);
+        lock(&self.0).get(name).is_some_and(|local_queue| local_queue.owned > own)
+    }
+
+    /// Notifies the local waiters of a lock.
+    pub(super) fn announce(&self, name: &Name, news: LockEvent) {
+        if let Some(sender) = lock(&self.0).get(name).and_then(|local_queue| local_queue.news.as_ref()) {
+            sender.send_replace(news);
+        }
+    }
+
+    /// Notifies the local waiters of a lock if some of them may enter it now.
+    pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
+        let local_queues = lock(&self.0);
+        let local_queue = local_queues.get(name).filter(|local_queue| local_queue.owned > 0);
+        if let Some(sender) = local_queue.and_then(|local_queue| local_queue.news.as_ref()) {
+            sender.send_replace(LockEvent::HeldBy(owner.to_owned()));
+        }
+    }
+
+    /// How many locks have local waiters.
+    pub(super) fn entries(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+impl LocalWaiter {
+    /// Splits the entry into a future of the turn and a receiver of news.
+    pub(super) fn waits(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockEvent>) {
+        let LocalWaiter { turn, news, entry } = self;
+        let front = async move {
+            // It fails only if the semaphore is closed, which no code does.
+            LocalTurn { _turn: turn.acquire_owned().await.ok(), _entry: entry }
+        };
+        (front, news)
+    }
+}
+
+impl Drop for LocalEntry {
+    fn drop(&mut self) {
+        let mut local_queues = lock(&self.local_queues);
+        if let Some(local_queue) = local_queues.get_mut(&self.name) {
+            local_queue.waiters -= 1;
+            local_queue.owned -= usize::from(self.owned);
+            if local_queue.waiters == 0 {
+                local_queues.remove(&self.name);
+            }
+        }
+    }
+}
+
+/// Poisoning does not matter: nothing under this lock panics.
+fn lock(local_queues: &Mutex<HashMap<Name, LocalQueue>>) -> MutexGuard<'_, HashMap<Name, LocalQueue>> {
+    local_queues.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,29 +1,40 @@
-//! The keeper: the one task of a client that renews its leases and releases what was dropped.
+//! The keeper: renews the leases of a client and releases what was dropped. Here is what it knows:
+//! which lease is due when, what must be released, and which calls are open; `renewal.rs` has its
+//! task.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slab::Slab;
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
-use tokio::time::sleep;
+use uuid::Uuid;
 
-use super::attempt::{Attempt, QueueEntry, SentRequest};
-use super::close::Closing;
-use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
-use super::renewal_tally::{LeaseState, RenewalTally};
-use super::schedule::{Batch, BatchLimits, PendingRelease, Schedule};
+use super::attempt::{Attempt, QueueEntry};
+use super::lease::{Key, Lease, LeaseEnd};
 use crate::clock::Moment;
-use crate::event::{Report, event};
+use crate::error::MAX_NAMES;
+use crate::event::event;
+use crate::name::Name;
 use crate::options::Renewal;
-use crate::wire::{Call, NodeSet, Nodes, Reply, Vote};
+use crate::wire::{NodeSet, Nodes};
 
-/// How many batches are in flight at a time.
-const MAX_BATCHES: usize = 16;
 /// How soon a lease is renewed that not all nodes granted.
 const FIRST_REPAIR: Duration = Duration::from_millis(100);
-/// The pause before a request without a reply is sent again: the shortest and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// How many requests one batch has at most.
+const BATCH_SIZE: usize = 128;
+/// How many dropped attempts are remembered. Beyond that, one is left to its TTL: while a server is
+/// down for long, memory must not grow with every caller that gives up.
+const MAX_PENDING_RELEASES: usize = 65_536;
+
+/// How long beyond its TTL the release of a dropped attempt is retried once its client was dropped.
+const RELEASE_GRACE: Duration = Duration::from_secs(10);
+
+/// How often a release is sent again after error replies that may or may not last, such as those of
+/// a proxy while its server restarts: every half second. A script may fail like this for good.
+const RETRIES: u32 = 6;
 
 /// Renews leases, the soonest first, and releases what was dropped.
 ///
@@ -32,29 +43,26 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 pub(super) struct Keeper {
     pub(super) nodes: Arc<Nodes>,
     schedule: Mutex<Schedule>,
-    notify: Notify,
+    /// Wakes its task.
+    pub(super) notify: Notify,
     /// Notified when everything that was dropped has been released.
     pub(super) settled: Notify,
     pub(super) closing: Closing,
     /// Its task has ended with its runtime: nothing is renewed or released any more. Written under
     /// the schedule's lock.
-    ended: AtomicBool,
+    pub(super) ended: AtomicBool,
 }
 
 impl Keeper {
-    /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to
-    /// do.
-    pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
-        let keeper = Arc::new(Keeper {
+    pub(super) fn new(nodes: Arc<Nodes>) -> Keeper {
+        Keeper {
             nodes,
             schedule: Mutex::default(),
             notify: Notify::new(),
             settled: Notify::new(),
             closing: Closing::default(),
             ended: AtomicBool::new(false),
-        });
-        tokio::spawn(Arc::clone(&keeper).run());
-        keeper
+        }
     }
 
     /// No more leases will come; what was dropped is still released.
@@ -97,10 +105,10 @@ impl Keeper {
     ) {
         let given_up = self.abandon_in(&mut self.schedule(), attempt, for_good, entry, nodes);
         self.notify.notify_one();
-        super::trace::given_up(given_up);
+        log_given_up(given_up);
     }
 
-    fn abandon_in(
+    pub(super) fn abandon_in(
         &self,
         schedule: &mut Schedule,
         attempt: Arc<Attempt>,
@@ -133,262 +141,6 @@ impl Keeper {
         self.ended.load(Ordering::Relaxed)
     }
 
-    async fn run(self: Arc<Keeper>) {
-        let _end_guard = EndGuard(Arc::clone(&self));
-        let mut batches = JoinSet::new();
-        // Batches of releases may wait for a node that hangs: never so many that renewals wait for
-        // them, and at most one with what only a minority may still have.
-        let (mut releasing, mut cleaning_up) = (0, 0);
-        loop {
-            let next = loop {
-                if batches.len() == MAX_BATCHES {
-                    break LONGEST_SLEEP;
-                }
-                // Not in the match: its lock would be held in the arms.
-                let (taken, closed) = self
-                    .take(BatchLimits { release: releasing < MAX_BATCHES / 2, clean_up: cleaning_up == 0 });
-                match taken {
-                    Ok(batch) => {
-                        let is_cleanup = usize::from(batch.is_cleanup);
-                        let releases = usize::from(!batch.is_cleanup && !batch.releases.is_empty());
-                        (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
-                        let executed = Arc::clone(&self).execute(batch);
-                        batches.spawn(async move {
-                            executed.await;
-                            (releases, is_cleanup)
-                        })
-                    }
-                    Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
-                    Err(None) if batches.is_empty() && closed => return,
-                    Err(None) => break LONGEST_SLEEP,
-                };
-            };
-            tokio::select! {
-                () = self.notify.notified() => {}
-                Some(done) = batches.join_next() => {
-                    let (released, cleaned_up) = done.unwrap_or_default();
-                    (releasing, cleaning_up) = (releasing - released, cleaning_up - cleaned_up);
-                }
-                () = sleep(next) => {}
-            }
-        }
-    }
-
-    fn take(&self, limits: BatchLimits) -> (Result<Batch, Option<Moment>>, bool) {
-        let now = Moment::now();
-        let mut schedule = self.schedule();
-        let taken = schedule.take(now, limits);
-        schedule.sleeps_until = match taken {
-            Ok(_) => None,
-            Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
-        };
-        (taken, schedule.closed)
-    }
-
-    async fn execute(self: Arc<Keeper>, batch: Batch) {
-        let all_nodes = self.nodes.all_nodes();
-        let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), all_nodes));
-        let releases = batch.releases.iter().map(|pending| {
-            (pending.attempt.release(pending.for_good, pending.entry.as_ref()), pending.nodes)
-        });
-        let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
-        // A silent connection must leave time for another one before the shortest lease expires.
-        let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
-        let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
-        let sent = Moment::now();
-        let mut answers = self.nodes.call_all(calls, limit).await.into_iter();
-        let renewed: Vec<_> = answers.by_ref().take(batch.renewals.len()).collect();
-        let released: Vec<_> = answers.collect();
-        let (mut gone, mut degraded) = (Vec::new(), Vec::new());
-        let mut reports = Vec::new();
-        for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
-            let tally = RenewalTally::count(&self.nodes, &votes);
-            let is_degraded = tally.state(&self.nodes) != LeaseState::Lost && !tally.without.is_empty();
-            if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
-                gone.push(lease);
-            } else if let Some(ttl) = ttl.filter(|_| is_degraded) {
-                degraded.push((lease, ttl, tally.without));
-            }
-        }
-        for (pending, votes) in batch.releases.into_iter().zip(released) {
-            self.conclude_release(pending, &votes, &mut reports);
-        }
-        self.schedule().expedite_siblings(&gone);
-        self.notify.notify_one();
-        self.repair(degraded, limit).await;
-        reports.extend(self.nodes.take_reports());
-        if !reports.is_empty() {
-            // In a task of its own: a subscriber that blocks would keep the thread on which the
-            // keeper was just notified, and no other thread takes over a task that is next on its
-            // own.
-            tokio::spawn(async move { reports.into_iter().for_each(|report| report()) });
-        }
-    }
-
-    /// Acquires the lock of a valid lease again on nodes that have lost it. A node was away and is
-    /// back with its data lost; if the next one fails, no majority would hold the lease.
-    async fn repair(&self, degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
-        let degraded: Vec<_> = {
-            let _schedule = self.schedule();
-            let held = |lease: &Lease| !lease.entry().over.load(Ordering::Relaxed) && !lease.is_lost();
-            degraded
-                .into_iter()
-                .filter(|(lease, ..)| held(lease))
-                // From here on, a release waits for this request, or has it refused.
-                .map(|(lease, ttl, nodes)| (SentRequest::new(lease.attempt()), lease, ttl, nodes))
-                .collect()
-        };
-        if degraded.is_empty() {
-            return;
-        }
-        let calls = degraded
-            .iter()
-            .map(|(_, lease, ttl, nodes)| (lease.attempt().repair(*ttl, lease.fencing_token()), *nodes));
-        let votes = self.nodes.call_all(calls.collect(), limit).await;
-        for ((sent_request, ..), votes) in degraded.into_iter().zip(votes) {
-            if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
-                sent_request.answered();
-            }
-        }
-    }
-
-    /// True if the nodes say that the lease has ended.
-    fn conclude_renewal(
-        &self,
-        lease: &Lease,
-        ttl: Option<Duration>,
-        sent: Moment,
-        tally: &RenewalTally,
-        votes: Vec<Vote>,
-        reports: &mut Vec<Report>,
-    ) -> bool {
-        let mut schedule = self.schedule();
-        if lease.entry().over.load(Ordering::Relaxed) {
-            return false; // it was released meanwhile
-        }
-        match tally.state(&self.nodes) {
-            LeaseState::Held => {
-                match ttl {
-                    Some(ttl) if lease.extend(sent, ttl) => {
-                        schedule.insert(lease, sent + ttl / 3, &self.notify);
-                        reports.extend(super::trace::renewed(lease));
-                    }
-                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.notify),
-                    _ => self.lose_late(schedule, lease, reports),
-                }
-                false
-            }
-            LeaseState::Lost => {
-                schedule.remove(lease, LeaseEnd::Revoked);
-                if !self.nodes.deployment.decides_alone() {
-                    // A minority may still hold it.
-                    self.abandon_everywhere(&mut schedule, lease, reports);
-                }
-                drop(schedule);
-                self.notify.notify_one();
-                reports.extend(lease.announce());
-                true
-            }
-            // The deadline stays, and ends the retries.
-            LeaseState::Unknown if lease.is_lost() => {
-                self.lose_late(schedule, lease, reports);
-                false
-            }
-            LeaseState::Unknown => {
-                // Several tries must fit in before the deadline of a short lease.
-                let pause = (lease.options().ttl / 30).min(PAUSES.1);
-                schedule.insert(lease, Moment::now() + pause, &self.notify);
-                let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
-                let (_held, _lost) = (tally.held, tally.without.len());
-                reports.push(Box::new(move || {
-                    let _votes = votes;
-                    event!(
-                        debug,
-                        lock = %_lease.name(),
-                        held = _held,
-                        lost = _lost,
-                        unknown = _nodes - _held - _lost,
-                        nodes = _nodes,
-                        error = super::trace::first_failure(&_votes).map(::tracing::field::display),
-                        "no majority renewed a lease: retrying"
-                    );
-                }));
-                false
-            }
-        }
-    }
-
-    /// The deadline has passed here, but the server may still hold the lock: the replies may have
-    /// been lost.
-    fn lose_late(&self, mut schedule: MutexGuard<'_, Schedule>, lease: &Lease, reports: &mut Vec<Report>) {
-        schedule.remove(lease, LeaseEnd::Lost);
-        self.abandon_everywhere(&mut schedule, lease, reports);
-        drop(schedule);
-        self.notify.notify_one();
-        reports.extend(lease.announce());
-    }
-
-    /// Under the lock under which the lease was removed: a close must find one or the other.
-    fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
-        let (attempt, all_nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
-        let given_up = self.abandon_in(schedule, attempt, true, None, all_nodes);
-        reports.push(Box::new(move || super::trace::given_up(given_up)));
-    }
-
-    fn conclude_release(&self, mut pending: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
-        let now = Moment::now();
-        let mut schedule = self.schedule();
-        let (mut left, mut lasting) = (NodeSet::of([]), Vec::new());
-        for (node, outcome) in votes {
-            // Any number means that nothing of the attempt is left to release, also -2: the key
-            // holds something else.
-            let Err(failure) = outcome.as_ref().map_err(Clone::clone).and_then(Reply::answer) else {
-                continue;
-            };
-            // While the server cannot be reached, it may still have the attempt in its queue. After
-            // the client is dropped, no release is retried for that long, nor one of a minority
-            // that does not come back.
-            let for_long = !schedule.closed && pending.nodes.len() > self.nodes.deployment.max_failures();
-            let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
-            if may_pass && (for_long || now < pending.give_up) {
-                pending.for_good |= failure.is_indeterminate();
-                left = left.with(*node);
-            } else {
-                lasting.push((self.nodes.label(*node).to_owned(), failure));
-            }
-        }
-        pending.failed += lasting.len();
-        let failed = pending.failed > self.nodes.deployment.max_failures();
-        let ended = pending.awaited.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
-        let _attempt = Arc::clone(&pending.attempt);
-        let mut given_up = None;
-        let is_released = left.is_empty() && lasting.is_empty();
-        if !left.is_empty() {
-            pending.nodes = left;
-            given_up = schedule.schedule_release(pending, now + PAUSES.1 / 2);
-        }
-        if let Some(number) = ended {
-            schedule.end_awaited(number, failed);
-            if schedule.awaited.is_empty() {
-                self.settled.notify_waiters();
-            }
-        }
-        drop(schedule);
-        reports.push(Box::new(move || {
-            super::trace::given_up(given_up);
-            if is_released {
-                super::trace::released_in_background(&_attempt);
-            }
-            for (_server, _failure) in lasting {
-                event!(
-                    error, lock = %_attempt.name, holder = _attempt.holder(),
-                    server = %_server, error = %_failure,
-                    "release failed: the lock stays held until its TTL expires"
-                );
-            }
-        }));
-    }
-
     /// Poisoning does not matter: nothing under this lock panics.
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
@@ -401,17 +153,329 @@ impl Keeper {
     }
 }
 
-/// Wakes the callers that wait for the keeper when its task ends.
-struct EndGuard(Arc<Keeper>);
-
-impl Drop for EndGuard {
-    fn drop(&mut self) {
-        let left = {
-            let mut schedule = self.0.schedule();
-            self.0.ended.store(true, Ordering::Relaxed);
-            std::mem::take(&mut *schedule)
-        };
-        drop(left);
-        self.0.settled.notify_waiters();
+/// Logs an attempt that had to leave the full schedule of releases.
+pub(super) fn log_given_up(given_up: Option<Arc<Attempt>>) {
+    if let Some(_attempt) = given_up {
+        event!(error, lock = %_attempt.name, holder = _attempt.holder(),
+            "too many pending releases: the lock stays held until its TTL expires");
     }
+}
+
+/// Whether a client is being closed, and the calls that may yet acquire or release something.
+#[derive(Default)]
+pub(super) struct Closing {
+    pub(super) begun: AtomicBool,
+    pub(super) notify: Notify,
+    open_calls: Mutex<Slab<Name>>,
+}
+
+impl Closing {
+    pub(super) fn open_calls(&self) -> MutexGuard<'_, Slab<Name>> {
+        self.open_calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the client is being closed.
+    pub(super) async fn wait_until_begun(&self) {
+        let notify = self.notify.notified();
+        tokio::pin!(notify);
+        notify.as_mut().enable();
+        if !self.has_begun() {
+            notify.await;
+        }
+    }
+}
+
+/// A call that may acquire or release something until this is dropped. What it leaves to the keeper
+/// must be there by then: closing waits for both, and a gap between them would hide a hold.
+pub(super) struct OpenCall {
+    keeper: Arc<Keeper>,
+    place: usize,
+}
+
+impl OpenCall {
+    pub(super) fn new(keeper: &Arc<Keeper>, name: &Name) -> OpenCall {
+        let place = keeper.closing.open_calls().insert(name.clone());
+        OpenCall { keeper: Arc::clone(keeper), place }
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let closing = &self.keeper.closing;
+        let name = closing.open_calls().try_remove(self.place);
+        drop(name);
+        if closing.has_begun() {
+            self.keeper.settled.notify_waiters();
+        }
+    }
+}
+
+/// What a close could not release.
+#[derive(Default)]
+pub(super) struct Unreleased {
+    pub(super) count: usize,
+    pub(super) names: Vec<Name>,
+}
+
+impl Unreleased {
+    pub(super) fn add(&mut self, name: &Name) {
+        self.count += 1;
+        if self.names.len() < MAX_NAMES && !self.names.contains(name) {
+            self.names.push(name.clone());
+        }
+    }
+}
+
+/// Which lease is due when, and what must be released.
+#[derive(Default)]
+pub(super) struct Schedule {
+    pub(super) due: DueQueue,
+    pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
+    /// Releases that concern only a minority of the nodes: they block no other attempt, and must
+    /// not delay other releases.
+    pub(super) cleanups: BTreeMap<(Moment, u64), PendingRelease>,
+    /// Dropped attempts that are not released yet, by number, with the names of their locks: what
+    /// `settled` and `close` wait for.
+    pub(super) awaited: BTreeMap<u64, Name>,
+    /// The leases of all guards by attempt, renewed or not, and how each attempt was queued.
+    pub(super) held: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
+    /// Once the client is being closed: what could not be released.
+    pub(super) unreleased: Option<Unreleased>,
+    entries: u64,
+    /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
+    /// a lock that is soon released costs no task switch.
+    pub(super) sleeps_until: Option<Moment>,
+    pub(super) closed: bool,
+}
+
+pub(super) struct PendingRelease {
+    pub(super) attempt: Arc<Attempt>,
+    pub(super) for_good: bool,
+    pub(super) entry: Option<QueueEntry>,
+    pub(super) give_up: Moment,
+    /// The nodes that may still hold it.
+    pub(super) nodes: NodeSet,
+    /// Its number in `awaited`, while more than a minority of the nodes may hold it.
+    pub(super) awaited: Option<u64>,
+    /// How often it is sent again after an error reply that may or may not last.
+    retries_left: u32,
+    /// On how many nodes its release has failed for good.
+    pub(super) failed: usize,
+}
+
+impl PendingRelease {
+    /// Whether it is sent once more after such a reply.
+    pub(super) fn spend_retry(&mut self) -> bool {
+        let may_retry = self.retries_left > 0;
+        self.retries_left = self.retries_left.saturating_sub(1);
+        may_retry
+    }
+}
+
+/// The requests of one batch.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// The leases, and for how long to extend them; `None` only asks about the lease.
+    pub(super) renewals: Vec<(Lease, Option<Duration>)>,
+    pub(super) releases: Vec<PendingRelease>,
+    /// Its releases are those of a minority of the nodes.
+    pub(super) is_cleanup: bool,
+}
+
+/// What the next batch may do beside renewals: releases may have to wait for a node that hangs.
+#[derive(Clone, Copy)]
+pub(super) struct BatchLimits {
+    pub(super) release: bool,
+    pub(super) clean_up: bool,
+}
+
+impl Schedule {
+    pub(super) fn insert(&mut self, lease: &Lease, due: Moment, notify: &Notify) {
+        let entry = &lease.entry();
+        if entry.over.load(Ordering::Relaxed) {
+            return;
+        }
+        self.due.insert(lease, due);
+        if self.sleeps_until.is_some_and(|until| due < until) {
+            notify.notify_one();
+        }
+    }
+
+    /// Removes a lease for good, and returns how it ended: the first of two tasks that end it
+    /// decides. [`Lease::announce`] follows once the lock is released.
+    pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
+        lease.entry().over.store(true, Ordering::Relaxed);
+        self.due.remove(lease);
+        self.held.remove(&lease.attempt().id);
+        lease.end(how)
+    }
+
+    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_awaited`
+    /// if it concerns more than a minority. If the schedule is full, it returns the attempt that is
+    /// left to its TTL instead.
+    pub(super) fn abandon(
+        &mut self,
+        attempt: Arc<Attempt>,
+        for_good: bool,
+        entry: Option<QueueEntry>,
+        nodes: NodeSet,
+        is_awaited: bool,
+    ) -> Option<Arc<Attempt>> {
+        let now = Moment::now();
+        let give_up = now + attempt.options.ttl + RELEASE_GRACE;
+        let awaited = is_awaited.then(|| self.number_awaited(&attempt));
+        let (retries_left, failed) = (RETRIES, 0);
+        let pending =
+            PendingRelease { attempt, for_good, entry, give_up, nodes, awaited, retries_left, failed };
+        self.schedule_release(pending, now)
+    }
+
+    /// Counts one more attempt that is to be released, and returns its number.
+    fn number_awaited(&mut self, attempt: &Attempt) -> u64 {
+        self.entries += 1;
+        self.awaited.insert(self.entries, attempt.name.clone());
+        self.entries
+    }
+
+    /// The release of an attempt has succeeded or has failed for good.
+    pub(super) fn end_awaited(&mut self, number: u64, failed: bool) {
+        if let Some(name) = self.awaited.remove(&number)
+            && let Some(unreleased) = self.unreleased.as_mut().filter(|_| failed)
+        {
+            unreleased.add(&name);
+        }
+    }
+
+    /// If the schedule is full, it returns the attempt that is left to its TTL instead. While the
+    /// client is being closed there is no limit: no more come than it had.
+    pub(super) fn schedule_release(&mut self, pending: PendingRelease, due: Moment) -> Option<Arc<Attempt>> {
+        let queue = if pending.awaited.is_some() { &mut self.pending_releases } else { &mut self.cleanups };
+        let is_full = queue.len() >= MAX_PENDING_RELEASES && self.unreleased.is_none();
+        let given_up = if is_full { queue.pop_first() } else { None };
+        self.entries += 1;
+        queue.insert((due, self.entries), pending);
+        let (_, given_up) = given_up?;
+        if let Some(number) = given_up.awaited {
+            self.end_awaited(number, true);
+        }
+        Some(given_up.attempt)
+    }
+
+    /// The next batch, or when something will be due.
+    pub(super) fn take(&mut self, now: Moment, limits: BatchLimits) -> Result<Batch, Option<Moment>> {
+        let mut batch = Batch::default();
+        while batch.renewals.len() < BATCH_SIZE
+            && let Some(lease) = self.due.pop(now)
+        {
+            let ttl = lease.next_ttl(now);
+            // A lease that has reached its longest hold is left to its deadline.
+            if ttl.is_some() || (lease.attempt().kind.may_reenter && !lease.is_lost()) {
+                batch.renewals.push((lease, ttl));
+            }
+        }
+        while limits.release
+            && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
+            && let Some(first) = self.pending_releases.first_entry()
+            && first.key().0 <= now
+        {
+            batch.releases.push(first.remove());
+        }
+        batch.is_cleanup = limits.clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
+        while batch.is_cleanup
+            && batch.releases.len() < BATCH_SIZE
+            && let Some(first) = self.cleanups.first_entry()
+            && first.key().0 <= now
+        {
+            batch.releases.push(first.remove());
+        }
+        if batch.renewals.is_empty() && batch.releases.is_empty() {
+            let due = self.due.next();
+            let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
+                some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
+            };
+            let releases = first(&self.pending_releases, limits.release);
+            let cleanups = first(&self.cleanups, limits.clean_up);
+            return Err(due.into_iter().chain(releases).chain(cleanups).min());
+        }
+        Ok(batch)
+    }
+
+    /// After one hold of an owner was lost, its other holds are polled at once.
+    pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
+        let now = Moment::now();
+        lost.iter().for_each(|lease| self.due.expedite_siblings(lease, now));
+    }
+}
+
+/// The leases, soonest first, and those of each owner, so that the other holds of an owner are
+/// found without searching all.
+#[derive(Default)]
+pub(super) struct DueQueue {
+    soonest: BTreeMap<Key, Lease>,
+    owned: HashMap<(Name, String), BTreeSet<Key>>,
+    entries: u64,
+}
+
+impl DueQueue {
+    pub(super) fn insert(&mut self, lease: &Lease, due: Moment) {
+        self.entries += 1;
+        let key = (due, self.entries);
+        lease.entry().place.set(key);
+        self.soonest.insert(key, lease.clone());
+        if let Some(owned) = owned(lease) {
+            self.owned.entry(owned).or_default().insert(key);
+        }
+    }
+
+    pub(super) fn remove(&mut self, lease: &Lease) {
+        let key = lease.entry().place.key();
+        self.soonest.remove(&key);
+        self.forget(lease, key);
+    }
+
+    /// The next lease that is due.
+    pub(super) fn pop(&mut self, now: Moment) -> Option<Lease> {
+        let first = self.soonest.first_entry().filter(|first| first.key().0 <= now)?;
+        let (key, lease) = first.remove_entry();
+        self.forget(&lease, key);
+        Some(lease)
+    }
+
+    pub(super) fn next(&self) -> Option<Moment> {
+        self.soonest.first_key_value().map(|((due, _), _)| *due)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.soonest.len()
+    }
+
+    /// Makes the other holds of this lease's owner due now.
+    pub(super) fn expedite_siblings(&mut self, lease: &Lease, now: Moment) {
+        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();
+        for key in keys {
+            if let Some(sibling) = self.soonest.remove(&key) {
+                self.insert(&sibling, now);
+            }
+        }
+    }
+
+    fn forget(&mut self, lease: &Lease, key: Key) {
+        let Some(owned) = owned(lease) else { return };
+        if let Some(keys) = self.owned.get_mut(&owned) {
+            keys.remove(&key);
+            if keys.is_empty() {
+                self.owned.remove(&owned);
+            }
+        }
+    }
+}
+
+/// The lock and the owner, for kinds that an owner may hold several times.
+fn owned(lease: &Lease) -> Option<(Name, String)> {
+    let attempt = lease.attempt();
+    attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner().to_owned()))
 }

@@ -1,18 +1,16 @@
-//! [`Lease`]: a lock that was granted, until a deadline that renewals move.
+//! [`Lease`]: a lock that was granted, until a deadline that renewals move. Below it, the
+//! arithmetic of deadlines.
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::attempt::Attempt;
-use super::deadline::Deadline;
-use super::kind::Kind;
-use super::schedule::ScheduleEntry;
+use super::attempt::{Attempt, Kind};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::event::{Report, event};
@@ -304,5 +302,142 @@ impl LeaseEnd {
     /// Another client may have the lock although the guard was alive.
     pub(super) fn is_loss(self) -> bool {
         matches!(self, LeaseEnd::Lost | LeaseEnd::Revoked)
+    }
+}
+
+/// A lease's position in the schedule. Read and written only under the schedule's lock.
+#[derive(Default)]
+pub(super) struct ScheduleEntry {
+    pub(super) place: DuePlace,
+    pub(super) over: AtomicBool,
+}
+
+/// The time at which a lease is due, and a number that no other entry has.
+pub(super) type Key = (Moment, u64);
+
+/// A lease's key in the queue. Read and written only under the schedule's lock.
+#[derive(Default)]
+pub(super) struct DuePlace {
+    due: AtomicU64,
+    number: AtomicU64,
+}
+
+impl DuePlace {
+    pub(super) fn key(&self) -> Key {
+        (Moment::from_nanos(self.due.load(Ordering::Relaxed)), self.number.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set(&self, (due, number): Key) {
+        self.due.store(due.as_nanos(), Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+    }
+}
+
+/// A sample of the server's clock: at some time after `sent` it showed `server` µs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClockSample {
+    pub(super) sent: Moment,
+    pub(super) server: u64,
+}
+
+impl ClockSample {
+    /// The earliest local time at which the server's clock can have shown `time`. The reply was
+    /// made after `sent`, so that is at least `time - server` later, less drift. `None` for a time
+    /// before the sample (the clock stepped back) or in the local future (another clock): such a
+    /// time proves nothing.
+    pub(super) fn earliest(&self, time: u64, drift: f64, now: Moment) -> Option<Moment> {
+        let elapsed = Duration::from_micros(time.checked_sub(self.server)?);
+        let earliest = self.sent + elapsed.mul_f64(1.0 - drift);
+        (earliest <= now).then_some(earliest)
+    }
+}
+
+/// A deadline that may move ahead until it has passed, and never again afterwards.
+#[derive(Debug)]
+pub(super) struct Deadline(AtomicU64);
+
+/// Passed or ended: no [`Moment`] is zero.
+const PASSED: u64 = 0;
+
+impl Deadline {
+    pub(super) fn new(until: Moment) -> Deadline {
+        Deadline(AtomicU64::new(until.as_nanos()))
+    }
+
+    /// The deadline; `None` if it was ended or was observed to have passed.
+    pub(super) fn get(&self) -> Option<Moment> {
+        match self.0.load(Ordering::SeqCst) {
+            PASSED => None,
+            until => Some(Moment::from_nanos(until)),
+        }
+    }
+
+    /// Whether it has passed. The first call that observes this ends it, so that a later renewal
+    /// does not revive it.
+    pub(super) fn has_passed(&self) -> bool {
+        !self.update(|_| None)
+    }
+
+    /// Moves the deadline ahead, never back. False if it has passed.
+    pub(super) fn extend(&self, until: Moment) -> bool {
+        self.update(|current| Some(current.max(until)))
+    }
+
+    pub(super) fn end(&self) {
+        self.0.store(PASSED, Ordering::SeqCst);
+    }
+
+    fn update(&self, change: impl Fn(Moment) -> Option<Moment>) -> bool {
+        let mut current = self.0.load(Ordering::SeqCst);
+        loop {
+            if current == PASSED {
+                return false;
+            }
+            let until = Moment::from_nanos(current);
+            let alive = Moment::now() < until;
+            let next = match (alive, change(until)) {
+                (false, _) => PASSED,
+                (true, None) => return true,
+                (true, Some(next)) => next.as_nanos(),
+            };
+            match self.0.compare_exchange(current, next, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return alive,
+                Err(changed) => current = changed,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_deadline_that_has_passed_never_moves_again() {
+        let deadline = Deadline::new(Moment::now() + 60 * SECOND);
+        assert!(!deadline.has_passed());
+        assert!(deadline.extend(Moment::now() + 30 * SECOND), "never back");
+        assert!(deadline.get().unwrap() > Moment::now() + 50 * SECOND);
+        let past = Deadline::new(Moment::now());
+        assert!(!past.extend(Moment::now() + SECOND));
+        assert!(past.has_passed());
+        assert_eq!(past.get(), None);
+        deadline.end();
+        assert!(deadline.has_passed() && !deadline.extend(Moment::now() + SECOND));
+    }
+
+    #[test]
+    fn a_grant_is_dated_by_the_servers_clock_not_by_its_arrival() {
+        let now = Moment::now();
+        let sample = ClockSample { sent: now - 10 * SECOND, server: 1_000_000 };
+        // The server granted 4 s after the sample: 6 s ago, although the message arrives only now.
+        let granted = sample.earliest(5_000_000, 0.0, now).unwrap();
+        assert_eq!(now.since(granted), 6 * SECOND);
+        // Drift makes it earlier, which is the safe side.
+        assert!(sample.earliest(5_000_000, 0.01, now).unwrap() < granted);
+        assert_eq!(sample.earliest(999_999, 0.0, now), None, "the clock stepped back");
+        assert_eq!(sample.earliest(12_000_001, 0.0, now), None, "granted in the future");
     }
 }

@@ -6,16 +6,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::attempt::{Attempt, QueueEntry};
-use super::client::Client;
-use super::close::OpenCall;
-use super::decision::{Decision, retry};
-use super::kind::{Kind, ScriptSet};
+use super::attempt::{Attempt, Kind, QueueEntry, ScriptSet};
+use super::client::{Client, LockRequest};
+use super::keeper::OpenCall;
 use super::lease::{Lease, LeaseEnd};
-use super::release::{Released, release};
-use super::trace;
+use super::release::{Decision, Released, release, retry};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
+use crate::event::releasing;
 use crate::options::Options;
 use crate::wire::{Answer, Failure, HoldCount, NodeSet, Votes, WaitFor};
 
@@ -43,10 +41,10 @@ pub(super) struct AttemptGuard {
 }
 
 impl AttemptGuard {
-    pub(super) fn new(client: &Arc<Client>, attempt: Attempt) -> AttemptGuard {
+    pub(super) fn new(request: &LockRequest) -> AttemptGuard {
         AttemptGuard {
-            client: Arc::clone(client),
-            attempt: Arc::new(attempt),
+            client: Arc::clone(&request.client),
+            attempt: Arc::new(request.attempt()),
             lease: None,
             entry: None,
             may_queue_first: false,
@@ -203,7 +201,7 @@ impl OwnedLease {
     /// Dropped, the release continues in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
         let attempt = Arc::clone(&self.guard.attempt);
-        trace::releasing(&attempt, pin!(self.release_untraced())).await
+        releasing((&attempt.name, attempt.owner()), pin!(self.release_untraced())).await
     }
 
     async fn release_untraced(mut self) -> Result<(), Error> {

@@ -3,21 +3,41 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::lock_request::LockRequest;
-use super::owned_lease::OwnedLease;
-use super::owned_lease::released_after;
+use super::client::LockRequest;
+use super::owned_lease::{OwnedLease, released_after};
 use crate::error::{Context, Error, Operation};
 use crate::name::Name;
 
 type HoldsByOwner = Mutex<HashMap<(Name, String), Weak<SharedHold>>>;
 
 /// The holds of a client that may be shared, by lock and owner.
-#[derive(Default)]
-pub(super) struct SharedHolds(Arc<HoldsByOwner>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedHolds(Arc<HoldsByOwner>);
 
 impl SharedHolds {
-    pub(super) fn entries(&self) -> usize {
-        lock(&self.0).len()
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
+    /// Shares a hold: other tasks of the same owner find it.
+    pub(crate) fn share(&self, request: &LockRequest, held: OwnedLease) -> Arc<SharedHold> {
+        let key = key(request);
+        let entry = Entry { key: key.clone(), holds: Arc::clone(&self.0) };
+        let shared = Arc::new(SharedHold { held, _entry: Some(entry) });
+        lock(&self.0).insert(key, Arc::downgrade(&shared));
+        shared
+    }
+
+    /// The valid hold that this client has for the same owner, if there is one.
+    pub(crate) fn find(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
+        let found = lock(&self.0).get(&key(request)).and_then(Weak::upgrade);
+        let Some(shared) = found.filter(|shared| !shared.held.lease().is_lost()) else { return Ok(None) };
+        // The count includes this one.
+        let depth = u32::try_from(Arc::strong_count(&shared) - 1).unwrap_or(u32::MAX);
+        if depth >= request.options.max_depth {
+            return Err(Error::TooDeep { context: request.context(), depth });
+        }
+        Ok(Some(shared))
     }
 }
 
@@ -39,28 +59,6 @@ impl SharedHold {
     /// A hold that no other task finds.
     pub(crate) fn unlisted(held: OwnedLease) -> Arc<SharedHold> {
         Arc::new(SharedHold { held, _entry: None })
-    }
-
-    /// A hold that other tasks of the same owner find.
-    pub(crate) fn open(request: &LockRequest, held: OwnedLease) -> Arc<SharedHold> {
-        let holds = Arc::clone(&request.client.holds.0);
-        let key = key(request);
-        let entry = Entry { key: key.clone(), holds: Arc::clone(&holds) };
-        let shared = Arc::new(SharedHold { held, _entry: Some(entry) });
-        lock(&holds).insert(key, Arc::downgrade(&shared));
-        shared
-    }
-
-    /// The valid hold that this client has for the same owner, if there is one.
-    pub(crate) fn find(request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
-        let found = lock(&request.client.holds.0).get(&key(request)).and_then(Weak::upgrade);
-        let Some(shared) = found.filter(|shared| !shared.held.lease().is_lost()) else { return Ok(None) };
-        // The count includes this one.
-        let depth = u32::try_from(Arc::strong_count(&shared) - 1).unwrap_or(u32::MAX);
-        if depth >= request.options.max_depth {
-            return Err(Error::TooDeep { context: request.context(), depth });
-        }
-        Ok(Some(shared))
     }
 
     pub(crate) fn held(&self) -> &OwnedLease {

@@ -7,7 +7,7 @@ use super::Locks;
 use super::source::Source;
 use crate::error::{ConfigError, Error};
 use crate::labels::Labels;
-use crate::lease::{Client, Servers};
+use crate::lease::{Client, Servers, SharedHolds};
 use crate::options::{Options, RestartGuard, Wakeups};
 use crate::wire::{Certificates, Endpoint, Membership, NodeSet, WakeupEndpoint};
 
@@ -162,7 +162,7 @@ impl LocksBuilder {
             return Err(ConfigError::NoRuntime);
         }
         let client = Client::new(servers, &self.options);
-        Ok(Locks { client, options: Arc::new(self.options) })
+        Ok(Locks { client, options: Arc::new(self.options), holds: SharedHolds::default() })
     }
 
     fn with(mut self, topology: Topology) -> LocksBuilder {

@@ -66,7 +66,7 @@ pub const MUTANTS: &[Mutant] = &[
                 to: "let (sent, _) = (Moment::now(), begun);",
             },
             Edit {
-                file: "src/lease/keeper.rs",
+                file: "src/lease/renewal.rs",
                 from: "        let (mut gone, mut degraded) =",
                 times: 1,
                 to: "        let sent = Moment::now();\n        let (mut gone, mut degraded) =",
@@ -145,7 +145,7 @@ if ends < now + ttl then
     Mutant {
         name: "waiters-do-not-poll",
         edits: &[Edit {
-            file: "src/lease/waiter.rs",
+            file: "src/lease/acquire.rs",
             from: "while let Ok(message) = timeout_at(until, mailbox.wait()).await {",
             times: 1,
             to: "while let Ok(message) = timeout_at(until + Duration::from_secs(3600), mailbox.wait()).await {",
@@ -172,7 +172,7 @@ if ends < now + ttl then
     Mutant {
         name: "missing-reply-counts-as-renewed",
         edits: &[Edit {
-            file: "src/lease/renewal_tally.rs",
+            file: "src/lease/renewal.rs",
             from: "        } else {\n            LeaseState::Unknown\n        }",
             times: 1,
             to: "        } else {\n            LeaseState::Held\n        }",
@@ -218,7 +218,7 @@ if ends < now + ttl then
     Mutant {
         name: "claim-from-its-message",
         edits: &[Edit {
-            file: "src/lease/waiter.rs",
+            file: "src/lease/acquire.rs",
             from: "let granted = sample.earliest(time, attempt.options.drift, now)?;",
             times: 1,
             to: "let granted = sample.earliest(time, attempt.options.drift, now).map(|_| now)?;",
@@ -240,7 +240,7 @@ if ends < now + ttl then
     Mutant {
         name: "lost-counts-as-unknown",
         edits: &[Edit {
-            file: "src/lease/renewal_tally.rs",
+            file: "src/lease/renewal.rs",
             from: "            LeaseState::Lost\n        } else {",
             times: 1,
             to: "            LeaseState::Unknown\n        } else {",
@@ -292,7 +292,7 @@ if ends < now + ttl then
     Mutant {
         name: "all-nodes-must-renew",
         edits: &[Edit {
-            file: "src/lease/renewal_tally.rs",
+            file: "src/lease/renewal.rs",
             from: "        if self.held >= nodes.deployment.majority() {",
             times: 1,
             to: "        if self.held >= nodes.deployment.nodes {",
@@ -315,7 +315,7 @@ if ends < now + ttl then
         name: "lost-with-its-master-counts-as-unknown",
         edits: &[
             Edit {
-                file: "src/lease/renewal_tally.rs",
+                file: "src/lease/renewal.rs",
                 from: "            LeaseState::Lost\n        } else {",
                 times: 1,
                 to: "            LeaseState::Unknown\n        } else {",
@@ -323,7 +323,7 @@ if ends < now + ttl then
             Edit {
                 // Otherwise the mistake would be repaired: after an unknown reply, a renewal
                 // acquires a free lock again.
-                file: "src/lease/keeper.rs",
+                file: "src/lease/renewal.rs",
                 from: "let is_degraded = tally.state(",
                 times: 1,
                 to: "let is_degraded = false && tally.state(",

@@ -36,7 +36,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "claim-trusted-without-renewal",
         edits: &[Edit {
-            file: "src/lease/waiter.rs",
+            file: "src/lease/acquire.rs",
             from: "attempt.options.renewal == Renewal::Never || ",
             times: 1,
             to: "",
@@ -116,7 +116,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "message-trusted-on-another-connection",
         edits: &[Edit {
-            file: "src/lease/waiter.rs",
+            file: "src/lease/acquire.rs",
             from: "        if Some(*generation) != client.nodes.clock_generation()\n            || ",
             times: 1,
             to: "        let _ = (generation, client.nodes.clock_generation()?);\n        if ",
@@ -126,7 +126,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "message-trusted-on-another-subscription",
         edits: &[Edit {
-            file: "src/lease/waiter.rs",
+            file: "src/lease/acquire.rs",
             from: "Some(*subscription) != client.wakeups.subscription()",
             times: 1,
             to: "*subscription == 0",
@@ -166,7 +166,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "renewals-do-not-raise-the-minimum-token",
         edits: &[Edit {
-            file: "src/lease/renewal_tally.rs",
+            file: "src/lease/renewal.rs",
             from: "                    nodes.node(*node).observe(time.unsigned_abs());\n",
             times: 1,
             to: "                    let _ = (node, time);\n",
@@ -176,7 +176,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "poll-cap-ignored",
         edits: &[Edit {
-            file: "src/lease/lock_request.rs",
+            file: "src/lease/client.rs",
             from: "UNNOTIFIED_POLL.min(half) }.min(self.options.poll_cap);",
             times: 1,
             to: "UNNOTIFIED_POLL.min(half) };",
@@ -186,7 +186,7 @@ pub const TESTED: &[Tested] = &[
     Tested {
         name: "notified-waiter-polls-once-a-claim",
         edits: &[Edit {
-            file: "src/lease/lock_request.rs",
+            file: "src/lease/client.rs",
             from: "let cap = if is_notified { half } else",
             times: 1,
             to: "let cap = if is_notified { attempt.claim() } else",

@@ -48,7 +48,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
-            "src/lease/schedule.rs",
+            "src/lease/keeper.rs",
             "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
             "        let Some(own) = owned(lease) else { return };\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one).as_ref() == Some(&own)).map(|(key, _)| *key).collect();\n",
         )],
@@ -57,7 +57,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "short-leases-wait-long-between-renewals",
         edits: &[edit(
-            "src/lease/keeper.rs",
+            "src/lease/renewal.rs",
             "let pause = (lease.options().ttl / 30).min(PAUSES.1);",
             "let pause = (lease.options().ttl / 30).max(Duration::from_millis(50)).min(PAUSES.1);",
         )],
@@ -71,7 +71,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
     Tested {
         name: "revoked-lease-reported-as-lost",
         edits: &[edit(
-            "src/lease/keeper.rs",
+            "src/lease/renewal.rs",
             "schedule.remove(lease, LeaseEnd::Revoked);",
             "schedule.remove(lease, LeaseEnd::Lost);",
         )],

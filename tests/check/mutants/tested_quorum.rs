@@ -33,7 +33,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
     Tested {
         name: "lost-lease-stays-on-a-minority",
         edits: &[Edit {
-            file: "src/lease/keeper.rs",
+            file: "src/lease/renewal.rs",
             from: "                    // A minority may still hold it.\n                    self.abandon_everywhere(&mut schedule, lease, reports);\n",
             times: 1,
             to: "",
@@ -133,7 +133,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
     Tested {
         name: "lease-lost-late-not-released",
         edits: &[Edit {
-            file: "src/lease/keeper.rs",
+            file: "src/lease/renewal.rs",
             from: "        schedule.remove(lease, LeaseEnd::Lost);\n        self.abandon_everywhere(&mut schedule, lease, reports);\n",
             times: 1,
             to: "        schedule.remove(lease, LeaseEnd::Lost);\n",

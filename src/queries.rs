@@ -1,5 +1,4 @@
-//! [`NamedLock`]: the name, client and options behind a lock of any kind. [`HolderId`]: identifies
-//! a holder.
+//! What can be asked about a lock of any kind, and revoking it. [`HolderId`]: identifies a holder.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,9 +7,8 @@ use std::sync::Arc;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::inspection::Inspection;
-use crate::lease::{Attempt, Client, Kind, Lease, LockRequest, decide};
+use crate::lease::{Kind, Lease, NamedLock, decide};
 use crate::name::Name;
-use crate::options::Options;
 use crate::owner::Owner;
 use crate::wire::{Answer, Call, Failure, WaitFor};
 
@@ -61,29 +59,7 @@ impl SoughtHolder<'_> {
     }
 }
 
-/// A name, with the client and the options to lock it with.
-#[derive(Clone)]
-pub(crate) struct NamedLock {
-    pub(crate) client: Arc<Client>,
-    pub(crate) options: Arc<Options>,
-    pub(crate) name: Name,
-}
-
 impl NamedLock {
-    pub(crate) fn request(&self, kind: &'static Kind, owner: Option<&Owner>) -> LockRequest {
-        LockRequest {
-            client: Arc::clone(&self.client),
-            kind,
-            name: self.name.clone(),
-            options: Arc::clone(&self.options),
-            owner: owner.map(Owner::to_string),
-        }
-    }
-
-    fn attempt(&self, kind: &'static Kind) -> Attempt {
-        Attempt::new(&self.client, kind, self.name.clone(), Arc::clone(&self.options), None)
-    }
-
     pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
         self.query(kind, None, Inspection::from_reply, Inspection::agreed).await
     }
@@ -123,7 +99,7 @@ impl NamedLock {
                 return Err(error(reply.unexpected()));
             };
             if *status != 1 {
-                let refused = self.attempt(kind).refusal(*status, context.clone());
+                let refused = self.request(kind, None).attempt().refusal(*status, context.clone());
                 refusal = Some(refused.unwrap_or_else(|| error(reply.unexpected())));
                 continue;
             }
@@ -140,7 +116,7 @@ impl NamedLock {
     }
 
     pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
-        let attempt = self.attempt(kind);
+        let attempt = self.request(kind, None).attempt();
         let context = self.client.context(Operation::ForceRelease, &self.name);
         let error = |failure: Failure| self.client.error(failure, context.clone());
         let settled = decide(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;

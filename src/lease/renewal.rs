@@ -1,0 +1,352 @@
+//! The keeper's task: it renews leases and releases what was dropped, batch after batch, and finds
+//! what the nodes' replies mean.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::attempt::SentRequest;
+use super::keeper::{Batch, BatchLimits, Keeper, PendingRelease, Schedule, log_given_up};
+use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
+use crate::clock::Moment;
+use crate::event::{Report, event, released_in_background, renewed};
+use crate::wire::{Answer, Call, NodeSet, Nodes, Reply, Vote};
+
+/// How many batches are in flight at a time.
+const MAX_BATCHES: usize = 16;
+/// The pause before a request without a reply is sent again: the shortest and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+impl Keeper {
+    /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to
+    /// do.
+    pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
+        let keeper = Arc::new(Keeper::new(nodes));
+        tokio::spawn(Arc::clone(&keeper).run());
+        keeper
+    }
+
+    async fn run(self: Arc<Keeper>) {
+        let _end_guard = EndGuard(Arc::clone(&self));
+        let mut batches = JoinSet::new();
+        // Batches of releases may wait for a node that hangs: never so many that renewals wait for
+        // them, and at most one with what only a minority may still have.
+        let (mut releasing, mut cleaning_up) = (0, 0);
+        loop {
+            let next = loop {
+                if batches.len() == MAX_BATCHES {
+                    break LONGEST_SLEEP;
+                }
+                // Not in the match: its lock would be held in the arms.
+                let (taken, closed) = self
+                    .take(BatchLimits { release: releasing < MAX_BATCHES / 2, clean_up: cleaning_up == 0 });
+                match taken {
+                    Ok(batch) => {
+                        let is_cleanup = usize::from(batch.is_cleanup);
+                        let releases = usize::from(!batch.is_cleanup && !batch.releases.is_empty());
+                        (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
+                        let executed = Arc::clone(&self).execute(batch);
+                        batches.spawn(async move {
+                            executed.await;
+                            (releases, is_cleanup)
+                        })
+                    }
+                    Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
+                    Err(None) if batches.is_empty() && closed => return,
+                    Err(None) => break LONGEST_SLEEP,
+                };
+            };
+            tokio::select! {
+                () = self.notify.notified() => {}
+                Some(done) = batches.join_next() => {
+                    let (released, cleaned_up) = done.unwrap_or_default();
+                    (releasing, cleaning_up) = (releasing - released, cleaning_up - cleaned_up);
+                }
+                () = sleep(next) => {}
+            }
+        }
+    }
+
+    fn take(&self, limits: BatchLimits) -> (Result<Batch, Option<Moment>>, bool) {
+        let now = Moment::now();
+        let mut schedule = self.schedule();
+        let taken = schedule.take(now, limits);
+        schedule.sleeps_until = match taken {
+            Ok(_) => None,
+            Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
+        };
+        (taken, schedule.closed)
+    }
+
+    async fn execute(self: Arc<Keeper>, batch: Batch) {
+        let all_nodes = self.nodes.all_nodes();
+        let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), all_nodes));
+        let releases = batch.releases.iter().map(|pending| {
+            (pending.attempt.release(pending.for_good, pending.entry.as_ref()), pending.nodes)
+        });
+        let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
+        // A silent connection must leave time for another one before the shortest lease expires.
+        let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
+        let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
+        let sent = Moment::now();
+        let mut answers = self.nodes.call_all(calls, limit).await.into_iter();
+        let renewed: Vec<_> = answers.by_ref().take(batch.renewals.len()).collect();
+        let released: Vec<_> = answers.collect();
+        let (mut gone, mut degraded) = (Vec::new(), Vec::new());
+        let mut reports = Vec::new();
+        for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
+            let tally = RenewalTally::count(&self.nodes, &votes);
+            let is_degraded = tally.state(&self.nodes) != LeaseState::Lost && !tally.without.is_empty();
+            if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
+                gone.push(lease);
+            } else if let Some(ttl) = ttl.filter(|_| is_degraded) {
+                degraded.push((lease, ttl, tally.without));
+            }
+        }
+        for (pending, votes) in batch.releases.into_iter().zip(released) {
+            self.conclude_release(pending, &votes, &mut reports);
+        }
+        self.schedule().expedite_siblings(&gone);
+        self.notify.notify_one();
+        self.repair(degraded, limit).await;
+        reports.extend(self.nodes.take_reports());
+        if !reports.is_empty() {
+            // In a task of its own: a subscriber that blocks would keep the thread on which the
+            // keeper was just notified, and no other thread takes over a task that is next on its
+            // own.
+            tokio::spawn(async move { reports.into_iter().for_each(|report| report()) });
+        }
+    }
+
+    /// Acquires the lock of a valid lease again on nodes that have lost it. A node was away and is
+    /// back with its data lost; if the next one fails, no majority would hold the lease.
+    async fn repair(&self, degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
+        let degraded: Vec<_> = {
+            let _schedule = self.schedule();
+            let held = |lease: &Lease| !lease.entry().over.load(Ordering::Relaxed) && !lease.is_lost();
+            degraded
+                .into_iter()
+                .filter(|(lease, ..)| held(lease))
+                // From here on, a release waits for this request, or has it refused.
+                .map(|(lease, ttl, nodes)| (SentRequest::new(lease.attempt()), lease, ttl, nodes))
+                .collect()
+        };
+        if degraded.is_empty() {
+            return;
+        }
+        let calls = degraded
+            .iter()
+            .map(|(_, lease, ttl, nodes)| (lease.attempt().repair(*ttl, lease.fencing_token()), *nodes));
+        let votes = self.nodes.call_all(calls.collect(), limit).await;
+        for ((sent_request, ..), votes) in degraded.into_iter().zip(votes) {
+            if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
+                sent_request.answered();
+            }
+        }
+    }
+
+    /// True if the nodes say that the lease has ended.
+    fn conclude_renewal(
+        &self,
+        lease: &Lease,
+        ttl: Option<Duration>,
+        sent: Moment,
+        tally: &RenewalTally,
+        votes: Vec<Vote>,
+        reports: &mut Vec<Report>,
+    ) -> bool {
+        let mut schedule = self.schedule();
+        if lease.entry().over.load(Ordering::Relaxed) {
+            return false; // it was released meanwhile
+        }
+        match tally.state(&self.nodes) {
+            LeaseState::Held => {
+                match ttl {
+                    Some(ttl) if lease.extend(sent, ttl) => {
+                        schedule.insert(lease, sent + ttl / 3, &self.notify);
+                        reports.extend(renewed(lease.name(), lease.attempt().owner(), lease.until()));
+                    }
+                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.notify),
+                    _ => self.lose_late(schedule, lease, reports),
+                }
+                false
+            }
+            LeaseState::Lost => {
+                schedule.remove(lease, LeaseEnd::Revoked);
+                if !self.nodes.deployment.decides_alone() {
+                    // A minority may still hold it.
+                    self.abandon_everywhere(&mut schedule, lease, reports);
+                }
+                drop(schedule);
+                self.notify.notify_one();
+                reports.extend(lease.announce());
+                true
+            }
+            // The deadline stays, and ends the retries.
+            LeaseState::Unknown if lease.is_lost() => {
+                self.lose_late(schedule, lease, reports);
+                false
+            }
+            LeaseState::Unknown => {
+                // Several tries must fit in before the deadline of a short lease.
+                let pause = (lease.options().ttl / 30).min(PAUSES.1);
+                schedule.insert(lease, Moment::now() + pause, &self.notify);
+                let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
+                let (_held, _lost) = (tally.held, tally.without.len());
+                reports.push(Box::new(move || {
+                    let _votes = votes;
+                    event!(
+                        debug,
+                        lock = %_lease.name(),
+                        held = _held,
+                        lost = _lost,
+                        unknown = _nodes - _held - _lost,
+                        nodes = _nodes,
+                        error = first_failure(&_votes).map(::tracing::field::display),
+                        "no majority renewed a lease: retrying"
+                    );
+                }));
+                false
+            }
+        }
+    }
+
+    /// The deadline has passed here, but the server may still hold the lock: the replies may have
+    /// been lost.
+    fn lose_late(&self, mut schedule: MutexGuard<'_, Schedule>, lease: &Lease, reports: &mut Vec<Report>) {
+        schedule.remove(lease, LeaseEnd::Lost);
+        self.abandon_everywhere(&mut schedule, lease, reports);
+        drop(schedule);
+        self.notify.notify_one();
+        reports.extend(lease.announce());
+    }
+
+    /// Under the lock under which the lease was removed: a close must find one or the other.
+    fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
+        let (attempt, all_nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
+        let given_up = self.abandon_in(schedule, attempt, true, None, all_nodes);
+        reports.push(Box::new(move || log_given_up(given_up)));
+    }
+
+    fn conclude_release(&self, mut pending: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
+        let now = Moment::now();
+        let mut schedule = self.schedule();
+        let (mut left, mut lasting) = (NodeSet::of([]), Vec::new());
+        for (node, outcome) in votes {
+            // Any number means that nothing of the attempt is left to release, also -2: the key
+            // holds something else.
+            let Err(failure) = outcome.as_ref().map_err(Clone::clone).and_then(Reply::answer) else {
+                continue;
+            };
+            // While the server cannot be reached, it may still have the attempt in its queue. After
+            // the client is dropped, no release is retried for that long, nor one of a minority
+            // that does not come back.
+            let for_long = !schedule.closed && pending.nodes.len() > self.nodes.deployment.max_failures();
+            let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
+            if may_pass && (for_long || now < pending.give_up) {
+                pending.for_good |= failure.is_indeterminate();
+                left = left.with(*node);
+            } else {
+                lasting.push((self.nodes.label(*node).to_owned(), failure));
+            }
+        }
+        pending.failed += lasting.len();
+        let failed = pending.failed > self.nodes.deployment.max_failures();
+        let ended = pending.awaited.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
+        let _attempt = Arc::clone(&pending.attempt);
+        let mut given_up = None;
+        let is_released = left.is_empty() && lasting.is_empty();
+        if !left.is_empty() {
+            pending.nodes = left;
+            given_up = schedule.schedule_release(pending, now + PAUSES.1 / 2);
+        }
+        if let Some(number) = ended {
+            schedule.end_awaited(number, failed);
+            if schedule.awaited.is_empty() {
+                self.settled.notify_waiters();
+            }
+        }
+        drop(schedule);
+        reports.push(Box::new(move || {
+            log_given_up(given_up);
+            if is_released {
+                released_in_background(&_attempt.name, _attempt.owner());
+            }
+            for (_server, _failure) in lasting {
+                event!(
+                    error, lock = %_attempt.name, holder = _attempt.holder(),
+                    server = %_server, error = %_failure,
+                    "release failed: the lock stays held until its TTL expires"
+                );
+            }
+        }));
+    }
+}
+
+/// How many nodes have the lease, and which have it not.
+struct RenewalTally {
+    held: usize,
+    without: NodeSet,
+}
+
+/// What the nodes say about the lease.
+#[derive(PartialEq)]
+enum LeaseState {
+    /// A majority has it.
+    Held,
+    /// More than `max_failures` nodes do not have it.
+    Lost,
+    Unknown,
+}
+
+impl RenewalTally {
+    fn count(nodes: &Nodes, votes: &[Vote]) -> RenewalTally {
+        let mut held = 0;
+        let mut without = NodeSet::of([]);
+        for (node, outcome) in votes {
+            match outcome.as_ref().map(Reply::answer) {
+                Ok(Ok(Answer::Final(time @ 1..))) => {
+                    nodes.node(*node).observe(time.unsigned_abs());
+                    held += 1;
+                }
+                Ok(Ok(Answer::Final(0 | -2))) => without = without.with(*node),
+                _ => {}
+            }
+        }
+        RenewalTally { held, without }
+    }
+
+    fn state(&self, nodes: &Nodes) -> LeaseState {
+        if self.held >= nodes.deployment.majority() {
+            LeaseState::Held
+        } else if self.without.len() > nodes.deployment.max_failures() {
+            LeaseState::Lost
+        } else {
+            LeaseState::Unknown
+        }
+    }
+}
+
+/// The failure of a node that did not answer.
+#[cfg(feature = "tracing")]
+fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
+    votes.iter().find_map(|(_, outcome)| outcome.as_ref().err())
+}
+
+/// Wakes the callers that wait for the keeper when its task ends.
+struct EndGuard(Arc<Keeper>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        let left = {
+            let mut schedule = self.0.schedule();
+            self.0.ended.store(true, Ordering::Relaxed);
+            std::mem::take(&mut *schedule)
+        };
+        drop(left);
+        self.0.settled.notify_waiters();
+    }
+}
