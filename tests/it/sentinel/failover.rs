@@ -74,6 +74,7 @@ async fn sentinel_clients_continue_after_the_master_was_killed() {
     }
     // The new master has renewed the leases: without that, they would have expired.
     sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
+    deployment.find_master().await;
     for held in survivors {
         held.assert_held(&deployment).await;
         let took = held.grant_to_waiter(&deployment).await;

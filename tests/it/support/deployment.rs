@@ -350,9 +350,22 @@ impl Deployment {
                 cluster::leads(&self.replicas[master], rest.map(|(_, server)| server)).await;
                 master
             }
-            _ => sentinel::promoted(&self.replicas, &self.sentinels).await,
+            _ => {
+                let promoted = sentinel::promoted(&self.replicas, &self.sentinels).await;
+                // On a busy machine the new master may seem failed as well.
+                sentinel::forbid_failover(&self.sentinels).await;
+                promoted
+            }
         };
         std::mem::swap(&mut self.masters[master], &mut self.replicas[promoted]);
+    }
+
+    /// Follows the sentinels: on a busy machine, two of them may each replace a killed master.
+    pub async fn find_master(&mut self) {
+        let port = sentinel::master_port(&self.sentinels).await;
+        if let Some(place) = self.replicas.iter().position(|replica| replica.port() == port) {
+            std::mem::swap(&mut self.masters[0], &mut self.replicas[place]);
+        }
     }
 
     /// Moves the slot of a key to another master; clients may run meanwhile.

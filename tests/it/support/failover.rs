@@ -79,7 +79,7 @@ impl Contended {
         let took = start.elapsed();
         assert!(next.lease().fencing_token() > token, "{next:?}");
         let state = servers.lock_state(self.lock.name()).await;
-        assert!(state.is_held_by(&next), "the server has another holder: {next:?}");
+        assert!(state.is_held_by(&next), "the server has another holder: {next:?}, {state:?}");
         next.release().await.unwrap();
         took
     }

@@ -93,7 +93,7 @@ pub async fn allow_failover(sentinels: &[Server]) {
 
 /// Forbids failovers: no master is considered failed.
 pub async fn forbid_failover(sentinels: &[Server]) {
-    for sentinel in sentinels {
+    for sentinel in sentinels.iter().filter(|sentinel| sentinel.is_alive()) {
         sentinel.run::<()>(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", PATIENT]).await;
     }
 }
@@ -104,6 +104,20 @@ pub async fn fail_over(sentinel: &Server) {
         sentinel.try_run::<()>(&["SENTINEL", "FAILOVER", MASTER]).await.is_ok()
     })
     .await;
+}
+
+/// The port of the master that all live sentinels name.
+pub async fn master_port(sentinels: &[Server]) -> u16 {
+    let named = || async {
+        let mut ports = Vec::new();
+        for sentinel in sentinels.iter().filter(|sentinel| sentinel.is_alive()) {
+            let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
+            ports.push(sentinel.run::<(String, u16)>(&words).await.1);
+        }
+        ports.first().copied().filter(|port| ports.iter().all(|other| other == port))
+    };
+    eventually("all sentinels name one master", || async { named().await.is_some() }).await;
+    named().await.expect("no other replica replaces it so soon")
 }
 
 /// Waits until one of the replicas is the master, in its own view and in that of all live
