@@ -48,15 +48,37 @@ const STATES: [State; 14] = [
     State::CorruptQueue,
 ];
 
+/// The client proposes this token, on one node of a quorum.
+const PROPOSAL: &str = "5000";
+
 struct Lab {
     client: Client,
     kind: &'static str,
+    /// With the scripts of a quorum.
+    proposes: bool,
 }
 
 impl Lab {
+    fn script(&self, verb: &str) -> String {
+        if self.proposes && verb == "acquire" {
+            format!("quorum/{}_acquire", self.kind)
+        } else {
+            path(self.kind, verb)
+        }
+    }
+
+    /// What all locks of a call share.
+    fn shared(&self, fenced: bool) -> &'static [&'static str] {
+        match (self.proposes, fenced) {
+            (true, _) => &["60000", ""],
+            (false, true) => &["60000", "7", ""],
+            (false, false) => &["60000", "", ""],
+        }
+    }
+
     /// Runs the script for one lock.
     async fn one(&self, verb: &str, lock: &str, arguments: &[(&str, &str)]) -> Value {
-        let name = path(self.kind, verb);
+        let name = self.script(verb);
         let names = declared(&script(&name));
         let value =
             |name: &String| arguments.iter().find(|(known, _)| known == name).map_or("", |found| found.1);
@@ -66,8 +88,9 @@ impl Lab {
     }
 
     /// Runs the script for many locks, with attempt `a` of owner `o` for each.
-    async fn many(&self, verb: &str, locks: &[String], shared: &[&str]) -> Vec<i64> {
-        let name = path(self.kind, verb) + "_many";
+    async fn many(&self, verb: &str, locks: &[String], fenced: bool) -> Vec<i64> {
+        let name = self.script(verb) + "_many";
+        let shared = if verb == "acquire" { self.shared(fenced) } else { &[] };
         let (mut names, mut arguments) = (Vec::new(), shared.to_vec());
         for lock in locks {
             let [lock, fence, waiters] = keys(lock);
@@ -79,6 +102,9 @@ impl Lab {
             arguments.push("a");
             if self.kind != "mutex" {
                 arguments.push("o");
+            }
+            if self.proposes && verb == "acquire" {
+                arguments.push(if fenced { PROPOSAL } else { "" });
             }
         }
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -96,9 +122,10 @@ impl Lab {
     }
 
     async fn acquire(&self, lock: &str, attempt: &str, owner: &str, token: bool, claim: &str) -> Value {
-        let min_token = if token { "7" } else { "" };
-        let words = [("attempt", attempt), ("owner", owner), ("ttl_ms", "60000"), ("min_token", min_token)];
-        self.one("acquire", lock, &[&words[..], &[("claim_ms", claim)]].concat()).await
+        let (min_token, proposal) = if token { ("7", PROPOSAL) } else { ("", "") };
+        let words = [("attempt", attempt), ("owner", owner), ("ttl_ms", "60000"), ("claim_ms", claim)];
+        let tokens = [("min_token", min_token), ("proposal", proposal)];
+        self.one("acquire", lock, &[&words[..], &tokens].concat()).await
     }
 
     async fn release(&self, lock: &str, remember: &str) -> Value {
@@ -115,6 +142,7 @@ impl Lab {
         let busy = || Lab {
             client: self.client.clone(),
             kind: if self.kind == "read" { "write" } else { self.kind },
+            proposes: false,
         };
         match state {
             State::Free | State::FreeWithoutCounter => {}
@@ -185,25 +213,29 @@ fn timeless(answer: &Value) -> String {
 
 /// Runs `verb` for locks in these states at once, and beside it for one lock after the other.
 /// Returns the states in which the script for many locks leaves the request to that for one.
-async fn compare(kind: &'static str, verb: &str, fenced: bool, states: &[State]) -> BTreeSet<State> {
+async fn compare(
+    kind: &'static str,
+    verb: &str,
+    (proposes, fenced): (bool, bool),
+    states: &[State],
+) -> BTreeSet<State> {
     let server = Server::start().await;
-    let lab = Lab { client: Client::of(&server).await, kind };
+    let before = Lab { client: Client::of(&server).await, kind, proposes: false };
+    let lab = Lab { client: before.client.clone(), kind, proposes };
     let names = |prefix: &str| -> Vec<String> {
         (0..states.len()).map(|number| format!("{prefix}{number}")).collect()
     };
     let (many, single) = (names("m"), names("s"));
     for ((state, many), single) in states.iter().copied().zip(&many).zip(&single) {
-        lab.prepare(state, many).await;
-        lab.prepare(state, single).await;
+        before.prepare(state, many).await;
+        before.prepare(state, single).await;
         assert_eq!(lab.contents(many).await, lab.contents(single).await, "{state:?}");
     }
     let mut before = Vec::new();
     for lock in &many {
         before.push(lab.contents(lock).await);
     }
-    let shared = ["60000", if fenced { "7" } else { "" }, ""];
-    let shared = if verb == "acquire" { &shared[..] } else { &[] };
-    let answers = lab.many(verb, &many, shared).await;
+    let answers = lab.many(verb, &many, fenced).await;
     let mut alone = BTreeSet::new();
     for (place, state) in states.iter().copied().enumerate() {
         let one = async |lock: &str| match verb {
@@ -211,7 +243,7 @@ async fn compare(kind: &'static str, verb: &str, fenced: bool, states: &[State])
             _ => lab.release(lock, "").await,
         };
         let expected = one(&single[place]).await;
-        let case = format!("{kind} {verb} {state:?}");
+        let case = format!("{} {state:?}", lab.script(verb));
         if answers[place] == ALONE {
             alone.insert(state);
             assert_eq!(lab.contents(&many[place]).await, before[place], "{case}");
@@ -227,7 +259,7 @@ async fn compare(kind: &'static str, verb: &str, fenced: bool, states: &[State])
         before.push(lab.contents(lock).await);
     }
     if verb == "acquire" {
-        let again = lab.many(verb, &many, shared).await;
+        let again = lab.many(verb, &many, fenced).await;
         for (place, state) in states.iter().copied().enumerate() {
             assert_eq!(again[place], ALONE, "{kind} {state:?}");
             assert_eq!(lab.contents(&many[place]).await, before[place], "{kind} {state:?}");
@@ -243,17 +275,22 @@ async fn compare(kind: &'static str, verb: &str, fenced: bool, states: &[State])
 #[tokio::test]
 async fn scripts_for_many_locks_acquire_what_is_free() {
     for kind in KINDS {
-        for fenced in [true, false] {
+        for tokens @ (proposes, fenced) in [(false, true), (false, false), (true, true), (true, false)] {
             // Without another state beside them, one EXISTS decides for all.
             let free = [State::Free, State::FreeWithoutCounter, State::Free];
-            assert_eq!(compare(kind, "acquire", fenced, &free).await, BTreeSet::new());
-            let alone = compare(kind, "acquire", fenced, &STATES).await;
+            assert_eq!(compare(kind, "acquire", tokens, &free).await, BTreeSet::new());
+            let alone = compare(kind, "acquire", tokens, &STATES).await;
             let mut common = vec![State::Free, State::FreeWithoutCounter];
             if !fenced {
-                common.extend([State::CorruptCounter, State::FullCounter]);
+                common.push(State::CorruptCounter);
+            }
+            // A node of a quorum gives a reader the largest token that it knows.
+            if !fenced || proposes && kind == "read" {
+                common.push(State::FullCounter);
             }
             for state in STATES {
-                assert_eq!(alone.contains(&state), !common.contains(&state), "{kind} {state:?} {fenced}");
+                let case = format!("{kind} {state:?}, proposes: {proposes}, fenced: {fenced}");
+                assert_eq!(alone.contains(&state), !common.contains(&state), "{case}");
             }
         }
     }
@@ -262,8 +299,8 @@ async fn scripts_for_many_locks_acquire_what_is_free() {
 #[tokio::test]
 async fn scripts_for_many_locks_release_what_nothing_waits_for() {
     for kind in KINDS {
-        assert_eq!(compare(kind, "release", true, &[State::Own; 3]).await, BTreeSet::new());
-        let alone = compare(kind, "release", true, &STATES).await;
+        assert_eq!(compare(kind, "release", (false, true), &[State::Own; 3]).await, BTreeSet::new());
+        let alone = compare(kind, "release", (false, true), &STATES).await;
         for state in STATES {
             // The release of a mutex finds its hold, whatever else the tests did to it.
             let nested = state == State::OwnNested && kind == "mutex";
@@ -278,13 +315,15 @@ async fn scripts_for_many_locks_release_what_nothing_waits_for() {
 async fn scripts_for_many_locks_grant_and_release_a_lock_once() {
     let server = Server::start().await;
     for kind in KINDS {
-        let lab = Lab { client: Client::of(&server).await, kind };
-        let names = ["m", "n", "m"].map(str::to_owned);
-        let answers = lab.many("acquire", &names, &["60000", "7", ""]).await;
-        assert!(answers[0] > 0 && answers[1] > 0, "{kind} {answers:?}");
-        assert_eq!(answers[2], ALONE, "{kind}");
-        assert_eq!(lab.many("release", &names, &[]).await, [1, 1, ALONE], "{kind}");
-        assert!(!lab.client.exists("m").await && !lab.client.exists("n").await, "{kind}");
+        for proposes in [false, true] {
+            let lab = Lab { client: Client::of(&server).await, kind, proposes };
+            let names = ["m", "n", "m"].map(|name| format!("{name}-{kind}-{proposes}"));
+            let answers = lab.many("acquire", &names, true).await;
+            assert!(answers[0] > 0 && answers[1] > 0, "{kind} {answers:?}");
+            assert_eq!(answers[2], ALONE, "{kind}");
+            assert_eq!(lab.many("release", &names, true).await, [1, 1, ALONE], "{kind}");
+            assert!(!lab.client.exists(&names[0]).await && !lab.client.exists(&names[1]).await, "{kind}");
+        }
     }
 }
 
@@ -292,7 +331,7 @@ async fn scripts_for_many_locks_grant_and_release_a_lock_once() {
 async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() {
     let server = Server::start().await;
     for kind in KINDS {
-        let lab = Lab { client: Client::of(&server).await, kind };
+        let lab = Lab { client: Client::of(&server).await, kind, proposes: false };
         let acquire = path(kind, "acquire") + "_many";
         let own: &[&str] = if kind == "mutex" { &["a"] } else { &["a", "o"] };
         let well_formed = [&["60000", "7", "60000"], own, own].concat();
@@ -319,6 +358,19 @@ async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() 
         }
         for (names, arguments) in malformed {
             assert_eq!(lab.eval(&acquire, &names, &arguments).await, Value::Int(-5), "{kind} {arguments:?}");
+            assert!(lab.client.state().await.is_empty(), "{kind} {arguments:?}");
+        }
+        let propose = format!("quorum/{kind}_acquire_many");
+        let own_proposed = [own, &[PROPOSAL]].concat();
+        let well_formed = [&["60000", "60000"], &own_proposed[..], &own_proposed].concat();
+        let ahead = format!("{}", 1_u64 << 52);
+        for (place, value) in [(0, "0"), (1, "x"), (2, "a b"), (well_formed.len() - 1, "-7")]
+            .into_iter()
+            .chain([(well_formed.len() - 1, "1e3"), (well_formed.len() - 1, &*ahead)])
+        {
+            let mut arguments = well_formed.clone();
+            arguments[place] = value;
+            assert_eq!(lab.eval(&propose, &names, &arguments).await, Value::Int(-5), "{kind} {arguments:?}");
             assert!(lab.client.state().await.is_empty(), "{kind} {arguments:?}");
         }
         let release = path(kind, "release") + "_many";

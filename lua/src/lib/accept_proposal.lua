@@ -1,0 +1,11 @@
+-- The largest token that this node has accepted; nil if the counter is spoilt.
+local function accepted()
+  local token = redis.pcall('GET', KEYS[2])
+  if not token then return 0 end
+  return type(token) == 'string' and tonumber(token) or nil
+end
+
+local function accept(token)
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+  return token
+end
