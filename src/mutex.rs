@@ -30,6 +30,15 @@ static MUTEX: Kind = Kind {
         shared: &[1, 2, 7],
         own: &[0],
     },
+    propose_many: ManyScript {
+        script: Script::new(
+            "quorum/mutex_acquire_many",
+            include_str!("../lua/quorum/mutex_acquire_many.lua"),
+        ),
+        keys: &[0, 1, 2],
+        shared: &[1, 8],
+        own: &[0, 2],
+    },
     renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
     release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),
     release_many: ManyScript {

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
     Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, ScriptSet, SharedHold, SharedHolds, TOO_DEEP,
-    acquire, acquire_within, try_acquire,
+    acquire, acquire_within, many_by_owner, many_proposals_by_owner, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Nesting;
@@ -31,12 +31,14 @@ static REENTRANT: Kind = Kind {
             include_str!("../lua/quorum/reentrant_acquire.lua"),
         ),
     },
-    acquire_many: ManyScript {
-        script: Script::new("reentrant/acquire_many", include_str!("../lua/reentrant/acquire_many.lua")),
-        keys: &[0, 1, 2],
-        shared: &[1, 3, 9],
-        own: &[0, 2],
-    },
+    acquire_many: many_by_owner(Script::new(
+        "reentrant/acquire_many",
+        include_str!("../lua/reentrant/acquire_many.lua"),
+    )),
+    propose_many: many_proposals_by_owner(Script::new(
+        "quorum/reentrant_acquire_many",
+        include_str!("../lua/quorum/reentrant_acquire_many.lua"),
+    )),
     renew: Script::new("reentrant/renew", include_str!("../lua/reentrant/renew.lua")),
     release: Script::new("reentrant/release", include_str!("../lua/reentrant/release.lua")),
     release_many: ManyScript {

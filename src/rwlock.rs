@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
     Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire,
-    acquire_within, try_acquire,
+    acquire_within, many_by_owner, many_proposals_by_owner, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Options;
@@ -32,12 +32,14 @@ static READ: Kind = Kind {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
         proposing: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
     },
-    acquire_many: ManyScript {
-        script: Script::new("rwlock/read_acquire_many", include_str!("../lua/rwlock/read_acquire_many.lua")),
-        keys: &[0, 1, 2],
-        shared: &[1, 3, 9],
-        own: &[0, 2],
-    },
+    acquire_many: many_by_owner(Script::new(
+        "rwlock/read_acquire_many",
+        include_str!("../lua/rwlock/read_acquire_many.lua"),
+    )),
+    propose_many: many_proposals_by_owner(Script::new(
+        "quorum/read_acquire_many",
+        include_str!("../lua/quorum/read_acquire_many.lua"),
+    )),
     renew: Script::new("rwlock/renew", RENEW),
     release: Script::new("rwlock/release", RELEASE),
     release_many: release_many(),
@@ -57,12 +59,11 @@ static WRITE: Kind = Kind {
         server: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
         proposing: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
     },
-    acquire_many: ManyScript {
-        script: Script::new("rwlock/write_acquire_many", WRITE_ACQUIRE_MANY),
-        keys: &[0, 1, 2],
-        shared: &[1, 3, 9],
-        own: &[0, 2],
-    },
+    acquire_many: many_by_owner(Script::new("rwlock/write_acquire_many", WRITE_ACQUIRE_MANY)),
+    propose_many: many_proposals_by_owner(Script::new(
+        "quorum/write_acquire_many",
+        include_str!("../lua/quorum/write_acquire_many.lua"),
+    )),
     renew: Script::new("rwlock/renew", RENEW),
     release: Script::new("rwlock/release", RELEASE),
     release_many: release_many(),

@@ -163,7 +163,13 @@ impl Attempt {
             Some(Proposal { token, for_nested }) => {
                 // The first proposal is its position in the queues of all nodes.
                 self.note_queued(token);
+                // The script for many locks knows no node that has to be admitted. A free lock is
+                // granted whatever the place in its queue would be.
+                let is_common = !for_nested
+                    && self.options.grant_within.is_none()
+                    && self.options.restart_guard == RestartGuard::Off;
                 self.propose(self.options.ttl, Some(token), if for_nested { "nested" } else { "" }, entry)
+                    .with_others(is_common.then_some(&self.kind.propose_many))
             }
             None => {
                 let call = Call::new(&self.kind.acquire.server, &self.keys());
@@ -340,6 +346,8 @@ pub(crate) struct Kind {
     pub(crate) capacity: Option<Capacity>,
     pub(crate) acquire: ScriptSet,
     pub(crate) acquire_many: ManyScript,
+    /// For nodes that decide by majority.
+    pub(crate) propose_many: ManyScript,
     pub(crate) renew: Script,
     pub(crate) release: Script,
     pub(crate) release_many: ManyScript,
@@ -373,6 +381,16 @@ impl ScriptSet {
     fn pick(&'static self, proposes: bool) -> &'static Script {
         if proposes { &self.proposing } else { &self.server }
     }
+}
+
+/// The script that acquires many locks, of a kind that has owners.
+pub(crate) const fn many_by_owner(script: Script) -> ManyScript {
+    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 3, 9], own: &[0, 2] }
+}
+
+/// The same for nodes that decide by majority.
+pub(crate) const fn many_proposals_by_owner(script: Script) -> ManyScript {
+    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 10], own: &[0, 2, 3] }
 }
 
 /// Where the tasks of one client wait.

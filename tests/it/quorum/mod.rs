@@ -1,7 +1,7 @@
 //! Quorums: independent servers, of which a majority decides. Some of them hang, die, lose their
 //! data or reply late.
 
-mod combined_releases;
+mod combined_calls;
 mod contention;
 mod inspection;
 mod late_requests;
