@@ -5,6 +5,9 @@ use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::attempt::{Attempt, Kind, QueueEntry, ScriptSet};
 use super::client::{Client, LockRequest};
@@ -16,6 +19,9 @@ use crate::error::{Context, Error, Operation};
 use crate::event::releasing;
 use crate::options::Options;
 use crate::wire::{Answer, Failure, HoldCount, NodeSet, Votes, WaitFor};
+
+/// How long a release waits for the last answers to earlier requests of its attempt.
+const LAST_ANSWERS: Duration = Duration::from_millis(50);
 
 /// Makes sure, from before the first request, that everything an attempt is granted is released: by
 /// its owner or, when this is dropped, by the keeper.
@@ -215,6 +221,11 @@ impl OwnedLease {
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
         if end != LeaseEnd::Released {
             return released_after(end, context()); // it ended meanwhile
+        }
+        if !client.nodes.deployment.decides_alone() && !client.nodes.is_failing() {
+            // A majority granted the lock, and the others mostly answer at the same time. A release
+            // for good would leave a mark on all nodes, and slow down the next attempts.
+            let _late = timeout(LAST_ANSWERS, attempt.in_flight.all_answered()).await;
         }
         let for_good = self.guard.ends_for_good();
         let token = self.lease.fencing_token();

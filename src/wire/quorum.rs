@@ -154,6 +154,11 @@ impl Nodes {
         Some(now.max(self.accepted.load(Ordering::Relaxed) + 1))
     }
 
+    /// Whether a node has failed and not answered since.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.all.iter().any(|node| node.outage(u32::MAX).is_some())
+    }
+
     /// Records an accepted proposal.
     pub(crate) fn accepted(&self, number: u64) {
         self.accepted.fetch_max(number, Ordering::Relaxed);

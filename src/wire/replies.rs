@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use redis::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::failure::{Failure, NodeReplies, NodeReply};
 use super::script::Script;
@@ -60,6 +60,8 @@ pub(crate) struct InFlight {
     unknown: AtomicBool,
     /// The latest request was withdrawn before it was written.
     withdrawn: AtomicBool,
+    /// Notified when all requests were answered.
+    all_answered: Notify,
 }
 
 impl InFlight {
@@ -95,7 +97,19 @@ impl InFlight {
 
     /// Records that the request was answered.
     pub(crate) fn answered(&self) {
-        self.unanswered.fetch_sub(1, Ordering::SeqCst);
+        if self.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.all_answered.notify_waiters();
+        }
+    }
+
+    /// Waits until all requests were answered, whatever the answers were.
+    pub(crate) async fn all_answered(&self) {
+        let notified = self.all_answered.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        if self.unanswered.load(Ordering::SeqCst) > 0 {
+            notified.await;
+        }
     }
 
     /// Records that the effects are unknown, whatever the replies were: they must be undone.
