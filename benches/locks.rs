@@ -5,7 +5,8 @@
 //! round trips, handovers among many clients with those between two. Absolute numbers depend on the
 //! machine; these ratios hardly do.
 //!
-//! Arguments that name sections (`pairs`, `handover`, `renewal`, `server`, `peers`) run only those.
+//! Arguments that name sections (`pairs`, `handover`, `renewal`, `server`, `peers`, `scale`,
+//! `topologies`) run only those.
 
 mod suite;
 
@@ -16,7 +17,7 @@ use suite::report::Report;
 use suite::server::Server;
 use suite::server_cpu::Kind;
 use suite::work::Work;
-use suite::{Outcome, handover, page, pairs, peers, renewal, server_cpu};
+use suite::{Outcome, handover, page, pairs, peers, renewal, scale, server_cpu, topologies};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
@@ -43,6 +44,14 @@ async fn main() -> Outcome<()> {
     if plan.includes(Section::Peers) {
         report.peers = Some(peers::measure(&server, &plan).await?);
         report.print_peers();
+    }
+    if plan.includes(Section::Scale) {
+        report.scale = scale::measure(&server, &plan).await?;
+        report.print_scale();
+    }
+    if plan.includes(Section::Topologies) {
+        report.topologies = topologies::measure(&plan).await?;
+        report.print_topologies();
     }
     report.targets = targets(&report);
     record::print_targets(&report.targets);
@@ -122,6 +131,8 @@ fn targets(report: &Report) -> Vec<Target> {
     }
     targets.extend(report.server_cpu.iter().filter_map(server_cpu_target));
     targets.extend(report.peers.iter().flat_map(peer_targets));
+    targets.extend(report.scale.iter().map(scale::Row::target));
+    targets.extend(report.topologies.targets());
     targets
 }
 

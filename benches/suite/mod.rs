@@ -13,8 +13,10 @@ pub(crate) mod record;
 pub(crate) mod renewal;
 pub(crate) mod report;
 pub(crate) mod samples;
+pub(crate) mod scale;
 pub(crate) mod server;
 pub(crate) mod server_cpu;
+pub(crate) mod topologies;
 pub(crate) mod work;
 
 /// Every error ends the bench: a figure from a run with errors means nothing.

@@ -55,6 +55,19 @@ The columns *computed* divide one second, and 70 % of it, by the measured server
 They assume a core for the server alone, clients on other machines, and as many requests at once as \
 in this measurement: with few requests at once, the server time is higher.";
 
+const TOPOLOGIES: &str = "\
+The mutex, on three servers and with all clients on the same machine. On the quorum, both libraries \
+send each request to all three nodes. On the cluster, names are spread over three masters. *Server* \
+and *client* are microseconds of CPU time for one pair, the servers all together.";
+
+const PROCESSES: &str = "\
+One contended lock, with as many clients in one process and in processes of their own:";
+
+const SCALE: &str = "\
+One redlatch client, or a few, on one server. The resident memory of a client is that of its process, \
+with what its allocator keeps. The round trips of a new client are counted by a proxy that delays \
+each message.";
+
 pub(crate) fn write(report: &Report, is_quick: bool) -> Outcome<()> {
     let Some(peers) = &report.peers else { return Ok(()) };
     let docs = repository()?.join("docs");
@@ -85,7 +98,14 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
     writeln!(page, "## One lock, many clients\n\n![Turns a second by clients](benchmarks/turns.svg)\n")?;
     paragraph(&mut page, &format!("{TURNS} {}", if is_quick { POLLS_OF_QUICK_RUN } else { POLLS }))?;
     turns_table(&mut page, peers)?;
-    writeln!(page, "## What is not comparable\n")?;
+    topologies(&mut page, report)?;
+    writeln!(page, "## Many holders, waiters and readers\n")?;
+    paragraph(&mut page, SCALE)?;
+    writeln!(page, "| | measured | |\n|---|---:|---|")?;
+    for row in &report.scale {
+        writeln!(page, "| {} | {:.2} | {} |", row.what, row.measured, row.unit)?;
+    }
+    writeln!(page, "\n## What is not comparable\n")?;
     for part in COMPARABLE.split('\n') {
         wrap(&mut page, part)?;
     }
@@ -220,6 +240,28 @@ fn turns_table(page: &mut String, peers: &Peers) -> Outcome<()> {
         let fairness = cell(&|row| format!("{:.2}", row.fairness()));
         let title = bold(subject.title(), subject.is_ours());
         writeln!(page, "| {title} | {rates} | {ratios} | {fairness} |")?;
+    }
+    Ok(writeln!(page)?)
+}
+
+fn topologies(page: &mut String, report: &Report) -> Outcome<()> {
+    writeln!(page, "## Quorum, cluster and processes\n")?;
+    paragraph(page, TOPOLOGIES)?;
+    writeln!(page, "| topology | library | tasks | pairs/s | server | client |")?;
+    writeln!(page, "|---|---|---:|---:|---:|---:|")?;
+    for row in &report.topologies.rows {
+        let (rate, library) = (thousands(row.pairs_per_second), bold(row.library.to_owned(), row.is_ours()));
+        let (topology, tasks) = (row.topology, row.tasks);
+        let (server, client) = (row.server_us, row.client_us);
+        writeln!(page, "| {topology} | {library} | {tasks} | {rate} | {server:.1} | {client:.1} |")?;
+    }
+    writeln!(page)?;
+    paragraph(page, PROCESSES)?;
+    writeln!(page, "| clients | turns/s in one process | turns/s in processes of their own |")?;
+    writeln!(page, "|---:|---:|---:|")?;
+    for row in &report.topologies.processes {
+        let (one, own) = (thousands(row.in_one_process), thousands(row.in_processes));
+        writeln!(page, "| {} | {one} | {own} |", row.clients)?;
     }
     Ok(writeln!(page)?)
 }

@@ -199,7 +199,7 @@ impl Run {
         subject: &Subject,
         command: &str,
     ) -> Outcome<Option<Measured<T>>> {
-        match self.programs[program].measure(&mut self.observer, command).await {
+        match self.programs[program].measure(std::slice::from_mut(&mut self.observer), command).await {
             Ok(measured) => Ok(Some(measured)),
             Err(error) if subject.is_ours() => Err(error),
             Err(error) => {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::Outcome;
 
-const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [renewal] [server] [peers]";
+const USAGE: &str =
+    "usage: scripts/bench [--quick] [pairs] [handover] [renewal] [server] [peers] [scale] [topologies]";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Section {
@@ -15,6 +16,10 @@ pub(crate) enum Section {
     Server,
     /// redlatch and other libraries, measured by the programs in `benches/peers`.
     Peers,
+    /// Many holders, waiters and readers, a killed holder, a new client.
+    Scale,
+    /// A quorum, a cluster, and clients in processes of their own.
+    Topologies,
 }
 
 #[derive(Debug)]
@@ -51,6 +56,8 @@ impl Plan {
                 "renewal" => sections.push(Section::Renewal),
                 "server" => sections.push(Section::Server),
                 "peers" => sections.push(Section::Peers),
+                "scale" => sections.push(Section::Scale),
+                "topologies" => sections.push(Section::Topologies),
                 other => return Err(format!("{other}? {USAGE}").into()),
             }
         }

@@ -80,7 +80,7 @@ impl Program {
             return Ok(None);
         }
         let mut running = Running::start(folder, url)?;
-        let Description { language, libraries } = running.ask("libraries", ANSWER_LIMIT).await?;
+        let Description { language, libraries } = running.ask("libraries").await?;
         Ok(Some(Program { folder, language, libraries, url: url.to_owned(), running }))
     }
 
@@ -88,13 +88,31 @@ impl Program {
         self.running.child.id().unwrap_or(0)
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Prepares a measurement that [`begin`](Program::begin) begins and [`end`](Program::end)
+    /// waits for, so that several programs measure at once.
+    pub(crate) async fn prepare(&mut self, command: &str) -> Outcome<()> {
+        self.running.prepare(command).await
+    }
+
+    pub(crate) async fn begin(&mut self) -> Outcome<()> {
+        self.running.send("go").await
+    }
+
+    pub(crate) async fn end<T: DeserializeOwned>(&mut self) -> Outcome<T> {
+        self.running.answer(ANSWER_LIMIT).await
+    }
+
     /// Measures once. After an error, a new process takes the place of the program.
     pub(crate) async fn measure<T: DeserializeOwned>(
         &mut self,
-        observer: &mut Observer,
+        observers: &mut [Observer],
         command: &str,
     ) -> Outcome<Measured<T>> {
-        let outcome = self.running.measure(observer, command).await;
+        let outcome = self.running.measure(observers, command).await;
         if outcome.is_err() {
             self.running.child.kill().await?;
             self.running = Running::start(self.folder, &self.url)?;
@@ -121,25 +139,35 @@ impl Running {
 
     async fn measure<T: DeserializeOwned>(
         &mut self,
-        observer: &mut Observer,
+        observers: &mut [Observer],
         command: &str,
     ) -> Outcome<Measured<T>> {
-        let Ready { ready } = self.ask(command, ANSWER_LIMIT).await?;
-        if !ready {
-            return Err("not ready".into());
-        }
-        let (server_cpu, client_cpu) = (observer.cpu().await?, self.cpu()?);
-        let result = self.ask("go", ANSWER_LIMIT).await?;
+        self.prepare(command).await?;
+        let (server_cpu, client_cpu) = (cpu_of(observers).await?, self.cpu()?);
+        let result = self.ask("go").await?;
         Ok(Measured {
             result,
-            server_cpu: observer.cpu().await?.saturating_sub(server_cpu),
+            server_cpu: cpu_of(observers).await?.saturating_sub(server_cpu),
             client_cpu: self.cpu()?.saturating_sub(client_cpu),
         })
     }
 
-    async fn ask<T: DeserializeOwned>(&mut self, command: &str, limit: Duration) -> Outcome<T> {
+    async fn prepare(&mut self, command: &str) -> Outcome<()> {
+        let Ready { ready } = self.ask(command).await?;
+        if ready { Ok(()) } else { Err("not ready".into()) }
+    }
+
+    async fn ask<T: DeserializeOwned>(&mut self, command: &str) -> Outcome<T> {
+        self.send(command).await?;
+        self.answer(ANSWER_LIMIT).await
+    }
+
+    async fn send(&mut self, command: &str) -> Outcome<()> {
         self.input.write_all(format!("{command}\n").as_bytes()).await?;
-        self.input.flush().await?;
+        Ok(self.input.flush().await?)
+    }
+
+    async fn answer<T: DeserializeOwned>(&mut self, limit: Duration) -> Outcome<T> {
         match timeout(limit, self.output.next_line()).await {
             Ok(Ok(Some(line))) => {
                 serde_json::from_str(&line).map_err(|error| format!("{line}: {error}").into())
@@ -160,6 +188,15 @@ impl Running {
         let ticks = |field: usize| fields.get(field - 3).and_then(|ticks| ticks.parse::<u64>().ok());
         Ok(Duration::from_millis(10 * (ticks(14).unwrap_or(0) + ticks(15).unwrap_or(0))))
     }
+}
+
+/// The CPU time of all servers together.
+async fn cpu_of(observers: &mut [Observer]) -> Outcome<Duration> {
+    let mut cpu = Duration::ZERO;
+    for observer in observers {
+        cpu += observer.cpu().await?;
+    }
+    Ok(cpu)
 }
 
 fn directory(folder: &str) -> Outcome<PathBuf> {

@@ -6,7 +6,8 @@ use super::peers::{PairsRow, Peers, TurnsRow};
 use super::plan::Plan;
 use super::record::{self, Head, Target};
 use super::server::Server;
-use super::{Outcome, handover, pairs, renewal, server_cpu};
+use super::topologies::Topologies;
+use super::{Outcome, handover, pairs, renewal, scale, server_cpu, topologies};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -17,6 +18,8 @@ pub(crate) struct Report {
     pub(crate) renewal: Option<renewal::Row>,
     pub(crate) server_cpu: Vec<server_cpu::Row>,
     pub(crate) peers: Option<Peers>,
+    pub(crate) scale: Vec<scale::Row>,
+    pub(crate) topologies: Topologies,
     pub(crate) targets: Vec<Target>,
 }
 
@@ -29,6 +32,8 @@ impl Report {
             renewal: None,
             server_cpu: Vec::new(),
             peers: None,
+            scale: Vec::new(),
+            topologies: Topologies::default(),
             targets: Vec::new(),
         })
     }
@@ -118,6 +123,34 @@ impl Report {
                 row.to_pipelined,
                 row.pairs_per_second,
                 row.client_us,
+            );
+        }
+    }
+
+    pub(crate) fn print_scale(&self) {
+        println!("\nmany waiters, holders and readers; a killed holder; a new client");
+        for row in &self.scale {
+            println!("{:>10.3} {:<14} {}", row.measured, row.unit, row.what);
+        }
+    }
+
+    pub(crate) fn print_topologies(&self) {
+        println!("\nother topologies, mutex; CPU time of all servers together");
+        println!(
+            "{:<12} {:<10} {:>5} {:>9} {:>14} {:>14}",
+            "topology", "library", "tasks", "pairs/s", "server CPU us", "client CPU us"
+        );
+        for topologies::Row { topology, library, tasks, pairs_per_second, server_us, client_us } in
+            &self.topologies.rows
+        {
+            println!(
+                "{topology:<12} {library:<10} {tasks:>5} {pairs_per_second:>9.0} {server_us:>14.2} {client_us:>14.2}"
+            );
+        }
+        for row in &self.topologies.processes {
+            println!(
+                "one lock, {} clients: {:.0} turns/s in processes of their own, {:.0} in one process",
+                row.clients, row.in_processes, row.in_one_process
             );
         }
     }

@@ -25,13 +25,17 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start() -> Outcome<Server> {
+        Server::start_with(&[]).await
+    }
+
+    pub(crate) async fn start_with(settings: &[&str]) -> Outcome<Server> {
         let binary = binary()?;
         // Another process may take a free port before the server does. The server ends then, and
         // another port is tried.
         for _ in 0..20 {
             let directory = tempfile::tempdir()?;
             let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-            let child = spawn(&binary, port, directory.path())?;
+            let child = spawn(&binary, port, directory.path(), settings)?;
             let mut server = Server { child, binary: binary.clone(), port, _directory: directory };
             if server.is_up().await? {
                 return Ok(server);
@@ -63,7 +67,11 @@ impl Server {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        format!("redis://{}/", self.address())
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 
     /// Opens a bare connection, with the socket settings of the crate's connections.
@@ -79,7 +87,7 @@ impl Server {
     }
 
     pub(crate) async fn observer(&self) -> Outcome<Observer> {
-        Ok(Observer { connection: self.connect().await? })
+        Ok(Observer { connection: self.connect().await?, asked: 0 })
     }
 }
 
@@ -95,6 +103,8 @@ impl Drop for Server {
 #[derive(Debug)]
 pub(crate) struct Observer {
     connection: MultiplexedConnection,
+    /// How often the number of commands was read.
+    asked: u64,
 }
 
 impl Observer {
@@ -112,6 +122,13 @@ impl Observer {
         let user: f64 = self.info("cpu", "used_cpu_user").await?.parse()?;
         let system: f64 = self.info("cpu", "used_cpu_sys").await?.parse()?;
         Ok(Duration::from_secs_f64(user + system))
+    }
+
+    /// How many commands the server has run so far, without those that read this figure.
+    pub(crate) async fn commands(&mut self) -> Outcome<u64> {
+        self.asked += 1;
+        let commands: u64 = self.info("stats", "total_commands_processed").await?.parse()?;
+        Ok(commands - (self.asked - 1))
     }
 
     /// The bytes that the server has allocated.
@@ -170,11 +187,12 @@ pub(crate) fn repository() -> Outcome<&'static Path> {
     Ok(directories.find(|directory| directory.join("scripts/server").is_file()).ok_or("no scripts/server")?)
 }
 
-fn spawn(binary: &Path, port: u16, directory: &Path) -> Outcome<Child> {
+fn spawn(binary: &Path, port: u16, directory: &Path, settings: &[&str]) -> Outcome<Child> {
     Command::new(binary)
         .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
         .arg("--dir")
         .arg(directory)
+        .args(settings)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::inherit())

@@ -120,12 +120,12 @@ impl Client {
                 Client::SetNx { connection, script }
             }
             Library::Redlatch => {
-                let fenced = Locks::open(url).await?;
+                let fenced = redlatch(url).await?;
                 let unfenced = fenced.with_options(Options::new().fencing(Fencing::Off))?;
                 Client::Redlatch { fenced, unfenced }
             }
             Library::Rslock => {
-                let mut manager = LockManager::new(vec![url]);
+                let mut manager = LockManager::new(url.split(',').collect::<Vec<_>>());
                 manager.set_retry(u32::MAX, poll);
                 Client::Rslock(manager)
             }
@@ -186,6 +186,17 @@ impl Client {
             (_, other) => return Err(format!("this library has no {other:?}").into()),
         })
     }
+}
+
+/// Several URLs are a quorum; after `cluster:`, they are nodes of a cluster.
+async fn redlatch(url: &str) -> Outcome<Locks> {
+    let builder = Locks::builder();
+    let builder = match url.strip_prefix("cluster:") {
+        Some(nodes) => builder.cluster(nodes.split(',')),
+        None if url.contains(',') => builder.quorum(url.split(',')),
+        None => builder.server(url),
+    };
+    Ok(builder.connect().await?)
 }
 
 pub(crate) enum Lock {

@@ -1,0 +1,340 @@
+//! Many holders, many waiters and many readers on one server, a killed holder, and a client that
+//! has just started.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Locks, Options, Owner, Renewal};
+use serde::Serialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, sleep_until, timeout};
+
+use super::Outcome;
+use super::plan::Plan;
+use super::record::Target;
+use super::samples::Samples;
+use super::server::{Observer, Server};
+use super::server_cpu::client_cpu;
+use super::work::{Bench, Work};
+
+/// How many tasks of one client wait for one lock.
+const WAITERS: usize = 1_000;
+
+/// How many readers hold a lock while another one comes and goes.
+const READERS: usize = 10_000;
+
+/// What is measured of a client, with the limit for it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) what: String,
+    pub(crate) measured: f64,
+    pub(crate) unit: &'static str,
+    /// The limit: at most this, or with `at_least`, at least.
+    pub(crate) limit: f64,
+    pub(crate) at_least: bool,
+}
+
+impl Row {
+    fn at_most(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
+        Row { what: what.into(), measured, unit, limit, at_least: false }
+    }
+
+    fn at_least(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
+        Row { at_least: true, ..Row::at_most(what, measured, unit, limit) }
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        let Row { what, measured, unit, limit, at_least } = self;
+        let text = |word| format!("{what}: {word} {limit} {unit}");
+        match at_least {
+            true => Target::at_least(text("at least"), *measured, *limit),
+            false => Target::at_most(text("at most"), *measured, *limit),
+        }
+    }
+}
+
+pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
+    let mut observer = server.observer().await?;
+    let mut rows = Vec::new();
+    for kind in [Waiting::Mutex, Waiting::Reentrant, Waiting::Read, Waiting::Write] {
+        rows.extend(waiting(server, &mut observer, kind, plan.window).await?);
+    }
+    rows.push(own_tasks(server, &mut observer, plan.window).await?);
+    let counts: &[usize] = if plan.is_quick() { &[10_000] } else { &[10_000, 100_000] };
+    for locks in counts {
+        rows.extend(held(server, &mut observer, *locks).await?);
+    }
+    rows.push(readers(server, &mut observer).await?);
+    rows.push(takeover(server, &mut observer, if plan.is_quick() { 10 } else { 40 }).await?);
+    rows.push(cold(server, &mut observer).await?);
+    Ok(rows)
+}
+
+/// What the waiting tasks ask for.
+#[derive(Clone, Copy, Debug)]
+enum Waiting {
+    Mutex,
+    /// Each task with an owner of its own.
+    Reentrant,
+    Read,
+    Write,
+}
+
+impl Waiting {
+    fn title(self) -> &'static str {
+        match self {
+            Waiting::Mutex => "mutex",
+            Waiting::Reentrant => "reentrant",
+            Waiting::Read => "read",
+            Waiting::Write => "write",
+        }
+    }
+
+    /// Waits for the lock, and keeps it for no time.
+    async fn acquire(self, locks: &Locks, name: &str) -> Outcome<()> {
+        match self {
+            Waiting::Mutex => locks.mutex(name)?.lock().await?.release().await?,
+            Waiting::Reentrant => {
+                locks.reentrant(name)?.with_owner(&Owner::new()).lock().await?.release().await?;
+            }
+            Waiting::Read => locks.rwlock(name)?.read().await?.release().await?,
+            Waiting::Write => locks.rwlock(name)?.write().await?.release().await?,
+        }
+        Ok(())
+    }
+}
+
+/// Tasks of one client wait for a lock that another client holds.
+async fn waiting(
+    server: &Server,
+    observer: &mut Observer,
+    kind: Waiting,
+    span: Duration,
+) -> Outcome<Vec<Row>> {
+    observer.alone().await?;
+    let (holder, client) = (Locks::open(&server.url()).await?, Locks::open(&server.url()).await?);
+    let name = format!("waited:{}", kind.title());
+    let (mutex, reentrant, rwlock) = (holder.mutex(&name)?, holder.reentrant(&name)?, holder.rwlock(&name)?);
+    let held = match kind {
+        Waiting::Mutex => (Some(mutex.lock().await?), None, None),
+        Waiting::Reentrant => (None, Some(reentrant.lock().await?), None),
+        Waiting::Read | Waiting::Write => (None, None, Some(rwlock.write().await?)),
+    };
+    let mut tasks = JoinSet::new();
+    for _ in 0..WAITERS {
+        let (client, name) = (client.clone(), name.clone());
+        tasks.spawn(async move { kind.acquire(&client, &name).await });
+    }
+    // All of them wait once the server has nothing to do but polls.
+    sleep(Duration::from_secs(2)).await;
+    let (start, commands, cpu) = (Instant::now(), observer.commands().await?, client_cpu());
+    sleep(span).await;
+    let took = start.elapsed().as_secs_f64();
+    let cpu = client_cpu().saturating_sub(cpu).as_secs_f64();
+    let commands = observer.commands().await? - commands;
+    drop(held);
+    for outcome in timeout(Duration::from_secs(60), tasks.join_all()).await? {
+        outcome?;
+    }
+    let what = |what| format!("{WAITERS} tasks of a client wait, {}: {what}", kind.title());
+    Ok(vec![
+        Row::at_most(what("commands"), commands as f64 / took, "a second", 5.0),
+        Row::at_most(what("CPU of the clients"), cpu / took * 100.0, "% of a core", 0.2),
+    ])
+}
+
+/// Tasks of one client hand one lock over among themselves.
+async fn own_tasks(server: &Server, observer: &mut Observer, span: Duration) -> Outcome<Row> {
+    observer.alone().await?;
+    let bench = Bench::new(server).await?;
+    let mut trips = Samples::default();
+    let mut floor = bench.pair(Work::Floor, 0)?;
+    for _ in 0..2_000 {
+        let start = Instant::now();
+        floor.run().await?; // two round trips
+        trips.push(start.elapsed() / 2);
+    }
+    let client = Locks::open(&server.url()).await?;
+    let until = Instant::now() + span;
+    let mut tasks = JoinSet::new();
+    for _ in 0..WAITERS {
+        let mutex = client.mutex("handed-over-inside")?;
+        tasks.spawn(async move {
+            let mut acquired = 0_u64;
+            while Instant::now() < until {
+                let guard = mutex.lock().await?;
+                // The last tasks only leave the queue.
+                acquired += u64::from(Instant::now() < until);
+                guard.release().await?;
+            }
+            Outcome::Ok(acquired)
+        });
+    }
+    let mut acquired = 0;
+    while let Some(done) = tasks.join_next().await {
+        acquired += done??;
+    }
+    let rate = acquired as f64 / span.as_secs_f64();
+    let trips_per_second = 1e6 / trips.median();
+    let what = format!("{WAITERS} tasks of a client hand a mutex over: hand-overs");
+    Ok(Row::at_least(what, rate / trips_per_second, "a round trip", 0.8))
+}
+
+/// Locks that are held for longer than it takes to renew them once, with the default TTL.
+async fn held(server: &Server, observer: &mut Observer, locks: usize) -> Outcome<Vec<Row>> {
+    observer.alone().await?;
+    let client = Locks::open(&server.url()).await?;
+    // The first lock brings the scripts and the task that renews.
+    client.mutex("held")?.lock().await?.release().await?;
+    let (memory, resident) = (observer.memory().await?, resident());
+    let mut tasks = JoinSet::new();
+    for task in 0..64 {
+        let client = client.clone();
+        tasks.spawn(async move {
+            let mut guards = Vec::with_capacity(locks / 64 + 1);
+            for number in (task..locks).step_by(64) {
+                guards.push(client.mutex(format!("held:{number}"))?.lock().await?);
+            }
+            Outcome::Ok(guards)
+        });
+    }
+    let mut guards = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        guards.push(done??);
+    }
+    let count = locks as f64;
+    let memory = observer.memory().await?.saturating_sub(memory) as f64 / count;
+    let resident = self::resident().saturating_sub(resident) as f64 / count;
+    let (start, cpu, own) = (Instant::now(), observer.cpu().await?, client_cpu());
+    sleep(Duration::from_secs(20)).await; // two renewals of each
+    let took = start.elapsed().as_secs_f64();
+    let cpu = observer.cpu().await?.saturating_sub(cpu) + client_cpu().saturating_sub(own);
+    let lost = guards.iter().flatten().filter(|guard| guard.lease().is_lost()).count();
+    if lost > 0 {
+        return Err(format!("{lost} of {locks} held locks were lost").into());
+    }
+    drop(guards);
+    client.settled().await;
+    let what = |what| format!("{locks} locks held, TTL 30 s: {what}");
+    let percent = cpu.as_secs_f64() / took * 100.0;
+    Ok(vec![
+        Row::at_most(what("CPU of the server and the client"), percent, "% of a core", count / 1e4 * 0.3),
+        Row::at_most(what("memory of the client, a lease"), resident, "bytes", 600.0),
+        Row::at_most(what("memory of the server, a lock"), memory, "bytes", 280.0),
+    ])
+}
+
+/// The resident memory of this process, in bytes. Zero where there is no `/proc`.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages * rustix::param::page_size() as u64
+}
+
+/// A reader comes and goes while few or many others stay.
+async fn readers(server: &Server, observer: &mut Observer) -> Outcome<Row> {
+    observer.alone().await?;
+    let options = Options::new().max_readers(READERS as u32 + 10);
+    let client = Locks::builder().server(server.url()).options(options).connect().await?;
+    let lock = client.rwlock("read-by-many")?;
+    let mut medians = Vec::new();
+    let mut guards = Vec::new();
+    for present in [1, READERS] {
+        while guards.len() < present {
+            let mut tasks = JoinSet::new();
+            for _ in 0..256.min(present - guards.len()) {
+                let lock = lock.clone();
+                tasks.spawn(async move { lock.read().await });
+            }
+            while let Some(done) = tasks.join_next().await {
+                guards.push(done??);
+            }
+        }
+        let mut samples = Samples::default();
+        for _ in 0..1_000 {
+            let start = Instant::now();
+            lock.read().await?.release().await?;
+            samples.push(start.elapsed());
+        }
+        medians.push(samples.median());
+    }
+    drop(guards);
+    client.settled().await;
+    let what = format!("a read pair beside {READERS} readers, divided by one beside one reader");
+    Ok(Row::at_most(what, medians[1] / medians[0], "x", 1.2))
+}
+
+/// How long after the TTL of a holder that was killed a waiter has the lock. The holder's lease is
+/// leaked: the server cannot distinguish the two.
+async fn takeover(server: &Server, observer: &mut Observer, rounds: usize) -> Outcome<Row> {
+    observer.alone().await?;
+    let ttl = Duration::from_millis(300);
+    let options = Options::new().ttl(ttl).renewal(Renewal::Never);
+    let holder = Locks::builder().server(server.url()).options(options).connect().await?;
+    let client = Locks::open(&server.url()).await?;
+    let mut samples = Samples::default();
+    for round in 0..rounds {
+        let name = format!("killed:{round}");
+        let guard = holder.mutex(&name)?.lock().await?;
+        let acquired = Instant::now();
+        guard.leak();
+        client.mutex(&name)?.lock().await?.release().await?;
+        samples.push(acquired.elapsed().saturating_sub(ttl));
+    }
+    let what = "takeover from a killed holder: median time after its TTL";
+    Ok(Row::at_most(what, samples.median() / 1e3, "ms", 20.0))
+}
+
+/// How long a message takes in each direction through the slow proxy.
+const ONE_WAY: Duration = Duration::from_millis(20);
+
+/// The round trips of a client that opens, locks, releases and closes: through a proxy that delays
+/// each message, the time is that of the round trips. Connecting takes one more.
+async fn cold(server: &Server, observer: &mut Observer) -> Outcome<Row> {
+    observer.alone().await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("redis://{}/", listener.local_addr()?);
+    let target = server.address();
+    let proxy = tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(server) = TcpStream::connect(&target).await else { return };
+            let _nodelay = (client.set_nodelay(true), server.set_nodelay(true));
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            connections.spawn(delay(from_client, to_server));
+            connections.spawn(delay(from_server, to_client));
+        }
+    });
+    let start = Instant::now();
+    let locks = Locks::open(&url).await?;
+    locks.mutex("cold")?.lock().await?.release().await?;
+    locks.close(Duration::from_secs(5)).await?;
+    let took = start.elapsed();
+    proxy.abort();
+    let trips = 1.0 + (took.as_secs_f64() / (2.0 * ONE_WAY.as_secs_f64())).floor();
+    Ok(Row::at_most("a new client opens, locks, releases and closes", trips, "round trips", 4.0))
+}
+
+/// Passes bytes on, each message a fixed time after it came.
+async fn delay(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::tcp::OwnedWriteHalf) {
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let reading = async move {
+        let mut buffer = vec![0; 65_536];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            if sender.send((tokio::time::Instant::now() + ONE_WAY, buffer[..count].to_vec())).is_err() {
+                return;
+            }
+        }
+    };
+    let writing = async move {
+        while let Some((due, bytes)) = receiver.recv().await {
+            sleep_until(due).await;
+            if to.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::join!(reading, writing);
+}
