@@ -25,6 +25,11 @@ async fn main() -> Outcome<()> {
     let server = Server::start().await?;
     let mut report = Report::new(&plan, &server).await?;
     report.head.print();
+    // The first one: it measures this process's memory.
+    if plan.includes(Section::Scale) {
+        report.scale = scale::measure(&server, &plan).await?;
+        report.print_scale();
+    }
     if plan.includes(Section::Pairs) {
         report.pairs = pairs::measure(&server, &plan).await?;
         report.print_pairs();
@@ -44,10 +49,6 @@ async fn main() -> Outcome<()> {
     if plan.includes(Section::Peers) {
         report.peers = Some(peers::measure(&server, &plan).await?);
         report.print_peers();
-    }
-    if plan.includes(Section::Scale) {
-        report.scale = scale::measure(&server, &plan).await?;
-        report.print_scale();
     }
     if plan.includes(Section::Topologies) {
         report.topologies = topologies::measure(&plan).await?;

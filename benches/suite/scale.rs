@@ -57,14 +57,14 @@ impl Row {
 pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let mut observer = server.observer().await?;
     let mut rows = Vec::new();
+    let counts: &[usize] = if plan.is_quick() { &[10_000] } else { &[100_000, 10_000] };
+    for (place, locks) in counts.iter().enumerate() {
+        rows.extend(held(server, &mut observer, *locks, place == 0).await?);
+    }
     for kind in [Waiting::Mutex, Waiting::Reentrant, Waiting::Read, Waiting::Write] {
         rows.extend(waiting(server, &mut observer, kind, plan.window).await?);
     }
     rows.push(own_tasks(server, &mut observer, plan.window).await?);
-    let counts: &[usize] = if plan.is_quick() { &[10_000] } else { &[10_000, 100_000] };
-    for locks in counts {
-        rows.extend(held(server, &mut observer, *locks).await?);
-    }
     rows.push(readers(server, &mut observer).await?);
     rows.push(takeover(server, &mut observer, if plan.is_quick() { 10 } else { 40 }).await?);
     rows.push(cold(server, &mut observer).await?);
@@ -181,8 +181,9 @@ async fn own_tasks(server: &Server, observer: &mut Observer, span: Duration) -> 
     Ok(Row::at_least(what, rate / trips_per_second, "a round trip", 0.8))
 }
 
-/// Locks that are held for longer than it takes to renew them once, with the default TTL.
-async fn held(server: &Server, observer: &mut Observer, locks: usize) -> Outcome<Vec<Row>> {
+/// Locks that are held for longer than it takes to renew them once, with the default TTL. The
+/// resident memory of this process says something only the first time: later leases reuse it.
+async fn held(server: &Server, observer: &mut Observer, locks: usize, is_first: bool) -> Outcome<Vec<Row>> {
     observer.alone().await?;
     let client = Locks::open(&server.url()).await?;
     // The first lock brings the scripts and the task that renews.
@@ -218,11 +219,14 @@ async fn held(server: &Server, observer: &mut Observer, locks: usize) -> Outcome
     client.settled().await;
     let what = |what| format!("{locks} locks held, TTL 30 s: {what}");
     let percent = cpu.as_secs_f64() / took * 100.0;
-    Ok(vec![
+    let mut rows = vec![
         Row::at_most(what("CPU of the server and the client"), percent, "% of a core", count / 1e4 * 0.3),
-        Row::at_most(what("memory of the client, a lease"), resident, "bytes", 600.0),
         Row::at_most(what("memory of the server, a lock"), memory, "bytes", 280.0),
-    ])
+    ];
+    if is_first && resident > 0.0 {
+        rows.push(Row::at_most(what("memory of the client, a lease"), resident, "bytes", 600.0));
+    }
+    Ok(rows)
 }
 
 /// The resident memory of this process, in bytes. Zero where there is no `/proc`.
