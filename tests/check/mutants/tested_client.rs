@@ -23,7 +23,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         edits: &[edit(
             "src/lease/release.rs",
             "if self.unanswered.contains(*node) && !for_good =>",
-            "if self.unanswered.contains(*node) && !record_answer && votes.deployment.nodes == 0 =>",
+            "if self.unanswered.contains(*node) && !for_good && votes.deployment.nodes == 0 =>",
         )],
         test: "suite::mutex_standalone_push_resp2::release_succeeds_if_its_first_reply_is_lost",
     },
