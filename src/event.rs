@@ -1,5 +1,5 @@
 //! Log events and spans, with the feature `tracing`: for a caller that waits, a span; for work in
-//! the background, whose failures no return value can report, events.
+//! the background, events, since no return value reports its failures.
 //!
 //! The caller's future carries a span. The keeper has none: a subscriber that panics when a span is
 //! entered would end it. Owners are shortened, since a complete one is enough to release a lock.

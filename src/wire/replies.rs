@@ -1,5 +1,5 @@
 //! [`Reply`]: the reply of one node. [`Votes`]: the replies of several. [`Deployment`]: how many of
-//! them decide. [`InFlight`]: requests whose effect is unknown.
+//! them decide. [`InFlight`]: requests with an unknown effect.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

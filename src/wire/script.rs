@@ -244,7 +244,7 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// The answer for a lock whose request is to be sent alone.
+/// The answer for a lock that needs a request of its own.
 const SEND_ALONE: i64 = -10;
 /// The answer for all locks, if an argument is malformed. Alone, only that request is refused.
 const MALFORMED: i64 = -5;

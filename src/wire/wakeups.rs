@@ -364,8 +364,8 @@ impl Mailbox {
         Mailbox { id, slot, mailboxes: Arc::clone(mailboxes) }
     }
 
-    /// Waits for a message: in a quorum, of a majority, or of the nodes whose messages come soon
-    /// after the first. `None`: messages may have been missed, so the waiter must poll.
+    /// Waits for a message: in a quorum, of a majority, or of the nodes that send one soon after
+    /// the first. `None`: messages may have been missed, so the waiter must poll.
     ///
     /// # Cancel safety
     /// Cancel safe: a message stays until it is taken.
