@@ -142,9 +142,9 @@ local function hold_token(current, is_only, is_new)
   return proposed and tonumber(current) or 0
 end
 
--- What the hash says of the lock. Returns a refusal if the key holds something else.
+-- Reads the fields of the lock. Returns a refusal if the key holds something else.
 local state = {}
-local function look()
+local function read_state()
   local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
     'writer_wait_until', 'upgrade', 'writer_left')
   if found.err then return -2 end
@@ -158,9 +158,9 @@ local function look()
   if state.pttl ~= -2 and not is_ours then return -2 end
 end
 
--- The token of a hold to read: what is proposed, or more, which is larger than the tokens of all
--- writers before and, once a majority knows it, smaller than those of all after. Inside a hold to
--- write, that of the latter.
+-- The token of a hold to read: the proposal, or the largest accepted token. It is larger than the
+-- tokens of all writers before and, once a majority knows it, smaller than those of all after.
+-- Inside a hold to write, it is that of the latter.
 local function read_token(writes)
   note_lease()
   if not proposed then return 0 end
@@ -209,7 +209,7 @@ local function readers_token(known)
   return next_token()
 end
 
-local refusal = look()
+local refusal = read_state()
 if refusal then return refusal end
 local ends = now + tonumber(ttl_ms)
 
@@ -400,21 +400,21 @@ end
 -- How many batches of dead waiters one script passes over is bounded.
 local batches = 0
 
--- Grants what the lock is free for, each time for a claim: to all readers that queued before the
--- last writer left; else to the writer that has waited longest; else to all readers. Beside
--- readers, to more of them while no writer waits, and to the one that waits for the others to
--- leave. One message for each client. It comes before the grant, which cannot fail: after a first
--- write, no memory is asked for.
+-- Grants the lock, for a claim: to all readers that queued before the last writer left; else to the
+-- writer that has waited longest; else to all readers. While readers hold the lock, it is granted
+-- to more readers if no writer waits, or to the only reader if it waits to write. One message is
+-- published for each client, before the grants are written: after its first write, a script is
+-- not refused for lack of memory.
 local function admit_waiters()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
-  if look() or unexpired(state.write) then return end
+  if read_state() or unexpired(state.write) then return end
   local readers, gated, writer_left = state.readers, state.wait_until > now, state.writer_left
   if state.write then -- its writer is dead
     end_write()
     writer_left = time - 1
   end
 
-  -- The rest, beyond one batch: the first of them that hears it asks, and admits the next batch.
+  -- The rest, beyond one batch: the first one that is notified polls, and admits the next batch.
   local function notify_rest(latest)
     for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
       local waiter_attempt, _, _, waiter_channel = parse(each)
@@ -425,7 +425,7 @@ local function admit_waiters()
   end
 
   -- The readers of a batch that may enter, by channel: dead ones may not, nor those whose owner has
-  -- enough holds.
+  -- `max_depth` holds.
   local function select_readers(waiting)
     local channels, holds = {}, {}
     for i = 1, #waiting, 2 do
@@ -564,7 +564,7 @@ local function expand_sole_hold()
   end
   local last_token = side == 'read' and redis.pcall('GET', KEYS[2])
   if type(last_token) == 'string' then redis.call('HSET', KEYS[1], 'token', last_token) end
-  look()
+  read_state()
 end
 
 -- Until when another owner reads: the latest end that it finds, or the next millisecond if there is
@@ -596,21 +596,21 @@ if is_ended() then return -1 end
 expand_sole_hold()
 if not unexpired(state.write) and (state.readers == 0 or state.write) then
   admit_waiters()
-  look()
+  read_state()
 end
 
 -- Dead readers do not count: they are removed where there seem to be too many.
-local function is_crowded(queued)
+local function is_full(queued)
   if state.readers + queued < reader_limit then return false end
   other_reader()
-  look()
+  read_state()
   return state.readers + queued >= reader_limit
 end
 
 local function queue_to_read()
   if not claim then return nil end
   local queued = redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
-  if not redis.call('ZSCORE', KEYS[3], waiter) and is_crowded(queued) then return -7 end
+  if not redis.call('ZSCORE', KEYS[3], waiter) and is_full(queued) then return -7 end
   queue(place or time, -2^52)
 end
 
@@ -639,7 +639,7 @@ else
     if not entry then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
   if is_unfinished then return queue_to_read() or {10, time} end
-  if is_crowded(0) then return -7 end
+  if is_full(0) then return -7 end
   attempts = attempt
 end
 

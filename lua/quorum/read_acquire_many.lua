@@ -61,7 +61,7 @@ local function accept(token)
   return token
 end
 
--- What is proposed, or more: larger than the tokens of all writers before.
+-- The proposal, or the largest accepted token: larger than the tokens of all writers before.
 local function take_token(proposal)
   if proposal == '' then return 0 end
   local highest = accepted()

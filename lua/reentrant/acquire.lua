@@ -113,10 +113,10 @@ local now = math.floor(time / 1000)
 -- Also if the lock is busy: a release would grant it with a smaller token.
 if least and least > time + 86400000000 then return -5 end
 
--- The token of a new lease, or nil and a refusal. `minted` was made for a waiter that is dead.
-local function take_token(minted)
+-- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
+local function take_token(new_token)
   if not min_token then return 0 end
-  if minted then return minted end
+  if new_token then return new_token end
   return next_token()
 end
 
@@ -260,7 +260,7 @@ end
 -- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
 -- was granted; nothing if there is no such waiter before this attempt. Of a long queue of dead
 -- waiters, each call removes some; the lock is busy until they are gone, so that nothing overtakes.
-local minted
+local new_token
 local function grant_next()
   local others = 0
   for _ = 1, 128 do
@@ -273,11 +273,11 @@ local function grant_next()
     if alive and waiter_kind ~= kind then
       others = others + 1
     else
-      if alive then minted = minted or next_token() end
-      if alive and not minted then return nil end
+      if alive then new_token = new_token or next_token() end
+      if alive and not new_token then return nil end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
-      if alive and notify(waiter_channel, message(next_attempt, minted)) then
-        grant(next_attempt, waiter_owner, minted, ms)
+      if alive and notify(waiter_channel, message(next_attempt, new_token)) then
+        grant(next_attempt, waiter_owner, new_token, ms)
         return ms, true
       end
     end
@@ -320,7 +320,7 @@ if busy_ms then
   queue(place or time, 0)
   return {busy_ms, time}
 end
-local token, refusal = take_token(minted)
+local token, refusal = take_token(new_token)
 if not token then return refusal end
 leave_queue(waiter)
 grant(attempt, owner, token, ttl_ms)

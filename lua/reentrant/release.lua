@@ -171,7 +171,7 @@ end
 -- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
 -- was granted; nothing if there is no such waiter before this attempt. Of a long queue of dead
 -- waiters, each call removes some; the lock is busy until they are gone, so that nothing overtakes.
-local minted
+local new_token
 local function grant_next()
   local others = 0
   for _ = 1, 128 do
@@ -184,11 +184,11 @@ local function grant_next()
     if alive and waiter_kind ~= kind then
       others = others + 1
     else
-      if alive then minted = minted or next_token() end
-      if alive and not minted then return nil end
+      if alive then new_token = new_token or next_token() end
+      if alive and not new_token then return nil end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
-      if alive and notify(waiter_channel, message(next_attempt, minted)) then
-        grant(next_attempt, waiter_owner, minted, ms)
+      if alive and notify(waiter_channel, message(next_attempt, new_token)) then
+        grant(next_attempt, waiter_owner, new_token, ms)
         return ms, true
       end
     end
@@ -211,15 +211,15 @@ local function leave_queue(waiter)
   return true
 end
 
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
--- microsecond until which it counts; its last six digits are the answer. ZREM comes first, since a
--- full server refuses ZADD as the first write of a script, and must not keep a lock.
+-- A second delivery gets the first answer for a minute, and changes nothing. The mark is the second
+-- until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM comes
+-- first, since a full server refuses ZADD as the first write of a script, and must not keep a lock.
 local function answer(number)
   if remember then
     redis.call('ZREM', KEYS[3], 'ended ' .. attempt)
     redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
     redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
-    -- In a cluster every release leaves a mark: beyond so many, the oldest go.
+    -- In a cluster every release leaves a mark. Above 20,000, each one removes the 100 oldest.
     local last = 2^52 + (clock[1] + 61) * 1000000
     if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
       redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))

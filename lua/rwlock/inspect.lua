@@ -23,9 +23,9 @@ local waiting = redis.pcall('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
 if type(waiting) == 'table' then waiting = 0 end
 local token = redis.pcall('GET', KEYS[2])
 if type(token) ~= 'string' or not tonumber(token) then token = '0' end
--- What the hash says of the lock. Returns a refusal if the key holds something else.
+-- Reads the fields of the lock. Returns a refusal if the key holds something else.
 local state = {}
-local function look()
+local function read_state()
   local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
     'writer_wait_until', 'upgrade', 'writer_left')
   if found.err then return -2 end
@@ -54,7 +54,7 @@ local function count(attempts)
   return select(2, string.gsub(attempts, '[^ ]+', ''))
 end
 
-local refusal = look()
+local refusal = read_state()
 if refusal then return {refusal, '0', 0, time} end
 local writers = waiting > 0 and redis.call('ZCOUNT', KEYS[3], 0, '(4503599627370496') or 0
 local found = {1, token, waiting, time, writers, state.readers}

@@ -64,9 +64,9 @@ local function readers_token(known)
   return next_token()
 end
 
--- What the hash says of the lock. Returns a refusal if the key holds something else.
+-- Reads the fields of the lock. Returns a refusal if the key holds something else.
 local state = {}
-local function look()
+local function read_state()
   local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
     'writer_wait_until', 'upgrade', 'writer_left')
   if found.err then return -2 end
@@ -183,21 +183,21 @@ end
 -- How many batches of dead waiters one script passes over is bounded.
 local batches = 0
 
--- Grants what the lock is free for, each time for a claim: to all readers that queued before the
--- last writer left; else to the writer that has waited longest; else to all readers. Beside
--- readers, to more of them while no writer waits, and to the one that waits for the others to
--- leave. One message for each client. It comes before the grant, which cannot fail: after a first
--- write, no memory is asked for.
+-- Grants the lock, for a claim: to all readers that queued before the last writer left; else to the
+-- writer that has waited longest; else to all readers. While readers hold the lock, it is granted
+-- to more readers if no writer waits, or to the only reader if it waits to write. One message is
+-- published for each client, before the grants are written: after its first write, a script is
+-- not refused for lack of memory.
 local function admit_waiters()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
-  if look() or unexpired(state.write) then return end
+  if read_state() or unexpired(state.write) then return end
   local readers, gated, writer_left = state.readers, state.wait_until > now, state.writer_left
   if state.write then -- its writer is dead
     end_write()
     writer_left = time - 1
   end
 
-  -- The rest, beyond one batch: the first of them that hears it asks, and admits the next batch.
+  -- The rest, beyond one batch: the first one that is notified polls, and admits the next batch.
   local function notify_rest(latest)
     for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
       local waiter_attempt, _, _, waiter_channel = parse(each)
@@ -208,7 +208,7 @@ local function admit_waiters()
   end
 
   -- The readers of a batch that may enter, by channel: dead ones may not, nor those whose owner has
-  -- enough holds.
+  -- `max_depth` holds.
   local function select_readers(waiting)
     local channels, holds = {}, {}
     for i = 1, #waiting, 2 do
@@ -347,7 +347,7 @@ local function expand_sole_hold()
   end
   local last_token = side == 'read' and redis.pcall('GET', KEYS[2])
   if type(last_token) == 'string' then redis.call('HSET', KEYS[1], 'token', last_token) end
-  look()
+  read_state()
 end
 
 -- A lock without a hold is no key.
@@ -356,15 +356,15 @@ local function delete_if_free()
   if left[1] == 'several' and not left[2] and (tonumber(left[3]) or 0) <= 0 then redis.call('DEL', KEYS[1]) end
 end
 
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
--- microsecond until which it counts; its last six digits are the answer. ZREM comes first, since a
--- full server refuses ZADD as the first write of a script, and must not keep a lock.
+-- A second delivery gets the first answer for a minute, and changes nothing. The mark is the second
+-- until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM comes
+-- first, since a full server refuses ZADD as the first write of a script, and must not keep a lock.
 local function answer(number)
   if remember then
     redis.call('ZREM', KEYS[3], 'ended ' .. attempt)
     redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
     redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
-    -- In a cluster every release leaves a mark: beyond so many, the oldest go.
+    -- In a cluster every release leaves a mark. Above 20,000, each one removes the 100 oldest.
     local last = 2^52 + (clock[1] + 61) * 1000000
     if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
       redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
@@ -404,11 +404,11 @@ local function other_reader()
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
-local refusal = look()
+local refusal = read_state()
 if refusal then return answer(refusal) end
 expand_sole_hold()
 if state.readers == 0 or not other_reader() then return answer(0) end
-look()
+read_state()
 local number = answer(state.readers)
 
 -- To delete the hash and to write the other fields again takes less time than to delete ten

@@ -26,9 +26,9 @@ local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = math.floor(time / 1000)
 
--- What the hash says of the lock. Returns a refusal if the key holds something else.
+-- Reads the fields of the lock. Returns a refusal if the key holds something else.
 local state = {}
-local function look()
+local function read_state()
   local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
     'writer_wait_until', 'upgrade', 'writer_left')
   if found.err then return -2 end
@@ -57,7 +57,7 @@ local function count(attempts)
   return select(2, string.gsub(attempts, '[^ ]+', ''))
 end
 
-if look() then return -2 end
+if read_state() then return -2 end
 local ttl = tonumber(ttl_ms)
 local sole = string.match(state.mode or '', '^sole [^ ]+ (.+)$')
 if sole then

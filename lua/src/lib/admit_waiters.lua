@@ -1,21 +1,21 @@
 -- How many batches of dead waiters one script passes over is bounded.
 local batches = 0
 
--- Grants what the lock is free for, each time for a claim: to all readers that queued before the
--- last writer left; else to the writer that has waited longest; else to all readers. Beside
--- readers, to more of them while no writer waits, and to the one that waits for the others to
--- leave. One message for each client. It comes before the grant, which cannot fail: after a first
--- write, no memory is asked for.
+-- Grants the lock, for a claim: to all readers that queued before the last writer left; else to the
+-- writer that has waited longest; else to all readers. While readers hold the lock, it is granted
+-- to more readers if no writer waits, or to the only reader if it waits to write. One message is
+-- published for each client, before the grants are written: after its first write, a script is
+-- not refused for lack of memory.
 local function admit_waiters()
   if redis.call('EXISTS', KEYS[3]) == 0 then return end
-  if look() or unexpired(state.write) then return end
+  if read_state() or unexpired(state.write) then return end
   local readers, gated, writer_left = state.readers, state.wait_until > now, state.writer_left
   if state.write then -- its writer is dead
     end_write()
     writer_left = time - 1
   end
 
-  -- The rest, beyond one batch: the first of them that hears it asks, and admits the next batch.
+  -- The rest, beyond one batch: the first one that is notified polls, and admits the next batch.
   local function notify_rest(latest)
     for _, each in ipairs(redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', latest, 'LIMIT', 0, 64)) do
       local waiter_attempt, _, _, waiter_channel = parse(each)
@@ -26,7 +26,7 @@ local function admit_waiters()
   end
 
   -- The readers of a batch that may enter, by channel: dead ones may not, nor those whose owner has
-  -- enough holds.
+  -- `max_depth` holds.
   local function select_readers(waiting)
     local channels, holds = {}, {}
     for i = 1, #waiting, 2 do

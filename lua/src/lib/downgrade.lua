@@ -6,7 +6,7 @@
 
 --@include readers_token
 
---@include look
+--@include read_state
 
 --@include holds
 
@@ -24,7 +24,7 @@
 
 --@include expand_sole_hold
 
-if look() then return -2 end
+if read_state() then return -2 end
 expand_sole_hold()
 local ends = now + tonumber(ttl_ms)
 local write_ends, write = unexpired(state.write)

@@ -13,5 +13,5 @@ local function expand_sole_hold()
   end
   local last_token = side == 'read' and redis.pcall('GET', KEYS[2])
   if type(last_token) == 'string' then redis.call('HSET', KEYS[1], 'token', last_token) end
-  look()
+  read_state()
 end

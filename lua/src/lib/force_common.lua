@@ -6,7 +6,7 @@
 
 --@include readers_token
 
---@include look
+--@include read_state
 
 --@include holds
 

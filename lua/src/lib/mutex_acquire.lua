@@ -36,7 +36,7 @@ if busy_ms then
   queue(place or time, 0)
   return {busy_ms, time}
 end
-local token, refusal = take_token(minted)
+local token, refusal = take_token(new_token)
 if not token then return refusal end
 leave_queue(waiter)
 redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)

@@ -1,4 +1,4 @@
-local refusal = look()
+local refusal = read_state()
 if refusal then return refusal end
 local ends = now + tonumber(ttl_ms)
 
@@ -48,21 +48,21 @@ if is_ended() then return -1 end
 expand_sole_hold()
 if not unexpired(state.write) and (state.readers == 0 or state.write) then
   admit_waiters()
-  look()
+  read_state()
 end
 
 -- Dead readers do not count: they are removed where there seem to be too many.
-local function is_crowded(queued)
+local function is_full(queued)
   if state.readers + queued < reader_limit then return false end
   other_reader()
-  look()
+  read_state()
   return state.readers + queued >= reader_limit
 end
 
 local function queue_to_read()
   if not claim then return nil end
   local queued = redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
-  if not redis.call('ZSCORE', KEYS[3], waiter) and is_crowded(queued) then return -7 end
+  if not redis.call('ZSCORE', KEYS[3], waiter) and is_full(queued) then return -7 end
   queue(place or time, -2^52)
 end
 
@@ -91,7 +91,7 @@ else
     if not entry then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
   if is_unfinished then return queue_to_read() or {10, time} end
-  if is_crowded(0) then return -7 end
+  if is_full(0) then return -7 end
   attempts = attempt
 end
 

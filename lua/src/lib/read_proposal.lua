@@ -1,6 +1,6 @@
--- The token of a hold to read: what is proposed, or more, which is larger than the tokens of all
--- writers before and, once a majority knows it, smaller than those of all after. Inside a hold to
--- write, that of the latter.
+-- The token of a hold to read: the proposal, or the largest accepted token. It is larger than the
+-- tokens of all writers before and, once a majority knows it, smaller than those of all after.
+-- Inside a hold to write, it is that of the latter.
 local function read_token(writes)
   note_lease()
   if not proposed then return 0 end

@@ -1,4 +1,4 @@
--- What is proposed, or more: larger than the tokens of all writers before.
+-- The proposal, or the largest accepted token: larger than the tokens of all writers before.
 local function take_token(proposal)
   if proposal == '' then return 0 end
   local highest = accepted()

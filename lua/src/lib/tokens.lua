@@ -4,10 +4,10 @@
 -- Also if the lock is busy: a release would grant it with a smaller token.
 if least and least > time + 86400000000 then return -5 end
 
--- The token of a new lease, or nil and a refusal. `minted` was made for a waiter that is dead.
-local function take_token(minted)
+-- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
+local function take_token(new_token)
   if not min_token then return 0 end
-  if minted then return minted end
+  if new_token then return new_token end
   return next_token()
 end
 

@@ -23,7 +23,7 @@ local waiter = waiter_for('write', owner ~= attempt and owner or '', ' ' .. dept
 --@include other_reader
 
 if is_ended() then return -1 end
-local refusal = look()
+local refusal = read_state()
 if refusal then return refusal end
 expand_sole_hold()
 local ends = now + tonumber(ttl_ms)
@@ -37,10 +37,10 @@ end
 local other_ends
 if not unexpired(state.write) then
   other_ends = others_read() and other_reader()
-  look()
+  read_state()
   if not other_ends and not unexpired(state.read) then
     admit_waiters()
-    look()
+    read_state()
     other_ends = others_read() and now + math.max(state.pttl, 1)
   end
 end

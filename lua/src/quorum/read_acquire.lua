@@ -46,7 +46,7 @@ local kind = 'read'
 
 --@include proposals
 
---@include look
+--@include read_state
 
 --@include read_proposal
 

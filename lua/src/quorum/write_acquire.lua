@@ -58,7 +58,7 @@ end
 
 --@include clock
 
---@include look
+--@include read_state
 
 --@include readers_token
 

@@ -16,11 +16,11 @@
 -- more than five hundred, also expired ones.
 local owner = ARGV[1] or ''
 --@include inspection
---@include look
+--@include read_state
 
 --@include holds
 
-local refusal = look()
+local refusal = read_state()
 if refusal then return {refusal, '0', 0, time} end
 local writers = waiting > 0 and redis.call('ZCOUNT', KEYS[3], 0, '(4503599627370496') or 0
 local found = {1, token, waiting, time, writers, state.readers}

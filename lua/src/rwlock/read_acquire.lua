@@ -53,7 +53,7 @@ end
 
 --@include clock
 
---@include look
+--@include read_state
 
 --@include tokens
 

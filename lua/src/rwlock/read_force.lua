@@ -24,11 +24,11 @@ local remember, owner = '1', ''
 
 --@include other_reader
 
-local refusal = look()
+local refusal = read_state()
 if refusal then return answer(refusal) end
 expand_sole_hold()
 if state.readers == 0 or not other_reader() then return answer(0) end
-look()
+read_state()
 local number = answer(state.readers)
 
 -- To delete the hash and to write the other fields again takes less time than to delete ten

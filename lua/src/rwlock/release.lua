@@ -53,7 +53,7 @@ end
 
 --@include readers_token
 
---@include look
+--@include read_state
 
 --@include holds
 
@@ -79,7 +79,7 @@ end
 
 --@include remember
 
-local refusal = look()
+local refusal = read_state()
 local waiter_owner, waiter_depth = owner ~= attempt and owner or '', ' ' .. depth
 leave_queue(waiter_for('read', waiter_owner, waiter_depth))
 if leave_queue(waiter_for('write', waiter_owner, waiter_depth)) and not refusal then

@@ -19,11 +19,11 @@ local attempt, ttl_ms, owner = unpack(ARGV)
 
 --@include clock
 
---@include look
+--@include read_state
 
 --@include holds
 
-if look() then return -2 end
+if read_state() then return -2 end
 local ttl = tonumber(ttl_ms)
 local sole = string.match(state.mode or '', '^sole [^ ]+ (.+)$')
 if sole then

@@ -50,7 +50,7 @@ end
 
 --@include clock
 
---@include look
+--@include read_state
 
 --@include readers_token
 

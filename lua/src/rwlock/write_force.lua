@@ -21,7 +21,7 @@ local remember, owner = '1', ''
 
 --@include force_common
 
-local refusal = look()
+local refusal = read_state()
 if refusal then return answer(refusal) end
 expand_sole_hold()
 local _, write = unexpired(state.write)

@@ -117,7 +117,7 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a writer continues under the old token",
         "write_acquire",
-        "  if minted then return minted end\n  return next_token()",
+        "  if new_token then return new_token end\n  return next_token()",
         "  return tonumber(redis.call('GET', KEYS[2]) or 1)",
     ),
     mutant("a granted attempt stays in the queue", "write_acquire", "\nleave_queue(waiter)\n", "\n"),

@@ -1,6 +1,6 @@
--- What the hash says of the lock. Returns a refusal if the key holds something else.
+-- Reads the fields of the lock. Returns a refusal if the key holds something else.
 local state = {}
-local function look()
+local function read_state()
   local found = redis.pcall('HMGET', KEYS[1], 'mode', 'write', 'readers', 'read:' .. owner, 'token',
     'writer_wait_until', 'upgrade', 'writer_left')
   if found.err then return -2 end
