@@ -29,7 +29,7 @@ mod wire;
 #[doc(hidden)]
 pub mod simulation {
     pub use crate::clock::skip_with_the_runtime;
-    pub use crate::wire::memory::{Dialled, dialled, stay_in_memory};
+    pub use crate::wire::memory::{PendingConnection, pending_connections, stay_in_memory};
 }
 
 /// The guide: one page for each subject.

@@ -249,7 +249,7 @@ impl Options {
     }
 
     /// Sets how many readers may hold a read-write lock or be queued for it in Redis, from 1 to
-    /// 100,000; 10,000 by default. One reader more gets [`Error::Crowded`](crate::Error::Crowded).
+    /// 100,000; 10,000 by default. One reader more gets [`Error::TooManyReaders`](crate::Error::TooManyReaders).
     /// Each reader costs the server memory, and with more than 10,000 a forced release takes longer
     /// than 5 ms.
     pub fn max_readers(mut self, readers: u32) -> Options {
@@ -270,7 +270,7 @@ impl Options {
     ///
     /// It counts from when the request is written, and starts again with each reply on its
     /// connection: a server that replies to other requests is not silent. Before that, a request
-    /// waits inside the client while 320 others are in flight on the connection, for as long as the
+    /// waits inside the client while 256 others are in flight on the connection, for as long as the
     /// server replies and the caller waits. It belongs to the connections, so only
     /// [`LocksBuilder::options`](crate::LocksBuilder::options) can set it.
     pub fn node_timeout(mut self, timeout: Duration) -> Options {

@@ -82,8 +82,7 @@ impl NamedLock {
         read: fn(Option<FencingToken>, u64, &[String]) -> Option<T>,
         agree: fn(Vec<T>, usize) -> T,
     ) -> Result<T, Error> {
-        let keys = [self.name.key(), self.name.fence(), self.name.waiters()];
-        let call = Call::new(&kind.inspect, &keys).only_reads();
+        let call = kind.inspect(&self.name).only_reads();
         let call = owner.into_iter().fold(call, Call::text);
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;

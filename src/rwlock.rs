@@ -26,7 +26,7 @@ static READ: Kind = Kind {
     may_reenter: true,
     has_owner: true,
     queue: Queue::InRedis,
-    refusals: &[TOO_DEEP, CROWDED],
+    refusals: &[TOO_DEEP, FULL],
     capacity: Some(Capacity { option: |options| options.max_readers, default: 10_000 }),
     acquire: ScriptSet {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
@@ -87,7 +87,7 @@ static DOWNGRADE: ScriptSet = ScriptSet {
 };
 
 const WOULD_DEADLOCK: Refusal = (-6, |_, context| Error::WouldDeadlock { context });
-const CROWDED: Refusal = (-7, |options, context| Error::Crowded { context, limit: options.max_readers });
+const FULL: Refusal = (-7, |options, context| Error::TooManyReaders { context, limit: options.max_readers });
 
 const FOUND: &str = "something that is not a read-write lock";
 const WRITE_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/write_acquire_many.lua");
@@ -206,7 +206,7 @@ impl RwLock {
     /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
     /// # Errors
-    /// - [`Error::Crowded`], at once: [`max_readers`](Options::max_readers) readers hold the lock
+    /// - [`Error::TooManyReaders`], at once: [`max_readers`](Options::max_readers) readers hold the lock
     ///   or wait for it.
     /// - [`Error::TooDeep`]: the owner has [`max_depth`](Options::max_depth) holds to read.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
@@ -233,7 +233,7 @@ impl RwLock {
     ///
     /// # Errors
     /// - [`Error::WouldDeadlock`]: the owner reads while another reader waits to write.
-    /// - Those of [`read`](RwLock::read), except [`Error::Crowded`].
+    /// - Those of [`read`](RwLock::read), except [`Error::TooManyReaders`].
     ///
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read). A call that is polled once and then neither polled

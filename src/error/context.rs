@@ -37,8 +37,6 @@ pub enum Operation {
     Acquire,
     /// Work runs under a lease.
     Hold,
-    /// A lease is renewed. Only log events have it.
-    Renew,
     /// A guard is released.
     Release,
     /// A hold to write becomes a hold to read.
@@ -63,7 +61,6 @@ impl Operation {
             Operation::Connect => "connect",
             Operation::Acquire => "acquire",
             Operation::Hold => "hold",
-            Operation::Renew => "renew",
             Operation::Release => "release",
             Operation::Downgrade => "downgrade",
             Operation::Inspect => "inspect",

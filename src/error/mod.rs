@@ -53,8 +53,8 @@ pub enum Error {
         /// Which operation failed, on which lock and server.
         context: Context,
     },
-    /// The client was [closed](crate::Locks::close): it acquires no more locks, and has released
-    /// what it held.
+    /// The client was [closed](crate::Locks::close): it acquires no more locks, and releases those
+    /// that it held. `close` reports those that it could not release.
     Closed {
         /// Which operation failed, on which lock and server.
         context: Context,
@@ -101,7 +101,7 @@ pub enum Error {
     },
     /// [`Options::max_readers`](crate::Options::max_readers) readers hold the lock or wait for it.
     /// Owners that already hold it are not refused. Transient.
-    Crowded {
+    TooManyReaders {
         /// Which operation failed, on which lock and server.
         context: Context,
         /// The limit.
@@ -199,7 +199,7 @@ impl Error {
             | Error::Unconfirmed { context, .. }
             | Error::TooDeep { context, .. }
             | Error::WouldDeadlock { context }
-            | Error::Crowded { context, .. }
+            | Error::TooManyReaders { context, .. }
             | Error::WrongType { context, .. }
             | Error::Corrupt { context, .. }
             | Error::Redis { context, .. }
@@ -221,7 +221,7 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Error::TimedOut { .. } | Error::Crowded { .. } | Error::Unreleased { .. } => true,
+            Error::TimedOut { .. } | Error::TooManyReaders { .. } | Error::Unreleased { .. } => true,
             Error::Lost { context } => context.operation() == Operation::Acquire,
             Error::Unconfirmed { .. } | Error::Name(_) | Error::Config(_) => false,
             other => other.context().is_some_and(Context::is_transient),

@@ -91,7 +91,7 @@ impl fmt::Display for Reason<'_> {
             Error::WouldDeadlock { .. } => f.write_str(
                 "another reader of the lock waits to write: release all holds of this owner, then retry",
             ),
-            Error::Crowded { limit, .. } => {
+            Error::TooManyReaders { limit, .. } => {
                 write!(f, "{limit} readers hold the lock or wait for it, the limit set by max_readers")
             }
             Error::WrongType { context, found } => match context.lock() {

@@ -19,8 +19,8 @@ use crate::event::{WakeReason, acquiring};
 use crate::options::{Renewal, Wakeups};
 use crate::wire::{Failure, InFlight, Mailbox, NodeSet};
 
-/// The longest pause after nodes granted a lock to several attempts at a time; it doubles a few
-/// times.
+/// Half of the longest first pause after nodes granted a lock to several attempts at a time. The
+/// longest pause doubles with each one, up to 40 ms.
 const BACKOFF: Duration = Duration::from_millis(5);
 
 /// How many more times to try without queueing, after nodes granted the lock to several attempts at
@@ -233,7 +233,7 @@ async fn wait_in_local_queue(
         Err(local_waiter) => local_waiter,
     };
     progress.woken = WakeReason::Local;
-    let (front, mut news) = local_waiter.waits();
+    let (front, mut events) = local_waiter.split();
     tokio::pin!(front);
     let outage_deadline = OutageDeadline::new(request);
     let mut is_held = may_enter;
@@ -251,7 +251,7 @@ async fn wait_in_local_queue(
         let event = tokio::select! {
             turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),
             // It never fails: this task's queue entry keeps the sender.
-            _ = news.changed() => news.borrow_and_update().clone(),
+            _ = events.changed() => events.borrow_and_update().clone(),
         };
         is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
         // Tasks in a queue must not wait for the full outage deadline one after the other.
@@ -264,7 +264,7 @@ async fn wait_in_local_queue(
 /// turn.
 async fn announce_holder(request: &LockRequest, front: &LocalTurn) {
     let local_queues = &request.client.local_queues;
-    if local_queues.await_owners(&request.name, front)
+    if local_queues.has_nested_waiters_behind(&request.name, front)
         && let Some(owner) = request.holder().await
     {
         local_queues.announce(&request.name, LockEvent::HeldBy(owner));
@@ -302,8 +302,7 @@ impl ContentionBackoff {
 }
 
 /// How long a server may fail before a call returns its error: two node timeouts for an attempt
-/// that is not queued, one TTL for a queued one. Every lease that it waited for has expired by
-/// then.
+/// that is not queued, one TTL for a queued one: a lease with the same TTL has expired by then.
 struct OutageDeadline<'a> {
     request: &'a LockRequest,
     unqueued: Duration,

@@ -94,9 +94,9 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
                 if proposed == Some(token) {
                     nodes.accepted(token);
                 }
-                let unanimous = tally.granted.len() == nodes.deployment.nodes;
+                let is_unanimous = tally.granted.len() == nodes.deployment.nodes;
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
-                return AcquireOutcome::Granted(guard.granted(lease, unanimous));
+                return AcquireOutcome::Granted(guard.granted(lease, is_unanimous));
             }
         }
     }
@@ -122,7 +122,7 @@ enum ProposalOutcome {
 
 impl TokenProposals {
     fn new(token: Option<u64>, fencing: Fencing) -> TokenProposals {
-        let proposal = token.map(|token| Proposal { token, for_nested: false });
+        let proposal = token.map(|token| Proposal { token, is_nested: false });
         TokenProposals { proposal, fencing, tries_left: PROPOSALS, has_informed: false }
     }
 
@@ -134,14 +134,14 @@ impl TokenProposals {
     fn record(&mut self, tally: &ReplyTally) -> ProposalOutcome {
         self.tries_left -= 1;
         let proposed = self.proposed();
-        let for_nested = self.proposal.is_some_and(|proposal| proposal.for_nested);
+        let is_nested = self.proposal.is_some_and(|proposal| proposal.is_nested);
         let known = tally.known_elsewhere(proposed).filter(|_| !self.has_informed);
         let next = if let Some(token) = known {
-            Some(Proposal { token, for_nested })
+            Some(Proposal { token, is_nested })
         } else if tally.is_mixed(proposed) {
-            tally.next_proposal(proposed).map(|token| Proposal { token, for_nested: true })
+            tally.next_proposal(proposed).map(|token| Proposal { token, is_nested: true })
         } else if tally.may_propose_again() {
-            tally.next_proposal(proposed).map(|token| Proposal { token, for_nested })
+            tally.next_proposal(proposed).map(|token| Proposal { token, is_nested })
         } else {
             None
         };

@@ -28,7 +28,7 @@ const DEFAULT_TOKEN_TTL: Duration = Duration::from_secs(3600);
 pub(super) struct Proposal {
     pub(super) token: u64,
     /// It counts also where the owner has a hold with an earlier token.
-    pub(super) for_nested: bool,
+    pub(super) is_nested: bool,
 }
 
 /// How an attempt is queued: how long a grant is kept for it, and on which channel it is notified.
@@ -124,8 +124,9 @@ impl Attempt {
     }
 
     /// Whether scripts of this kind send this refusal. Any other number is outside their contract:
-    /// -5, for instance, means that this client sent a malformed request. Two never come here,
-    /// since `wire` judges them: -1, the request came too late, and -9, the node has no vote.
+    /// -5, for instance, means that this client sent a malformed request, and -1 that the attempt
+    /// has ended, which a live one has not. Two never come here, since `wire` judges them: -1 of a
+    /// request with a time limit, which came too late, and -9, the node has no vote.
     pub(super) fn may_refuse(&self, answer: i64) -> bool {
         matches!(answer, -3 | -2) || self.kind.refusals.iter().any(|(number, _)| *number == answer)
     }
@@ -160,15 +161,15 @@ impl Attempt {
     /// Acquires. With a `proposal`, several nodes are asked to accept one token.
     pub(super) fn acquire(&self, entry: Option<&QueueEntry>, proposal: Option<Proposal>) -> Call<'_> {
         let call = match proposal {
-            Some(Proposal { token, for_nested }) => {
+            Some(Proposal { token, is_nested }) => {
                 // The first proposal is its position in the queues of all nodes.
                 self.note_queued(token);
                 // The script for many locks knows no node that has to be admitted. A free lock is
                 // granted whatever the place in its queue would be.
-                let is_common = !for_nested
+                let is_common = !is_nested
                     && self.options.grant_within.is_none()
                     && self.options.restart_guard == RestartGuard::Off;
-                self.propose(self.options.ttl, Some(token), if for_nested { "nested" } else { "" }, entry)
+                self.propose(self.options.ttl, Some(token), if is_nested { "nested" } else { "" }, entry)
                     .with_others(is_common.then_some(&self.kind.propose_many))
             }
             None => {
@@ -259,13 +260,13 @@ impl Attempt {
         self.with_owner(Call::new(&self.kind.renew, &[self.name.key()]).text(&self.text).number(ttl))
     }
 
-    /// Releases what the attempt holds and its place in the queue. With `for_good`, the server also
+    /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
     /// refuses requests of it that arrive later.
-    pub(super) fn release(&self, for_good: bool, entry: Option<&QueueEntry>) -> Call<'_> {
+    pub(super) fn release(&self, is_final: bool, entry: Option<&QueueEntry>) -> Call<'_> {
         let call = Call::new(&self.kind.release, &self.keys()).text(&self.text);
         let call = self.with_owner(call).minimum_token();
-        let call = queued_as(call.optional(for_good.then_some(1)), entry);
-        let is_common = !for_good && entry.is_none();
+        let call = queued_as(call.optional(is_final.then_some(1)), entry);
+        let is_common = !is_final && entry.is_none();
         self.with_depth(call)
             .optional(self.token_ttl())
             .with_others(is_common.then_some(&self.kind.release_many))
@@ -278,12 +279,24 @@ impl Attempt {
 
     /// What the nodes know about the lock.
     pub(super) fn inspect(&self) -> Call<'_> {
-        Call::new(&self.kind.inspect, &self.keys())
+        self.kind.inspect(&self.name)
     }
 
     fn keys(&self) -> [&str; 3] {
-        [self.name.key(), self.name.fence(), self.name.waiters()]
+        keys(&self.name)
     }
+}
+
+impl Kind {
+    /// What the nodes know about a lock of this kind.
+    pub(crate) fn inspect<'a>(&'static self, name: &'a Name) -> Call<'a> {
+        Call::new(&self.inspect, &keys(name))
+    }
+}
+
+/// The keys of a lock, in the order of every script.
+fn keys(name: &Name) -> [&str; 3] {
+    [name.key(), name.fence(), name.waiters()]
 }
 
 fn queued_as<'a>(call: Call<'a>, entry: Option<&QueueEntry>) -> Call<'a> {

@@ -18,7 +18,7 @@ use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::wire::{
-    Call, Endpoint, Failure, Membership, Node, NodeReply, Nodes, Vote, WaitFor, WakeupEndpoint, Wakeups,
+    Endpoint, Failure, Membership, Node, NodeReply, Nodes, Vote, WaitFor, WakeupEndpoint, Wakeups,
 };
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
@@ -161,7 +161,7 @@ impl Client {
         alive.await.is_err()
     }
 
-    /// Whether nothing is held, waited for or being released.
+    /// Whether no lock is held, being acquired or being released.
     pub(crate) fn is_idle(&self) -> bool {
         [self.keeper.entries(), self.wakeups.mailbox_count(), self.local_queues.entries()] == [0; 3]
     }
@@ -172,11 +172,11 @@ impl Client {
     }
 }
 
-/// Its counts are all zero once nothing is held, waited for or being released.
+/// Its counts are all zero once no lock is held, being acquired or being released.
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("kept", &self.keeper.entries())
+            .field("scheduled", &self.keeper.entries())
             .field("waiting", &self.wakeups.mailbox_count())
             .field("queues", &self.local_queues.entries())
             .finish()
@@ -264,7 +264,7 @@ impl LockRequest {
     /// at a time.
     pub(super) async fn holder(&self) -> Option<String> {
         let nodes = &self.client.nodes;
-        let call = Call::new(&self.kind.inspect, &[self.name.key(), self.name.fence(), self.name.waiters()]);
+        let call = self.kind.inspect(&self.name);
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let named = |(_, outcome): &Vote| -> Option<String> {
             // Status, last token, waiters, time; then owner, count and milliseconds left.
@@ -322,7 +322,7 @@ pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
 struct LocalQueue {
     turn: Arc<Semaphore>,
     /// `None` until the first task waits: a lock without competition needs none.
-    news: Option<watch::Sender<LockEvent>>,
+    events: Option<watch::Sender<LockEvent>>,
     waiters: usize,
     /// How many of the tasks may enter at once if their owner holds the lock.
     owned: usize,
@@ -343,7 +343,7 @@ pub(super) enum LockEvent {
 #[derive(Debug)]
 pub(super) struct LocalWaiter {
     turn: Arc<Semaphore>,
-    news: watch::Receiver<LockEvent>,
+    events: watch::Receiver<LockEvent>,
     entry: LocalEntry,
 }
 
@@ -369,7 +369,7 @@ impl LocalQueues {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
             turn: Arc::new(Semaphore::new(1)),
-            news: None,
+            events: None,
             waiters: 0,
             owned: 0,
         });
@@ -378,25 +378,25 @@ impl LocalQueues {
         let entry = LocalEntry { name: name.clone(), owned, local_queues: Arc::clone(&self.0) };
         match Arc::clone(&local_queue.turn).try_acquire_owned() {
             Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: entry }),
-            // Under the same lock: news after this reach the task.
+            // Under the same lock: events after this reach the task.
             Err(_) => {
-                let news = local_queue.news.get_or_insert_with(|| watch::Sender::new(LockEvent::None));
-                let (turn, news) = (Arc::clone(&local_queue.turn), news.subscribe());
-                Err(LocalWaiter { turn, news, entry })
+                let events = local_queue.events.get_or_insert_with(|| watch::Sender::new(LockEvent::None));
+                let (turn, events) = (Arc::clone(&local_queue.turn), events.subscribe());
+                Err(LocalWaiter { turn, events, entry })
             }
         }
     }
 
     /// Whether tasks behind the front may enter once their owner holds the lock.
-    pub(super) fn await_owners(&self, name: &Name, front: &LocalTurn) -> bool {
+    pub(super) fn has_nested_waiters_behind(&self, name: &Name, front: &LocalTurn) -> bool {
         let own = usize::from(front._entry.owned);
         lock(&self.0).get(name).is_some_and(|local_queue| local_queue.owned > own)
     }
 
     /// Notifies the local waiters of a lock.
-    pub(super) fn announce(&self, name: &Name, news: LockEvent) {
-        if let Some(sender) = lock(&self.0).get(name).and_then(|local_queue| local_queue.news.as_ref()) {
-            sender.send_replace(news);
+    pub(super) fn announce(&self, name: &Name, event: LockEvent) {
+        if let Some(sender) = lock(&self.0).get(name).and_then(|local_queue| local_queue.events.as_ref()) {
+            sender.send_replace(event);
         }
     }
 
@@ -404,7 +404,7 @@ impl LocalQueues {
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
         let local_queues = lock(&self.0);
         let local_queue = local_queues.get(name).filter(|local_queue| local_queue.owned > 0);
-        if let Some(sender) = local_queue.and_then(|local_queue| local_queue.news.as_ref()) {
+        if let Some(sender) = local_queue.and_then(|local_queue| local_queue.events.as_ref()) {
             sender.send_replace(LockEvent::HeldBy(owner.to_owned()));
         }
     }
@@ -416,14 +416,14 @@ impl LocalQueues {
 }
 
 impl LocalWaiter {
-    /// Splits the entry into a future of the turn and a receiver of news.
-    pub(super) fn waits(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockEvent>) {
-        let LocalWaiter { turn, news, entry } = self;
+    /// Splits the waiter into a future of the turn and a receiver of events.
+    pub(super) fn split(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockEvent>) {
+        let LocalWaiter { turn, events, entry } = self;
         let front = async move {
             // It fails only if the semaphore is closed, which no code does.
             LocalTurn { _turn: turn.acquire_owned().await.ok(), _entry: entry }
         };
-        (front, news)
+        (front, events)
     }
 }
 

@@ -25,8 +25,8 @@ const FIRST_REPAIR: Duration = Duration::from_millis(100);
 
 /// How many requests one batch has at most.
 const BATCH_SIZE: usize = 128;
-/// How many dropped attempts are remembered. Beyond that, one is left to its TTL: while a server is
-/// down for long, memory must not grow with every caller that gives up.
+/// How many dropped attempts each of two queues remembers. Beyond that, one is left to its TTL:
+/// while a server is down for long, memory must not grow with every caller that gives up.
 const MAX_PENDING_RELEASES: usize = 65_536;
 
 /// How long beyond its TTL the release of a dropped attempt is retried once its client was dropped.
@@ -38,19 +38,19 @@ const RETRIES: u32 = 6;
 
 /// Renews leases, the soonest first, and releases what was dropped.
 ///
-/// A lease is in the schedule, or in one batch, or has ended. All three change under the schedule's
-/// lock, so a lease that was released is never renewed afterwards.
+/// A lease is in the schedule or in one batch until it is removed. That changes under the lock of
+/// the schedule, so a lease that was released is never renewed afterwards.
 pub(super) struct Keeper {
     pub(super) nodes: Arc<Nodes>,
     schedule: Mutex<Schedule>,
     /// Wakes its task.
     pub(super) notify: Notify,
-    /// Notified when everything that was dropped has been released.
+    /// Notified when `settled` or `close` has to check again.
     pub(super) settled: Notify,
     pub(super) closing: Closing,
     /// Its task has ended with its runtime: nothing is renewed or released any more. Written under
     /// the schedule's lock.
-    pub(super) ended: AtomicBool,
+    pub(super) has_ended: AtomicBool,
 }
 
 impl Keeper {
@@ -61,21 +61,21 @@ impl Keeper {
             notify: Notify::new(),
             settled: Notify::new(),
             closing: Closing::default(),
-            ended: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
         }
     }
 
-    /// No more leases will come; what was dropped is still released.
+    /// No more leases will come; dropped attempts are still released.
     pub(super) fn close(&self) {
-        self.schedule().closed = true;
+        self.schedule().is_closed = true;
         self.notify.notify_one();
     }
 
     /// Adds the lease of a guard, and renews it from now on if its options say so: soon if not all
     /// nodes granted it, since they may by now.
-    pub(super) fn keep(&self, lease: &Lease, unanimous: bool, entry: Option<QueueEntry>) {
+    pub(super) fn keep(&self, lease: &Lease, is_unanimous: bool, entry: Option<QueueEntry>) {
         let third = lease.until().since(lease.counts_from()) / 3;
-        let soon = if unanimous { third } else { third.min(FIRST_REPAIR) };
+        let soon = if is_unanimous { third } else { third.min(FIRST_REPAIR) };
         let due = match lease.options().renewal {
             Renewal::Automatic => Some(lease.counts_from() + soon),
             // Not renewed, but polled if another hold of its owner turns out to be lost.
@@ -99,11 +99,11 @@ impl Keeper {
     pub(super) fn abandon(
         &self,
         attempt: Arc<Attempt>,
-        for_good: bool,
+        is_final: bool,
         entry: Option<QueueEntry>,
         nodes: NodeSet,
     ) {
-        let given_up = self.abandon_in(&mut self.schedule(), attempt, for_good, entry, nodes);
+        let given_up = self.abandon_in(&mut self.schedule(), attempt, is_final, entry, nodes);
         self.notify.notify_one();
         log_given_up(given_up);
     }
@@ -112,7 +112,7 @@ impl Keeper {
         &self,
         schedule: &mut Schedule,
         attempt: Arc<Attempt>,
-        for_good: bool,
+        is_final: bool,
         entry: Option<QueueEntry>,
         nodes: NodeSet,
     ) -> Option<Arc<Attempt>> {
@@ -121,7 +121,7 @@ impl Keeper {
         }
         // A hold on a minority of the nodes blocks no other attempt.
         let is_awaited = nodes.len() > self.nodes.deployment.max_failures();
-        schedule.abandon(attempt, for_good, entry, nodes, is_awaited)
+        schedule.abandon(attempt, is_final, entry, nodes, is_awaited)
     }
 
     /// Waits until everything that was dropped has been released or abandoned.
@@ -138,7 +138,7 @@ impl Keeper {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed)
+        self.has_ended.load(Ordering::Relaxed)
     }
 
     /// Poisoning does not matter: nothing under this lock panics.
@@ -146,10 +146,11 @@ impl Keeper {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many leases and pending releases are in the schedule.
+    /// How many leases, open calls and pending releases there are.
     pub(super) fn entries(&self) -> usize {
+        let open_calls = self.closing.open_calls().len();
         let schedule = self.schedule();
-        schedule.due.len() + schedule.pending_releases.len() + schedule.cleanups.len()
+        open_calls + schedule.held.len() + schedule.pending_releases.len() + schedule.cleanups.len()
     }
 }
 
@@ -249,12 +250,12 @@ pub(super) struct Schedule {
     /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
     /// a lock that is soon released costs no task switch.
     pub(super) sleeps_until: Option<Moment>,
-    pub(super) closed: bool,
+    pub(super) is_closed: bool,
 }
 
 pub(super) struct PendingRelease {
     pub(super) attempt: Arc<Attempt>,
-    pub(super) for_good: bool,
+    pub(super) is_final: bool,
     pub(super) entry: Option<QueueEntry>,
     pub(super) give_up: Moment,
     /// The nodes that may still hold it.
@@ -296,7 +297,7 @@ pub(super) struct BatchLimits {
 impl Schedule {
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment, notify: &Notify) {
         let entry = &lease.entry();
-        if entry.over.load(Ordering::Relaxed) {
+        if entry.has_ended.load(Ordering::Relaxed) {
             return;
         }
         self.due.insert(lease, due);
@@ -308,7 +309,7 @@ impl Schedule {
     /// Removes a lease for good, and returns how it ended: the first of two tasks that end it
     /// decides. [`Lease::announce`] follows once the lock is released.
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
-        lease.entry().over.store(true, Ordering::Relaxed);
+        lease.entry().has_ended.store(true, Ordering::Relaxed);
         self.due.remove(lease);
         self.held.remove(&lease.attempt().id);
         lease.end(how)
@@ -320,7 +321,7 @@ impl Schedule {
     pub(super) fn abandon(
         &mut self,
         attempt: Arc<Attempt>,
-        for_good: bool,
+        is_final: bool,
         entry: Option<QueueEntry>,
         nodes: NodeSet,
         is_awaited: bool,
@@ -330,7 +331,7 @@ impl Schedule {
         let awaited = is_awaited.then(|| self.number_awaited(&attempt));
         let (retries_left, failed) = (RETRIES, 0);
         let pending =
-            PendingRelease { attempt, for_good, entry, give_up, nodes, awaited, retries_left, failed };
+            PendingRelease { attempt, is_final, entry, give_up, nodes, awaited, retries_left, failed };
         self.schedule_release(pending, now)
     }
 
@@ -447,10 +448,6 @@ impl DueQueue {
 
     pub(super) fn next(&self) -> Option<Moment> {
         self.soonest.first_key_value().map(|((due, _), _)| *due)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.soonest.len()
     }
 
     /// Makes the other holds of this lease's owner due now.

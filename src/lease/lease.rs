@@ -82,8 +82,8 @@ impl Lease {
         self.0.token
     }
 
-    /// Returns until when the lease is valid, as far as it has been renewed; a time in the past
-    /// once it has ended.
+    /// Returns until when the lease is valid, as far as it has been renewed; a time that is not
+    /// in the future once it has ended.
     pub fn valid_until(&self) -> Instant {
         self.0.deadline.get().map_or_else(Instant::now, Moment::to_instant)
     }
@@ -309,7 +309,7 @@ impl LeaseEnd {
 #[derive(Default)]
 pub(super) struct ScheduleEntry {
     pub(super) place: DuePlace,
-    pub(super) over: AtomicBool,
+    pub(super) has_ended: AtomicBool,
 }
 
 /// The time at which a lease is due, and a number that no other entry has.

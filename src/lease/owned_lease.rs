@@ -90,12 +90,12 @@ impl AttemptGuard {
     }
 
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
-    pub(super) fn granted(mut self, lease: Lease, unanimous: bool) -> OwnedLease {
+    pub(super) fn granted(mut self, lease: Lease, is_unanimous: bool) -> OwnedLease {
         // A granted attempt has left the queue; only a late delivery could queue it again.
-        if unanimous && !self.attempt.in_flight.is_indeterminate() {
+        if is_unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
-        self.client.keeper.keep(&lease, unanimous, self.entry.clone());
+        self.client.keeper.keep(&lease, is_unanimous, self.entry.clone());
         if self.attempt.kind.may_reenter {
             self.client.local_queues.announce_grant(&self.attempt.name, self.attempt.owner());
         }
@@ -136,9 +136,9 @@ impl AttemptGuard {
     pub(super) fn expect_late_notifications(&self) {
         if self.has_queued {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
-            let for_good = self.client.nodes.deployment.may_resend;
+            let is_final = self.client.nodes.deployment.may_resend;
             self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
-                keeper.abandon(Arc::clone(&attempt), for_good, None, NodeSet::of([node]));
+                keeper.abandon(Arc::clone(&attempt), is_final, None, NodeSet::of([node]));
             });
         }
     }
@@ -179,9 +179,9 @@ impl Drop for AttemptGuard {
             self.expect_late_notifications();
         }
         if !self.is_disarmed() && !nothing_to_undo {
-            let for_good = self.ends_for_good();
+            let is_final = self.ends_for_good();
             let all_nodes = self.client.nodes.all_nodes();
-            self.client.keeper.abandon(Arc::clone(&self.attempt), for_good, self.entry.take(), all_nodes);
+            self.client.keeper.abandon(Arc::clone(&self.attempt), is_final, self.entry.take(), all_nodes);
         }
     }
 }
@@ -227,9 +227,9 @@ impl OwnedLease {
             // for good would leave a mark on all nodes, and slow down the next attempts.
             let _late = timeout(LAST_ANSWERS, attempt.in_flight.all_answered()).await;
         }
-        let for_good = self.guard.ends_for_good();
+        let is_final = self.guard.ends_for_good();
         let token = self.lease.fencing_token();
-        let released = release(&client, &attempt, token, for_good, self.guard.entry.as_ref()).await;
+        let released = release(&client, &attempt, token, is_final, self.guard.entry.as_ref()).await;
         let error = |failure: Failure| client.error(failure, context());
         let released = released.map_err(error)?;
         self.guard.expect_late_notifications();
@@ -275,7 +275,7 @@ impl OwnedLease {
         let attempt = Arc::new(self.guard.attempt.converted(kind, Arc::new(options)));
         self.guard.attempt = Arc::clone(&attempt);
         let call = attempt.convert(scripts);
-        let late = attempt.in_flight.is_indeterminate();
+        let may_arrive_late = attempt.in_flight.is_indeterminate();
         let sent = Moment::now();
         let Decision { answer, reply, votes } = retry(&client, &attempt, &call).await.map_err(error)?;
         match answer {
@@ -290,7 +290,7 @@ impl OwnedLease {
                     return Err(lost());
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
-                convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, late);
+                convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, may_arrive_late);
                 let mut held = self.guard.granted(lease, client.nodes.deployment.decides_alone());
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is released
@@ -331,9 +331,9 @@ fn convert_stragglers(
     attempt: &Arc<Attempt>,
     lease: Lease,
     votes: &Votes,
-    late: bool,
+    may_arrive_late: bool,
 ) {
-    let not_yet = move |votes: &Votes| if late { votes.negatives() } else { NodeSet::of([]) };
+    let not_yet = move |votes: &Votes| if may_arrive_late { votes.negatives() } else { NodeSet::of([]) };
     let mut left = votes.missing().union(not_yet(votes));
     if left.is_empty() {
         return;

@@ -66,12 +66,14 @@ pub(crate) async fn decide(
 
 /// Sends a request again while that may help.
 pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Decision, Failure> {
-    let (mut tries_left, mut unknown) = (TRIES, false);
+    let (mut tries_left, mut may_have_run) = (TRIES, false);
     loop {
         tries_left -= 1;
         match decide(client, attempt, call, true).await {
-            Err(failure) if failure.is_transient() && tries_left > 0 => unknown |= failure.is_indeterminate(),
-            outcome => return outcome.map_err(|failure| failure.with_effect_if(unknown)),
+            Err(failure) if failure.is_transient() && tries_left > 0 => {
+                may_have_run |= failure.is_indeterminate()
+            }
+            outcome => return outcome.map_err(|failure| failure.with_effect_if(may_have_run)),
         }
     }
 }
@@ -118,9 +120,9 @@ impl ReleaseTally {
         self.released.union(self.not_held).union(self.doubtful).union(refused)
     }
 
-    /// Adds the replies. A request that ends the attempt `for_good` is answered alike
+    /// Adds the replies. A request that ends the attempt for good is answered alike
     /// when it is delivered again.
-    fn add(&mut self, votes: &Votes, for_good: bool) -> Result<(), Failure> {
+    fn add(&mut self, votes: &Votes, is_final: bool) -> Result<(), Failure> {
         for (node, outcome) in &votes.received {
             let reply = match outcome {
                 Ok(reply) => reply,
@@ -138,7 +140,7 @@ impl ReleaseTally {
             }
             match reply.answer() {
                 Ok(Answer::Final(1..)) => self.released = self.released.with(*node),
-                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !for_good => {
+                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !is_final => {
                     self.doubtful = self.doubtful.with(*node);
                 }
                 Ok(Answer::Final(0)) => self.not_held = self.not_held.with(*node),
@@ -183,17 +185,17 @@ pub(super) async fn release(
     client: &Arc<Client>,
     attempt: &Arc<Attempt>,
     token: Option<FencingToken>,
-    for_good: bool,
+    is_final: bool,
     entry: Option<&QueueEntry>,
 ) -> Result<Released, Failure> {
     let nodes = &client.nodes;
-    let call = attempt.release(for_good, entry);
+    let call = attempt.release(is_final, entry);
     let (mut tally, mut tries_left) = (ReleaseTally::new(), TRIES);
     let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {
         tries_left -= 1;
-        tally.add(&votes, for_good)?;
+        tally.add(&votes, is_final)?;
         check_for_later_holders(client, attempt, token, &mut tally).await;
         let silent = nodes.all_nodes().without(tally.answered());
         if let Some(released) = tally.decided(nodes.deployment) {

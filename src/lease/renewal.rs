@@ -17,8 +17,11 @@ use crate::wire::{Answer, Call, NodeSet, Nodes, Reply, Vote};
 
 /// How many batches are in flight at a time.
 const MAX_BATCHES: usize = 16;
-/// The pause before a request without a reply is sent again: the shortest and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// The longest pause before a renewal without a reply is sent again; a thirtieth of the TTL if that
+/// is shorter.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The pause before a release without a reply is sent again.
+const RELEASE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Keeper {
     /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to
@@ -41,7 +44,7 @@ impl Keeper {
                     break LONGEST_SLEEP;
                 }
                 // Not in the match: its lock would be held in the arms.
-                let (taken, closed) = self
+                let (taken, is_closed) = self
                     .take(BatchLimits { release: releasing < MAX_BATCHES / 2, clean_up: cleaning_up == 0 });
                 match taken {
                     Ok(batch) => {
@@ -55,7 +58,7 @@ impl Keeper {
                         })
                     }
                     Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
-                    Err(None) if batches.is_empty() && closed => return,
+                    Err(None) if batches.is_empty() && is_closed => return,
                     Err(None) => break LONGEST_SLEEP,
                 };
             };
@@ -78,14 +81,14 @@ impl Keeper {
             Ok(_) => None,
             Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
         };
-        (taken, schedule.closed)
+        (taken, schedule.is_closed)
     }
 
     async fn execute(self: Arc<Keeper>, batch: Batch) {
         let all_nodes = self.nodes.all_nodes();
         let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), all_nodes));
         let releases = batch.releases.iter().map(|pending| {
-            (pending.attempt.release(pending.for_good, pending.entry.as_ref()), pending.nodes)
+            (pending.attempt.release(pending.is_final, pending.entry.as_ref()), pending.nodes)
         });
         let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
         // A silent connection must leave time for another one before the shortest lease expires.
@@ -126,10 +129,11 @@ impl Keeper {
     async fn repair(&self, degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
         let degraded: Vec<_> = {
             let _schedule = self.schedule();
-            let held = |lease: &Lease| !lease.entry().over.load(Ordering::Relaxed) && !lease.is_lost();
+            let is_held =
+                |lease: &Lease| !lease.entry().has_ended.load(Ordering::Relaxed) && !lease.is_lost();
             degraded
                 .into_iter()
-                .filter(|(lease, ..)| held(lease))
+                .filter(|(lease, ..)| is_held(lease))
                 // From here on, a release waits for this request, or has it refused.
                 .map(|(lease, ttl, nodes)| (SentRequest::new(lease.attempt()), lease, ttl, nodes))
                 .collect()
@@ -159,7 +163,7 @@ impl Keeper {
         reports: &mut Vec<Report>,
     ) -> bool {
         let mut schedule = self.schedule();
-        if lease.entry().over.load(Ordering::Relaxed) {
+        if lease.entry().has_ended.load(Ordering::Relaxed) {
             return false; // it was released meanwhile
         }
         match tally.state(&self.nodes) {
@@ -192,7 +196,7 @@ impl Keeper {
             }
             LeaseState::Unknown => {
                 // Several tries must fit in before the deadline of a short lease.
-                let pause = (lease.options().ttl / 30).min(PAUSES.1);
+                let pause = (lease.options().ttl / 30).min(LONGEST_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, &self.notify);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
                 let (_held, _lost) = (tally.held, tally.without.len());
@@ -244,10 +248,10 @@ impl Keeper {
             // While the server cannot be reached, it may still have the attempt in its queue. After
             // the client is dropped, no release is retried for that long, nor one of a minority
             // that does not come back.
-            let for_long = !schedule.closed && pending.nodes.len() > self.nodes.deployment.max_failures();
+            let for_long = !schedule.is_closed && pending.nodes.len() > self.nodes.deployment.max_failures();
             let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
             if may_pass && (for_long || now < pending.give_up) {
-                pending.for_good |= failure.is_indeterminate();
+                pending.is_final |= failure.is_indeterminate();
                 left = left.with(*node);
             } else {
                 lasting.push((self.nodes.label(*node).to_owned(), failure));
@@ -261,7 +265,7 @@ impl Keeper {
         let is_released = left.is_empty() && lasting.is_empty();
         if !left.is_empty() {
             pending.nodes = left;
-            given_up = schedule.schedule_release(pending, now + PAUSES.1 / 2);
+            given_up = schedule.schedule_release(pending, now + RELEASE_PAUSE);
         }
         if let Some(number) = ended {
             schedule.end_awaited(number, failed);
@@ -343,7 +347,7 @@ impl Drop for EndGuard {
     fn drop(&mut self) {
         let left = {
             let mut schedule = self.0.schedule();
-            self.0.ended.store(true, Ordering::Relaxed);
+            self.0.has_ended.store(true, Ordering::Relaxed);
             std::mem::take(&mut *schedule)
         };
         drop(left);

@@ -330,7 +330,7 @@ async fn run_batches(
         let _first = last_reply.failure.set(error.clone());
         queued.close();
         while let Some(waiting) = queued.recv().await {
-            let _gone = waiting.outcome.send(Outcome::Answered(Err(error.clone())));
+            let _disconnected = waiting.outcome.send(Outcome::Answered(Err(error.clone())));
         }
     }
     // The last callers still wait for their replies.
@@ -369,7 +369,7 @@ async fn send_batch(
                 None => Outcome::SendAlone(request),
             };
             // If the caller disconnected, its attempt is undone elsewhere.
-            let _gone = caller.send(outcome);
+            let _disconnected = caller.send(outcome);
         }
     }
     failure
@@ -393,8 +393,9 @@ async fn send_calls(
     replies
 }
 
-/// For how long a lock counts as contended after a request for it had to be sent alone, in seconds.
-const CONTENDED: u64 = 1;
+/// For how many seconds a lock counts as contended after a request for it had to be sent alone. Whole
+/// seconds are compared, so it is up to one more.
+const CONTENDED_SECONDS: u64 = 1;
 /// The bits of a slot that hold a time.
 const TIME_BITS: u32 = 24;
 
@@ -420,7 +421,7 @@ impl ContendedLocks {
     pub(super) fn contain(&self, request: &Request) -> bool {
         let (slot, hash) = self.slot(request);
         let seen = slot.load(Ordering::Relaxed);
-        seen != 0 && seen >> TIME_BITS == hash >> TIME_BITS && self.now() - (seen ^ hash) <= CONTENDED
+        seen != 0 && seen >> TIME_BITS == hash >> TIME_BITS && self.now() - (seen ^ hash) <= CONTENDED_SECONDS
     }
 
     fn slot(&self, request: &Request) -> (&AtomicU64, u64) {
@@ -450,8 +451,8 @@ pub(super) struct ScriptLoader {
     done: Notify,
 }
 
-/// How often a request waits for another one to send a source: about the number of scripts. A
-/// cluster has several servers that may not know them.
+/// How often a request waits for another one to send a source. A client with one kind of lock uses
+/// about five scripts, and a cluster has several servers that may not know them.
 const MAX_WAITS: u32 = 8;
 
 /// How long it waits each time before it sends the source itself. The other request may belong to a
@@ -562,5 +563,17 @@ impl Drop for LoadTurn<'_> {
         let _taken_over =
             self.loader.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
         self.loader.done.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_requests_in_flight_is_the_documented_one() {
+        let most = MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_SIZE;
+        assert!(include_str!("../options.rs").contains(&format!("while {most} others are in flight")));
+        assert!(include_str!("../locks.rs").contains(&format!("While {most} requests are in flight")));
     }
 }

@@ -40,14 +40,14 @@ pub(crate) enum Endpoint {
 impl Endpoint {
     /// Connects, and sets `name` in `CLIENT LIST` if there is one.
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
-        let connection = timeout(limit, self.dial(limit)).await.map_err(|_| too_slow())??;
+        let connection = timeout(limit, self.open(limit)).await.map_err(|_| too_slow())??;
         if let Some(name) = name {
             connection.set_name(name, limit).await?;
         }
         Ok(connection)
     }
 
-    async fn dial(&self, limit: Duration) -> Result<Connection, RedisError> {
+    async fn open(&self, limit: Duration) -> Result<Connection, RedisError> {
         let connection = match self {
             Endpoint::Server(client) => connect(client, &unlimited(limit)).await?,
             #[cfg(feature = "pool")]
@@ -80,10 +80,10 @@ impl Endpoint {
     pub(super) async fn connect_pair(
         self,
         limit: Duration,
-        twice: bool,
+        has_second: bool,
         name: Option<&str>,
     ) -> Result<(Connection, Option<Connection>), RedisError> {
-        if !twice {
+        if !has_second {
             return Ok((self.connect(limit, name).await?, None));
         }
         let server = match &self {

@@ -77,7 +77,7 @@ pub(crate) struct Membership {
     labels: Vec<String>,
     problems: Mutex<Vec<Option<NodeProblem>>>,
     /// Which nodes have replied that they have no vote.
-    refuse: Vec<AtomicBool>,
+    has_no_vote: Vec<AtomicBool>,
     /// Whether a node without a run id has no vote.
     is_strict: bool,
 }
@@ -85,15 +85,15 @@ pub(crate) struct Membership {
 impl Membership {
     pub(crate) fn new(labels: Vec<String>, is_strict: bool) -> Membership {
         let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
-        let refuse = labels.iter().map(|_| AtomicBool::new(false)).collect();
-        Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), refuse, is_strict }
+        let has_no_vote = labels.iter().map(|_| AtomicBool::new(false)).collect();
+        Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), has_no_vote, is_strict }
     }
 
     /// Logs that a node has no vote: once, until it votes again.
     pub(super) fn note(&self, node: usize, refuses: bool) {
-        if self.refuse[node].swap(refuses, Ordering::Relaxed) != refuses && refuses {
+        if self.has_no_vote[node].swap(refuses, Ordering::Relaxed) != refuses && refuses {
             let _node = &self.labels[node];
-            event!(warn, node = %_node, "a node has no vote since it started or lost its data: call Locks::rejoin");
+            event!(warn, server = %_node, "a node has no vote since it started or lost its data: call Locks::rejoin");
         }
     }
 
@@ -122,15 +122,11 @@ impl Membership {
             Err(error) if !self.is_strict && is_denied(&error) => String::new(),
             info => text(info?).unwrap_or_default(),
         };
-        let field = |name: &str| {
-            let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            value.map(str::trim).filter(|value| !value.is_empty())
-        };
-        let run: Option<Arc<str>> = field("run_id").map(Arc::from);
+        let run: Option<Arc<str>> = info_field(&info, "run_id").map(Arc::from);
         if run.is_none() {
-            event!(warn, node = %self.labels[node], "a node has no run id in its INFO: a restart could not be noticed");
+            event!(warn, server = %self.labels[node], "a node has no run id in its INFO: a restart could not be noticed");
         }
-        let problem = self.check_member(node, run.as_ref(), field("role"));
+        let problem = self.check_member(node, run.as_ref(), info_field(&info, "role"));
         self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);
         match problem {
             None => Ok(run),
@@ -204,8 +200,7 @@ impl Facts {
     }
 
     fn field(&self, name: &str) -> Option<&str> {
-        let value = self.info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.map(str::trim).filter(|value| !value.is_empty())
+        info_field(&self.info, name)
     }
 
     /// What the facts mean for locks. `waits`: the client waits for replicas, so a failover loses
@@ -253,4 +248,10 @@ fn text(answer: Value) -> Option<String> {
         Value::Map(mut pairs) => text(pairs.pop()?.1),
         _ => None,
     }
+}
+
+/// A field of the reply to `INFO`.
+fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.map(str::trim).filter(|value| !value.is_empty())
 }

@@ -9,26 +9,26 @@ use tokio::io::DuplexStream;
 use tokio::sync::oneshot;
 
 thread_local! {
-    static DIALLED: RefCell<Option<Vec<Dialled>>> = const { RefCell::new(None) };
+    static PENDING: RefCell<Option<Vec<PendingConnection>>> = const { RefCell::new(None) };
 }
 
 /// A connection that a client wants to make. Dropping it refuses the connection.
 #[derive(Debug)]
-pub struct Dialled {
+pub struct PendingConnection {
     /// The address of the server.
     pub address: String,
     /// Takes the client's end of the connection.
-    pub pick_up: oneshot::Sender<DuplexStream>,
+    pub accept: oneshot::Sender<DuplexStream>,
 }
 
-/// From now on, connections of this thread's clients wait for [`dialled`].
+/// From now on, connections of this thread's clients wait for [`pending_connections`].
 pub fn stay_in_memory() {
-    DIALLED.with_borrow_mut(|dialled| *dialled = Some(Vec::new()));
+    PENDING.with_borrow_mut(|pending| *pending = Some(Vec::new()));
 }
 
 /// Returns the connections that this thread's clients have asked for since the last call.
-pub fn dialled() -> Vec<Dialled> {
-    DIALLED.with_borrow_mut(|dialled| dialled.as_mut().map(std::mem::take).unwrap_or_default())
+pub fn pending_connections() -> Vec<PendingConnection> {
+    PENDING.with_borrow_mut(|pending| pending.as_mut().map(std::mem::take).unwrap_or_default())
 }
 
 /// Connects in memory. `None`: this thread connects as usual.
@@ -36,13 +36,13 @@ pub(super) async fn connect(
     client: &Client,
     config: &AsyncConnectionConfig,
 ) -> Option<Result<MultiplexedConnection, RedisError>> {
-    let (pick_up, picked_up) = oneshot::channel();
+    let (accept, accepted) = oneshot::channel();
     let address = client.get_connection_info().addr().to_string();
-    DIALLED.with_borrow_mut(|dialled| {
-        dialled.as_mut()?.push(Dialled { address, pick_up });
+    PENDING.with_borrow_mut(|pending| {
+        pending.as_mut()?.push(PendingConnection { address, accept });
         Some(())
     })?;
-    let Ok(stream) = picked_up.await else {
+    let Ok(stream) = accepted.await else {
         return Some(Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))));
     };
     let settings = client.get_connection_info().redis_settings().clone();

@@ -23,10 +23,6 @@ use crate::event::{Report, event};
 /// looks ten times a second.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How far a minimum token may be ahead of the server's clock, in microseconds: a day, less what
-/// clocks may drift meanwhile.
-const MAX_AHEAD: u64 = 86_000_000_000;
-
 /// One deployment, reached through one shared connection, and a second one to wait for replicas.
 pub(crate) struct Node {
     connection: SharedConnection,
@@ -71,7 +67,7 @@ impl Node {
         }
     }
 
-    /// The longest time that one request takes.
+    /// How long a server may stay silent after a request was written, or while it is connected to.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
@@ -94,31 +90,17 @@ impl Node {
         self.connection.is_one_server()
     }
 
-    /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
-    fn minimum_token(&self) -> u64 {
-        let minimum_token = if self.is_one_server() {
-            self.connection.token_floor.seen()
-        } else {
-            self.connection.token_floor.advanced()
-        };
-        // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
-        // was set back by more than that, tokens are in no order across that step, but the locks
-        // work.
-        minimum_token.min(self.clock().saturating_add(MAX_AHEAD))
-    }
-
     /// The server's clock, as far as it is known.
     pub(super) fn clock(&self) -> u64 {
-        self.connection.token_floor.now()
+        self.connection.server_clock.now()
     }
 
     /// Records the server's time from one of its replies.
     pub(crate) fn observe(&self, server_time: u64) {
-        self.connection.token_floor.observe(server_time);
+        self.connection.server_clock.observe(server_time);
     }
 
-    /// Connects, if there is no connection. An error within the limit means that the server is
-    /// down.
+    /// Connects, if there is no connection. Takes at most two node timeouts.
     pub(crate) async fn connect(&self) -> Result<(), RedisError> {
         self.connected_to(false).await.map(drop)
     }
@@ -155,13 +137,13 @@ impl Node {
         Ok(self.connected_to(false).await?.run.clone())
     }
 
-    async fn connected_to(&self, confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
-        if let Some(live) = self.connection.current(confirming) {
+    async fn connected_to(&self, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
+        if let Some(live) = self.connection.current(is_confirming) {
             return Ok(live);
         }
         let (limit, place) = (self.limit, self.place.clone());
         let (label, is_examined) = (Arc::clone(&self.label), Arc::clone(&self.is_examined));
-        self.connection.get(confirming, Handshake { limit, place, label, is_examined }).await
+        self.connection.get(is_confirming, Handshake { limit, place, label, is_examined }).await
     }
 
     /// Since when the node has failed, and with which failure, if it does. Missing replicas count
@@ -205,12 +187,12 @@ impl Node {
     /// finding out that a connection is silent; waiting for replicas comes after that. The request
     /// waits for its turn for as long as the node replies to others.
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
-        let patience = call.replicas().map_or(Duration::ZERO, |(_, patience)| patience);
+        let replica_timeout = call.replicas().map_or(Duration::ZERO, |(_, timeout)| timeout);
         let sent = SentFlag::default();
         let trying = self.try_call(call, &sent);
         tokio::pin!(trying);
         let outcome = loop {
-            match timeout(self.limit * 5 / 4 + patience, trying.as_mut()).await {
+            match timeout(self.limit * 5 / 4 + replica_timeout, trying.as_mut()).await {
                 Ok(Ok(reply)) if self.refuses(call, &reply) => {
                     break Err(Failure::not_admitted());
                 }
@@ -291,7 +273,7 @@ impl Node {
             Err(error) if call.may_be_read(&error) => error,
             answer => return answer,
         };
-        prepared.reads = true;
+        prepared.is_read_only = true;
         match self.script_loader.run(&on.batcher, &prepared, sent).await {
             // Report the first refusal, since the documentation names the right for that form.
             Err(error) if !is_broken(&error) => Err(refused),
@@ -303,12 +285,12 @@ impl Node {
     /// sent through, and so everything written before. A server knows what to wait for only if the
     /// request did write; every grant does.
     async fn confirm(&self, call: &Call<'_>, on: &LiveConnection, reply: Reply) -> Result<Reply, Failure> {
-        let Some((replicas, patience)) = call.replicas().filter(|_| reply.is_number_from(0)) else {
+        let Some((replicas, replica_timeout)) = call.replicas().filter(|_| reply.is_number_from(0)) else {
             return Ok(reply);
         };
         let mut wait = redis::cmd("WAIT");
-        wait.arg(replicas).arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1));
-        match on.batcher.send_within(wait, patience + self.limit.max(TICK)).await {
+        wait.arg(replicas).arg(u64::try_from(replica_timeout.as_millis()).unwrap_or(u64::MAX).max(1));
+        match on.batcher.send_within(wait, replica_timeout + self.limit.max(TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
@@ -358,10 +340,10 @@ impl Node {
     fn prepare<'a>(&self, call: &'a Call<'a>, connected: &'a LiveConnection) -> PreparedCall<'a> {
         PreparedCall {
             call,
-            minimum_token: self.minimum_token(),
-            clock: if self.connection.token_floor.seen() == 0 { 0 } else { self.clock() },
+            minimum_token: self.connection.server_clock.minimum_token(),
+            clock: if self.connection.server_clock.seen() == 0 { 0 } else { self.clock() },
             run: connected.run.as_deref().unwrap_or_default(),
-            reads: false,
+            is_read_only: false,
         }
     }
 

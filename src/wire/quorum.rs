@@ -41,7 +41,7 @@ pub(crate) struct Nodes {
     /// The largest proposal of this client that nodes have accepted.
     accepted: AtomicU64,
     /// Whether a majority has been connected to once, so that their clocks are known.
-    opened: AtomicBool,
+    has_connected: AtomicBool,
     /// The number of locks that the client holds, for logs.
     holds: Arc<AtomicUsize>,
 }
@@ -65,7 +65,7 @@ impl Nodes {
             labels: labels.into(),
             runtime: Handle::current(),
             accepted: AtomicU64::new(0),
-            opened: AtomicBool::new(false),
+            has_connected: AtomicBool::new(false),
             holds,
         }
     }
@@ -138,7 +138,7 @@ impl Nodes {
         &self.labels[place]
     }
 
-    /// The longest time that one request to one node takes.
+    /// How long a node may stay silent after a request was written.
     pub(crate) fn limit(&self) -> Duration {
         self.all.first().map_or(Duration::ZERO, |node| node.limit())
     }
@@ -200,7 +200,7 @@ impl Nodes {
             outcomes.push(outcome.and_then(|outcome| outcome));
         }
         if outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= self.deployment.majority() {
-            self.opened.store(true, Ordering::Relaxed);
+            self.has_connected.store(true, Ordering::Relaxed);
         }
         outcomes
     }
@@ -209,7 +209,7 @@ impl Nodes {
     /// without a clock it would be smaller than tokens that the nodes have lost. A node that fails
     /// to connect here fails again when the request is sent.
     pub(crate) async fn open(&self) {
-        if self.count() > 1 && !self.opened.load(Ordering::Relaxed) {
+        if self.count() > 1 && !self.has_connected.load(Ordering::Relaxed) {
             let _asked_next = self.connect().await;
         }
     }

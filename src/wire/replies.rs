@@ -57,9 +57,9 @@ impl NodeSet {
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     unanswered: AtomicUsize,
-    unknown: AtomicBool,
+    is_unknown: AtomicBool,
     /// The latest request was withdrawn before it was written.
-    withdrawn: AtomicBool,
+    is_withdrawn: AtomicBool,
     /// Notified when all requests were answered.
     all_answered: Notify,
 }
@@ -68,18 +68,18 @@ impl InFlight {
     /// Whether the latest request to the only node was withdrawn before it was written: it has no
     /// effect, now or later.
     pub(crate) fn is_withdrawn(&self) -> bool {
-        self.withdrawn.load(Ordering::SeqCst)
+        self.is_withdrawn.load(Ordering::SeqCst)
     }
 
     /// Records that a request leaves: until its reply arrives, its effect is unknown.
     pub(crate) fn sent(&self) {
-        self.withdrawn.store(false, Ordering::SeqCst);
+        self.is_withdrawn.store(false, Ordering::SeqCst);
         self.unanswered.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Records that the latest request was dropped before it was written.
     pub(super) fn withdraw(&self) {
-        self.withdrawn.store(true, Ordering::SeqCst);
+        self.is_withdrawn.store(true, Ordering::SeqCst);
         self.answered();
     }
 
@@ -114,11 +114,11 @@ impl InFlight {
 
     /// Records that the effects are unknown, whatever the replies were: they must be undone.
     pub(crate) fn mark_unknown(&self) {
-        self.unknown.store(true, Ordering::SeqCst);
+        self.is_unknown.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn is_indeterminate(&self) -> bool {
-        self.unknown.load(Ordering::SeqCst) || self.unanswered.load(Ordering::SeqCst) > 0
+        self.is_unknown.load(Ordering::SeqCst) || self.unanswered.load(Ordering::SeqCst) > 0
     }
 }
 

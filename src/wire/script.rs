@@ -2,7 +2,7 @@
 //! with its keys and arguments. [`ManyScript`]: one call for many locks.
 //!
 //! Requests of many callers that wait for the same connection are combined into calls for many
-//! locks, which cost a server less than half as much. Such a script handles the common case of each
+//! locks, which cost a server little more than half as much. Such a script handles the common case of each
 //! lock: it is free, or nothing waits for it. For any other case it changes nothing, and the
 //! request is sent alone.
 
@@ -196,24 +196,24 @@ pub(super) struct PreparedCall<'a> {
     pub(super) clock: u64,
     pub(super) run: &'a str,
     /// Sent in its read-only form: the server refuses it if it writes.
-    pub(super) reads: bool,
+    pub(super) is_read_only: bool,
 }
 
 impl PreparedCall<'_> {
     pub(super) fn by_sha1(&self) -> Cmd {
-        self.cmd(if self.reads { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
+        self.cmd(if self.is_read_only { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
     }
 
     /// The same, for a connection that may combine it with others.
     pub(super) fn request(&self) -> Request {
-        Request { cmd: self.by_sha1(), many: self.call.many.filter(|_| !self.reads) }
+        Request { cmd: self.by_sha1(), many: self.call.many.filter(|_| !self.is_read_only) }
     }
 
     /// The same call with the source in place of the SHA1, for a server that does not know the
     /// script. Not `SCRIPT LOAD`: that takes one more right and, in a cluster, a request to every
     /// node.
     pub(super) fn by_source(&self) -> Cmd {
-        self.cmd(if self.reads { "EVAL_RO" } else { "EVAL" }, self.call.script.source)
+        self.cmd(if self.is_read_only { "EVAL_RO" } else { "EVAL" }, self.call.script.source)
     }
 
     fn cmd(&self, verb: &str, script: &str) -> Cmd {

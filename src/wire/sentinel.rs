@@ -67,12 +67,12 @@ impl SentinelMaster {
         let mut reports = Vec::new();
         let mut failure = too_slow();
         // Half of the time is reserved for the master.
-        let mut patience = self.limit / 2;
-        while let Ok(Some(answer)) = timeout(patience, asked.join_next()).await {
+        let mut limit = self.limit / 2;
+        while let Ok(Some(answer)) = timeout(limit, asked.join_next()).await {
             match answer {
                 Ok(Ok(one)) => {
                     reports.push(one);
-                    patience = GATHERING;
+                    limit = GATHERING;
                 }
                 Ok(Err(error)) if rank(&error) >= rank(&failure) => failure = error,
                 _ => {}

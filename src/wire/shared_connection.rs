@@ -1,5 +1,5 @@
 //! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
-//! [`TokenFloor`]: the minimum token, which follows the clock of its servers. New fencing tokens
+//! [`ServerClock`]: the minimum token, which follows the clock of its servers. New fencing tokens
 //! must be larger, whatever a server has lost.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -43,7 +43,7 @@ pub(super) struct SharedConnection {
     current: Arc<Current>,
     /// Held by the task that connects, while the others wait for its result.
     connecting: Arc<tokio::sync::Mutex<()>>,
-    pub(super) token_floor: Arc<TokenFloor>,
+    pub(super) server_clock: Arc<ServerClock>,
     /// Whether requests wait for replicas.
     confirms: Arc<AtomicBool>,
     tries: Arc<AtomicU64>,
@@ -80,6 +80,8 @@ impl SharedConnection {
         confirms: bool,
         name: Option<Arc<str>>,
     ) -> SharedConnection {
+        let server_clock =
+            Arc::new(ServerClock { is_of_one_server: endpoint.is_one_server(), ..Default::default() });
         SharedConnection {
             endpoint,
             limit,
@@ -87,7 +89,7 @@ impl SharedConnection {
             runtime: Handle::current(),
             current: Arc::default(),
             connecting: Arc::default(),
-            token_floor: Arc::default(),
+            server_clock,
             confirms: Arc::new(AtomicBool::new(confirms)),
             tries: Arc::default(),
             last_failure: Arc::default(),
@@ -97,10 +99,10 @@ impl SharedConnection {
 
     /// The present connection, for requests that wait for replicas or for others. Poisoning does
     /// not matter: no code under this lock panics half-way.
-    pub(super) fn current(&self, confirming: bool) -> Option<Arc<LiveConnection>> {
+    pub(super) fn current(&self, is_confirming: bool) -> Option<Arc<LiveConnection>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         let pair = current.as_ref()?;
-        if confirming { pair.second.clone() } else { Some(Arc::clone(&pair.shared)) }
+        if is_confirming { pair.second.clone() } else { Some(Arc::clone(&pair.shared)) }
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -123,28 +125,28 @@ impl SharedConnection {
     /// no more.
     pub(super) async fn get(
         &self,
-        confirming: bool,
+        is_confirming: bool,
         handshake: Handshake,
     ) -> Result<Arc<LiveConnection>, RedisError> {
-        if let Some(live) = self.current(confirming) {
+        if let Some(live) = self.current(is_confirming) {
             return Ok(live);
         }
         let seen = self.tries.load(Ordering::SeqCst);
         // Connects on the client's runtime, where the task that drives the connection outlives the
         // caller. A caller that is not polled for long must not hold the turn: all other requests,
         // and the renewals, would wait for it.
-        let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, confirming, handshake));
+        let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, is_confirming, handshake));
         connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
     }
 
     async fn connect_in_turn(
         self,
         seen: u64,
-        confirming: bool,
+        is_confirming: bool,
         handshake: Handshake,
     ) -> Result<Arc<LiveConnection>, RedisError> {
         let _turn = self.connecting.lock().await;
-        if let Some(live) = self.current(confirming) {
+        if let Some(live) = self.current(is_confirming) {
             return Ok(live);
         }
         let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -154,13 +156,14 @@ impl SharedConnection {
             return Err(error);
         }
         let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
-        let twice = self.confirms.fetch_or(confirming, Ordering::Relaxed) || confirming;
+        let has_second = self.confirms.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
         let connected = async {
             let name = self.name.as_deref();
-            let (connection, second) = self.endpoint.clone().connect_pair(self.limit, twice, name).await?;
+            let (connection, second) =
+                self.endpoint.clone().connect_pair(self.limit, has_second, name).await?;
             // For both connections: neither outlives the run of the server that it was made to.
             let (run, time) = handshake.run(&connection).await?;
-            time.into_iter().for_each(|time| self.token_floor.raise(time));
+            time.into_iter().for_each(|time| self.server_clock.raise(time));
             Ok((connection, second, run))
         };
         match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
@@ -171,7 +174,7 @@ impl SharedConnection {
                 };
                 let _tasks = self.look_after(generation);
                 let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
-                let live = pair.second.as_ref().filter(|_| confirming).unwrap_or(&pair.shared).clone();
+                let live = pair.second.as_ref().filter(|_| is_confirming).unwrap_or(&pair.shared).clone();
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
                 Ok(live)
             }
@@ -287,15 +290,32 @@ fn is_spent(error: &RedisError) -> bool {
 /// the next grant of every lock through the slower branch once.
 const STEP: u64 = 10_000_000;
 
-/// The latest server time known, in microseconds. It never decreases.
+/// How far a minimum token may be ahead of the server's clock, in microseconds: a day, less what
+/// clocks may drift meanwhile.
+const MAX_AHEAD: u64 = 86_000_000_000;
+
+/// The latest server time known, in microseconds, and the minimum token that follows from it.
 #[derive(Debug, Default)]
-pub(super) struct TokenFloor {
+pub(super) struct ServerClock {
+    /// Whether one server grants all locks. If not, another one may grant beside it, or take over
+    /// unseen.
+    is_of_one_server: bool,
+    /// It never decreases.
     highest: AtomicU64,
     /// How far the server's clock is ahead of ours, as far as this connection has shown.
     ahead: AtomicI64,
 }
 
-impl TokenFloor {
+impl ServerClock {
+    /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
+    pub(super) fn minimum_token(&self) -> u64 {
+        let minimum_token = if self.is_of_one_server { self.seen() } else { self.advanced() };
+        // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
+        // was set back by more than that, tokens are in no order across that step, but the locks
+        // work.
+        minimum_token.min(self.now().saturating_add(MAX_AHEAD))
+    }
+
     /// The latest server time received.
     pub(super) fn seen(&self) -> u64 {
         self.highest.load(Ordering::Relaxed)
@@ -304,7 +324,7 @@ impl TokenFloor {
     /// The latest server time received, plus the time that has passed since. Each token starts from
     /// the clock: if a replica takes over unseen, or beside the old master, its grants have larger
     /// tokens than the other's earlier ones, as far as their clocks agree.
-    pub(super) fn advanced(&self) -> u64 {
+    fn advanced(&self) -> u64 {
         let now = self.now();
         self.highest.fetch_max(now, Ordering::Relaxed).max(now)
     }
@@ -343,34 +363,34 @@ mod tests {
 
     #[test]
     fn minimum_token_rises_in_steps_and_never_falls() {
-        let floor = TokenFloor::default();
-        floor.raise(1_000_000_000);
-        floor.observe(1_000_000_000 + STEP);
-        assert_eq!(floor.seen(), 1_000_000_000, "not for every answer");
-        floor.observe(1_000_000_001 + STEP);
-        assert_eq!(floor.seen(), 1_000_000_001 + STEP);
-        floor.raise(5);
-        assert_eq!(floor.seen(), 1_000_000_001 + STEP);
-        assert!(floor.advanced() >= 1_000_000_001 + STEP);
+        let clock = ServerClock::default();
+        clock.raise(1_000_000_000);
+        clock.observe(1_000_000_000 + STEP);
+        assert_eq!(clock.seen(), 1_000_000_000, "not for every answer");
+        clock.observe(1_000_000_001 + STEP);
+        assert_eq!(clock.seen(), 1_000_000_001 + STEP);
+        clock.raise(5);
+        assert_eq!(clock.seen(), 1_000_000_001 + STEP);
+        assert!(clock.advanced() >= 1_000_000_001 + STEP);
     }
 
     #[test]
     fn minimum_token_advances_with_the_clock() {
-        let floor = TokenFloor::default();
-        floor.raise(1_000_000_000);
-        floor.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
-        assert_eq!(floor.seen(), 1_000_000_000);
-        assert!(floor.advanced() >= 1_000_000_050);
-        assert!(floor.seen() >= 1_000_000_050);
+        let clock = ServerClock::default();
+        clock.raise(1_000_000_000);
+        clock.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
+        assert_eq!(clock.seen(), 1_000_000_000);
+        assert!(clock.advanced() >= 1_000_000_050);
+        assert!(clock.seen() >= 1_000_000_050);
     }
 
     #[test]
     fn a_late_answer_does_not_set_the_clock_back() {
-        let floor = TokenFloor::default();
-        floor.raise(1_000_000_000);
-        floor.observe(999_000_000);
-        assert!(floor.now() >= 1_000_000_000);
-        floor.raise(900_000_000); // of another server
-        assert!(floor.now() < 1_000_000_000);
+        let clock = ServerClock::default();
+        clock.raise(1_000_000_000);
+        clock.observe(999_000_000);
+        assert!(clock.now() >= 1_000_000_000);
+        clock.raise(900_000_000); // of another server
+        assert!(clock.now() < 1_000_000_000);
     }
 }

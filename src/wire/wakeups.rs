@@ -1,6 +1,6 @@
-//! Wake-ups: messages from the server that a lock's state changed, on a connection of their own.
-//!
-//! A wake-up is a hint. Any of them may be lost, so every waiter also polls now and then.
+//! Wake-ups: messages that name the attempts to which a script has granted a lock, on a connection of
+//! their own. On one server, a message may grant the lease; elsewhere it makes its waiter poll. Any
+//! message may be lost, so every waiter also polls now and then.
 //!
 //! The connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
 //! keep the protocol of their URL. It carries no other traffic: see the page on connecting.
@@ -76,8 +76,8 @@ impl Wakeups {
         self
     }
 
-    /// A subscription counts only after it has received a message that was published through these
-    /// nodes.
+    /// On one node, the first subscription counts only after it has received a message that was
+    /// published through these nodes, unless the user may not publish.
     pub(crate) fn verified_with(mut self, nodes: Arc<Nodes>) -> Wakeups {
         self.verified_with = Some(nodes);
         self
@@ -103,9 +103,9 @@ impl Wakeups {
         }
     }
 
-    /// Subscribes, unless that was begun before, and waits at most `patience` until it has
+    /// Subscribes, unless that was begun before, and waits at most `limit` until it has
     /// succeeded or failed. False: the waiter must poll.
-    pub(crate) async fn start(&self, patience: Duration) -> bool {
+    pub(crate) async fn start(&self, limit: Duration) -> bool {
         let Some(wakeup_endpoints) = &self.wakeup_endpoints else { return false };
         {
             let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +129,7 @@ impl Wakeups {
             |states: &Vec<SubscriptionState>, state| states.iter().filter(|other| **other == state).count();
         let majority = self.mailboxes.majority;
         let settled = timeout(
-            patience,
+            limit,
             states.wait_for(|states| {
                 count_in(states, SubscriptionState::Subscribed) >= majority
                     || states.len()
@@ -190,10 +190,10 @@ impl Subscriber {
         let mut failed = false;
         loop {
             match self.subscribe(verified_with.as_deref()).await {
-                Ok((client, connection, gone)) => {
+                Ok((client, connection, disconnected)) => {
                     if std::mem::take(&mut failed) {
                         crate::event::event!(
-                            info, node = %self.endpoint.label(), "subscribed to wake-ups again"
+                            info, server = %self.endpoint.label(), "subscribed to wake-ups again"
                         );
                     }
                     // Verifying once is enough: the configured place is the same server. A
@@ -204,7 +204,7 @@ impl Subscriber {
                     self.mailboxes.count_made();
                     self.mailboxes.set_state(self.place, SubscriptionState::Subscribed);
                     self.mailboxes.notify_all();
-                    until_lost(&self.endpoint, &client, connection, &gone).await;
+                    until_lost(&self.endpoint, &client, connection, &disconnected).await;
                     self.mailboxes.set_state(self.place, SubscriptionState::Connecting);
                 }
                 Err((state, _error)) => {
@@ -212,9 +212,9 @@ impl Subscriber {
                     if !std::mem::replace(&mut failed, true) {
                         crate::event::event!(
                             warn,
-                            node = %self.endpoint.label(),
+                            server = %self.endpoint.label(),
                             error = %_error,
-                            "cannot subscribe to wake-ups of this node: its waiters poll"
+                            "cannot subscribe to wake-ups: waiters poll unless most nodes are subscribed"
                         );
                     }
                     self.mailboxes.set_state(self.place, state);
@@ -230,13 +230,13 @@ impl Subscriber {
         &self,
         verified_with: Option<&Nodes>,
     ) -> Result<(Client, MultiplexedConnection, Arc<Notify>), (SubscriptionState, RedisError)> {
-        let gone = Arc::new(Notify::new());
-        let opened = timeout(self.limit, self.open(&gone)).await.unwrap_or_else(|_| Err(too_slow()));
+        let disconnected = Arc::new(Notify::new());
+        let opened = timeout(self.limit, self.open(&disconnected)).await.unwrap_or_else(|_| Err(too_slow()));
         let (client, connection) = opened.map_err(|error| (SubscriptionState::Failed, error))?;
         let Some(node) =
             verified_with.filter(|nodes| nodes.deployment.decides_alone()).map(|nodes| nodes.node(0))
         else {
-            return Ok((client, connection, gone));
+            return Ok((client, connection, disconnected));
         };
         let id = Uuid::new_v4();
         let mailbox = Mailbox::new(&self.mailboxes, id);
@@ -246,7 +246,7 @@ impl Subscriber {
         };
         match node.publish(&self.channel, &format!("{} verify", id.simple())).await {
             // Without the right to publish, scripts publish nothing, and waiters poll.
-            Ok(None) => return Ok((client, connection, gone)),
+            Ok(None) => return Ok((client, connection, disconnected)),
             // A subscriber of a replica receives what a client publishes at its master, but not
             // what scripts publish, so the subscriber count decides. In a cluster any server
             // receives it, and the count is that of one server.
@@ -260,26 +260,27 @@ impl Subscriber {
             Err(error) => return Err((SubscriptionState::Failed, error)),
         }
         tokio::select! {
-            heard = timeout(self.limit, mailbox.wait()) => match heard {
-                Ok(_) => Ok((client, connection, gone)),
+            received = timeout(self.limit, mailbox.wait()) => match received {
+                Ok(_) => Ok((client, connection, disconnected)),
                 Err(_) => Err(another()),
             },
-            () = gone.notified() => Err((SubscriptionState::Failed, too_slow())),
+            () = disconnected.notified() => Err((SubscriptionState::Failed, too_slow())),
         }
     }
 
-    /// Connects and subscribes. Messages go to `mailboxes`; `gone` is notified when the connection
+    /// Connects and subscribes. Messages go to `mailboxes`; `disconnected` is notified when the connection
     /// breaks.
-    async fn open(&self, gone: &Arc<Notify>) -> Result<(Client, MultiplexedConnection), RedisError> {
+    async fn open(&self, disconnected: &Arc<Notify>) -> Result<(Client, MultiplexedConnection), RedisError> {
         let found = self.endpoint.client().await?;
         let info = found.get_connection_info().clone();
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.set_redis_settings(settings))?;
-        let (mailboxes, gone, place) = (Arc::clone(&self.mailboxes), Arc::clone(gone), self.place);
+        let (mailboxes, disconnected, place) =
+            (Arc::clone(&self.mailboxes), Arc::clone(disconnected), self.place);
         let on_push = move |push: PushInfo| -> Result<(), std::convert::Infallible> {
             match (push.kind, push.data.as_slice()) {
                 (PushKind::Message, [_, Value::BulkString(payload)]) => mailboxes.deliver(place, payload),
-                (PushKind::Disconnection | PushKind::Unsubscribe, _) => gone.notify_one(),
+                (PushKind::Disconnection | PushKind::Unsubscribe, _) => disconnected.notify_one(),
                 _ => {}
             }
             Ok(())
@@ -300,13 +301,13 @@ async fn until_lost(
     endpoint: &WakeupEndpoint,
     client: &Client,
     mut connection: MultiplexedConnection,
-    gone: &Notify,
+    disconnected: &Notify,
 ) {
     let moves = endpoint.moves_from(client);
     tokio::pin!(moves);
     loop {
         tokio::select! {
-            () = gone.notified() => return,
+            () = disconnected.notified() => return,
             () = &mut moves => return,
             () = sleep(HEARTBEAT) => {
                 if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err() {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::connection::{CAPACITY, Connection};
 use super::server::Server;
-use redlatch::simulation::{Dialled, dialled, stay_in_memory};
+use redlatch::simulation::{PendingConnection, pending_connections, stay_in_memory};
 
 /// The shortest sleep. With a paused clock, a sleep ends once every task of the runtime is idle.
 pub(super) const TICK: Duration = Duration::from_millis(1);
@@ -53,7 +53,7 @@ pub(super) const ALL: usize = usize::MAX;
 pub(super) struct Network {
     pub(super) servers: Vec<Server>,
     connections: RefCell<Vec<Connection>>,
-    dialled: RefCell<Vec<Dialled>>,
+    pending: RefCell<Vec<PendingConnection>>,
     order: Order,
     /// The node that fails for the subject, or [`ALL`].
     outage: Cell<Option<(usize, Outage)>>,
@@ -81,7 +81,7 @@ impl Network {
         Network {
             servers,
             connections: RefCell::default(),
-            dialled: RefCell::default(),
+            pending: RefCell::default(),
             order,
             outage: Cell::new(None),
             recorded: RefCell::default(),
@@ -96,7 +96,7 @@ impl Network {
     /// Delivers one thing: a connection, a request or a reply. False if there is none.
     pub(super) fn step(&self, whose: Whose) -> bool {
         self.gather();
-        if self.pick_up(whose) {
+        if self.accept(whose) {
             return true;
         }
         let mut connections = self.connections.borrow_mut();
@@ -136,13 +136,13 @@ impl Network {
                 in_flight.entry(name).or_default().insert(connection.node);
             }
         }
-        for dialled in self.dialled.borrow().iter().filter(|dialled| Whose::Subject.has(&dialled.address)) {
-            let word = match self.outage_of(&dialled.address) {
+        for pending in self.pending.borrow().iter().filter(|pending| Whose::Subject.has(&pending.address)) {
+            let word = match self.outage_of(&pending.address) {
                 None => "connect",
                 Some(Outage::Silent) => "connect held back",
                 Some(Outage::Refuses) => "connect refused",
             };
-            in_flight.entry(word.to_owned()).or_default().insert(node_of(&dialled.address));
+            in_flight.entry(word.to_owned()).or_default().insert(node_of(&pending.address));
         }
         let mut recorded = self.recorded.borrow_mut();
         if in_flight.is_empty() {
@@ -157,20 +157,20 @@ impl Network {
     }
 
     fn gather(&self) {
-        self.dialled.borrow_mut().extend(dialled());
+        self.pending.borrow_mut().extend(pending_connections());
         let mut connections = self.connections.borrow_mut();
         connections.iter_mut().for_each(Connection::gather);
         connections.retain(|connection| !connection.is_over());
     }
 
-    fn pick_up(&self, whose: Whose) -> bool {
-        let mut dialled = self.dialled.borrow_mut();
-        dialled.retain(|call| !call.pick_up.is_closed());
-        let passes = |call: &Dialled| {
+    fn accept(&self, whose: Whose) -> bool {
+        let mut pending = self.pending.borrow_mut();
+        pending.retain(|call| !call.accept.is_closed());
+        let passes = |call: &PendingConnection| {
             whose.has(&call.address) && self.outage_of(&call.address) != Some(Outage::Silent)
         };
-        let Some(first) = dialled.iter().position(passes) else { return false };
-        let Dialled { address, pick_up } = dialled.remove(first);
+        let Some(first) = pending.iter().position(passes) else { return false };
+        let PendingConnection { address, accept } = pending.remove(first);
         if self.outage_of(&address).is_some() {
             return true; // refused
         }
@@ -182,14 +182,14 @@ impl Network {
             ours,
             self.servers[node].connect(),
         ));
-        pick_up.send(theirs).ok();
+        accept.send(theirs).ok();
         true
     }
 
     /// Cuts the subject's connections. Its requests are lost, or still delivered.
     pub(super) fn cut(&self, lost: bool) {
         self.gather();
-        self.dialled.borrow_mut().retain(|call| !Whose::Subject.has(&call.address));
+        self.pending.borrow_mut().retain(|call| !Whose::Subject.has(&call.address));
         for connection in self
             .connections
             .borrow_mut()

@@ -99,8 +99,8 @@ fn request_name_shows_script_and_purpose() {
     assert_eq!(of(&["EVALSHA", &mutex, "3", "k", "f", "w", "1", "1"]), "mutex/release");
     assert_eq!(of(&["EVALSHA", &mutex, "3", "k", "f", "w", "a", "0", "1"]), "mutex/release for good");
     assert_eq!(of(&["EVALSHA", &rwlock, "3", "k", "f", "w", "a", "o", "1", "", "9"]), "rwlock/release");
-    let for_good = ["EVAL", sources[1], "3", "k", "f", "w", "a", "", "0", "1"];
-    assert_eq!(of(&for_good), "rwlock/release by source for good");
+    let is_final = ["EVAL", sources[1], "3", "k", "f", "w", "a", "", "0", "1"];
+    assert_eq!(of(&is_final), "rwlock/release by source for good");
     let acquire = ["EVALSHA", &quorum, "4", "k", "f", "w", "n", "a", "9", "7", "repair", "3"];
     assert_eq!(of(&acquire), "quorum/mutex_acquire repair");
     let acquire = ["EVALSHA", &read, "3", "k", "f", "w", "a", "9", "o", "7"];

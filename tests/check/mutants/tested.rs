@@ -147,9 +147,9 @@ pub const TESTED: &[Tested] = &[
         name: "broken-subscription-noticed-by-heartbeat",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
-            from: "            () = gone.notified() => return,\n",
+            from: "            () = disconnected.notified() => return,\n",
             times: 1,
-            to: "            () = gone.notified() => {}\n",
+            to: "            () = disconnected.notified() => {}\n",
         }],
         test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
     },

@@ -22,8 +22,8 @@ pub const TESTED_CLIENT: &[Tested] = &[
         name: "lost-reply-of-a-release-counts-as-not-held",
         edits: &[edit(
             "src/lease/release.rs",
-            "if self.unanswered.contains(*node) && !for_good =>",
-            "if self.unanswered.contains(*node) && !for_good && votes.deployment.nodes == 0 =>",
+            "if self.unanswered.contains(*node) && !is_final =>",
+            "if self.unanswered.contains(*node) && !is_final && votes.deployment.nodes == 0 =>",
         )],
         test: "suite::mutex_standalone_push_resp2::release_succeeds_if_its_first_reply_is_lost",
     },
@@ -58,8 +58,8 @@ pub const TESTED_CLIENT: &[Tested] = &[
         name: "short-leases-wait-long-between-renewals",
         edits: &[edit(
             "src/lease/renewal.rs",
-            "let pause = (lease.options().ttl / 30).min(PAUSES.1);",
-            "let pause = (lease.options().ttl / 30).max(Duration::from_millis(50)).min(PAUSES.1);",
+            "let pause = (lease.options().ttl / 30).min(LONGEST_PAUSE);",
+            "let pause = (lease.options().ttl / 30).max(Duration::from_millis(50)).min(LONGEST_PAUSE);",
         )],
         test: "lease::renewal::leases_of_100_ms_survive_one_slow_renewal",
     },

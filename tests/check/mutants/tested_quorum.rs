@@ -124,7 +124,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "queue-entry-left-on-a-minority",
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
-            from: "if unanimous && !self.attempt.in_flight.is_indeterminate() {",
+            from: "if is_unanimous && !self.attempt.in_flight.is_indeterminate() {",
             times: 1,
             to: "if !self.attempt.in_flight.is_indeterminate() {",
         }],
@@ -212,9 +212,9 @@ pub const TESTED_QUORUM: &[Tested] = &[
         name: "broken-subscriptions-noticed-by-heartbeat",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
-            from: "            () = gone.notified() => return,\n",
+            from: "            () = disconnected.notified() => return,\n",
             times: 1,
-            to: "            () = gone.notified() => {}\n",
+            to: "            () = disconnected.notified() => {}\n",
         }],
         test: "suite::mutex_quorum3_push_resp3::waiter_is_notified_after_its_subscription_broke",
     },
