@@ -4,11 +4,11 @@
 
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 mod cluster;
+mod conventions;
 mod dead_waiters;
 mod deployments;
 mod docs;
 mod errors;
-mod house;
 mod inspection;
 mod lease;
 mod locks;

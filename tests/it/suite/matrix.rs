@@ -104,7 +104,7 @@ macro_rules! owners {
         crate::suite::matrix::tests! { $rest readers:
             dead_reader_blocks_writer_until_its_ttl owners_expire_independently
             readers_enter_after_waiting_writer_gave_up force_release_revokes_one_side_only
-            inspect_reports_both_sides read_returns_crowded_beyond_max_readers
+            inspect_reports_both_sides read_beyond_max_readers_is_refused
         }
         crate::suite::matrix::tests! { $rest fairness:
             writer_enters_among_eight_readers reader_enters_among_eight_writers

@@ -244,7 +244,7 @@ pub async fn inspect_reports_both_sides(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn read_returns_crowded_beyond_max_readers(setup: Setup) {
+pub async fn read_beyond_max_readers_is_refused(setup: Setup) {
     let options = Options::new().max_readers(3);
     let lock = setup.rwlock(options.clone()).await;
     let dying = setup.rwlock(options.read_ttl(Duration::from_millis(300))).await;
@@ -256,7 +256,7 @@ pub async fn read_returns_crowded_beyond_max_readers(setup: Setup) {
         lock.try_read().await.map(drop),
         lock.read_timeout(Duration::from_secs(9)).await.map(drop),
     ] {
-        assert!(matches!(outcome, Err(Error::Crowded { limit: 3, .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::TooManyReaders { limit: 3, .. })), "{outcome:?}");
     }
     assert_eq!(setup.state_of(lock.name()).await.readers.len(), 3, "the refused readers changed nothing");
     lock.with_owner(&owner)
@@ -283,7 +283,7 @@ pub async fn read_returns_crowded_beyond_max_readers(setup: Setup) {
         let other = setup.rwlock(Options::new().max_readers(3)).await;
         readers.push(queued(&setup, &lock, async move { other.read().await?.release().await }).await);
     }
-    assert!(matches!(soon("the reader is refused", lock.read()).await, Err(Error::Crowded { .. })));
+    assert!(matches!(soon("the reader is refused", lock.read()).await, Err(Error::TooManyReaders { .. })));
     writing.release().await.unwrap();
     for reader in readers {
         soon("the waiters acquire", reader).await.unwrap().unwrap();

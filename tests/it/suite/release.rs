@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use redlatch::{Error, Options};
+use redlatch::{Error, Options, Renewal};
 use tokio::time::Instant;
 
 use crate::support::{Random, Setup, eventually, idles, soon, ttl};
@@ -28,7 +28,18 @@ pub async fn settled_waits_for_releases_of_dropped_guards(setup: Setup) {
     let guard = setup.kind.lock(&locks, "held").lock().await.unwrap();
     assert!(!locks.is_idle());
     guard.release().await.unwrap();
+    let unrenewed = locks.with_options(locks.options().clone().renewal(Renewal::Never)).unwrap();
+    let guard = setup.kind.lock(&unrenewed, "held").lock().await.unwrap();
+    assert!(!locks.is_idle(), "a lease that is not renewed");
+    guard.release().await.unwrap();
     let watcher = setup.client().await;
+    let lock = setup.kind.lock(&watcher, "busy");
+    let held = lock.lock().await.unwrap();
+    let rival = setup.kind.rival().lock(&locks, "busy");
+    let waiting = setup.queued(lock.key(), async move { rival.lock().await }).await;
+    assert!(!locks.is_idle(), "a call that waits");
+    held.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
     for round in 0..20 {
         let names: Vec<String> = (0..5).map(|number| format!("settled-{round}-{number}")).collect();
         for name in &names {
@@ -41,7 +52,7 @@ pub async fn settled_waits_for_releases_of_dropped_guards(setup: Setup) {
         // A quorum's nodes that have not answered yet are released later.
         eventually("the client is idle", || async { locks.is_idle() }).await;
     }
-    drop((locks, watcher));
+    drop((locks, unrenewed, watcher, lock));
     setup.finish().await;
 }
 

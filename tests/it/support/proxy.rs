@@ -31,6 +31,7 @@ pub struct Proxy {
     tasks: Vec<JoinHandle<()>>,
 }
 
+#[derive(Default)]
 struct Faults {
     /// The number of replies to scripts to drop, with their connections, from any server.
     lose_any: AtomicUsize,
@@ -74,26 +75,7 @@ impl Proxy {
     /// connect there.
     pub async fn at(host: &str, ports: Vec<u16>) -> Proxy {
         assert_eq!(host.len(), DIRECT.len());
-        let faults = Arc::new(Faults {
-            lose_any: AtomicUsize::new(0),
-            lose_each: AtomicUsize::new(0),
-            fail_any: AtomicUsize::new(0),
-            cut_after: Mutex::new(None),
-            cut_replies_after: Mutex::new(None),
-            hold_replies: watch::Sender::new(false),
-            hold_requests: watch::Sender::new(0),
-            deaf: AtomicBool::new(false),
-            elsewhere: Mutex::new(None),
-            slow: Mutex::new(None),
-            hides: AtomicBool::new(false),
-            no_info: AtomicBool::new(false),
-            cut: Notify::new(),
-            resets: AtomicBool::new(false),
-            connections: AtomicUsize::new(0),
-            closed: AtomicUsize::new(0),
-            lost: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
-        });
+        let faults = Arc::new(Faults::default());
         let mut tasks = Vec::new();
         for &port in &ports {
             let listener = TcpListener::bind((host, port)).await.unwrap();
@@ -202,6 +184,14 @@ impl Proxy {
     pub fn reset(&self) {
         self.faults.resets.store(true, Ordering::SeqCst);
         self.faults.cut.notify_waiters();
+    }
+
+    /// Stops listening. An aborted task closes its listener when the runtime drops it, which may be
+    /// later.
+    pub async fn close(&self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+        let has_closed = || async { self.tasks.iter().all(JoinHandle::is_finished) };
+        super::eventually("the proxy has closed its listeners", has_closed).await;
     }
 
     /// The number of the proxy's own tasks.

@@ -1,4 +1,4 @@
-//! The house: arrows run one way, and only `wire` names the client library.
+//! Conventions of the code: arrows run one way, and only `wire` names the client library.
 
 use std::path::{Path, PathBuf};
 
@@ -119,14 +119,14 @@ fn used(code: &str) -> Vec<&str> {
 }
 
 #[test]
-fn house_modules_are_found_in_lists() {
+fn modules_are_found_in_lists() {
     let code =
         "use crate::clock::Moment;\nuse crate::{\n    lease::{Kind, Lease},\n    wire,\n};\nuse x::{y};";
     assert_eq!(used(code), ["clock", "lease", "wire"]);
 }
 
 #[test]
-fn house_arrows_run_one_way() {
+fn arrows_run_one_way() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for file in sources(&root) {
         let module = file.strip_prefix(&root).unwrap().iter().next().unwrap().to_str().unwrap();
@@ -148,7 +148,7 @@ fn house_arrows_run_one_way() {
 
 /// No two files of a layer need each other, so each can be read alone, from the lowest one up.
 #[test]
-fn house_arrows_run_one_way_inside_a_layer() {
+fn arrows_run_one_way_inside_a_layer() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for (folder, files) in INSIDE {
         for file in sources(&root.join(folder)).into_iter().filter(|file| !file.ends_with("mod.rs")) {
@@ -170,7 +170,7 @@ fn house_arrows_run_one_way_inside_a_layer() {
 
 /// A file is found by its name, also in a list of names without folders.
 #[test]
-fn house_no_two_files_share_a_name() {
+fn no_two_files_share_a_name() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut names = std::collections::BTreeMap::new();
     for file in sources(&root).into_iter().filter(|file| !file.ends_with("mod.rs")) {
@@ -181,7 +181,7 @@ fn house_no_two_files_share_a_name() {
 
 /// Comments are read beside the code. Tables and links cannot be wrapped.
 #[test]
-fn house_comments_fit_into_100_columns() {
+fn comments_fit_into_100_columns() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = ["src", "tests", "benches", "examples", "scripts", "lua/src", ".ci"];
     let files = folders.iter().flat_map(|folder| sources(&root.join(folder)));
@@ -203,8 +203,30 @@ fn house_comments_fit_into_100_columns() {
     }
 }
 
+/// A page is read as text as well. Tables, links and code cannot be wrapped.
 #[test]
-fn house_lease_names_no_kind_or_topology_and_wire_no_lease() {
+fn pages_fit_into_100_columns() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["docs", "lua", "tests", "benches/peers"];
+    let pages = folders.iter().flat_map(|folder| sources(&root.join(folder)));
+    let names = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"];
+    for page in pages.chain(names.map(|name| root.join(name))) {
+        let is_page = page.extension().is_some_and(|ending| ending == "md");
+        if !is_page || page.ends_with("docs/benchmarks.md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&page).unwrap();
+        for paragraphs in text.split("\n```").step_by(2) {
+            let wraps = |line: &&str| !line.starts_with(['|', '[', '#']);
+            for line in paragraphs.lines().skip(1).filter(wraps) {
+                assert!(line.chars().count() <= 100, "{}: {line}", page.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn lease_names_no_kind_or_topology_and_wire_no_lease() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let forbidden = [
         // Neither a kind nor a topology.
@@ -239,7 +261,7 @@ fn house_lease_names_no_kind_or_topology_and_wire_no_lease() {
 }
 
 #[test]
-fn house_public_enums_may_grow() {
+fn public_enums_may_grow() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for file in sources(&root) {
         let text = std::fs::read_to_string(&file).unwrap();
@@ -253,7 +275,7 @@ fn house_public_enums_may_grow() {
 }
 
 #[test]
-fn house_files_are_short() {
+fn files_are_short() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for folder in ["src", "tests", "benches", "examples"] {
         for file in sources(&root.join(folder)) {
@@ -275,7 +297,7 @@ fn house_files_are_short() {
 
 /// Tests are outside of `src`, and what they need of it is behind one feature.
 #[test]
-fn house_src_contains_no_test_files() {
+fn src_contains_no_test_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     // The transport in memory, and the clock that stands still with its runtime.
     let behind_the_feature = ["clock.rs", "lib.rs", "wire/endpoint.rs", "wire/memory.rs", "wire/mod.rs"];
@@ -290,7 +312,7 @@ fn house_src_contains_no_test_files() {
 
 /// What a function promises when it fails or is dropped is written beside it.
 #[test]
-fn house_public_futures_say_how_they_fail_and_are_cancelled() {
+fn public_futures_say_how_they_fail_and_are_cancelled() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut missing = Vec::new();
     for file in sources(&root) {
