@@ -104,8 +104,8 @@ impl Locks {
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options), holds: self.holds.clone() })
     }
 
-    /// Returns whether this client holds no lock, acquires none and has none to release. It sends no
-    /// request.
+    /// Returns whether this client holds no lock, acquires none and has none to release. It sends
+    /// no request.
     ///
     /// It does not prevent other tasks from beginning a call: stop them first.
     ///

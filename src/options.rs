@@ -249,9 +249,9 @@ impl Options {
     }
 
     /// Sets how many readers may hold a read-write lock or be queued for it in Redis, from 1 to
-    /// 100,000; 10,000 by default. One reader more gets [`Error::TooManyReaders`](crate::Error::TooManyReaders).
-    /// Each reader costs the server memory, and with more than 10,000 a forced release takes longer
-    /// than 5 ms.
+    /// 100,000; 10,000 by default. One reader more gets
+    /// [`Error::TooManyReaders`](crate::Error::TooManyReaders). Each reader costs the server
+    /// memory, and with more than 10,000 a forced release takes longer than 5 ms.
     pub fn max_readers(mut self, readers: u32) -> Options {
         self.max_readers = readers;
         self.mark_set(Field::MaxReaders)

@@ -206,8 +206,8 @@ impl RwLock {
     /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
     /// # Errors
-    /// - [`Error::TooManyReaders`], at once: [`max_readers`](Options::max_readers) readers hold the lock
-    ///   or wait for it.
+    /// - [`Error::TooManyReaders`], at once: [`max_readers`](Options::max_readers) readers hold the
+    ///   lock or wait for it.
     /// - [`Error::TooDeep`]: the owner has [`max_depth`](Options::max_depth) holds to read.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
     ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once. A

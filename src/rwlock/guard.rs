@@ -44,9 +44,9 @@ impl RwLockReadGuard {
     ///   client may have written meanwhile.
     /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row.
-    ///   Each try takes at most a [node timeout](crate::Options::node_timeout) for connecting, and one
-    ///   of silence. The release continues in the background, or
-    ///   [has taken effect](Error::is_indeterminate).
+    ///   Each try takes at most a [node timeout](crate::Options::node_timeout) for connecting, and
+    ///   one of silence. The release continues in the background, or [has taken
+    ///   effect](Error::is_indeterminate).
     /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
     ///   else, or the reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL

@@ -393,8 +393,8 @@ async fn send_calls(
     replies
 }
 
-/// For how many seconds a lock counts as contended after a request for it had to be sent alone. Whole
-/// seconds are compared, so it is up to one more.
+/// For how many seconds a lock counts as contended after a request for it had to be sent alone.
+/// Whole seconds are compared, so it is up to one more.
 const CONTENDED_SECONDS: u64 = 1;
 /// The bits of a slot that hold a time.
 const TIME_BITS: u32 = 24;

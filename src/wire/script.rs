@@ -2,9 +2,9 @@
 //! with its keys and arguments. [`ManyScript`]: one call for many locks.
 //!
 //! Requests of many callers that wait for the same connection are combined into calls for many
-//! locks, which cost a server little more than half as much. Such a script handles the common case of each
-//! lock: it is free, or nothing waits for it. For any other case it changes nothing, and the
-//! request is sent alone.
+//! locks, which cost a server little more than half as much. Such a script handles the common case
+//! of each lock: it is free, or nothing waits for it. For any other case it changes nothing, and
+//! the request is sent alone.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;

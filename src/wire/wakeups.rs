@@ -1,6 +1,6 @@
-//! Wake-ups: messages that name the attempts to which a script has granted a lock, on a connection of
-//! their own. On one server, a message may grant the lease; elsewhere it makes its waiter poll. Any
-//! message may be lost, so every waiter also polls now and then.
+//! Wake-ups: messages that name the attempts to which a script has granted a lock, on a connection
+//! of their own. On one server, a message may grant the lease; elsewhere it makes its waiter poll.
+//! Any message may be lost, so every waiter also polls now and then.
 //!
 //! The connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
 //! keep the protocol of their URL. It carries no other traffic: see the page on connecting.
@@ -268,8 +268,8 @@ impl Subscriber {
         }
     }
 
-    /// Connects and subscribes. Messages go to `mailboxes`; `disconnected` is notified when the connection
-    /// breaks.
+    /// Connects and subscribes. Messages go to `mailboxes`; `disconnected` is notified when the
+    /// connection breaks.
     async fn open(&self, disconnected: &Arc<Notify>) -> Result<(Client, MultiplexedConnection), RedisError> {
         let found = self.endpoint.client().await?;
         let info = found.get_connection_info().clone();
