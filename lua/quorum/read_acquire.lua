@@ -204,7 +204,7 @@ local now = math.floor(time / 1000)
 local function readers_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
-  local token = tonumber(last or nil)
+  local token = last and string.find(last, '^%d+$') and tonumber(last)
   if token and token >= (least or 0) and token < 2^53 then return token end
   return next_token()
 end
@@ -397,6 +397,11 @@ local function first_writer()
   is_unfinished = true
 end
 
+-- False also if there are too many waiters to tell: new readers must then stay out.
+local function no_writer_waits()
+  return not first_writer() and not is_unfinished
+end
+
 -- How many batches of dead waiters one script passes over is bounded.
 local batches = 0
 
@@ -498,7 +503,7 @@ local function admit_waiters()
     for _ = 1, reader and 1 or 32 do
       local entry, next_attempt, ms, waiter_channel, waiter_owner = first_writer()
       if not entry then
-        redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
+        if not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
         return false
       end
       if reader and waiter_owner ~= reader then return false end
@@ -510,7 +515,7 @@ local function admit_waiters()
       if notify(waiter_channel, message(next_attempt, token)) then
         redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. waiter_owner .. ' ' .. next_attempt,
           'token', string.format('%.0f', token))
-        if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+        if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
         keep_until(now + ms)
         return true
       end
@@ -527,7 +532,7 @@ local function admit_waiters()
       local _, waiter_owner = unexpired(state.upgrade)
       local is_alone = readers == 1 and waiter_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. waiter_owner) == 1
       if is_alone and admit_writer(waiter_owner) then return end
-      if not first_writer() then
+      if no_writer_waits() then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         admit_readers('(0')
       end
@@ -636,7 +641,7 @@ else
     if (entry or is_unfinished) and not goes_first then
       return queue_to_read() or {state.wait_until - now, time}
     end
-    if not entry then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
+    if not entry and not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
   if is_unfinished then return queue_to_read() or {10, time} end
   if is_full(0) then return -7 end

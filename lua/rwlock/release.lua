@@ -70,8 +70,10 @@ if not remember and not claim then
   if mode == 'several' then
     local found = redis.call('HMGET', KEYS[1], 'read:' .. owner, 'readers', 'write')
     local readers = tonumber(found[2]) or 0
-    if found[1] and readers > 1 and not found[3] and string.match(found[1], '^%d+ ([^ ]+)$') == attempt
-      and redis.call('EXISTS', KEYS[3]) == 0 then
+    local ends, reader = string.match(found[1] or '', '^(%d+) ([^ ]+)$')
+    local instant = redis.call('TIME')
+    if reader == attempt and readers > 1 and not found[3] and redis.call('EXISTS', KEYS[3]) == 0
+      and tonumber(ends) > instant[1] * 1000 + math.floor(instant[2] / 1000) then
       redis.call('HDEL', KEYS[1], 'read:' .. owner)
       redis.call('HSET', KEYS[1], 'readers', readers - 1)
       return 1
@@ -108,7 +110,7 @@ end
 local function readers_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
-  local token = tonumber(last or nil)
+  local token = last and string.find(last, '^%d+$') and tonumber(last)
   if token and token >= (least or 0) and token < 2^53 then return token end
   return next_token()
 end
@@ -252,6 +254,11 @@ local function first_writer()
   is_unfinished = true
 end
 
+-- False also if there are too many waiters to tell: new readers must then stay out.
+local function no_writer_waits()
+  return not first_writer() and not is_unfinished
+end
+
 -- How many batches of dead waiters one script passes over is bounded.
 local batches = 0
 
@@ -353,7 +360,7 @@ local function admit_waiters()
     for _ = 1, reader and 1 or 32 do
       local entry, next_attempt, ms, waiter_channel, waiter_owner = first_writer()
       if not entry then
-        redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
+        if not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
         return false
       end
       if reader and waiter_owner ~= reader then return false end
@@ -365,7 +372,7 @@ local function admit_waiters()
       if notify(waiter_channel, message(next_attempt, token)) then
         redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. waiter_owner .. ' ' .. next_attempt,
           'token', string.format('%.0f', token))
-        if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+        if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
         keep_until(now + ms)
         return true
       end
@@ -382,7 +389,7 @@ local function admit_waiters()
       local _, waiter_owner = unexpired(state.upgrade)
       local is_alone = readers == 1 and waiter_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. waiter_owner) == 1
       if is_alone and admit_writer(waiter_owner) then return end
-      if not first_writer() then
+      if no_writer_waits() then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         admit_readers('(0')
       end
@@ -422,6 +429,31 @@ local function expand_sole_hold()
   read_state()
 end
 
+-- Until when another owner reads: the latest end that it finds, or the next millisecond if there is
+-- more to look at; nil if there is none. Of many readers it looks at a sample, and removes those
+-- that have expired: what it finds last is what is left.
+local function other_reader()
+  local size = redis.call('HLEN', KEYS[1])
+  local sample = redis.call('HRANDFIELD', KEYS[1], size > 512 and 32 or size, 'WITHVALUES')
+  local expired, latest = {}, nil
+  for i = 1, #sample, 2 do
+    if string.sub(sample[i], 1, 5) == 'read:' then
+      local ends = unexpired(sample[i + 1])
+      if not ends then
+        expired[#expired + 1] = sample[i]
+      elseif sample[i] ~= 'read:' .. owner then
+        latest = math.max(latest or 0, ends)
+      end
+    end
+  end
+  if expired[1] then
+    redis.call('HINCRBY', KEYS[1], 'readers', -redis.call('HDEL', KEYS[1], unpack(expired)))
+  end
+  if latest or size > 512 then return latest or now + 1 end
+  local reads = redis.call('HEXISTS', KEYS[1], 'read:' .. owner)
+  if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
+end
+
 -- A lock without a hold is no key.
 local function delete_if_free()
   local left = redis.call('HMGET', KEYS[1], 'mode', 'write', 'readers')
@@ -457,12 +489,16 @@ leave_queue(waiter_for('read', waiter_owner, waiter_depth))
 if leave_queue(waiter_for('write', waiter_owner, waiter_depth)) and not refusal then
   local _, upgrader = string.match(state.upgrade or '', '^(%d+) (.+)$')
   if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end
-  if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+  if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
 end
 if refusal then return answer(-2) end
 expand_sole_hold()
-local write_ends, writer, writes = string.match(state.write or '', '^(%d+) ([^ ]+) (.+)$')
-local read_ends, reads = string.match(state.read or '', '^(%d+) (.+)$')
+local write_ends, write = unexpired(state.write)
+local writer, writes = string.match(write or '', '^([^ ]+) (.+)$')
+local read_ends, reads = unexpired(state.read)
+-- Holds that have expired keep no waiter out.
+if state.read and not reads then other_reader() end
+if state.write and not write then end_write() end
 if writer ~= owner then writes = nil end
 local is_writing, is_reading = writes and has(writes, attempt), reads and has(reads, attempt)
 if is_writing then

@@ -11,6 +11,7 @@ mod memory;
 mod queues;
 mod repeated_requests;
 mod rwlock;
+mod subscriber;
 mod tokens;
 
 use std::collections::BTreeSet;

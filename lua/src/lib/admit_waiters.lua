@@ -99,7 +99,7 @@ local function admit_waiters()
     for _ = 1, reader and 1 or 32 do
       local entry, next_attempt, ms, waiter_channel, waiter_owner = first_writer()
       if not entry then
-        redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
+        if not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
         return false
       end
       if reader and waiter_owner ~= reader then return false end
@@ -111,7 +111,7 @@ local function admit_waiters()
       if notify(waiter_channel, message(next_attempt, token)) then
         redis.call('HSET', KEYS[1], 'mode', 'several', 'write', now + ms .. ' ' .. waiter_owner .. ' ' .. next_attempt,
           'token', string.format('%.0f', token))
-        if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+        if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
         keep_until(now + ms)
         return true
       end
@@ -128,7 +128,7 @@ local function admit_waiters()
       local _, waiter_owner = unexpired(state.upgrade)
       local is_alone = readers == 1 and waiter_owner and redis.call('HEXISTS', KEYS[1], 'read:' .. waiter_owner) == 1
       if is_alone and admit_writer(waiter_owner) then return end
-      if not first_writer() then
+      if no_writer_waits() then
         redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade')
         admit_readers('(0')
       end

@@ -24,3 +24,8 @@ local function first_writer()
   end
   is_unfinished = true
 end
+
+-- False also if there are too many waiters to tell: new readers must then stay out.
+local function no_writer_waits()
+  return not first_writer() and not is_unfinished
+end

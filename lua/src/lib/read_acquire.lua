@@ -88,7 +88,7 @@ else
     if (entry or is_unfinished) and not goes_first then
       return queue_to_read() or {state.wait_until - now, time}
     end
-    if not entry then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
+    if not entry and not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
   if is_unfinished then return queue_to_read() or {10, time} end
   if is_full(0) then return -7 end

@@ -32,7 +32,7 @@ local _, reads_by = unexpired(state.read)
 if reads_by and has(reads_by, attempt) then return -1 end
 
 local function others_read()
-  return state.readers > (state.read and 1 or 0)
+  return state.readers > (unexpired(state.read) and 1 or 0)
 end
 local other_ends
 if not unexpired(state.write) then
@@ -59,7 +59,7 @@ if writer == owner then
   if token > 0 then redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token)) end
   keep_until(ends)
   leave_queue(waiter)
-  if state.wait_until > 0 and not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+  if state.wait_until > 0 and no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
   return token
 end
 
@@ -98,5 +98,5 @@ keep_until(ends)
 leave_queue(waiter)
 local _, upgrader = unexpired(state.upgrade)
 if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end
-if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
+if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
 return token

@@ -36,8 +36,10 @@ if not remember and not claim then
   if mode == 'several' then
     local found = redis.call('HMGET', KEYS[1], 'read:' .. owner, 'readers', 'write')
     local readers = tonumber(found[2]) or 0
-    if found[1] and readers > 1 and not found[3] and string.match(found[1], '^%d+ ([^ ]+)$') == attempt
-      and redis.call('EXISTS', KEYS[3]) == 0 then
+    local ends, reader = string.match(found[1] or '', '^(%d+) ([^ ]+)$')
+    local instant = redis.call('TIME')
+    if reader == attempt and readers > 1 and not found[3] and redis.call('EXISTS', KEYS[3]) == 0
+      and tonumber(ends) > instant[1] * 1000 + math.floor(instant[2] / 1000) then
       redis.call('HDEL', KEYS[1], 'read:' .. owner)
       redis.call('HSET', KEYS[1], 'readers', readers - 1)
       return 1
@@ -75,6 +77,8 @@ end
 
 --@include expand_sole_hold
 
+--@include other_reader
+
 --@include delete_if_free
 
 --@include remember
@@ -85,12 +89,16 @@ leave_queue(waiter_for('read', waiter_owner, waiter_depth))
 if leave_queue(waiter_for('write', waiter_owner, waiter_depth)) and not refusal then
   local _, upgrader = string.match(state.upgrade or '', '^(%d+) (.+)$')
   if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end
-  if not first_writer() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
+  if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
 end
 if refusal then return answer(-2) end
 expand_sole_hold()
-local write_ends, writer, writes = string.match(state.write or '', '^(%d+) ([^ ]+) (.+)$')
-local read_ends, reads = string.match(state.read or '', '^(%d+) (.+)$')
+local write_ends, write = unexpired(state.write)
+local writer, writes = string.match(write or '', '^([^ ]+) (.+)$')
+local read_ends, reads = unexpired(state.read)
+-- Holds that have expired keep no waiter out.
+if state.read and not reads then other_reader() end
+if state.write and not write then end_write() end
 if writer ~= owner then writes = nil end
 local is_writing, is_reading = writes and has(writes, attempt), reads and has(reads, attempt)
 --@include leave_write

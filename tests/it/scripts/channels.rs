@@ -1,28 +1,12 @@
 //! The channels to which scripts publish, with the rights of the releasing user.
 
-use std::time::Duration;
-
 use super::client::{Acquire, Answer, Client, KEYS};
-use crate::support::{Server, soon};
+use super::subscriber::Subscriber;
+use crate::support::Server;
 use Answer::{Busy, Final};
 
 const CHANNEL: &str = "app:commands";
 const KINDS: [&str; 4] = ["mutex", "reentrant", "write", "read"];
-
-/// A subscriber of the application's channel, on a connection of its own.
-async fn subscriber(server: &Server) -> (redis::aio::MultiplexedConnection, Messages) {
-    let (sender, messages) = tokio::sync::mpsc::unbounded_channel();
-    let config = redis::AsyncConnectionConfig::new()
-        .set_response_timeout(Some(Duration::from_secs(20)))
-        .set_push_sender(sender);
-    let url = format!("{}?protocol=resp3", server.url());
-    let client = redis::Client::open(url).unwrap();
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
-    connection.subscribe(CHANNEL).await.unwrap();
-    (connection, messages)
-}
-
-type Messages = tokio::sync::mpsc::UnboundedReceiver<redis::PushInfo>;
 
 #[tokio::test]
 async fn waiter_is_refused_on_foreign_channel() {
@@ -59,8 +43,7 @@ async fn waiter_is_refused_on_foreign_channel() {
 async fn queued_entry_with_foreign_channel_receives_no_message() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
-    let (_connection, mut messages) = subscriber(&server).await;
-    soon("subscribed", messages.recv()).await.unwrap();
+    let mut subscriber = Subscriber::of(&server, CHANNEL).await;
     for kind in KINDS {
         let holder = Acquire { kind: if kind == "read" { "write" } else { kind }, is_for_quorum: false };
         for by_force in [false, true] {
@@ -85,8 +68,5 @@ async fn queued_entry_with_foreign_channel_receives_no_message() {
             client.flush().await;
         }
     }
-    assert_eq!(client.run::<u64>(&["PUBLISH", CHANNEL, "the last one"]).await, 1);
-    let message = soon("a message", messages.recv()).await.unwrap();
-    let text = message.data.last().cloned().map(redis::from_redis_value::<String>);
-    assert_eq!(text.unwrap().unwrap(), "the last one", "no message came before");
+    assert_eq!(subscriber.published(CHANNEL).await, [""; 0], "no message came");
 }

@@ -1,10 +1,9 @@
 //! The queue of a read-write lock: its order, the time for which a writer keeps new readers out,
 //! and the number of readers admitted at a time.
 
-use std::time::Duration;
-
 use super::client::{Acquire, Answer, Client, KEYS, Request};
-use crate::support::{Server, soon};
+use super::subscriber::Subscriber;
+use crate::support::Server;
 use Answer::{Busy, Final};
 
 /// The acquire scripts of both sides, for one server or for a node of a quorum.
@@ -90,36 +89,6 @@ enum Trigger {
     WriterAsks,
 }
 
-/// A subscriber of all wake-up channels, on a connection of its own.
-async fn subscriber(server: &Server) -> (redis::aio::MultiplexedConnection, Messages) {
-    let (sender, messages) = tokio::sync::mpsc::unbounded_channel();
-    let config = redis::AsyncConnectionConfig::new()
-        .set_response_timeout(Some(Duration::from_secs(20)))
-        .set_push_sender(sender);
-    let client = redis::Client::open(format!("{}?protocol=resp3", server.url())).unwrap();
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
-    connection.psubscribe("lock:wake:*").await.unwrap();
-    (connection, messages)
-}
-
-type Messages = tokio::sync::mpsc::UnboundedReceiver<redis::PushInfo>;
-
-/// The messages published so far, in order.
-async fn published(client: &Client, messages: &mut Messages) -> Vec<String> {
-    assert_eq!(client.run::<u64>(&["PUBLISH", "lock:wake:end", "end"]).await, 1);
-    let mut texts = Vec::new();
-    loop {
-        let message = soon("a message", messages.recv()).await.unwrap();
-        if message.kind == redis::PushKind::PMessage {
-            let text: String = redis::from_redis_value(message.data.last().unwrap().clone()).unwrap();
-            if text == "end" {
-                return texts;
-            }
-            texts.push(text);
-        }
-    }
-}
-
 impl Trigger {
     const ALL: [Trigger; 6] = [
         Trigger::Release,
@@ -173,7 +142,7 @@ impl Trigger {
 async fn readers_beyond_one_batch_are_admitted_batch_by_batch() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
-    let (_connection, mut messages) = subscriber(&server).await;
+    let mut subscriber = Subscriber::of(&server, "lock:wake:*").await;
     for (is_for_quorum, trigger) in [false, true].into_iter().flat_map(|it| Trigger::ALL.map(|one| (it, one)))
     {
         let [read, _] = sides(is_for_quorum);
@@ -186,7 +155,7 @@ async fn readers_beyond_one_batch_are_admitted_batch_by_batch() {
             .collect();
         trigger.run(is_for_quorum, &client, &waiting).await;
         loop {
-            let texts = published(&client, &mut messages).await;
+            let texts = subscriber.published("lock:wake:end").await;
             let mut polls = 0;
             for notified in texts.iter().filter_map(|text| text.strip_suffix(" 0 0 k")) {
                 let number: usize = notified.strip_prefix('a').unwrap().parse().unwrap();
