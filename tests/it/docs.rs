@@ -29,6 +29,7 @@ fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
         "docs/benchmarks.md",
         "lua/README.md",
         "lua/quorum/README.md",
+        "lua/vectors/README.md",
         "tests/README.md",
     ];
     let others = others.into_iter().map(|name| root().join(name)).filter(|path| path.exists()).collect();

@@ -13,6 +13,7 @@ mod repeated_requests;
 mod rwlock;
 mod subscriber;
 mod tokens;
+mod vectors;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
