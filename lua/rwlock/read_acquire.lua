@@ -614,7 +614,9 @@ if state.write and not write then redis.call('HDEL', KEYS[1], 'write') end
 if state.wait_until > 0 and state.wait_until <= now then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
 redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. owner, ends .. ' ' .. attempts,
   'readers', state.readers + (state.read and 0 or 1))
-note_token(token)
+-- Inside a hold to write without a token, this one may be the former writer's. A nested hold to
+-- write must get a larger one.
+if not write or state.token then note_token(token) end
 keep_until(ends)
 leave_queue(waiter)
 admit_waiters()

@@ -11,8 +11,8 @@ def fill(text, names):
 def equal(want, got, names):
     if isinstance(want, dict):
         names[want.get("bind")] = got
-        low, high = (int(fill(want.get(end, got), names)) if "min" in want else 0 for end in ("min", "max"))
-        in_range = "min" not in want or isinstance(got, int) and low <= got <= high
+        end = lambda key: int(fill(want.get(key, got), names))
+        in_range = "min" not in want or isinstance(got, int) and end("min") <= got <= end("max")
         return isinstance(got, redis.ResponseError) == ("error" in want) and in_range
     if isinstance(want, list):
         return isinstance(got, list) and len(want) == len(got) and all(
