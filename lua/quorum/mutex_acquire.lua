@@ -187,13 +187,15 @@ local function queue(at, lane)
       or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
   end
 
-  -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
+  -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
+  -- claim of 20 digits would make the grant fail after the release has written its answer.
   local function parse(entry)
     local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
       string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-    if not waiter_attempt then return nil end
+    ms = tonumber(ms)
+    if not ms or ms < 1 or ms > 60000 then return nil end
     if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
-    return waiter_attempt, waiter_kind, tonumber(ms), waiter_channel, waiter_owner, waiter_depth
+    return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
   end
 
   -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
@@ -233,13 +235,15 @@ local function is_channel(text)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
 end
 
--- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol.
+-- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
+-- claim of 20 digits would make the grant fail after the release has written its answer.
 local function parse(entry)
   local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
     string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-  if not waiter_attempt then return nil end
+  ms = tonumber(ms)
+  if not ms or ms < 1 or ms > 60000 then return nil end
   if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
-  return waiter_attempt, waiter_kind, tonumber(ms), waiter_channel, waiter_owner, waiter_depth
+  return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
 end
 
 -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
