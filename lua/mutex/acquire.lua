@@ -251,6 +251,8 @@ end
 -- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
 -- was granted; nothing if there is no such waiter before this attempt. Of a long queue of dead
 -- waiters, each call removes some; the lock is busy until they are gone, so that nothing overtakes.
+-- If there is no token for the waiter, returns nil, false and a refusal: a release still frees the
+-- lock, but no other attempt may be granted it before the waiter.
 local new_token
 local function grant_next()
   local others = 0
@@ -264,8 +266,11 @@ local function grant_next()
     if alive and waiter_kind ~= kind then
       others = others + 1
     else
-      if alive then new_token = new_token or next_token() end
-      if alive and not new_token then return nil end
+      if alive and not new_token then
+        local refusal
+        new_token, refusal = next_token()
+        if not new_token then return nil, false, refusal end
+      end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
       if alive and notify(waiter_channel, message(next_attempt, new_token)) then
         grant(next_attempt, waiter_owner, new_token, ms)
@@ -276,7 +281,8 @@ local function grant_next()
   return 10, false
 end
 
-local busy_ms = grant_next()
+local busy_ms, _, no_token = grant_next()
+if no_token then return no_token end
 if busy_ms then
   queue(place or time, 0)
   return {busy_ms, time}

@@ -369,6 +369,10 @@ end
 -- How many batches of dead waiters one script passes over is bounded.
 local batches = 0
 
+-- Why there is no token for a waiter that may enter. A release still frees the lock, but no other
+-- attempt may be granted it before the waiter.
+local no_token
+
 -- Grants the lock, for a claim: to all readers that queued before the last writer left; else to the
 -- writer that has waited longest; else to all readers. While readers hold the lock, it is granted
 -- to more readers if no writer waits, or to the only reader if it waits to write. One message is
@@ -429,9 +433,12 @@ local function admit_waiters()
       is_unfinished = true
       return false
     end
-    local token = readers_token(state.token)
-    if not token then return false end
     local channels, holds = select_readers(waiting)
+    local token
+    if next(channels) then
+      token, no_token = readers_token(state.token)
+      if not token then return false end
+    end
     local removed = {}
     for i = 1, #waiting, 2 do
       removed[i], removed[i + 1] = waiting[i], 'seen ' .. string.match(waiting[i], '^[^ ]*')
@@ -471,7 +478,7 @@ local function admit_waiters()
         return false
       end
       if reader and waiter_owner ~= reader then return false end
-      token = token or next_token()
+      if not token then token, no_token = next_token() end
       if not token then return false end
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. next_attempt)
       redis.call('HDEL', KEYS[1], 'upgrade')
@@ -607,6 +614,7 @@ else
     end
     if not entry and not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
+  if no_token then return no_token end
   if is_unfinished then return queue_to_read() or {10, time} end
   if is_full(0) then return -7 end
   attempts = attempt

@@ -34,7 +34,7 @@ def step(each, names, news):
     return equal(each.get("answer", {}), got, names) or sys.exit(f"{file}: {vector['name']}: {each}\n{got!r}")
 
 for file in sys.argv[2:] or sorted(here.glob("*.jsonl")):
-    for vector in map(json.loads, open(here / file, newline="\n", encoding="utf-8")):
+    for vector in map(json.loads, open(file, newline="\n", encoding="utf-8")):
         server.flushall(), (names := {}), (news := server.pubsub())
         for each in vector["steps"] + vector["after"]: step(each, names, news)
         news.close()

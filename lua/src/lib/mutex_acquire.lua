@@ -31,7 +31,8 @@ end
 
 --@include grant_next
 
-local busy_ms = grant_next()
+local busy_ms, _, no_token = grant_next()
+if no_token then return no_token end
 if busy_ms then
   queue(place or time, 0)
   return {busy_ms, time}

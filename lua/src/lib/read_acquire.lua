@@ -90,6 +90,7 @@ else
     end
     if not entry and not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end
   end
+  if no_token then return no_token end
   if is_unfinished then return queue_to_read() or {10, time} end
   if is_full(0) then return -7 end
   attempts = attempt

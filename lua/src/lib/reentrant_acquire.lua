@@ -46,7 +46,8 @@ if pttl ~= -2 then
 end
 
 -- Free, but others queued before.
-local busy_ms = grant_next()
+local busy_ms, _, no_token = grant_next()
+if no_token then return no_token end
 if busy_ms then
   queue(place or time, 0)
   return {busy_ms, time}

@@ -81,6 +81,7 @@ if write or other_ends then
   return {(write_ends or other_ends) - now, time}
 end
 
+if no_token then return no_token end
 if is_unfinished then
   queue(place or time, 0)
   return {10, time}
