@@ -18,7 +18,13 @@ if not token or #token > 16 or not string.find(token, '^[1-9]%d*$') or tonumber(
   return redis.error_reply('ERR the token must be an integer from 1 to 2^53 - 1')
 end
 if not value then return redis.error_reply('ERR there is no value to write') end
-local largest = tonumber(redis.call('GET', KEYS[2]) or 0)
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+local largest = to_token(redis.call('GET', KEYS[2]) or '0')
 if not largest then return redis.error_reply('ERR the second key does not hold a token') end
 if tonumber(token) < largest then return 0 end
 redis.call('SET', KEYS[2], token)

@@ -36,9 +36,7 @@ elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
 end
 
 -- The longest lease, which the admission of a node waits for.
-if KEYS[4] and tonumber(ttl_ms) > tonumber(redis.call('HGET', KEYS[4], 'ttl') or 0) then
-  redis.call('HSET', KEYS[4], 'ttl', ttl_ms)
-end
+local longest = KEYS[4] and tonumber(redis.call('HGET', KEYS[4], 'ttl') or 0)
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
@@ -64,13 +62,20 @@ local function next_token()
   return token
 end
 
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
 -- larger ones then.
 local function readers_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
-  local token = last and string.find(last, '^%d+$') and tonumber(last)
-  if token and token >= (least or 0) and token < 2^53 then return token end
+  local token = to_token(last)
+  if token and token >= (least or 0) then return token end
   return next_token()
 end
 
@@ -390,6 +395,9 @@ local writer, writes = string.match(write or '', '^([^ ]+) (.+)$')
 local read_ends, reads = unexpired(state.read)
 local is_reading, is_writing = reads and has(reads, attempt), writer == owner and has(writes, attempt)
 if not is_reading and not is_writing then return 0 end
+
+if longest and tonumber(ttl_ms) > longest then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
+
 if is_writing then
   writes = without(writes, attempt)
   if writes then

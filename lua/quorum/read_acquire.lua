@@ -104,42 +104,34 @@ local function note_lease()
   if node and tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end
 
--- The client chooses the token, and more than half of the nodes must accept it. (On one server,
--- these functions are in tokens.lua: the server chooses.)
+-- The client chooses the token, and more than half of the nodes must accept it. (On one server, the
+-- server chooses: tokens.lua.)
+
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
 
 -- The largest token that this node had accepted, or was given when it was admitted, before this
 -- request.
 local highest
-local function is_too_low(again)
-  highest = highest or math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
-  return proposed < highest or proposed == highest and not again
+
+-- Why this node does not accept the proposal; nil: it does.
+local function refuse_proposal(again)
+  local accepted, floor = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
+  if not accepted or not floor then return redis.error_reply('ERR the largest accepted token is spoilt') end
+  highest = math.max(accepted, floor)
+  if proposed < highest or proposed == highest and not again then return {-8, highest} end
 end
 
 local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   if node and token > tonumber(node[3] or 0) then
     redis.call('HSET', KEYS[4], 'high', string.format('%.0f', token))
   end
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
-end
-
--- The token of a new lease, or nil and a refusal. A lease that is repaired after larger tokens were
--- accepted has none on this node.
-local function take_token()
-  if proposed and purpose ~= 'repair' and is_too_low(false) then return nil, {-8, highest} end
-  note_lease()
-  if not proposed or purpose == 'repair' and is_too_low(true) then return 0 end
-  return accept(proposed)
-end
-
--- The token of a hold beside or inside another one of its owner: that of the other one, unless the
--- nodes know different ones ("nested"). An attempt may propose its own token again.
-local function hold_token(current, is_only, is_new)
-  local accepts = proposed and (is_only or purpose == 'nested')
-  if accepts and is_too_low(not is_new) then return nil, {-8, highest} end
-  note_lease()
-  if accepts then return accept(proposed) end
-  return proposed and tonumber(current) or 0
 end
 
 -- Reads the fields of the lock. Returns a refusal if the key holds something else.
@@ -162,17 +154,19 @@ end
 -- tokens of all writers before and, once a majority knows it, smaller than those of all after.
 -- Inside a hold to write, it is that of the latter.
 local function read_token(writes)
+  local token = writes and purpose ~= 'nested' and to_token(state.token)
+  local refusal = proposed and not token and refuse_proposal(true)
+  if refusal and refusal.err then return nil, refusal end
   note_lease()
   if not proposed then return 0 end
-  if writes and purpose ~= 'nested' and state.token then return tonumber(state.token) end
-  is_too_low(true)
-  return accept(math.max(proposed, highest))
+  return token or accept(math.max(proposed, highest))
 end
 
 -- The common case: the lock is free, and no attempt waits.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
-  local token = read_token()
+  local token, refusal = read_token()
+  if not token then return refusal end
   redis.call('HSET', KEYS[1], 'mode', 'sole read ' .. owner .. ' ' .. attempt)
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
@@ -204,8 +198,8 @@ local now = math.floor(time / 1000)
 local function readers_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
-  local token = last and string.find(last, '^%d+$') and tonumber(last)
-  if token and token >= (least or 0) and token < 2^53 then return token end
+  local token = to_token(last)
+  if token and token >= (least or 0) then return token end
   return next_token()
 end
 
@@ -215,7 +209,7 @@ local ends = now + tonumber(ttl_ms)
 
 -- A second delivery and later readers get this token again.
 local function note_token(token)
-  if token > 0 and token ~= tonumber(state.token) then
+  if token > 0 and token ~= to_token(state.token) then
     redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token))
   end
 end
@@ -668,7 +662,7 @@ redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. owner, ends .. ' ' .. 
   'readers', state.readers + (state.read and 0 or 1))
 -- Inside a hold to write without a token, this one may be the former writer's. A nested hold to
 -- write must get a larger one.
-if not write or state.token then note_token(token) end
+if not write or to_token(state.token) then note_token(token) end
 keep_until(ends)
 leave_queue(waiter)
 admit_waiters()

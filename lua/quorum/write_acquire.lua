@@ -100,31 +100,44 @@ local function note_lease()
   if node and tonumber(ttl_ms) > tonumber(node[4] or 0) then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 end
 
--- The client chooses the token, and more than half of the nodes must accept it. (On one server,
--- these functions are in tokens.lua: the server chooses.)
+-- The client chooses the token, and more than half of the nodes must accept it. (On one server, the
+-- server chooses: tokens.lua.)
+
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
 
 -- The largest token that this node had accepted, or was given when it was admitted, before this
 -- request.
 local highest
-local function is_too_low(again)
-  highest = highest or math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(node and node[2] or 0))
-  return proposed < highest or proposed == highest and not again
+
+-- Why this node does not accept the proposal; nil: it does.
+local function refuse_proposal(again)
+  local accepted, floor = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
+  if not accepted or not floor then return redis.error_reply('ERR the largest accepted token is spoilt') end
+  highest = math.max(accepted, floor)
+  if proposed < highest or proposed == highest and not again then return {-8, highest} end
 end
 
 local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   if node and token > tonumber(node[3] or 0) then
     redis.call('HSET', KEYS[4], 'high', string.format('%.0f', token))
   end
+  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
 
 -- The token of a new lease, or nil and a refusal. A lease that is repaired after larger tokens were
 -- accepted has none on this node.
 local function take_token()
-  if proposed and purpose ~= 'repair' and is_too_low(false) then return nil, {-8, highest} end
+  local is_repair = purpose == 'repair'
+  local refusal = proposed and refuse_proposal(is_repair)
+  if refusal and (refusal.err or not is_repair) then return nil, refusal end
   note_lease()
-  if not proposed or purpose == 'repair' and is_too_low(true) then return 0 end
+  if refusal or not proposed then return 0 end
   return accept(proposed)
 end
 
@@ -132,10 +145,11 @@ end
 -- nodes know different ones ("nested"). An attempt may propose its own token again.
 local function hold_token(current, is_only, is_new)
   local accepts = proposed and (is_only or purpose == 'nested')
-  if accepts and is_too_low(not is_new) then return nil, {-8, highest} end
+  local refusal = accepts and refuse_proposal(not is_new)
+  if refusal and (refusal.err or purpose ~= 'repair') then return nil, refusal end
   note_lease()
-  if accepts then return accept(proposed) end
-  return proposed and tonumber(current) or 0
+  if accepts and not refusal then return accept(proposed) end
+  return proposed and current or 0
 end
 
 -- The common case: the lock is free, and no attempt waits.
@@ -190,8 +204,8 @@ end
 local function readers_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
-  local token = last and string.find(last, '^%d+$') and tonumber(last)
-  if token and token >= (least or 0) and token < 2^53 then return token end
+  local token = to_token(last)
+  if token and token >= (least or 0) then return token end
   return next_token()
 end
 
@@ -601,7 +615,7 @@ local writer, attempts = string.match(write or '', '^([^ ]+) (.+)$')
 if writer == owner then
   local is_held = has(attempts, attempt)
   if not is_held and count(attempts) >= depth then return -4 end
-  local token, problem = hold_token(state.token, attempts == attempt, not is_held)
+  local token, problem = hold_token(to_token(state.token), attempts == attempt, not is_held)
   if not token then return problem end
   if not is_held then attempts = attempts .. ' ' .. attempt end
   ends = math.max(ends, write_ends)

@@ -49,11 +49,18 @@ end
 -- The fragments act on the keys of one lock at a time.
 local keys, KEYS = KEYS, {}
 
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+
 -- The largest token that this node has accepted; nil if the counter is spoilt.
 local function accepted()
   local token = redis.pcall('GET', KEYS[2])
   if not token then return 0 end
-  return type(token) == 'string' and tonumber(token) or nil
+  return type(token) == 'string' and to_token(token) or nil
 end
 
 local function accept(token)

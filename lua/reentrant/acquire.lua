@@ -107,11 +107,18 @@ local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = math.floor(time / 1000)
 
--- The server chooses the token. (The scripts of a quorum have these functions in proposals.lua:
--- there, the client does.)
+-- The server chooses the token. (The scripts of a quorum have these functions in
+-- proposed_token.lua: there, the client does.)
 
 -- Also if the lock is busy: a release would grant it with a smaller token.
 if least and least > time + 86400000000 then return -5 end
+
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
 
 -- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
 local function take_token(new_token)
@@ -121,10 +128,11 @@ local function take_token(new_token)
 end
 
 -- The token of a hold beside or inside another one of its owner: that of the other one, if it has
--- one.
+-- one. That of a mutex is the last one.
 local function hold_token(current)
   if not min_token then return 0 end
-  if (tonumber(current) or 0) > 0 then return tonumber(current) end
+  if kind == 'mutex' then current = to_token(redis.call('GET', KEYS[2])) end
+  if (current or 0) > 0 then return current end
   return next_token()
 end
 
@@ -136,7 +144,7 @@ end
 -- The token of a re-entrant lock, 0 if it has none; nil if the hash is something else. A Redisson
 -- RLock is one field `<UUID>:<thread>` -> count.
 local function reentrant_token(mode)
-  if mode then return tonumber(string.match(mode, '^reentrant (%d+)$')) end
+  if mode then return to_token(string.match(mode, '^reentrant (%d+)$')) end
   local field = redis.call('HLEN', KEYS[1]) == 1 and redis.call('HRANDFIELD', KEYS[1])
   local is_redisson = field and string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$')
     and tonumber(redis.call('HGET', KEYS[1], field))

@@ -13,14 +13,20 @@
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local now = math.floor(time / 1000)
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
 local waiting = redis.pcall('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
 if type(waiting) == 'table' then waiting = 0 end
 local token = redis.pcall('GET', KEYS[2])
-if type(token) ~= 'string' or not tonumber(token) then token = '0' end
+if type(token) ~= 'string' or not to_token(token) then token = '0' end
 -- The token of a re-entrant lock, 0 if it has none; nil if the hash is something else. A Redisson
 -- RLock is one field `<UUID>:<thread>` -> count.
 local function reentrant_token(mode)
-  if mode then return tonumber(string.match(mode, '^reentrant (%d+)$')) end
+  if mode then return to_token(string.match(mode, '^reentrant (%d+)$')) end
   local field = redis.call('HLEN', KEYS[1]) == 1 and redis.call('HRANDFIELD', KEYS[1])
   local is_redisson = field and string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$')
     and tonumber(redis.call('HGET', KEYS[1], field))

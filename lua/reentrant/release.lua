@@ -105,10 +105,17 @@ local function next_token()
   return token
 end
 
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+
 -- The token of a re-entrant lock, 0 if it has none; nil if the hash is something else. A Redisson
 -- RLock is one field `<UUID>:<thread>` -> count.
 local function reentrant_token(mode)
-  if mode then return tonumber(string.match(mode, '^reentrant (%d+)$')) end
+  if mode then return to_token(string.match(mode, '^reentrant (%d+)$')) end
   local field = redis.call('HLEN', KEYS[1]) == 1 and redis.call('HRANDFIELD', KEYS[1])
   local is_redisson = field and string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$')
     and tonumber(redis.call('HGET', KEYS[1], field))

@@ -100,13 +100,20 @@ local function next_token()
   return token
 end
 
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
 -- larger ones then.
 local function readers_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
-  local token = last and string.find(last, '^%d+$') and tonumber(last)
-  if token and token >= (least or 0) and token < 2^53 then return token end
+  local token = to_token(last)
+  if token and token >= (least or 0) then return token end
   return next_token()
 end
 
@@ -141,31 +148,14 @@ local function read_state()
   if state.pttl ~= -2 and not is_ours then return -2 end
 end
 
--- The server chooses the token. (The scripts of a quorum have these functions in proposals.lua:
--- there, the client does.)
-
 -- Also if the lock is busy: a release would grant it with a smaller token.
 if least and least > time + 86400000000 then return -5 end
-
--- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
-local function take_token(new_token)
-  if not min_token then return 0 end
-  if new_token then return new_token end
-  return next_token()
-end
-
--- The token of a hold beside or inside another one of its owner: that of the other one, if it has
--- one.
-local function hold_token(current)
-  if not min_token then return 0 end
-  if (tonumber(current) or 0) > 0 then return tonumber(current) end
-  return next_token()
-end
 
 -- The token of a hold to read: inside a hold to write, that of the latter.
 local function read_token(writes)
   if not min_token then return 0 end
-  if writes and (tonumber(state.token) or 0) > 0 then return tonumber(state.token) end
+  local token = writes and to_token(state.token)
+  if token and token > 0 then return token end
   return readers_token(state.token)
 end
 
@@ -175,7 +165,7 @@ local ends = now + tonumber(ttl_ms)
 
 -- A second delivery and later readers get this token again.
 local function note_token(token)
-  if token > 0 and token ~= tonumber(state.token) then
+  if token > 0 and token ~= to_token(state.token) then
     redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token))
   end
 end
@@ -628,7 +618,7 @@ redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. owner, ends .. ' ' .. 
   'readers', state.readers + (state.read and 0 or 1))
 -- Inside a hold to write without a token, this one may be the former writer's. A nested hold to
 -- write must get a larger one.
-if not write or state.token then note_token(token) end
+if not write or to_token(state.token) then note_token(token) end
 keep_until(ends)
 leave_queue(waiter)
 admit_waiters()

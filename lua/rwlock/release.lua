@@ -105,13 +105,20 @@ local function next_token()
   return token
 end
 
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
 -- larger ones then.
 local function readers_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
-  local token = last and string.find(last, '^%d+$') and tonumber(last)
-  if token and token >= (least or 0) and token < 2^53 then return token end
+  local token = to_token(last)
+  if token and token >= (least or 0) then return token end
   return next_token()
 end
 

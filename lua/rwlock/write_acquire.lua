@@ -127,21 +127,18 @@ local function read_state()
   if state.pttl ~= -2 and not is_ours then return -2 end
 end
 
--- Readers get the token of the last writer, unless it is below min_token: others may have had
--- larger ones then.
-local function readers_token(known)
-  local last = known or redis.pcall('GET', KEYS[2])
-  if type(last) == 'table' then return nil, last end
-  local token = last and string.find(last, '^%d+$') and tonumber(last)
-  if token and token >= (least or 0) and token < 2^53 then return token end
-  return next_token()
-end
-
--- The server chooses the token. (The scripts of a quorum have these functions in proposals.lua:
--- there, the client does.)
+-- The server chooses the token. (The scripts of a quorum have these functions in
+-- proposed_token.lua: there, the client does.)
 
 -- Also if the lock is busy: a release would grant it with a smaller token.
 if least and least > time + 86400000000 then return -5 end
+
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
 
 -- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
 local function take_token(new_token)
@@ -151,10 +148,21 @@ local function take_token(new_token)
 end
 
 -- The token of a hold beside or inside another one of its owner: that of the other one, if it has
--- one.
+-- one. That of a mutex is the last one.
 local function hold_token(current)
   if not min_token then return 0 end
-  if (tonumber(current) or 0) > 0 then return tonumber(current) end
+  if kind == 'mutex' then current = to_token(redis.call('GET', KEYS[2])) end
+  if (current or 0) > 0 then return current end
+  return next_token()
+end
+
+-- Readers get the token of the last writer, unless it is below min_token: others may have had
+-- larger ones then.
+local function readers_token(known)
+  local last = known or redis.pcall('GET', KEYS[2])
+  if type(last) == 'table' then return nil, last end
+  local token = to_token(last)
+  if token and token >= (least or 0) then return token end
   return next_token()
 end
 
@@ -564,7 +572,7 @@ local writer, attempts = string.match(write or '', '^([^ ]+) (.+)$')
 if writer == owner then
   local is_held = has(attempts, attempt)
   if not is_held and count(attempts) >= depth then return -4 end
-  local token, problem = hold_token(state.token, attempts == attempt, not is_held)
+  local token, problem = hold_token(to_token(state.token), attempts == attempt, not is_held)
   if not token then return problem end
   if not is_held then attempts = attempts .. ' ' .. attempt end
   ends = math.max(ends, write_ends)

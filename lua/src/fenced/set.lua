@@ -17,7 +17,8 @@ if not token or #token > 16 or not string.find(token, '^[1-9]%d*$') or tonumber(
   return redis.error_reply('ERR the token must be an integer from 1 to 2^53 - 1')
 end
 if not value then return redis.error_reply('ERR there is no value to write') end
-local largest = tonumber(redis.call('GET', KEYS[2]) or 0)
+--@include to_token
+local largest = to_token(redis.call('GET', KEYS[2]) or '0')
 if not largest then return redis.error_reply('ERR the second key does not hold a token') end
 if tonumber(token) < largest then return 0 end
 redis.call('SET', KEYS[2], token)

@@ -1,8 +1,10 @@
+--@include to_token
+
 -- The largest token that this node has accepted; nil if the counter is spoilt.
 local function accepted()
   local token = redis.pcall('GET', KEYS[2])
   if not token then return 0 end
-  return type(token) == 'string' and tonumber(token) or nil
+  return type(token) == 'string' and to_token(token) or nil
 end
 
 local function accept(token)

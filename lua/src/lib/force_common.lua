@@ -4,6 +4,8 @@
 
 --@include next_token
 
+--@include to_token
+
 --@include readers_token
 
 --@include read_state

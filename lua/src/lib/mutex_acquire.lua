@@ -14,7 +14,7 @@ if holder and holder ~= attempt then
   return {pttl, time}
 end
 if holder then -- a second delivery, or a poll that finds what a release granted
-  local token, refusal = hold_token(redis.call('GET', KEYS[2]), true)
+  local token, refusal = hold_token(nil, true)
   if not token then return refusal end
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token

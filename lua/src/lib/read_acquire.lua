@@ -4,7 +4,7 @@ local ends = now + tonumber(ttl_ms)
 
 -- A second delivery and later readers get this token again.
 local function note_token(token)
-  if token > 0 and token ~= tonumber(state.token) then
+  if token > 0 and token ~= to_token(state.token) then
     redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token))
   end
 end
@@ -104,7 +104,7 @@ redis.call('HSET', KEYS[1], 'mode', 'several', 'read:' .. owner, ends .. ' ' .. 
   'readers', state.readers + (state.read and 0 or 1))
 -- Inside a hold to write without a token, this one may be the former writer's. A nested hold to
 -- write must get a larger one.
-if not write or state.token then note_token(token) end
+if not write or to_token(state.token) then note_token(token) end
 keep_until(ends)
 leave_queue(waiter)
 admit_waiters()

@@ -2,9 +2,10 @@
 -- tokens of all writers before and, once a majority knows it, smaller than those of all after.
 -- Inside a hold to write, it is that of the latter.
 local function read_token(writes)
+  local token = writes and purpose ~= 'nested' and to_token(state.token)
+  local refusal = proposed and not token and refuse_proposal(true)
+  if refusal and refusal.err then return nil, refusal end
   note_lease()
   if not proposed then return 0 end
-  if writes and purpose ~= 'nested' and state.token then return tonumber(state.token) end
-  is_too_low(true)
-  return accept(math.max(proposed, highest))
+  return token or accept(math.max(proposed, highest))
 end

@@ -1,6 +1,7 @@
 -- The token of a hold to read: inside a hold to write, that of the latter.
 local function read_token(writes)
   if not min_token then return 0 end
-  if writes and (tonumber(state.token) or 0) > 0 then return tonumber(state.token) end
+  local token = writes and to_token(state.token)
+  if token and token > 0 then return token end
   return readers_token(state.token)
 end

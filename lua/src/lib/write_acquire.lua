@@ -51,7 +51,7 @@ local writer, attempts = string.match(write or '', '^([^ ]+) (.+)$')
 if writer == owner then
   local is_held = has(attempts, attempt)
   if not is_held and count(attempts) >= depth then return -4 end
-  local token, problem = hold_token(state.token, attempts == attempt, not is_held)
+  local token, problem = hold_token(to_token(state.token), attempts == attempt, not is_held)
   if not token then return problem end
   if not is_held then attempts = attempts .. ' ' .. attempt end
   ends = math.max(ends, write_ends)

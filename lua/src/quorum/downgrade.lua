@@ -25,8 +25,10 @@ local attempt, ttl_ms, owner, min_token, token_ttl_ms = unpack(ARGV)
 --@include check_token_ttl
 
 -- The longest lease, which the admission of a node waits for.
-if KEYS[4] and tonumber(ttl_ms) > tonumber(redis.call('HGET', KEYS[4], 'ttl') or 0) then
-  redis.call('HSET', KEYS[4], 'ttl', ttl_ms)
-end
+local longest = KEYS[4] and tonumber(redis.call('HGET', KEYS[4], 'ttl') or 0)
+
+--@include find_hold
+
+if longest and tonumber(ttl_ms) > longest then redis.call('HSET', KEYS[4], 'ttl', ttl_ms) end
 
 --@include downgrade

@@ -38,6 +38,8 @@ local kind = 'mutex'
 
 --@include proposals
 
+--@include proposed_token
+
 -- The common case: the mutex is free, and no attempt waits.
 if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = take_token()

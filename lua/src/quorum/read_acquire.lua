@@ -53,7 +53,8 @@ local kind = 'read'
 -- The common case: the lock is free, and no attempt waits.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
-  local token = read_token()
+  local token, refusal = read_token()
+  if not token then return refusal end
   --@include sole_read
   return token
 end

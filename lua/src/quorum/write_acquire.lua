@@ -46,6 +46,8 @@ local kind = 'write'
 
 --@include proposals
 
+--@include proposed_token
+
 -- The common case: the lock is free, and no attempt waits.
 if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = take_token()

@@ -53,6 +53,8 @@ end
 
 --@include next_token
 
+--@include to_token
+
 --@include reentrant_token
 
 --@include waiter

@@ -17,6 +17,8 @@ local attempt, ttl_ms, owner = unpack(ARGV)
 --@include check_ttl
 --@include check_owner
 
+--@include to_token
+
 --@include reentrant_token
 
 local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')

@@ -24,4 +24,6 @@ local attempt, ttl_ms, owner, min_token, token_ttl_ms = unpack(ARGV)
 --@include check_min_token
 --@include check_token_ttl
 
+--@include find_hold
+
 --@include downgrade

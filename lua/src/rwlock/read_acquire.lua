@@ -39,6 +39,8 @@ local kind = 'read'
 
 --@include next_token
 
+--@include to_token
+
 --@include readers_token
 
 -- The common case: the lock is free, and no attempt waits.
@@ -55,7 +57,7 @@ end
 
 --@include read_state
 
---@include tokens
+--@include refuse_min_token
 
 --@include read_token
 

@@ -36,6 +36,8 @@ end
 
 --@include next_token
 
+--@include to_token
+
 --@include readers_token
 
 local answers = {}

@@ -52,8 +52,8 @@ end
 
 --@include read_state
 
---@include readers_token
-
 --@include tokens
+
+--@include readers_token
 
 --@include write_acquire
