@@ -587,14 +587,15 @@ end
 if write or other_ends then
   if claim then
     local upgrades = not write and reads
-    local _, upgrader = unexpired(state.upgrade)
+    local upgrade_ends, upgrader = unexpired(state.upgrade)
     if upgrades and upgrader and upgrader ~= owner
       and unexpired(redis.call('HGET', KEYS[1], 'read:' .. upgrader)) then
       return -6
     end
     if upgrades then
       redis.call('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader
-      redis.call('HSET', KEYS[1], 'upgrade', now + claim .. ' ' .. owner)
+      if upgrader ~= owner then upgrade_ends = 0 end
+      redis.call('HSET', KEYS[1], 'upgrade', math.max(now + claim, upgrade_ends) .. ' ' .. owner)
     end
     queue(upgrades and 0 or place or time, 0)
     redis.call('HSET', KEYS[1], 'writer_wait_until', math.max(now + claim, state.wait_until))

@@ -85,12 +85,22 @@ end
 
 --@include remember
 
+-- Whether another attempt of the owner, which reads, waits to write (place 0). It keeps the mark:
+-- without it another reader would also queue to write, and each would wait for the other.
+local function upgrades()
+  for _, entry in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], 0, 0, 'LIMIT', 0, 64)) do
+    local other, other_kind, _, _, other_owner = parse(entry)
+    if other_kind == 'write' and (other_owner == owner or other_owner == '' and other == owner) then return true end
+  end
+  return false
+end
+
 local refusal = read_state()
 local waiter_owner, waiter_depth = owner ~= attempt and owner or '', ' ' .. depth
 leave_queue(waiter_for('read', waiter_owner, waiter_depth))
 if leave_queue(waiter_for('write', waiter_owner, waiter_depth)) and not refusal then
   local _, upgrader = string.match(state.upgrade or '', '^(%d+) (.+)$')
-  if upgrader == owner then redis.call('HDEL', KEYS[1], 'upgrade') end
+  if upgrader == owner and not upgrades() then redis.call('HDEL', KEYS[1], 'upgrade') end
   if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end
 end
 if refusal then return answer(-2) end
