@@ -84,13 +84,13 @@ if owner ~= '' then
   if till then add('read', owner, count(attempts), till - now) end
   return found
 end
-local sample, listed = redis.call('HRANDFIELD', KEYS[1], 512, 'WITHVALUES'), 0
+local sample, readers = redis.call('HRANDFIELD', KEYS[1], 512, 'WITHVALUES'), 0
 for i = 1, #sample, 2 do
   local till, attempts = unexpired(sample[i + 1])
-  if till and string.sub(sample[i], 1, 5) == 'read:' and listed < 500 then
-    add('read', string.sub(sample[i], 6), count(attempts), till - now)
-    listed = listed + 1
+  if till and string.sub(sample[i], 1, 5) == 'read:' then
+    readers = readers + 1
+    if readers <= 500 then add('read', string.sub(sample[i], 6), count(attempts), till - now) end
   end
 end
-if #sample < 2 * 512 then found[6] = listed end
+if #sample < 2 * 512 then found[6] = readers end
 return found
