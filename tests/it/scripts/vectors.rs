@@ -1,5 +1,5 @@
-//! The conformance vectors of `lua/vectors`: the scripts give these answers. The README there
-//! describes their form.
+//! The conformance vectors of `lua/vectors`: the scripts give these answers, and the vectors reach
+//! every branch of every script. `lua/vectors/README.md` describes their form.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +11,116 @@ use tokio::task::JoinSet;
 use super::subscriber::Subscriber;
 use super::{folder, scripts};
 use crate::support::Server;
+
+/// Why no vector reaches these lines of these scripts, or of the scripts whose names end so. A
+/// script contains whole fragments, also where it needs a part of them.
+const UNREACHED: &[(&str, &[&str], &[&str])] = &[
+    (
+        "these scripts ignore a min_token that is far ahead, and a counter at 2^53 is not 1",
+        &[
+            "/release",
+            "force",
+            "downgrade",
+            "quorum/mutex_acquire",
+            "quorum/reentrant_acquire",
+            "quorum/read_acquire",
+            "quorum/write_acquire",
+        ],
+        &["if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end"],
+    ),
+    (
+        "the write hold has not expired, or was removed before",
+        &["rwlock/release", "downgrade", "write_force"],
+        &["if state.write then -- its writer is dead"],
+    ),
+    (
+        "the owner reads afterwards, so no writer is granted the lock, and the end of the write hold has \
+         removed the mark of an upgrade",
+        &["downgrade"],
+        &[
+            "for _ = 1, reader and 1 or 32 do",
+            "if not entry then",
+            "if not is_unfinished then redis.call('HDEL', KEYS[1], 'writer_wait_until', 'upgrade') end",
+            "if reader and waiter_owner ~= reader then return false end",
+            "if not token then token, no_token = next_token() end",
+            "if not token then return false end",
+            "if next_attempt == attempt then waiter_channel = '' end",
+            "if notify(waiter_channel, message(next_attempt, token)) then",
+            "if no_writer_waits() then redis.call('HDEL', KEYS[1], 'writer_wait_until') end",
+            "if is_alone and admit_writer(waiter_owner) then return end",
+            "if waited and admit_readers(waited) then",
+            "elseif not is_unfinished and not admit_writer() and not is_unfinished then",
+        ],
+    ),
+    (
+        "the key exists: it was written just before",
+        &["downgrade", "read_force", "write_force"],
+        &[
+            "if state.pttl == -2 then",
+            "if waiter_place then waited = string.format('(%.0f', waiter_place - 2^52) end",
+            "if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end",
+        ],
+    ),
+    (
+        "the answer has left a mark in the queue",
+        &["read_force", "write_force"],
+        &["if redis.call('EXISTS', KEYS[3]) == 0 then return end"],
+    ),
+    (
+        "no owner reads where these scripts admit waiters",
+        &["read_force", "write_acquire"],
+        &[
+            "if reader and waiter_owner ~= reader then return false end",
+            "if readers > 0 then",
+            "if not gated then",
+            "if admit_readers('(0') then return end",
+            "elseif not (waited and admit_readers(waited)) and not is_unfinished then",
+            "if is_alone and admit_writer(waiter_owner) then return end",
+            "if no_writer_waits() then",
+        ],
+    ),
+    (
+        "the write hold has ended, and with it the mark of an upgrade",
+        &["write_force"],
+        &[
+            "if read_state() or unexpired(state.write) then return end",
+            "if reader and waiter_owner ~= reader then return false end",
+            "if is_alone and admit_writer(waiter_owner) then return end",
+        ],
+    ),
+    (
+        "waiters are admitted only if no owner writes",
+        &["write_acquire"],
+        &["if read_state() or unexpired(state.write) then return end"],
+    ),
+    (
+        "without claim_ms, an attempt that wants to read does not come so far",
+        &["read_acquire"],
+        &["if not claim then return end"],
+    ),
+    (
+        "the owner has no read hold: one that had expired was just removed",
+        &["read_acquire", "rwlock/release"],
+        &[
+            "if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end",
+        ],
+    ),
+    (
+        "the counter is absent, below min_token or spoilt where readers need a new token",
+        &["read_acquire_many"],
+        &["if token > 1 and token > (least or 0) and token < 2^53 then return token end"],
+    ),
+    (
+        "a read-write lock keeps no token that was made for a dead waiter",
+        &["rwlock/write_acquire"],
+        &["if new_token then return new_token end"],
+    ),
+    (
+        "the token of these kinds is in the lock",
+        &["reentrant/acquire", "rwlock/write_acquire"],
+        &["if kind == 'mutex' then current = to_token(redis.call('GET', KEYS[2])) end"],
+    ),
+];
 
 /// The channel to which an instrumented script publishes each branch that it takes.
 const BRANCHES: &str = "branches";
@@ -192,4 +302,64 @@ async fn run_all(scripts: &BTreeMap<String, String>) -> BTreeSet<String> {
 async fn vectors_get_their_answers() {
     let found = run_all(&scripts().into_iter().collect()).await;
     assert!(found.is_empty(), "the scripts are not instrumented: {found:?}");
+}
+
+/// The script with a PUBLISH at the beginning of each branch, and the line of each branch, by what
+/// it publishes.
+fn instrumented(name: &str, script: &str, branches: &mut BTreeMap<String, String>) -> String {
+    let mut output = String::new();
+    for (number, line) in script.lines().enumerate() {
+        let (mut word, mut is_quoted) = (String::new(), false);
+        for (at, character) in line.char_indices() {
+            if !is_quoted && line[at..].starts_with("--") {
+                break;
+            }
+            is_quoted ^= character == '\'';
+            if !is_quoted && (character.is_alphanumeric() || character == '_') {
+                word.push(character);
+                output.push(character);
+                let ends = !line[at + 1..].starts_with(|next: char| next.is_alphanumeric() || next == '_');
+                if ends && ["then", "else", "do"].contains(&word.as_str()) {
+                    let id = format!("{name}:{}:{at}", number + 1);
+                    output += &format!(" redis.call('PUBLISH', '{BRANCHES}', '{id}')");
+                    branches.insert(id, line.trim().to_owned());
+                }
+            } else {
+                word.clear();
+                output.push(character);
+            }
+        }
+        output.push('\n');
+    }
+    output
+}
+
+#[tokio::test]
+async fn vectors_reach_every_branch() {
+    let mut branches = BTreeMap::new();
+    let scripts: BTreeMap<String, String> = scripts()
+        .into_iter()
+        .map(|(name, text)| (name.clone(), instrumented(&name, &text, &mut branches)))
+        .collect();
+    assert!(branches.len() > 1_000, "only {} branches found", branches.len());
+    let reached = run_all(&scripts).await;
+    let (mut excused, mut missed) = (BTreeSet::new(), String::new());
+    for (id, line) in branches.iter().filter(|(id, _)| !reached.contains(*id)) {
+        let name = id.split(':').next().unwrap();
+        let is_of =
+            |scripts: &[&'static str]| scripts.iter().find(|script| name.ends_with(**script)).copied();
+        let excuse = UNREACHED.iter().find_map(|(reason, scripts, lines)| {
+            lines.contains(&line.as_str()).then(|| is_of(scripts)).flatten().map(|script| (*reason, script))
+        });
+        match excuse {
+            Some((reason, script)) => excused.extend([(reason, script), (reason, line.as_str())]),
+            None => missed += &format!("{id}: {line}\n"),
+        }
+    }
+    assert!(missed.is_empty(), "of {} branches, no vector reaches:\n{missed}", branches.len());
+    let excuses = UNREACHED
+        .iter()
+        .flat_map(|(reason, scripts, lines)| scripts.iter().chain(*lines).map(|word| (*reason, *word)));
+    let needless: Vec<_> = excuses.filter(|excuse| !excused.contains(excuse)).collect();
+    assert!(needless.is_empty(), "vectors reach these: {needless:#?}");
 }
