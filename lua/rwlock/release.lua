@@ -71,12 +71,13 @@ if not remember and not claim then
     local found = redis.call('HMGET', KEYS[1], 'read:' .. owner, 'readers', 'write')
     local readers = tonumber(found[2]) or 0
     local ends, reader = string.match(found[1] or '', '^(%d+) ([^ ]+)$')
-    local instant = redis.call('TIME')
-    if reader == attempt and readers > 1 and not found[3] and redis.call('EXISTS', KEYS[3]) == 0
-      and tonumber(ends) > instant[1] * 1000 + math.floor(instant[2] / 1000) then
-      redis.call('HDEL', KEYS[1], 'read:' .. owner)
-      redis.call('HSET', KEYS[1], 'readers', readers - 1)
-      return 1
+    if reader == attempt and readers > 1 and not found[3] and redis.call('EXISTS', KEYS[3]) == 0 then
+      local instant = redis.call('TIME')
+      if tonumber(ends) > instant[1] * 1000 + math.floor(instant[2] / 1000) then
+        redis.call('HDEL', KEYS[1], 'read:' .. owner)
+        redis.call('HSET', KEYS[1], 'readers', readers - 1)
+        return 1
+      end
     end
   end
 end
