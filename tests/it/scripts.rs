@@ -7,6 +7,7 @@ mod client;
 mod durations;
 mod limits;
 mod many;
+mod many_malformed;
 mod memory;
 mod queues;
 mod repeated_requests;

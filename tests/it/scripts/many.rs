@@ -10,7 +10,7 @@ use super::script;
 use crate::support::Server;
 
 const ALONE: i64 = -10;
-const KINDS: [&str; 4] = ["mutex", "reentrant", "read", "write"];
+pub(super) const KINDS: [&str; 4] = ["mutex", "reentrant", "read", "write"];
 
 /// What a request finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,14 +48,17 @@ const STATES: [State; 14] = [
     State::CorruptQueue,
 ];
 
-/// The client proposes this token, on one node of a quorum.
-const PROPOSAL: &str = "5000";
+/// The TTL of a renewal: twice that of an acquire.
+const RENEWED: &str = "120000";
 
-struct Lab {
-    client: Client,
-    kind: &'static str,
+/// The client proposes this token, on one node of a quorum.
+pub(super) const PROPOSAL: &str = "5000";
+
+pub(super) struct Lab {
+    pub(super) client: Client,
+    pub(super) kind: &'static str,
     /// With the scripts of a quorum.
-    proposes: bool,
+    pub(super) proposes: bool,
 }
 
 impl Lab {
@@ -90,12 +93,17 @@ impl Lab {
     /// Runs the script for many locks, with attempt `a` of owner `o` for each.
     async fn many(&self, verb: &str, locks: &[String], fenced: bool) -> Vec<i64> {
         let name = self.script(verb) + "_many";
-        let shared = if verb == "acquire" { self.shared(fenced) } else { &[] };
+        let shared = match verb {
+            "acquire" => self.shared(fenced),
+            "renew" => &[RENEWED],
+            _ => &[],
+        };
         let (mut names, mut arguments) = (Vec::new(), shared.to_vec());
         for lock in locks {
             let [lock, fence, waiters] = keys(lock);
             names.extend(match verb {
                 "acquire" => vec![lock, fence, waiters],
+                "renew" => vec![lock],
                 _ if name.starts_with("rwlock") => vec![lock],
                 _ => vec![lock, waiters],
             });
@@ -114,7 +122,7 @@ impl Lab {
         }
     }
 
-    async fn eval(&self, name: &str, keys: &[&str], arguments: &[&str]) -> Value {
+    pub(super) async fn eval(&self, name: &str, keys: &[&str], arguments: &[&str]) -> Value {
         let (text, count) = (script(name), keys.len().to_string());
         let words = ["EVAL", &text, &count].into_iter().chain(keys.iter().copied());
         let words: Vec<&str> = words.chain(arguments.iter().copied()).collect();
@@ -126,6 +134,15 @@ impl Lab {
         let words = [("attempt", attempt), ("owner", owner), ("ttl_ms", "60000"), ("claim_ms", claim)];
         let tokens = [("min_token", min_token), ("proposal", proposal)];
         self.one("acquire", lock, &[&words[..], &tokens].concat()).await
+    }
+
+    async fn renew(&self, lock: &str) -> Value {
+        self.one("renew", lock, &[("attempt", "a"), ("owner", "o"), ("ttl_ms", RENEWED)]).await
+    }
+
+    /// Whether a lock lasts for longer than what `prepare` made.
+    async fn is_extended(&self, lock: &str) -> bool {
+        self.client.run::<i64>(&["PTTL", lock]).await > 60_000
     }
 
     async fn release(&self, lock: &str, remember: &str) -> Value {
@@ -194,7 +211,7 @@ impl Lab {
     }
 }
 
-fn keys(lock: &str) -> [String; 3] {
+pub(super) fn keys(lock: &str) -> [String; 3] {
     [lock.to_owned(), format!("{{{lock}}}:fence"), format!("{{{lock}}}:waiters")]
 }
 
@@ -240,8 +257,11 @@ async fn compare(
     for (place, state) in states.iter().copied().enumerate() {
         let one = async |lock: &str| match verb {
             "acquire" => lab.acquire(lock, "a", "o", fenced, "").await,
+            "renew" => lab.renew(lock).await,
             _ => lab.release(lock, "").await,
         };
+        let is_extended = answers[place] != ALONE && verb == "renew";
+        assert_eq!(lab.is_extended(&many[place]).await, is_extended, "{} {state:?}", lab.script(verb));
         let expected = one(&single[place]).await;
         let case = format!("{} {state:?}", lab.script(verb));
         if answers[place] == ALONE {
@@ -306,6 +326,21 @@ async fn scripts_for_many_locks_release_what_nothing_waits_for() {
     }
 }
 
+#[tokio::test]
+async fn scripts_for_many_locks_renew_what_their_attempts_hold() {
+    for kind in KINDS {
+        assert_eq!(compare(kind, "renew", (false, true), &[State::Own; 3]).await, BTreeSet::new());
+        let alone = compare(kind, "renew", (false, true), &STATES).await;
+        let common: &[State] = match kind {
+            "mutex" | "reentrant" => &[State::Own, State::OwnWithWaiter, State::OwnNested],
+            _ => &[State::Own],
+        };
+        for state in STATES {
+            assert_eq!(alone.contains(&state), !common.contains(&state), "{kind} {state:?}");
+        }
+    }
+}
+
 /// Two requests of one call for the same lock: the second one comes after the first.
 #[tokio::test]
 async fn scripts_for_many_locks_grant_and_release_a_lock_once() {
@@ -320,70 +355,5 @@ async fn scripts_for_many_locks_grant_and_release_a_lock_once() {
             assert_eq!(lab.many("release", &names, true).await, [1, 1, ALONE], "{kind}");
             assert!(!lab.client.exists(&names[0]).await && !lab.client.exists(&names[1]).await, "{kind}");
         }
-    }
-}
-
-#[tokio::test]
-async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() {
-    let server = Server::start().await;
-    for kind in KINDS {
-        let lab = Lab { client: Client::of(&server).await, kind, proposes: false };
-        let acquire = path(kind, "acquire") + "_many";
-        let own: &[&str] = if kind == "mutex" { &["a"] } else { &["a", "o"] };
-        let well_formed = [&["60000", "7", "60000"], own, own].concat();
-        let names = [keys("m"), keys("n")].concat();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut malformed: Vec<(Vec<&str>, Vec<&str>)> = vec![
-            (names.clone(), well_formed[..well_formed.len() - 1].to_vec()),
-            (names.clone(), [&well_formed[..], &["a"]].concat()),
-            (names[..5].to_vec(), well_formed.clone()),
-            (vec![], vec!["60000", "7", "60000"]),
-        ];
-        let wrong: [&[&str]; 3] = [&["", "0", "1e3", "x"], &["x", "-7", "4503599627370496"], &["0", "x"]];
-        for (place, values) in wrong.into_iter().enumerate() {
-            for value in values {
-                let mut arguments = well_formed.clone();
-                arguments[place] = value;
-                malformed.push((names.clone(), arguments));
-            }
-        }
-        for place in 3..well_formed.len() {
-            let mut arguments = well_formed.clone();
-            arguments[place] = "a b";
-            malformed.push((names.clone(), arguments));
-        }
-        for (names, arguments) in malformed {
-            assert_eq!(lab.eval(&acquire, &names, &arguments).await, Value::Int(-5), "{kind} {arguments:?}");
-            assert!(lab.client.state().await.is_empty(), "{kind} {arguments:?}");
-        }
-        let propose = format!("quorum/{kind}_acquire_many");
-        let own_proposed = [own, &[PROPOSAL]].concat();
-        let well_formed = [&["60000", "60000"], &own_proposed[..], &own_proposed].concat();
-        let ahead = format!("{}", 1_u64 << 52);
-        for (place, value) in [(0, "0"), (1, "x"), (2, "a b"), (well_formed.len() - 1, "-7")]
-            .into_iter()
-            .chain([(well_formed.len() - 1, "1e3"), (well_formed.len() - 1, &*ahead)])
-        {
-            let mut arguments = well_formed.clone();
-            arguments[place] = value;
-            assert_eq!(lab.eval(&propose, &names, &arguments).await, Value::Int(-5), "{kind} {arguments:?}");
-            assert!(lab.client.state().await.is_empty(), "{kind} {arguments:?}");
-        }
-        let release = path(kind, "release") + "_many";
-        let step = if release.starts_with("rwlock") { 1 } else { 2 };
-        let names: Vec<&str> = names.into_iter().take(2 * step).collect();
-        for arguments in [
-            &[own, own].concat()[1..],
-            &[own, own, &["a"]].concat(),
-            &[own, &["a b"; 2][..own.len()]].concat(),
-            &[],
-        ] {
-            assert_eq!(lab.eval(&release, &names, arguments).await, Value::Int(-5), "{kind} {arguments:?}");
-        }
-        let too_many: Vec<String> = (0..129).flat_map(|number| keys(&number.to_string())).collect();
-        let too_many: Vec<&str> = too_many.iter().map(String::as_str).collect();
-        let arguments = [&["60000", "7", ""][..], &own.repeat(129)].concat();
-        assert_eq!(lab.eval(&acquire, &too_many, &arguments).await, Value::Int(-5), "{kind}");
-        assert!(lab.client.state().await.is_empty(), "{kind}");
     }
 }

@@ -1,0 +1,41 @@
+-- reentrant/renew_many: generated from lua/src/reentrant/renew_many.lua, do not edit.
+-- reentrant/renew_many: extends those of many leases that their attempts still have.
+--
+-- KEYS[1]  lock      hash: owner to count, mode, attempts, with a TTL. Then the key of the next
+--                    lock, for at most 128 locks
+-- ARGV[1]  ttl_ms    as in renew, for all locks
+-- ARGV[2]  attempt   as in acquire
+-- ARGV[3]  owner     as in acquire. Then the attempt and the owner of the next lock
+--
+-- Returns  {answer...}   for each lock the server's clock in microseconds: held for at least ttl_ms
+--                        from now; or -10: nothing was changed, send renew for this lock
+--          -5            refused: an argument is malformed
+--
+-- A second delivery extends the leases again, by as little as the deliveries are apart. It never
+-- shortens the lease of another hold of the same owner.
+local ttl_ms = ARGV[1]
+if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
+local count = #KEYS
+local arguments = 1 + 2 * count
+if count < 1 or count > 128 or count % 1 > 0 or #ARGV ~= arguments then return -5 end
+for i = 1, count do
+  local attempt, owner = ARGV[2 * i], ARGV[1 + 2 * i]
+  if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
+  -- `mode` is a field of the hash that says its kind.
+  if not owner or owner == '' or owner == 'mode' or #owner > 256 or string.byte(owner) == 58
+    or string.find(owner, ' ', 1, true) then
+    return -5
+  end
+end
+local clock = redis.call('TIME')
+local time = clock[1] * 1000000 + clock[2]
+local answers = {}
+for i = 1, count do
+  answers[i] = -10
+  local held = redis.pcall('HMGET', KEYS[i], ARGV[1 + 2 * i], ':' .. ARGV[2 * i], 'mode')
+  if held[1] and held[2] and string.find(held[3] or '', '^reentrant %d+$') then
+    if redis.call('PTTL', KEYS[i]) < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[i], ttl_ms) end
+    answers[i] = time
+  end
+end
+return answers
