@@ -40,6 +40,12 @@ static MUTEX: Kind = Kind {
         own: &[0, 2],
     },
     renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
+    renew_many: ManyScript {
+        script: Script::new("mutex/renew_many", include_str!("../lua/mutex/renew_many.lua")),
+        keys: &[0],
+        shared: &[1],
+        own: &[0],
+    },
     release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),
     release_many: ManyScript {
         script: Script::new("mutex/release_many", include_str!("../lua/mutex/release_many.lua")),

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
     Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, ScriptSet, SharedHold, SharedHolds, TOO_DEEP,
-    acquire, acquire_within, many_by_owner, many_proposals_by_owner, try_acquire,
+    acquire, acquire_within, many_by_owner, many_proposals_by_owner, renew_many_by_owner, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Nesting;
@@ -40,6 +40,10 @@ static REENTRANT: Kind = Kind {
         include_str!("../lua/quorum/reentrant_acquire_many.lua"),
     )),
     renew: Script::new("reentrant/renew", include_str!("../lua/reentrant/renew.lua")),
+    renew_many: renew_many_by_owner(Script::new(
+        "reentrant/renew_many",
+        include_str!("../lua/reentrant/renew_many.lua"),
+    )),
     release: Script::new("reentrant/release", include_str!("../lua/reentrant/release.lua")),
     release_many: ManyScript {
         script: Script::new("reentrant/release_many", include_str!("../lua/reentrant/release_many.lua")),

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
     Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire,
-    acquire_within, many_by_owner, many_proposals_by_owner, try_acquire,
+    acquire_within, many_by_owner, many_proposals_by_owner, renew_many_by_owner, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Options;
@@ -32,15 +32,10 @@ static READ: Kind = Kind {
         server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
         proposing: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
     },
-    acquire_many: many_by_owner(Script::new(
-        "rwlock/read_acquire_many",
-        include_str!("../lua/rwlock/read_acquire_many.lua"),
-    )),
-    propose_many: many_proposals_by_owner(Script::new(
-        "quorum/read_acquire_many",
-        include_str!("../lua/quorum/read_acquire_many.lua"),
-    )),
+    acquire_many: many_by_owner(Script::new("rwlock/read_acquire_many", READ_ACQUIRE_MANY)),
+    propose_many: many_proposals_by_owner(Script::new("quorum/read_acquire_many", READ_PROPOSE_MANY)),
     renew: Script::new("rwlock/renew", RENEW),
+    renew_many: renew_many_by_owner(Script::new("rwlock/renew_many", RENEW_MANY)),
     release: Script::new("rwlock/release", RELEASE),
     release_many: release_many(),
     force: Script::new("rwlock/read_force", include_str!("../lua/rwlock/read_force.lua")),
@@ -60,11 +55,9 @@ static WRITE: Kind = Kind {
         proposing: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
     },
     acquire_many: many_by_owner(Script::new("rwlock/write_acquire_many", WRITE_ACQUIRE_MANY)),
-    propose_many: many_proposals_by_owner(Script::new(
-        "quorum/write_acquire_many",
-        include_str!("../lua/quorum/write_acquire_many.lua"),
-    )),
+    propose_many: many_proposals_by_owner(Script::new("quorum/write_acquire_many", WRITE_PROPOSE_MANY)),
     renew: Script::new("rwlock/renew", RENEW),
+    renew_many: renew_many_by_owner(Script::new("rwlock/renew_many", RENEW_MANY)),
     release: Script::new("rwlock/release", RELEASE),
     release_many: release_many(),
     force: Script::new("rwlock/write_force", include_str!("../lua/rwlock/write_force.lua")),
@@ -90,8 +83,12 @@ const WOULD_DEADLOCK: Refusal = (-6, |_, context| Error::WouldDeadlock { context
 const FULL: Refusal = (-7, |options, context| Error::TooManyReaders { context, limit: options.max_readers });
 
 const FOUND: &str = "something that is not a read-write lock";
+const READ_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/read_acquire_many.lua");
+const READ_PROPOSE_MANY: &str = include_str!("../lua/quorum/read_acquire_many.lua");
+const WRITE_PROPOSE_MANY: &str = include_str!("../lua/quorum/write_acquire_many.lua");
 const WRITE_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/write_acquire_many.lua");
 const RENEW: &str = include_str!("../lua/rwlock/renew.lua");
+const RENEW_MANY: &str = include_str!("../lua/rwlock/renew_many.lua");
 const RELEASE: &str = include_str!("../lua/rwlock/release.lua");
 const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 

@@ -258,6 +258,7 @@ impl Attempt {
         debug_assert!(ttl.is_some() || self.kind.may_reenter, "asking would end the lease");
         let ttl = ttl.map_or(1, millis);
         self.with_owner(Call::new(&self.kind.renew, &[self.name.key()]).text(&self.text).number(ttl))
+            .with_others(Some(&self.kind.renew_many))
     }
 
     /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
@@ -362,6 +363,7 @@ pub(crate) struct Kind {
     /// For nodes that decide by majority.
     pub(crate) propose_many: ManyScript,
     pub(crate) renew: Script,
+    pub(crate) renew_many: ManyScript,
     pub(crate) release: Script,
     pub(crate) release_many: ManyScript,
     pub(crate) force: Script,
@@ -394,6 +396,11 @@ impl ScriptSet {
     fn pick(&'static self, proposes: bool) -> &'static Script {
         if proposes { &self.proposing } else { &self.server }
     }
+}
+
+/// The script that renews many leases, of a kind that has owners.
+pub(crate) const fn renew_many_by_owner(script: Script) -> ManyScript {
+    ManyScript { script, keys: &[0], shared: &[1], own: &[0, 2] }
 }
 
 /// The script that acquires many locks, of a kind that has owners.

@@ -181,13 +181,39 @@ impl Batcher {
         self.connection.set_name(name, limit).await
     }
 
-    /// Sends requests together and returns a reply for each, even if the pipeline fails as a whole.
-    pub(super) async fn send_all(
+    /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
+    async fn send_all(&self, commands: Vec<Cmd>, limit: Duration) -> Vec<Result<Value, RedisError>> {
+        self.connection.send_all(commands, limit.min(self.limit)).await
+    }
+
+    /// Sends calls together, by SHA1, combined where they may be. Those that a call for many locks
+    /// leaves follow alone.
+    async fn send_combined(
         &self,
-        requests: Vec<Cmd>,
+        prepared: &[PreparedCall<'_>],
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        self.connection.send_all(requests, limit.min(self.limit)).await
+        let mut requests: Vec<_> = prepared.iter().map(PreparedCall::request).collect();
+        if !self.connection.may_batch() {
+            requests.iter_mut().for_each(|request| request.many = None);
+        }
+        let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
+        let replies = send_calls(&self.connection, &calls, commands, &requests, limit.min(self.limit)).await;
+        let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
+        let mut left = Vec::new();
+        for (call, reply) in calls.iter().zip(replies) {
+            for (place, reply) in call.members.iter().zip(call.replies(reply)) {
+                match reply {
+                    Some(reply) => answers[*place] = reply,
+                    None => left.push(*place),
+                }
+            }
+        }
+        let alone = left.iter().map(|place| prepared[*place].by_sha1()).collect();
+        for (place, reply) in left.into_iter().zip(self.send_all(alone, limit).await) {
+            answers[place] = reply;
+        }
+        answers
     }
 }
 
@@ -352,7 +378,7 @@ async fn send_batch(
         waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
     let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
     let (sent, count) = (Moment::now(), calls.len());
-    let sending = send_calls(&connection, &calls, commands, &requests);
+    let sending = send_calls(&connection, &calls, commands, &requests, UNLIMITED);
     let replies = match last_reply.unless_silent(limit, sending).await {
         Some(replies) => replies,
         None => vec![Err(too_slow()); count],
@@ -380,13 +406,14 @@ async fn send_calls(
     calls: &[Combined],
     commands: Vec<Cmd>,
     requests: &[Request],
+    limit: Duration,
 ) -> Vec<Result<Value, RedisError>> {
-    let mut replies = connection.send_all(commands, UNLIMITED).await;
+    let mut replies = connection.send_all(commands, limit).await;
     let is_unknown = |reply: &Result<Value, RedisError>| reply.as_ref().is_err_and(is_unknown_script);
     let unknown = (0..calls.len()).filter(|place| is_unknown(&replies[*place]));
     let again = unknown.filter_map(|place| Some((place, calls[place].by_source(requests)?)));
     let (places, commands): (Vec<usize>, Vec<Cmd>) = again.unzip();
-    for (place, reply) in places.into_iter().zip(connection.send_all(commands, UNLIMITED).await) {
+    for (place, reply) in places.into_iter().zip(connection.send_all(commands, limit).await) {
         replies[place] = reply;
     }
     replies
@@ -461,7 +488,7 @@ impl ScriptLoader {
         answer
     }
 
-    /// Runs a pipeline of calls. Each script's source is sent once, then the others again by SHA1.
+    /// Runs calls together. Each script's source is sent once, then the others again by SHA1.
     /// Between two commands of a pipeline another client may flush the scripts again, so calls that
     /// fail then are sent by source.
     pub(super) async fn run_all(
@@ -470,7 +497,7 @@ impl ScriptLoader {
         calls: &[PreparedCall<'_>],
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        let mut answers = batcher.send_all(calls.iter().map(PreparedCall::by_sha1).collect(), limit).await;
+        let mut answers = batcher.send_combined(calls, limit).await;
         for by_source in [false, true] {
             let unknown: Vec<usize> = (0..answers.len())
                 .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))

@@ -134,6 +134,16 @@ pub const TESTED_CLIENT: &[Tested] = &[
         test: "standalone::combined_requests::many_tasks_share_script_calls",
     },
     Tested {
+        name: "renewals-of-many-leases-not-combined",
+        edits: &[Edit {
+            file: "src/lease/attempt.rs",
+            from: ".with_others(Some(&self.kind.renew_many))",
+            times: 1,
+            to: ".with_others(Some(&self.kind.renew_many).filter(|_| false))",
+        }],
+        test: "standalone::combined_requests::renewals_of_many_leases_share_script_calls",
+    },
+    Tested {
         name: "contended-lock-answers-for-itself",
         edits: &[Edit {
             file: "src/wire/script.rs",

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, Locks, Options};
 use tokio::task::JoinSet;
 
-use crate::support::{AnyGuard, Kind, Server, soon};
+use crate::support::{AnyGuard, Kind, Server, eventually, soon};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 /// 32 requests are sent alone, and the others gather.
@@ -84,6 +84,31 @@ async fn many_tasks_share_script_calls() {
             let released = server.scripts_run().await - before;
             assert!(released <= CALLS, "{prefix}, round {round}: {released} calls");
         }
+    }
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// The renewals of many leases share script calls, and none is missing.
+#[tokio::test]
+async fn renewals_of_many_leases_share_script_calls() {
+    let server = Server::start().await;
+    let options = Options::new().node_timeout(Duration::from_secs(20)).ttl(Duration::from_secs(6));
+    let locks = server.locks_with(options.read_ttl(Duration::from_secs(6))).await;
+    for kind in KINDS {
+        let outcomes = acquire_together(&server, &locks, kind, names(kind.name())).await;
+        let guards: Vec<AnyGuard> =
+            outcomes.into_iter().map(|(_, outcome)| outcome.unwrap().expect("the lock is free")).collect();
+        let granted: Vec<_> = guards.iter().map(|guard| guard.lease().valid_until()).collect();
+        let before = server.scripts_run().await;
+        eventually("all leases are renewed", || async {
+            guards.iter().zip(&granted).all(|(guard, until)| guard.lease().valid_until() > *until)
+        })
+        .await;
+        let renewals = server.scripts_run().await - before;
+        assert!(renewals <= TASKS / 10, "{}: {renewals} calls for {TASKS} leases", kind.name());
+        drop(guards);
+        soon("settled() returns", locks.settled()).await;
     }
     drop(locks);
     server.assert_nothing_left().await;
