@@ -13,14 +13,14 @@
 
 use std::collections::HashSet;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::{JoinSet, yield_now};
+use tokio::sync::{Mutex, Notify, SetOnce, mpsc, oneshot};
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{Connection, UNLIMITED, is_broken, too_slow};
@@ -99,11 +99,15 @@ impl SentFlag {
 }
 
 impl Batcher {
-    /// The task that sends pipelines runs on `runtime` until the connection is no longer used.
+    /// The tasks that send pipelines run on `runtime` until the connection is no longer used.
     pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Batcher {
         let (queue, queued) = mpsc::channel(MAX_QUEUED);
         let last_reply = Arc::new(LastReply::new());
-        runtime.spawn(run_batches(connection.clone(), limit, Arc::clone(&last_reply), queued));
+        let queued = Arc::new(Mutex::new(queued));
+        for _ in 0..MAX_BATCHES {
+            let (connection, queued) = (connection.clone(), Arc::clone(&queued));
+            runtime.spawn(run_batches(connection, limit, Arc::clone(&last_reply), queued));
+        }
         let contended = ContendedLocks::new();
         Batcher { connection, limit, callers: AtomicUsize::new(0), last_reply, queue, contended }
     }
@@ -263,12 +267,12 @@ struct LastReply {
     /// In nanoseconds since `start`; 0 before the first reply.
     after: AtomicU64,
     /// Why no further request is written to the connection.
-    failure: OnceLock<RedisError>,
+    failure: SetOnce<RedisError>,
 }
 
 impl LastReply {
     fn new() -> LastReply {
-        LastReply { start: Instant::now(), after: AtomicU64::new(0), failure: OnceLock::new() }
+        LastReply { start: Instant::now(), after: AtomicU64::new(0), failure: SetOnce::new() }
     }
 
     fn note(&self) {
@@ -318,55 +322,52 @@ impl LastReply {
     }
 }
 
-/// Sends the gathered requests, batch after batch, until the connection fails.
+/// Sends the gathered requests, batch after batch, until the connection fails. [`MAX_BATCHES`] of
+/// these tasks take turns at the queue.
 async fn run_batches(
     connection: Connection,
     limit: Duration,
     last_reply: Arc<LastReply>,
-    mut queued: mpsc::Receiver<QueuedRequest>,
+    queue: Arc<Mutex<mpsc::Receiver<QueuedRequest>>>,
 ) {
-    let mut batches = JoinSet::new();
-    let mut waiting = Vec::new();
-    let failure = loop {
-        let room = batches.len() < MAX_BATCHES;
-        tokio::select! {
-            biased;
-            Some(finished) = batches.join_next() => {
-                if let Ok(Some(error)) = finished {
-                    break Some(error);
+    loop {
+        let mut waiting = Vec::new();
+        {
+            let mut queue = queue.lock().await;
+            tokio::select! {
+                biased;
+                error = last_reply.failure.wait() => {
+                    // None of these requests was written: they fail with the error of those before.
+                    queue.close();
+                    while let Some(unwritten) = queue.recv().await {
+                        let _disconnected = unwritten.outcome.send(Outcome::Answered(Err(error.clone())));
+                    }
+                    return;
                 }
+                first = queue.recv() => match first {
+                    Some(first) => waiting.push(first),
+                    None => return,
+                },
             }
-            count = queued.recv_many(&mut waiting, MAX_BATCH_SIZE), if room => {
-                if count == 0 {
-                    break None;
-                }
-                let sending = send_batch(
-                    connection.clone(),
-                    limit,
-                    Arc::clone(&last_reply),
-                    std::mem::take(&mut waiting),
-                );
-                batches.spawn(sending);
+            // The tasks that were just answered ask again within one turn of the runtime.
+            yield_now().await;
+            while waiting.len() < MAX_BATCH_SIZE
+                && let Ok(next) = queue.try_recv()
+            {
+                waiting.push(next);
             }
         }
-    };
-    if let Some(error) = failure {
-        // None of these requests was written: they fail with the error of those before them.
-        let _first = last_reply.failure.set(error.clone());
-        queued.close();
-        while let Some(waiting) = queued.recv().await {
-            let _disconnected = waiting.outcome.send(Outcome::Answered(Err(error.clone())));
+        if let Some(error) = send_batch(&connection, limit, &last_reply, waiting).await {
+            let _of_an_earlier_batch = last_reply.failure.set(error);
         }
     }
-    // The last callers still wait for their replies.
-    while batches.join_next().await.is_some() {}
 }
 
 /// Sends requests together. Returns the connection's error, if it failed.
 async fn send_batch(
-    connection: Connection,
+    connection: &Connection,
     limit: Duration,
-    last_reply: Arc<LastReply>,
+    last_reply: &LastReply,
     mut waiting: Vec<QueuedRequest>,
 ) -> Option<RedisError> {
     // A caller that gave up needs no request: its effect would have to be undone.
@@ -378,7 +379,7 @@ async fn send_batch(
         waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
     let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
     let (sent, count) = (Moment::now(), calls.len());
-    let sending = send_calls(&connection, &calls, commands, &requests, UNLIMITED);
+    let sending = send_calls(connection, &calls, commands, &requests, UNLIMITED);
     let replies = match last_reply.unless_silent(limit, sending).await {
         Some(replies) => replies,
         None => vec![Err(too_slow()); count],
