@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::error::ConfigError;
-use crate::wire::{Certificates, provide_cryptography, with_certificates, with_tcp};
+use crate::wire::{Certificates, provide_cryptography, with_certificates, with_settings};
 
 /// The address and the credentials of a server: a URL, or the application's own [`redis::Client`]
 /// or [`redis::ConnectionInfo`]. Made with `into()`.
@@ -156,7 +156,7 @@ fn prepare(
         }
         None => info,
     };
-    Ok(with_tcp(info, limit))
+    Ok(with_settings(info, limit))
 }
 
 /// Whether the server is reached through TLS.

@@ -244,10 +244,22 @@ pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
     tcp
 }
 
-/// The same server, with those socket settings.
-pub(crate) fn with_tcp(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
+/// The same server, with those socket settings. The library would name itself to the server in a
+/// round trip of its own: [`introduction`] travels with the first request.
+pub(crate) fn with_settings(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
     let tcp = tcp(info.tcp_settings(), limit);
-    info.set_tcp_settings(tcp)
+    let redis = info.redis_settings().clone().set_skip_set_lib_name();
+    info.set_tcp_settings(tcp).set_redis_settings(redis)
+}
+
+/// Names this library in `CLIENT LIST`. Servers before Redis 7.2 refuse it, and so do users without
+/// that right.
+pub(super) fn introduction() -> impl Iterator<Item = Cmd> {
+    [("LIB-NAME", "redlatch"), ("LIB-VER", env!("CARGO_PKG_VERSION"))].into_iter().map(|(what, text)| {
+        let mut cmd = redis::cmd("CLIENT");
+        cmd.arg("SETINFO").arg(what).arg(text);
+        cmd
+    })
 }
 
 /// The same server, with these certificates. Fails unless the connection uses TLS.

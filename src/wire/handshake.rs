@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-use super::connection::{Connection, too_slow};
+use super::connection::{Connection, introduction, too_slow};
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
 use crate::event::event;
@@ -31,7 +31,7 @@ impl Handshake {
             Some((place, membership)) => membership.admit(*place, connection, self.limit).await?,
             None => None,
         };
-        match connection.send(&redis::cmd("TIME"), self.limit).await {
+        match self.time(connection).await {
             Ok(answer) => {
                 let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
                 self.examine(connection);
@@ -41,6 +41,17 @@ impl Handshake {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok((run, None)),
             Err(error) => Err(error),
         }
+    }
+
+    /// The server's clock. On a connection to one server, the name of this library travels with it.
+    async fn time(&self, connection: &Connection) -> Result<Value, RedisError> {
+        let time = redis::cmd("TIME");
+        if !connection.may_batch() {
+            return connection.send(&time, self.limit).await;
+        }
+        let requests = introduction().chain([time]).collect();
+        let replies = connection.send_all(requests, self.limit).await;
+        replies.into_iter().last().unwrap_or_else(|| Err(too_slow()))
     }
 
     /// Warns of servers that evict keys and, in a quorum, of servers that lose locks in a restart:

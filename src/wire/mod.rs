@@ -25,7 +25,7 @@ mod wakeups;
 pub(crate) use cluster::Seeds;
 #[cfg(feature = "cluster")]
 pub(crate) use cluster::cluster;
-pub(crate) use connection::{Certificates, provide_cryptography, with_certificates, with_tcp};
+pub(crate) use connection::{Certificates, provide_cryptography, with_certificates, with_settings};
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;

@@ -132,7 +132,7 @@ pub(super) async fn downgraded(fixture: &Fixture) -> Scenario {
 #[test]
 fn cancelled_upgrades_leave_the_reader() {
     Case::new("upgrade", 9, &["write_acquire", "release"]).kinds(&[Kind::Read]).run(upgraded);
-    Case::new("wait-to-upgrade", 28, &["write_acquire", "SUBSCRIBE", "nothing", "message", "release"])
+    Case::new("wait-to-upgrade", 26, &["write_acquire", "SUBSCRIBE", "nothing", "message", "release"])
         .kinds(&[Kind::Read])
         .run(waited_to_upgrade);
 }
