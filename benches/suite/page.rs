@@ -68,6 +68,30 @@ One redlatch client, or a few, on one server. The resident memory of a client is
 with what its allocator keeps. The round trips of a new client are counted by a proxy that delays \
 each message.";
 
+/// What was tried on the rows that miss their limit, and what limits them.
+const MISSED: &str = "\
+Machines with two cores, which the server and all clients share, limit most of these rows.
+
+- **Pairs with many tasks.** The time of the client is spread over many small parts: a tenth is the \
+library's parsing of integers, a tenth the building of requests, the rest locks, allocations and task \
+switches. Tried without a measurable effect: one to six batches in flight, 64 and 128 requests a batch, \
+1 to 32 requests sent alone, answers packed into one string, and one `EXISTS`, `MGET` and `DEL` for all \
+locks of a call. The last one does not spare the server any time either: most of it goes into the words \
+of the request.
+- **Turns.** A hand-over is two requests, one message and 16 commands inside the scripts. Most of the \
+server's time for it is reading and writing on three sockets, which no script can spare.
+- **Quorum.** Each request is three, and fewer than 32 are in flight to each node most of the time, so \
+that few are combined. The nodes agree on a token, and a release waits for the last node.
+- **Cluster.** A script takes keys of one slot, so requests for different names cannot share a call. \
+The library may send a request again unseen, so each release leaves a mark for a minute.
+- **Waiting tasks.** One task of a client waits in Redis for the others and polls once a second; a \
+poll is 11 to 19 commands inside its script. Tasks that wait to read each wait in Redis, since one \
+release admits all of them.
+- **Memory.** A lease is kept with its attempt, its name and its place in the schedule; a lock is two \
+keys with a TTL each, which costs the server more than their contents.
+
+";
+
 pub(crate) fn write(report: &Report, is_quick: bool) -> Outcome<()> {
     let Some(peers) = &report.peers else { return Ok(()) };
     let docs = repository()?.join("docs");
@@ -132,6 +156,10 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
     writeln!(page, "\n## What one shard carries\n\n![Server time a pair](benchmarks/server.svg)\n")?;
     shard(&mut page, report)?;
     targets(&mut page, report)?;
+    writeln!(page, "\n### What limits the missed ones\n")?;
+    for part in MISSED.trim_end().split('\n') {
+        wrap(&mut page, part)?;
+    }
     page += "\n## Repeat it\n\n```sh\nscripts/bench            # writes this page: less than 15 minutes\n\
              scripts/bench --quick    # the same from one round: less than 4 minutes\n\
              scripts/bench peers      # only the comparison, to the terminal and target/bench.json\n```\n\n";
