@@ -1,0 +1,249 @@
+"""Locks on Redis and Valkey for threads: the redlatch protocol (lua/README.md) on redis-py."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import re
+import secrets
+import threading
+import time
+from concurrent import futures
+from pathlib import Path
+
+from redis import exceptions as errors
+
+CLAIM = 3.0  # seconds for which a released lock is reserved for a waiter; at most the TTL
+POLL = 0.1  # seconds between two polls of a waiter that cannot be notified
+IDLE = 5.0  # seconds without a message after which a new subscription replaces the old one
+TOKEN_STEP = 5_000_000  # microseconds; a higher minimum token slows the next acquire of each lock
+TRANSIENT = (futures.TimeoutError, errors.ConnectionError, errors.TimeoutError, errors.ClusterError)
+TRANSIENT += (errors.RedisClusterException, errors.OutOfMemoryError, errors.ReadOnlyError)
+
+LockError = type("LockError", (Exception,), {"__module__": __name__})
+NAMES = "TimedOut LeaseLost WrongType TooDeep Malformed WouldDeadlock TooManyReaders".split()
+TimedOut, LeaseLost, WrongType, TooDeep, Malformed, WouldDeadlock, TooManyReaders = (
+    type(name, (LockError,), {"__module__": __name__}) for name in NAMES
+)
+REFUSALS = [LockError, WrongType, WrongType, TooDeep, Malformed, WouldDeadlock, TooManyReaders]
+# Seconds on a monotonic clock that also counts while the machine is suspended (Linux, macOS).
+clock = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def lock_keys(name: str, prefix: str) -> list[str]:
+    """The keys lock, fence and waiters, in one slot. Refuses names whose keys could collide."""
+    lock = prefix + name
+    tag = re.match(r"[^{]*\{[^}]+\}", lock)
+    is_reserved = tag and re.search(r"^\{[^}]+\}\Z|:(fence|waiters)\Z|\{\}node\Z", lock)
+    is_too_long = len(prefix.encode()) > 128 or len(name.encode()) > 512
+    if not name or is_too_long or is_reserved or ("}" in lock and not tag):
+        raise ValueError(f"not a lock name: {name!r}")
+    base = lock if tag else f"{{{lock}}}"
+    return [lock, f"{base}:fence", f"{base}:waiters"]
+
+
+class Locks:
+    """Acquires locks through one redis-py client. All locks share one subscription."""
+
+    def __init__(self, client, prefix: str = "lock:", scripts=Path(__file__).resolve().parents[2]):
+        self.client, self.prefix, self._scripts = client, prefix, {}
+        for file in Path(scripts).glob("*/*.lua"):
+            sha1 = hashlib.sha1(file.read_bytes()).hexdigest()
+            self._scripts[f"{file.parent.name}/{file.stem}"] = sha1, file.read_bytes()
+        self._is_cluster = hasattr(client, "get_nodes")
+        self._channel = f"{prefix}wake:{secrets.token_hex(16)}" + "~" * self._is_cluster
+        self._threads, self._lock = futures.ThreadPoolExecutor(1000, "redlatch"), threading.Lock()
+        self._is_subscribed, self._closed = threading.Event(), threading.Event()
+        self._waiters, self._min_token, self._clock_offset = {}, 0, 0
+        self._observe(*self.client.time())
+        threading.Thread(target=self._subscribe, daemon=True).start()
+        self._is_subscribed.wait(1.0)
+
+    def _acquire(self, script, name, ttl=30.0, timeout=None, owner="", max_depth="") -> Lease:
+        """Raises TimedOut after `timeout` seconds; None: no limit, 0: try without waiting."""
+        until = clock() + (1e9 if timeout is None else timeout or ttl)
+        while True:
+            lease = Lease(self, script, name, ttl, owner, max_depth)
+            if lease._acquire(until, waits=timeout != 0):
+                return lease
+
+    # Holds of one owner nest: a random text, as str(uuid.uuid4()). A re-entrant lock needs one.
+    mutex = functools.partialmethod(_acquire, "mutex/acquire")
+    reentrant = functools.partialmethod(_acquire, "reentrant/acquire")
+    read = functools.partialmethod(_acquire, "rwlock/read_acquire")
+    write = functools.partialmethod(_acquire, "rwlock/write_acquire")
+
+    def close(self) -> None:
+        """Ends the subscription. Release the leases before."""
+        self._closed.set()
+        with contextlib.suppress(Exception):
+            self.client.publish(self._channel, "")  # wakes the thread that reads the subscription
+
+    def run(self, script: str, keys: list, arguments: list, timeout: float | None = None):
+        """Sends a script in a thread, which may hang for longer than `timeout`."""
+        return self._threads.submit(self._send, script, keys, arguments).result(timeout)
+
+    def _send(self, script: str, keys: list, arguments: list):
+        """Sends a script by its SHA1 or its source. An argument None is the minimum token."""
+        sha1, source = self._scripts[script]
+        words = [self._observe(0, 0) if word is None else word for word in arguments]
+        try:
+            return self.client.evalsha(sha1, len(keys), *keys, *words)
+        except errors.NoScriptError:
+            return self.client.eval(source, len(keys), *keys, *words)
+
+    def _observe(self, seconds: int, micros: int) -> int:
+        """The minimum token: the largest server time plus what has passed since, in steps."""
+        with self._lock:
+            now = int(clock() * 1e6)
+            self._clock_offset = max(self._clock_offset, seconds * 1_000_000 + micros - now)
+            if now + self._clock_offset > self._min_token + TOKEN_STEP:
+                self._min_token = now + self._clock_offset
+            return self._min_token
+
+    def _subscribe(self) -> None:
+        """Reads the subscription. A silent one is replaced: it may lead to a former master."""
+        while not self._closed.is_set():
+            try:
+                # In a cluster any node will do, and the one of the channel's slot may be down.
+                node = {"node": secrets.choice(self.client.get_nodes())} if self._is_cluster else {}
+                with self.client.pubsub(**node) as news:
+                    news.subscribe(self._channel)
+                    while (message := news.get_message(timeout=IDLE)) and not self._closed.is_set():
+                        self._receive(message["type"], message["data"])
+            except Exception as error:
+                self._is_subscribed.clear()
+                self._closed.wait(POLL if isinstance(error, TRANSIENT) else IDLE)
+
+    def _receive(self, kind: str, data) -> None:
+        if kind == "subscribe":  # also after redis-py has connected again
+            self._observe(*self.client.time())
+            self._is_subscribed.set()
+            attempts = list(self._waiters)
+        else:  # attempt[,attempt...] token time lock
+            attempts = (data if isinstance(data, str) else data.decode()).split(" ")[0].split(",")
+        for attempt in attempts:
+            self._waiters.get(attempt, threading.Event()).set()
+
+
+class Lease(contextlib.AbstractContextManager):
+    """An attempt to get a lock, from its first request to its release."""
+
+    def __init__(self, locks: Locks, script: str, name: str, ttl: float, owner: str, max_depth):
+        self.locks, self._script, self.name, self.ttl = locks, script, name, ttl
+        self.attempt, self.token, self.lost = secrets.token_hex(16), None, threading.Event()
+        self._folder, self._keys = script.split("/")[0], lock_keys(name, locks.prefix)
+        self._owner, self._depth = ([], []) if self._folder == "mutex" else ([owner], [max_depth])
+        self._head, self._queue = [self.attempt, int(ttl * 1000), *self._owner], ["", ""]
+        self._wake, self._is_over, self._may_hold = threading.Event(), threading.Event(), True
+        self._valid_until, self._renew_at = 0.0, 0.0
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the lock is held now. For writes, compare `token` at the resource as well."""
+        return not self._is_over.is_set() and clock() < self._valid_until
+
+    def renew(self) -> bool:
+        """Renews at once. Returns whether the lock is held; raises without an answer."""
+        return self._extend("renew", self._keys[:1], self._head)
+
+    def downgrade(self) -> bool:
+        """Turns a write hold into a read hold. Returns whether the lock is held."""
+        return self._extend("downgrade", self._keys, [*self._head, None])
+
+    def release(self, timeout: float = 5.0) -> bool:
+        """Returns whether the lock was held until now. Without an answer: raises, and continues."""
+        return all([self.is_valid, self._give_up().result(timeout) > 0])
+
+    def __exit__(self, error, *_) -> None:
+        if error:
+            self._give_up()
+        elif not self.release():
+            raise LeaseLost(f"lock {self.name!r}: the lease was lost before its release")
+
+    def _acquire(self, until: float, waits: bool) -> bool:
+        """Returns whether the grant came in time, or too late. Raises if there is none."""
+        locks, queued_at, answered_at = self.locks, "", clock()
+        if waits:
+            channel = locks._channel if locks._is_subscribed.is_set() else ""
+            self._queue = [int(min(self.ttl, CLAIM) * 1000), channel]
+            locks._waiters[self.attempt] = self._wake
+        try:
+            while clock() < until:
+                self._wake.clear()
+                sent, words = clock(), [*self._head, None, *self._queue, *self._depth, queued_at]
+                try:
+                    answer = locks.run(self._script, self._keys, words, min(until - sent, self.ttl))
+                    answered_at = clock()
+                except TRANSIENT:
+                    if not waits or clock() > answered_at + self.ttl:
+                        raise
+                    answer = [POLL * 1000, 0]
+                if isinstance(answer, int):
+                    return self._grant(answer, sent)
+                self._may_hold, queued_at = waits, queued_at or answer[1] or ""
+                if not waits:
+                    break
+                locks._observe(0, answer[1])
+                is_notified = self._queue[1] and locks._is_subscribed.is_set()
+                pause = self._queue[0] / 2000 if is_notified else POLL
+                self._wake.wait(min(max(answer[0], 1) / 1000, pause, until - clock()))
+            raise TimedOut(f"lock {self.name!r}: not granted within the time limit")
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _grant(self, answer: int, sent: float) -> bool:
+        if answer < 0:
+            raise REFUSALS[-answer - 1](f"lock {self.name!r}: refused with {answer}")
+        self.token = answer
+        self._move(sent)
+        threading.Thread(target=self._keep, daemon=True).start()
+        return self.is_valid
+
+    def _move(self, sent: float) -> None:
+        self._valid_until = max(self._valid_until, sent + self.ttl * 0.99 - 0.002)
+        self._renew_at = sent + self.ttl / 3
+
+    def _keep(self) -> None:
+        """Renews until the lease is over, and gives it up when its deadline has passed."""
+        while not self._is_over.wait(max(0.0, self._renew_at - clock())):
+            try:
+                self.renew()
+            except Exception:  # unknown: try again before the deadline
+                self._renew_at = min(clock() + self.ttl / 10, self._valid_until)
+
+    def _extend(self, verb: str, keys: list, words: list) -> bool:
+        sent, answer, script = clock(), 0, f"{self._folder}/{verb}"
+        if self.is_valid:
+            answer = self.locks.run(
+                script, keys, words, min(self.ttl / 4, self._valid_until - sent)
+            )
+        if answer == -5:
+            raise Malformed(f"lock {self.name!r}: {verb} was refused with -5")
+        if answer > 0 and self.is_valid:
+            self.locks._observe(0, answer)
+            self._move(sent)
+        elif not self._is_over.is_set():
+            self.lost.set()
+            self._give_up()
+        return self.is_valid
+
+    def _give_up(self) -> futures.Future:
+        """Releases in the background: until answered, or until nothing can be left to release."""
+        self._is_over.set()
+        self.locks._waiters.pop(self.attempt, None)
+        return self.locks._threads.submit(self._release)
+
+    def _release(self) -> int:
+        until = clock() + max(self.ttl, CLAIM)
+        words = [self.attempt, *self._owner, None, 1, *self._queue, *self._depth]
+        while self._may_hold:
+            try:
+                return self.locks._send(f"{self._folder}/release", self._keys, words)
+            except Exception:
+                if clock() > until:
+                    raise
+                time.sleep(POLL)
+        return 0

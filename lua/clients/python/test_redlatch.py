@@ -1,0 +1,716 @@
+"""Tests of redlatch.py on private servers. The oracle is the server, read by a plain client."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+from redis.sentinel import Sentinel
+
+import redlatch
+
+HERE = Path(__file__).resolve().parent
+LUA = HERE.parents[1]
+VECTORS = sorted(path.name for path in (LUA / "vectors").glob("*.jsonl"))
+BINARY = os.environ.get("REDLATCH_SERVER", "redis-server")
+
+
+class Server:
+    """A private server on a free port. It is killed when the `with` block ends."""
+
+    def __init__(self, *options, sentinel=None):
+        self.options, self.sentinel = options, sentinel
+
+    def __enter__(self):
+        self.folder = tempfile.mkdtemp(prefix="redlatch-python-")
+        for _ in range(5):  # another process may take the port first
+            self.port = free_port()
+            command = [BINARY, "--port", str(self.port), "--save", "", *self.options]
+            if self.sentinel:
+                conf = Path(self.folder, "sentinel.conf")
+                conf.write_text(f"port {self.port}\n{self.sentinel}\n")
+                command = [BINARY, str(conf), "--sentinel"]
+            self.process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL)
+            self.client = redis.Redis(port=self.port, decode_responses=True)
+            if wait_for(self.answers):
+                return self
+            self.stop()
+        raise RuntimeError(f"{BINARY} does not start")
+
+    def answers(self):
+        with contextlib.suppress(redis.ConnectionError):
+            return self.process.poll() is None and redis.Redis(port=self.port, retry=None).ping()
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+class Worker:
+    """A process that runs worker.py."""
+
+    def __init__(self, port):
+        command = [sys.executable, str(HERE / "worker.py")]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.send("open", url=f"redis://127.0.0.1:{port}", topology="server")
+        self.is_open = False
+
+    def send(self, do, **fields):
+        self.process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
+        self.process.stdin.flush()
+
+    def read(self):
+        if not self.is_open:
+            self.is_open = json.loads(self.process.stdout.readline()) == {"ok": True}
+            assert self.is_open
+        return json.loads(self.process.stdout.readline())
+
+    def do(self, do, **fields):
+        self.send(do, **fields)
+        return self.read()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        # The bus of a cluster node has its port plus 10000.
+        port = probe.getsockname()[1]
+    return port if port < 55000 else free_port()
+
+
+def wait_for(condition, limit=10.0):
+    """Waits until the condition is true, and returns its value; a false one after the limit."""
+    end = time.monotonic() + limit
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.005)
+    return value
+
+
+def waiter_count(server, name):
+    return server.client.zcount(redlatch.lock_keys(name, "lock:")[2], "-inf", "(4503599627370496")
+
+
+def script(path):
+    return (LUA / f"{path}.lua").read_bytes()
+
+
+def run_script(server, path, name, *words):
+    return server.client.eval(script(path), 3, *redlatch.lock_keys(name, "lock:"), *words)
+
+
+def force(server, name):
+    return run_script(server, "mutex/force", name, secrets.token_hex(16))
+
+
+@contextlib.contextmanager
+def in_background(function, *arguments, **options):
+    """Runs the function in a thread and yields the future of its result."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(function, *arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server):
+    shared_server.client.flushall()
+    yield shared_server
+
+
+@pytest.fixture
+def locks(server):
+    locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2, retry=None))
+    yield locks
+    locks.close()
+
+
+# Conformance vectors: they run in two processes beside the other tests.
+
+
+def run_vectors(file):
+    """Runs the vectors of a file by the client's own way to send a script."""
+    with Server() as server:
+        client = redis.Redis(port=server.port, protocol=2, decode_responses=True)
+        locks = redlatch.Locks(client)
+        for line in (LUA / "vectors" / file).read_text().splitlines():
+            vector, names, news = json.loads(line), {}, client.pubsub()
+            client.flushall()
+            for step in vector["steps"] + vector["after"]:
+                reply = run_step(locks, step, names, news)
+                if not is_equal(step.get("answer", {}), reply, names):
+                    return f"{file}: {vector['name']}: {vector['shows']}: {step}: {reply!r}"
+            news.close()
+        locks.close()
+
+
+def run_step(locks, step, names, news):
+    keys, words = ([fill(word, names) for word in step.get(part, [])] for part in ("keys", "args"))
+    try:
+        if "run" in step:
+            return locks.run(step["run"], keys, words)
+        if "command" in step:
+            return locks.client.execute_command(*(fill(word, names) for word in step["command"]))
+        if "message" in step:
+            return (news.get_message(timeout=1) or {}).get("data")
+        if "time" in step:
+            seconds, micros = locks.client.time()
+            names[step["time"]] = seconds * 1_000_000 + micros
+        if "subscribe" in step:
+            news.subscribe(step["subscribe"])
+            news.get_message(timeout=1)
+        time.sleep(step.get("wait", 0) / 1000)
+    except redis.ResponseError as error:
+        return error
+
+
+def fill(text, names):
+    def value(match):
+        return str(int(names[match[1]]) + int(match[2])) if match[2] else str(names[match[1]])
+
+    return re.sub(r"\$(\w+)([+-]\d+)?", value, str(text))
+
+
+def is_equal(wanted, reply, names):
+    if isinstance(wanted, dict):
+        names[wanted.get("bind")] = reply
+        if isinstance(reply, Exception) or "error" in wanted:
+            return isinstance(reply, Exception) and "error" in wanted
+        if "min" not in wanted:
+            return True
+        bounds = [int(fill(wanted.get(end, reply), names)) for end in ("min", "max")]
+        return isinstance(reply, int) and bounds[0] <= reply <= bounds[1]
+    if isinstance(wanted, list):
+        is_list = isinstance(reply, list) and len(wanted) == len(reply)
+        return is_list and all(is_equal(*pair, names) for pair in zip(wanted, reply))
+    return str(reply) == fill(wanted, names) if isinstance(wanted, str) else reply == wanted
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vector_results():
+    with ProcessPoolExecutor(2) as pool:
+        yield {file: pool.submit(run_vectors, file) for file in VECTORS}
+
+
+# The tests of the client.
+
+
+def test_counter_loses_no_increment(server):
+    command = {"kind": "mutex", "name": "c", "key": "counter", "seconds": 1.5, "owner": ""}
+    with Worker(server.port) as a, Worker(server.port) as b, Worker(server.port) as c:
+        workers = [a, b, c]
+        for worker in workers:
+            worker.send("count", **command)
+        answers = [worker.read() for worker in workers]
+    assert all(answer["ok"] and answer["tokens_ascending"] for answer in answers), answers
+    assert all(answer["increments"] > 0 for answer in answers)
+    assert int(server.client.get("counter")) == sum(answer["increments"] for answer in answers)
+
+
+def test_owner_nests_and_excludes_others(server, locks):
+    owner = str(uuid.uuid4())
+    outer = locks.reentrant("n", owner=owner, timeout=0)
+    inner = locks.reentrant("n", owner=owner, timeout=1)
+    assert server.client.hget("lock:n", owner) == "2"
+    assert outer.token == inner.token > 0
+    with pytest.raises(redlatch.TimedOut):
+        locks.reentrant("n", owner=str(uuid.uuid4()), timeout=0)
+    assert inner.release() and outer.is_valid
+    assert server.client.hget("lock:n", owner) == "1"
+    assert outer.release()
+    assert not server.client.exists("lock:n")
+
+
+def test_readers_share_and_a_writer_excludes(server, locks):
+    readers = [locks.read("rw", timeout=0) for _ in range(3)]
+    assert server.client.pttl("lock:rw") > 0
+    with in_background(locks.write, "rw", timeout=10) as granted:
+        assert wait_for(lambda: waiter_count(server, "rw") == 1)
+        with pytest.raises(redlatch.TimedOut):
+            locks.read("rw", timeout=0)  # a writer waits
+        assert not granted.done()
+        for reader in readers:
+            assert reader.release()
+        writer = granted.result()
+    assert run_script(server, "rwlock/inspect", "rw")[6] == "write"
+    for acquire in (locks.read, locks.write):
+        with pytest.raises(redlatch.TimedOut):
+            acquire("rw", timeout=0)
+    assert writer.release() and not server.client.exists("lock:rw")
+
+
+def test_downgrade_admits_readers_and_no_writer(server, locks):
+    writer = locks.write("d", timeout=0)
+    with in_background(locks.read, "d", timeout=10) as granted:
+        assert wait_for(lambda: waiter_count(server, "d") == 1)
+        assert not granted.done()
+        assert writer.downgrade() and writer.is_valid
+        reader = granted.result()
+    assert run_script(server, "rwlock/inspect", "d")[5] == 2
+    with pytest.raises(redlatch.TimedOut):
+        locks.write("d", timeout=0)
+    assert writer.renew() and writer.release() and reader.release()
+    assert not server.client.exists("lock:d")
+
+
+def test_owner_that_writes_may_read(server, locks):
+    owner = str(uuid.uuid4())
+    with locks.write("o", owner=owner, timeout=0), locks.read("o", owner=owner, timeout=0):
+        assert server.client.hget("lock:o", "mode") == "several"
+    assert not server.client.exists("lock:o")
+
+
+def handover_seconds(server, locks, name):
+    holder = locks.mutex(name, ttl=30, timeout=5)
+    with in_background(locks.mutex, name, ttl=30, timeout=20) as granted:
+        assert wait_for(lambda: waiter_count(server, name) == 1)
+        begin = time.monotonic()
+        assert holder.release()
+        granted.result().release()
+        return time.monotonic() - begin
+
+
+def test_handover_is_notified_and_not_polled(server, locks):
+    poll_interval = redlatch.CLAIM / 2
+    times = [handover_seconds(server, locks, f"h{i}") for i in range(7)]
+    assert statistics.median(times) < poll_interval / 4, times
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("is_decoded", [False, True])
+def test_waiters_are_notified_by_every_kind_of_client(server, protocol, is_decoded):
+    client = redis.Redis(port=server.port, protocol=protocol, decode_responses=is_decoded)
+    locks = redlatch.Locks(client)
+    times = [handover_seconds(server, locks, f"p{i}") for i in range(5)]
+    assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+    locks.close()
+
+
+def test_locks_share_one_subscription(server, locks):
+    for i in range(3):
+        handover_seconds(server, locks, f"s{i}")
+    assert wait_for(lambda: server.client.pubsub_channels() == [locks._channel])
+    assert len(server.client.client_list("pubsub")) == 1
+    locks.close()
+    assert wait_for(lambda: not server.client.client_list("pubsub"))
+
+
+def test_killed_holder_is_succeeded_after_its_ttl(server, locks):
+    with Worker(server.port) as holder:
+        assert holder.do("acquire", kind="mutex", name="k", ttl_ms=1500, **{"as": "h"})["ok"]
+        holder.process.kill()
+        holder.process.wait()
+        left, begin = server.client.pttl("lock:k") / 1000, time.monotonic()
+        lease = locks.mutex("k", ttl=3, timeout=10)
+        waited = time.monotonic() - begin
+    assert left - 0.05 <= waited < left + redlatch.CLAIM / 2
+    assert server.client.get("lock:k") == lease.attempt
+    lease.release()
+
+
+def test_killed_waiter_delays_nobody_for_longer_than_a_claim(server, locks):
+    holder = locks.mutex("w", ttl=30, timeout=0)
+    with Worker(server.port) as dead:
+        dead.send("acquire", kind="mutex", name="w", ttl_ms=3000, limit_ms=60000, **{"as": "h"})
+        assert wait_for(lambda: waiter_count(server, "w") == 1)
+        with in_background(locks.mutex, "w", timeout=20) as granted:
+            assert wait_for(lambda: waiter_count(server, "w") == 2)
+            dead.process.kill()
+            dead.process.wait()
+            begin = time.monotonic()
+            assert holder.release()
+            granted.result().release()
+            assert time.monotonic() - begin < redlatch.CLAIM + redlatch.CLAIM / 2
+
+
+def test_renewal_keeps_a_lock_for_three_ttls(server, locks):
+    with locks.mutex("r", ttl=1.5, timeout=0) as lease:
+        end = time.monotonic() + 3 * 1.5
+        holders = set()
+        while time.monotonic() < end:
+            holders.add(server.client.get("lock:r"))
+            time.sleep(0.02)
+        assert holders == {lease.attempt} and lease.is_valid
+    assert not server.client.exists("lock:r")
+
+
+def test_revoked_lease_is_reported_and_its_release_returns_false(server, locks):
+    lease = locks.mutex("f", ttl=1, timeout=0)
+    assert force(server, "f") == 1
+    with locks.mutex("f", ttl=5, timeout=0) as successor:
+        assert lease.lost.wait(5)
+        assert not lease.is_valid and not lease.renew() and not lease.release()
+        assert server.client.get("lock:f") == successor.attempt
+
+
+def test_block_whose_lease_was_lost_raises(server, locks):
+    with pytest.raises(redlatch.LeaseLost):
+        with locks.mutex("b", ttl=30, timeout=0):
+            assert force(server, "b") == 1
+
+
+def test_block_that_raises_releases_and_passes_its_error_on(server, locks):
+    with pytest.raises(KeyError):
+        with locks.mutex("e", ttl=30, timeout=0):
+            raise KeyError("work")
+    assert wait_for(lambda: not server.client.exists("lock:e"))
+
+
+def test_released_lease_is_not_renewed_and_a_second_release_returns_false(server, locks):
+    lease = locks.mutex("l", ttl=0.5, timeout=0)
+    assert lease.release() and not lease.release() and not lease.is_valid
+    with locks.mutex("l", ttl=5, timeout=0) as successor:
+        assert not lease.renew() and not lease.lost.is_set()
+        assert server.client.get("lock:l") == successor.attempt
+
+
+def test_killed_connections_are_replaced_and_waiters_notified_again(server, locks):
+    lease = locks.mutex("q", ttl=1, timeout=0)
+    for kind in ("normal", "pubsub"):
+        server.client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+    assert wait_for(lambda: server.client.pubsub_numsub(locks._channel)[0][1] == 1)
+    assert lease.renew() and lease.release()
+    times = [handover_seconds(server, locks, f"q{i}") for i in range(5)]
+    assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+
+
+def test_waiter_polls_where_no_notification_comes(server, locks):
+    holder = locks.mutex("p", ttl=30, timeout=0)
+    with in_background(locks.mutex, "p", timeout=20) as granted:
+        assert wait_for(lambda: waiter_count(server, "p") == 1)
+        begin = time.monotonic()
+        server.client.delete("lock:p")
+        granted.result().release()
+        assert time.monotonic() - begin < redlatch.CLAIM
+    assert not holder.release()
+
+
+def test_waiter_polls_at_once_when_it_is_subscribed_again(server, locks):
+    times = []
+    for i in range(5):
+        run_script(server, "mutex/acquire", f"g{i}", "holder", 30000)
+        with in_background(locks.mutex, f"g{i}", timeout=20) as granted:
+            assert wait_for(lambda i=i: waiter_count(server, f"g{i}") == 1)
+            keys, source = redlatch.lock_keys(f"g{i}", "lock:"), script("mutex/release")
+            with server.client.pipeline() as together:  # the message has no receiver
+                together.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+                together.eval(source, 3, *keys, "holder").execute()
+            begin = time.monotonic()
+            granted.result().release()
+            times.append(time.monotonic() - begin)
+    assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+
+
+def test_waiter_keeps_its_place_if_the_queue_is_lost(server, locks):
+    queue, holder = "{lock:v}:waiters", locks.mutex("v", ttl=30, timeout=0)
+    with in_background(locks.mutex, "v", timeout=20) as granted:
+        assert wait_for(lambda: waiter_count(server, "v") == 1)
+        place = server.client.zrange(queue, 0, 0, withscores=True)
+        server.client.delete(queue)
+        assert wait_for(lambda: waiter_count(server, "v") == 1)
+        assert server.client.zrange(queue, 0, 0, withscores=True) == place
+        assert holder.release() and granted.result().release()
+
+
+def test_timeout_leaves_no_waiter_behind(server, locks):
+    holder, begin = locks.mutex("t", ttl=30, timeout=0), time.monotonic()
+    with pytest.raises(redlatch.TimedOut):
+        locks.mutex("t", timeout=0.2)
+    assert 0.2 <= time.monotonic() - begin < redlatch.CLAIM / 2
+    with pytest.raises(redlatch.TimedOut):
+        locks.mutex("t", timeout=0)
+    assert wait_for(lambda: waiter_count(server, "t") == 0)
+    assert holder.release() and not server.client.exists("lock:t")
+
+
+def test_interrupted_waiter_is_given_up(server, locks):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    holder, previous = locks.mutex("i", ttl=30, timeout=0), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            locks.mutex("i", timeout=20)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert wait_for(lambda: waiter_count(server, "i") == 0)
+    assert holder.release() and not server.client.exists("lock:i")
+
+
+def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline():
+    with Server() as server:
+        locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=20, retry=None))
+        lease = locks.mutex("s", ttl=1.5, timeout=0)
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            with pytest.raises(redlatch.TimedOut):
+                locks.mutex("other", ttl=30, timeout=0.5)
+            assert time.monotonic() - begin < 1.5
+            assert lease.lost.wait(5) and not lease.is_valid
+            assert time.monotonic() - begin < 3
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+        assert wait_for(lambda: not server.client.exists("lock:s", "lock:other"))
+        assert not lease.release()
+        locks.close()
+
+
+@pytest.mark.parametrize(
+    "prefix, name, is_accepted",
+    [
+        ("lock:", "", False),
+        ("lock:", "a}b", False),
+        ("lock:", "{}a", False),
+        ("", "{a}", False),
+        ("lock:", "{a}:fence", False),
+        ("lock:", "x{a}y:waiters", False),
+        ("lock:", "{a}{}node", False),
+        ("lock:", "n" * 513, False),
+        ("p" * 129, "n", False),
+        ("lock:", "é" * 257, False),
+        ("lock:", "a{b", True),
+        ("lock:", "{a}", True),
+        ("lock:", "x:fence", True),
+        ("lock:", "{a}fence", True),
+        ("lock:", "a\nb c", True),
+        ("p" * 128, "n" * 512, True),
+    ],
+)
+def test_names_whose_keys_may_collide_are_refused(prefix, name, is_accepted):
+    if not is_accepted:
+        with pytest.raises(ValueError):
+            redlatch.lock_keys(name, prefix)
+        return
+    keys = redlatch.lock_keys(name, prefix)
+    slots = {redis.cluster.key_slot(key.encode()) for key in keys}
+    assert keys[0] == prefix + name and len(slots) == 1 and len(set(keys)) == 3
+
+
+def test_key_of_another_application_is_wrong_type_and_unchanged(server, locks):
+    server.client.rpush("lock:list", "a")
+    server.client.set("lock:text", "a")
+    for name in ("list", "text"):
+        for acquire in (locks.mutex, locks.write):
+            with pytest.raises(redlatch.WrongType):
+                acquire(name, timeout=1)
+    assert server.client.lrange("lock:list", 0, -1) == ["a"]
+    assert server.client.get("lock:text") == "a" and server.client.pttl("lock:text") == -1
+
+
+def test_refusals_are_typed(server, locks):
+    owner, other = str(uuid.uuid4()), str(uuid.uuid4())
+    with locks.reentrant("deep", owner=owner, timeout=0, max_depth=1):
+        with pytest.raises(redlatch.TooDeep):
+            locks.reentrant("deep", owner=owner, timeout=1, max_depth=1)
+    with pytest.raises(redlatch.Malformed):
+        locks.reentrant("m", owner="a b", timeout=1)
+    with locks.read("u", owner=owner), locks.read("u", owner=other):
+        with in_background(locks.write, "u", owner=owner, timeout=1) as waiting:
+            assert wait_for(lambda: waiter_count(server, "u") == 1)
+            with pytest.raises(redlatch.WouldDeadlock):
+                locks.write("u", owner=other, timeout=1)
+            assert isinstance(waiting.exception(), redlatch.TimedOut)
+    with locks.read("many"):
+        words = ["attempt", 1000, "", "", "", "", "", "", "", "", 1]
+        answer = locks.run("rwlock/read_acquire", redlatch.lock_keys("many", "lock:"), words)
+    assert redlatch.REFUSALS[-answer - 1] is redlatch.TooManyReaders
+
+
+def test_scripts_are_sent_again_after_script_flush_and_never_loaded(server, locks):
+    server.client.script_flush()
+    server.client.config_resetstat()
+    with locks.mutex("n", timeout=0):
+        assert server.client.exists("lock:n")
+    statistics = server.client.info("commandstats")
+    assert statistics["cmdstat_eval"]["calls"] == 2
+    assert not [name for name in statistics if "script" in name]
+
+
+def test_tokens_ascend_after_the_counter_is_lost(server, locks):
+    tokens = []
+    for _ in range(3):
+        with locks.mutex("token", timeout=0) as lease:
+            tokens.append(lease.token)
+        server.client.delete("{lock:token}:fence")
+    seconds, micros = server.client.time()
+    assert tokens == sorted(set(tokens)) and tokens[-1] <= seconds * 1_000_000 + micros
+
+
+def test_user_of_the_page_may_lock_and_be_notified(server):
+    line = re.search(r"^ACL SETUSER locks on >secret.*$", (LUA / "README.md").read_text(), re.M)
+    server.client.execute_command(*line[0].split())
+    client = redis.Redis(port=server.port, username="locks", password="secret", socket_timeout=2)
+    locks = redlatch.Locks(client)
+    server.client.script_flush()
+    try:
+        for acquire in (locks.read, locks.write):
+            with acquire("acl", ttl=0.5, timeout=1) as lease:
+                assert lease.renew()
+        with locks.reentrant("acl", owner="me", timeout=1):
+            assert server.client.exists("lock:acl")
+        times = [handover_seconds(server, locks, f"acl{i}") for i in range(5)]
+        assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+    finally:
+        locks.close()
+        server.client.acl_deluser("locks")
+
+
+def test_waiter_without_the_right_to_subscribe_polls(server):
+    rights = "on >secret ~lock:* ~{lock:* resetchannels +@all -subscribe".split()
+    server.client.execute_command("ACL", "SETUSER", "polls", *rights)
+    client = redis.Redis(port=server.port, username="polls", password="secret", socket_timeout=2)
+    locks = redlatch.Locks(client)
+    try:
+        assert not locks._is_subscribed.is_set()
+        assert handover_seconds(server, locks, "polls") < redlatch.CLAIM / 2
+    finally:
+        locks.close()
+        server.client.acl_deluser("polls")
+
+
+def check_topology(locks, exists):
+    """Locks several names in every way, with hand-overs, through the client of a topology."""
+    owner = str(uuid.uuid4())
+    for i in range(4):
+        with locks.mutex(f"m{i}", timeout=5) as lease:
+            assert exists(f"lock:m{i}") and lease.renew()
+        with locks.reentrant(f"r{i}", owner=owner, timeout=5):
+            with locks.reentrant(f"r{i}", owner=owner, timeout=5):
+                assert exists(f"lock:r{i}")
+        with locks.write(f"w{i}", timeout=5) as lease:
+            assert lease.downgrade()
+            with locks.read(f"w{i}", timeout=5):
+                assert exists(f"lock:w{i}")
+        assert not any(exists(f"lock:{kind}{i}") for kind in "mrw")
+
+
+def test_cluster_locks_and_notifies():
+    options = ["--cluster-enabled", "yes"]
+    with Server(*options) as a, Server(*options) as b, Server(*options) as c:
+        nodes = [a, b, c]
+        for i, node in enumerate(nodes):
+            slots = range(i * 5462, min((i + 1) * 5462, 16384))
+            node.client.execute_command("CLUSTER", "ADDSLOTS", *slots)
+            node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+            a.client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        for node in nodes:
+            assert wait_for(lambda: "cluster_state:ok" in info(node) and ":3" in info(node), 20)
+        cluster = redis.RedisCluster(host="127.0.0.1", port=a.port, socket_timeout=2)
+        locks = redlatch.Locks(cluster)
+        check_topology(locks, cluster.exists)
+        times = []
+        for i in range(7):
+            holder = locks.mutex(f"h{i}", timeout=5)
+            waiters = redlatch.lock_keys(f"h{i}", "lock:")[2]
+            with in_background(locks.mutex, f"h{i}", timeout=10) as granted:
+                assert wait_for(lambda: cluster.zcount(waiters, "-inf", "(4503599627370496"))
+                begin = time.monotonic()
+                assert holder.release()
+                granted.result().release()
+                times.append(time.monotonic() - begin)
+        assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+        assert locks._channel.endswith("~")
+        locks.close()
+
+
+def info(node):
+    text = node.client.execute_command("CLUSTER", "INFO")
+    fields = text if isinstance(text, dict) else dict(re.findall(r"(\w+):(\S+)", text))
+    known = fields.get("cluster_known_nodes")
+    return f"cluster_state:{fields.get('cluster_state')} known:{known}"
+
+
+def is_failover_begun(watcher):
+    with contextlib.suppress(redis.ResponseError):  # no suitable replica yet
+        return watcher.client.execute_command("SENTINEL", "FAILOVER", "locks")
+
+
+def test_sentinel_follows_a_failover():
+    with Server() as master, Server("--replicaof", "127.0.0.1", "0") as replica:
+        replica.client.replicaof("127.0.0.1", master.port)
+        assert wait_for(
+            lambda: replica.client.info("replication")["master_link_status"] == "up", 20
+        )
+        monitor = f"sentinel monitor locks 127.0.0.1 {master.port} 1\n"
+        with Server(sentinel=monitor + "sentinel down-after-milliseconds locks 1000") as watcher:
+            assert wait_for(lambda: watcher.client.sentinel_slaves("locks"), 20)
+            sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=1)
+            locks = redlatch.Locks(sentinel.master_for("locks", socket_timeout=1))
+            check_topology(locks, master.client.exists)
+            assert handover_seconds(master, locks, "before") < redlatch.CLAIM / 2
+            assert wait_for(lambda: is_failover_begun(watcher), 20)
+            assert wait_for(lambda: replica.client.role()[0] == "master", 20)
+            assert wait_for(lambda: replica.client.pubsub_numsub(locks._channel)[0][1] == 1, 30)
+            locks.mutex("probe", timeout=10).release()
+            times = [handover_seconds(replica, locks, f"after{i}") for i in range(5)]
+            assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+            locks.close()
+
+
+def test_worker_answers_concurrent_and_malformed_commands(server):
+    with Worker(server.port) as worker:
+        request = {"kind": "mutex", "name": "x", "ttl_ms": 5000}
+        assert worker.do("acquire", **request, limit_ms=0, **{"as": "h1"})["token"] > 0
+        waits = {"async": True, "id": 7, "as": "h2"}
+        worker.send("acquire", **request, limit_ms=10000, **waits)
+        assert wait_for(lambda: waiter_count(server, "x") == 1)
+        worker.send("release", **{"as": "h1"})
+        answers = sorted([worker.read(), worker.read()], key=lambda answer: "id" in answer)
+        assert answers[0] == {"ok": True, "held": True}
+        assert answers[1]["id"] == 7 and answers[1]["token"] > 0
+        assert worker.do("nonsense") == {"ok": False, "error": "unknown"}
+        assert worker.do("release", **{"as": "none"})["ok"] is False
+        force(server, "x")
+        assert worker.do("renew", **{"as": "h2"}) == {"ok": True, "held": False}
+        assert worker.do("lost", limit_ms=5000, **{"as": "h2"}) == {"ok": True}
+        assert worker.do("close") == {"ok": True}
+        assert worker.process.wait(10) == 0
+
+
+def test_nothing_but_counters_and_marks_is_left(server, locks):
+    for acquire in (locks.mutex, locks.read, locks.write):
+        handovers = [in_background(acquire, "left", timeout=10) for _ in range(3)]
+        with handovers[0] as a, handovers[1] as b, handovers[2] as c:
+            for lease in (a, b, c):
+                lease.add_done_callback(lambda done: done.result().release())
+    assert wait_for(lambda: not server.client.exists("lock:left"))
+    assert waiter_count(server, "left") == 0
+    assert set(server.client.keys()) <= {"{lock:left}:fence", "{lock:left}:waiters"}
+    assert all(server.client.pttl(key) > 0 for key in server.client.keys())
+
+
+@pytest.mark.parametrize("file", VECTORS)
+def test_vectors_are_answered(file, vector_results):
+    assert vector_results[file].result(120) is None

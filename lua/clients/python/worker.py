@@ -1,0 +1,120 @@
+"""Runs lock commands for scenes with several languages: one JSON object per line, in and out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from urllib.parse import urlparse
+
+import redis
+from redis.sentinel import Sentinel
+
+import redlatch
+
+
+def connect(url: str, topology: str):
+    if topology == "cluster":
+        return redis.RedisCluster.from_url(url, socket_timeout=2)
+    if topology.startswith("sentinel:"):
+        address = urlparse(url)
+        sentinel = Sentinel([(address.hostname, address.port)], socket_timeout=2)
+        return sentinel.master_for(topology.split(":", 1)[1], socket_timeout=2)
+    return redis.Redis.from_url(url, socket_timeout=2)
+
+
+def error_name(error: Exception) -> str:
+    """The name of a typed error in snake case: `TimedOut` is `timed_out`."""
+    if isinstance(error, redlatch.LeaseLost):
+        return "lost"
+    if isinstance(error, redlatch.LockError):
+        return "".join("_" * c.isupper() + c.lower() for c in type(error).__name__).lstrip("_")
+    if isinstance(error, redlatch.TRANSIENT):
+        return "no_answer"
+    return "invalid_name" if "not a lock name" in str(error) else "failed"
+
+
+class Worker:
+    def __init__(self):
+        self.locks, self.leases = None, {}
+
+    def acquire_lease(self, command: dict, limit: float) -> redlatch.Lease:
+        method = getattr(self.locks, command["kind"])
+        owner = {"owner": command["owner"]} if command.get("owner") else {}
+        ttl = command.get("ttl_ms", 3000) / 1000
+        return method(command["name"], ttl=ttl, timeout=limit, **owner)
+
+    def open(self, command: dict) -> dict:
+        client = connect(command["url"], command.get("topology", "server"))
+        self.locks = redlatch.Locks(client, command.get("prefix", "lock:"))
+        return {}
+
+    def acquire(self, command: dict) -> dict:
+        lease = self.acquire_lease(command, command.get("limit_ms", 5000) / 1000)
+        self.leases[command["as"]] = lease
+        return {"token": lease.token}
+
+    def release(self, command: dict) -> dict:
+        return {"held": self.leases[command["as"]].release()}
+
+    def renew(self, command: dict) -> dict:
+        return {"held": self.leases[command["as"]].renew()}
+
+    def downgrade(self, command: dict) -> dict:
+        return {"held": self.leases[command["as"]].downgrade()}
+
+    def is_valid(self, command: dict) -> dict:
+        return {"valid": self.leases[command["as"]].is_valid}
+
+    def lost(self, command: dict) -> dict:
+        is_lost = self.leases[command["as"]].lost.wait(command.get("limit_ms", 5000) / 1000)
+        return {} if is_lost else {"ok": False, "error": "timed_out"}
+
+    def close(self, command: dict) -> dict:
+        return {} if self.locks is None else self.locks.close() or {}
+
+    def count(self, command: dict) -> dict:
+        """Increments a counter by GET and SET under the lock: a second holder loses increments."""
+        client, key, tokens, longest = self.locks.client, command["key"], [], 0.0
+        end = time.monotonic() + command["seconds"]
+        while time.monotonic() < end:
+            begin, lease = time.monotonic(), self.acquire_lease(command, 10)
+            longest = max(longest, time.monotonic() - begin)
+            tokens.append(lease.token)
+            client.set(key, int(client.get(key) or 0) + 1)
+            lease.release()
+        is_ascending = all(a < b for a, b in zip(tokens, tokens[1:]))
+        result = {"increments": len(tokens), "longest_ms": round(longest * 1000)}
+        return {**result, "tokens_ascending": is_ascending}
+
+    def run(self, command: dict) -> None:
+        verbs = "open acquire release renew downgrade is_valid lost count close".split()
+        try:
+            result = {"ok": False, "error": "unknown"}
+            if command.get("do") in verbs:
+                result = getattr(self, command["do"])(command)
+        except Exception as error:
+            result = {"ok": False, "error": error_name(error), "text": repr(error)}
+        identity = {"id": command["id"]} if "id" in command else {}
+        sys.stdout.write(json.dumps({"ok": True, **result, **identity}) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    worker = Worker()
+    for line in sys.stdin:
+        try:
+            command = dict(json.loads(line))
+        except (TypeError, ValueError):
+            command = {}  # it is answered as unknown
+        if command.get("async"):
+            threading.Thread(target=worker.run, args=(command,), daemon=True).start()
+        else:
+            worker.run(command)
+        if command.get("do") == "close":
+            break
+
+
+if __name__ == "__main__":
+    main()
