@@ -1,0 +1,114 @@
+// Runs lock commands for tests across languages: JSON lines on stdin, one JSON answer for each.
+import { randomUUID } from "node:crypto";
+import { createInterface } from "node:readline";
+import { Cluster, Redis } from "ioredis";
+import { LockError, Redlatch } from "./redlatch.mjs";
+
+const leases = new Map();
+let client, redis;
+
+function connect(address, topology) {
+  const { hostname: host, port, username, password } = new URL(address);
+  const node = { host, port: Number(port) };
+  const user = { username: username || undefined, password: password || undefined };
+  if (topology === "cluster") return new Cluster([node], { redisOptions: user });
+  const name = topology?.match(/^sentinel:(.+)$/)?.[1];
+  if (name) return new Redis({ sentinels: [node], name, ...user });
+  return new Redis({ ...node, ...user });
+}
+
+function acquire({ kind, name, ttl_ms: ttl = 3000, limit_ms: timeout, owner }) {
+  // A re-entrant lock needs an owner.
+  const options = { ttl, owner: owner || (kind === "reentrant" ? randomUUID() : "") };
+  if (timeout === 0) return client.tryAcquire(kind, name, options);
+  return client.acquire(kind, name, { ...options, timeout });
+}
+
+function withLimit(promise, ms) {
+  let timer;
+  const expired = new Promise((resolve) => (timer = setTimeout(resolve, ms, false)));
+  return Promise.race([promise, expired]).finally(() => clearTimeout(timer));
+}
+
+const commands = {
+  async open({ url, topology, prefix }) {
+    redis = connect(url, topology);
+    redis.on("error", (error) => console.error(error.message));
+    client = new Redlatch(redis, { prefix, onError: (error) => console.error(error.message) });
+    if ((await withLimit(client.ready, 5000)) === false) throw new Error("no connection");
+  },
+
+  async acquire(command) {
+    const lease = await acquire(command);
+    if (!lease) return { ok: false, error: "timed_out" };
+    leases.set(command.as, lease);
+    return { token: lease.token };
+  },
+
+  release: async (command) => ({ held: await lease(command).release() }),
+  renew: async (command) => ({ held: await lease(command).renew() }),
+  downgrade: async (command) => ({ held: await lease(command).downgrade() }),
+  is_valid: async (command) => ({ valid: lease(command).isValid() }),
+
+  async lost(command) {
+    const { signal } = lease(command);
+    const { limit_ms: limit = 5000 } = command;
+    const reported = new Promise((resolve) => signal.addEventListener("abort", resolve));
+    const isLost = signal.aborted || (await withLimit(reported, limit));
+    if (!isLost) return { ok: false, error: "timed_out" };
+  },
+
+  /** Adds one to a counter by GET and SET, which loses updates unless the lock excludes others. */
+  async count({ key, seconds, ...command }) {
+    const end = performance.now() + seconds * 1000;
+    const state = { increments: 0, longest_ms: 0, tokens_ascending: true };
+    let last = 0;
+    while (performance.now() < end) {
+      const start = performance.now();
+      const lease = await acquire({ limit_ms: 10_000, ...command });
+      state.longest_ms = Math.max(state.longest_ms, Math.round(performance.now() - start));
+      // Readers share the token of the last writer.
+      state.tokens_ascending &&= command.kind === "read" ? lease.token >= last : lease.token > last;
+      last = lease.token;
+      await redis.set(key, Number(await redis.get(key)) + 1);
+      await lease.release();
+      state.increments += 1;
+    }
+    return state;
+  },
+
+  async close() {
+    await client?.close();
+    redis?.disconnect();
+  },
+};
+
+function lease({ as }) {
+  const found = leases.get(as);
+  if (!found) throw new LockError("unknown_handle", as, "no lease has this handle");
+  return found;
+}
+
+async function answer({ do: verb, id, ...command }) {
+  const isKnown = Object.hasOwn(commands, verb);
+  const reply = isKnown
+    ? await commands[verb](command).catch(({ code, message }) => {
+        console.error(message);
+        return { ok: false, error: code ?? message };
+      })
+    : { ok: false, error: "unknown" };
+  process.stdout.write(`${JSON.stringify({ ok: true, ...reply, id })}\n`);
+}
+
+for await (const line of createInterface({ input: process.stdin })) {
+  let command;
+  try {
+    command = JSON.parse(line);
+  } catch {
+    command = {};
+  }
+  const answered = answer(command);
+  if (!command.async) await answered;
+  if (command.do === "close") break;
+}
+process.exit(0);
