@@ -1,0 +1,797 @@
+package redlatch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	ctx    = context.Background()
+	lua    = os.DirFS("../..")
+	binary = "redis-server"
+	addr   string // a server that most tests share, one after the other
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv("REDLATCH_SERVER"); path != "" {
+		binary = path
+	}
+	redis.SetLogger(silence{})
+	dir, _ := os.MkdirTemp("", "redlatch")
+	shared, stop, err := startServer(dir)
+	if err != nil {
+		fmt.Println("no server to test with:", err)
+		os.Exit(1)
+	}
+	addr = shared
+	code := m.Run()
+	stop()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}
+
+// freePort returns a port that is free, and free plus 10000 for the bus of a cluster.
+func freePort() int {
+	for {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			panic(err)
+		}
+		port := listener.Addr().(*net.TCPAddr).Port
+		bus, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port+10000))
+		listener.Close()
+		if err == nil {
+			bus.Close()
+			return port
+		}
+	}
+}
+
+func startServer(dir string, args ...string) (string, func(), error) {
+	port := freePort()
+	server := exec.Command(binary, append(args, "--port", fmt.Sprint(port), "--bind", "127.0.0.1",
+		"--dir", dir, "--save", "", "--logfile", filepath.Join(dir, fmt.Sprint(port, ".log")))...)
+	if err := server.Start(); err != nil {
+		return "", nil, err
+	}
+	address := fmt.Sprint("127.0.0.1:", port)
+	db := redis.NewClient(&redis.Options{Addr: address})
+	defer db.Close()
+	var err error
+	for range 200 {
+		if err = db.Ping(ctx).Err(); err == nil {
+			break
+		}
+		time.Sleep(25 * time.Millisecond)
+	}
+	return address, func() { server.Process.Kill(); server.Wait() }, err
+}
+
+func ownServer(t *testing.T, args ...string) string {
+	t.Helper()
+	address, stop, err := startServer(t.TempDir(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	return address
+}
+
+// plain is the oracle: a client of the server without locks.
+func plain(t *testing.T) *redis.Client {
+	db := redis.NewClient(&redis.Options{Addr: addr})
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// fresh empties the shared server, and checks after the test that nothing is left on it.
+func fresh(t *testing.T) *redis.Client {
+	db := plain(t)
+	db.FlushAll(ctx)
+	t.Cleanup(func() { nothingLeft(t, plain(t)) })
+	return db
+}
+
+func nothingLeft(t *testing.T, db redis.UniversalClient) {
+	t.Helper()
+	keys, _ := db.Keys(ctx, "*").Result()
+	for _, key := range keys {
+		if strings.HasSuffix(key, ":waiters") {
+			if n := waiting(db, key); n != 0 {
+				t.Errorf("%s: %d waiters are left", key, n)
+			}
+		} else if !strings.HasSuffix(key, ":fence") && strings.Contains(key, "lock:") {
+			t.Errorf("lock %s is left", key)
+		}
+	}
+}
+
+func waiting(db redis.UniversalClient, key string) int64 {
+	return db.ZCount(ctx, key, "-inf", "(4503599627370496").Val()
+}
+
+func open(t *testing.T, db redis.UniversalClient) *Client {
+	t.Helper()
+	client, err := New(ctx, db, lua, "lock:")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// client has connections of its own, as a process would.
+func client(t *testing.T) *Client { return open(t, plain(t)) }
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not within 10 s: ", what)
+		}
+	}
+}
+
+func wants(t *testing.T, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("got %v, not %v", err, want)
+	}
+}
+
+func mutex(ttl time.Duration) Lock { return Lock{Kind: Mutex, Name: "x", TTL: ttl} }
+
+func try(lock Lock) Lock { lock.NoWait = true; return lock }
+
+// acquireLater waits for the lock in the background, and returns when the waiter is queued.
+func acquireLater(t *testing.T, db redis.UniversalClient, c *Client, lock Lock) <-chan *Lease {
+	t.Helper()
+	granted, queue := make(chan *Lease, 1), "{lock:"+lock.Name+"}:waiters"
+	before := waiting(db, queue)
+	go func() {
+		lease, err := c.Acquire(ctx, lock)
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- lease
+	}()
+	eventually(t, "the waiter is queued", func() bool { return waiting(db, queue) > before })
+	return granted
+}
+
+// handOver checks that n grants to waiters take less than one poll interval of half a claim.
+func handOver(t *testing.T, db redis.UniversalClient, n int, clients ...*Client) {
+	t.Helper()
+	lock := mutex(20 * time.Second) // polled every 1.5 s
+	lease := must(clients[0].Acquire(ctx, lock))
+	var total time.Duration
+	for i := range n {
+		granted := acquireLater(t, db, clients[(i+1)%len(clients)], lock)
+		began := time.Now()
+		wants(t, lease.Release(), nil)
+		lease = <-granted
+		total += time.Since(began)
+	}
+	wants(t, lease.Release(), nil)
+	if total > 1500*time.Millisecond {
+		t.Errorf("%d grants took %v: the waiters polled", n, total)
+	}
+}
+
+func TestMutexExcludesAndTokensGrow(t *testing.T) {
+	db := fresh(t)
+	var workers sync.WaitGroup
+	for range 4 {
+		c := client(t)
+		for range 3 {
+			workers.Go(func() {
+				for range 25 {
+					lease := must(c.Acquire(ctx, mutex(5*time.Second)))
+					value, _ := db.Get(ctx, "counter").Int64()
+					db.RPush(ctx, "tokens", lease.Token)
+					db.Set(ctx, "counter", value+1, 0)
+					wants(t, lease.Release(), nil)
+				}
+			})
+		}
+	}
+	workers.Wait()
+	if value := db.Get(ctx, "counter").Val(); value != "300" {
+		t.Errorf("counter %s, not 300", value)
+	}
+	last := ""
+	for _, token := range db.LRange(ctx, "tokens", 0, -1).Val() {
+		if token <= last { // of equal length
+			t.Fatalf("token %s after %s", token, last)
+		}
+		last = token
+	}
+}
+
+func TestTryAcquireFailsWhileHeld(t *testing.T) {
+	fresh(t)
+	a, b := client(t), client(t)
+	lease := must(a.Acquire(ctx, mutex(time.Second)))
+	_, err := b.Acquire(ctx, try(mutex(time.Second)))
+	wants(t, err, ErrBusy)
+	wants(t, lease.Release(), nil)
+	wants(t, must(b.Acquire(ctx, try(mutex(time.Second)))).Release(), nil)
+}
+
+func TestReentrantHoldsOfOneOwnerNest(t *testing.T) {
+	db, c := fresh(t), client(t)
+	lock := Lock{Kind: Reentrant, Name: "x", Owner: "o1", TTL: 5 * time.Second}
+	other := lock
+	other.Owner = "o2"
+	outer, inner := must(c.Acquire(ctx, lock)), must(c.Acquire(ctx, lock))
+	if outer.Token != inner.Token {
+		t.Errorf("tokens %d and %d differ", outer.Token, inner.Token)
+	}
+	wants(t, inner.Release(), nil)
+	_, err := c.Acquire(ctx, try(other))
+	wants(t, err, ErrBusy)
+	granted := acquireLater(t, db, c, other)
+	wants(t, outer.Release(), nil)
+	wants(t, (<-granted).Release(), nil)
+	var leases []*Lease
+	for range 255 {
+		leases = append(leases, must(c.Acquire(ctx, try(lock))))
+	}
+	_, err = c.Acquire(ctx, try(lock))
+	wants(t, err, ErrTooDeep)
+	for _, lease := range leases {
+		wants(t, lease.Release(), nil)
+	}
+}
+
+func rwlock(kind, owner string) Lock {
+	return Lock{Kind: kind, Name: "x", Owner: owner, TTL: 5 * time.Second}
+}
+
+func TestReadersShareAndWriterExcludes(t *testing.T) {
+	db, a, b := fresh(t), client(t), client(t)
+	one, two := must(a.Acquire(ctx, rwlock(Read, ""))), must(b.Acquire(ctx, rwlock(Read, "")))
+	_, err := a.Acquire(ctx, try(rwlock(Write, "")))
+	wants(t, err, ErrBusy)
+	granted := acquireLater(t, db, a, rwlock(Write, ""))
+	_, err = b.Acquire(ctx, try(rwlock(Read, ""))) // a writer waits
+	wants(t, err, ErrBusy)
+	wants(t, one.Release(), nil)
+	wants(t, two.Release(), nil)
+	writer := <-granted
+	_, err = b.Acquire(ctx, try(rwlock(Read, "")))
+	wants(t, err, ErrBusy)
+	wants(t, writer.Release(), nil)
+}
+
+func TestSecondUpgradeWouldDeadlock(t *testing.T) {
+	db, a, b := fresh(t), client(t), client(t)
+	one, two := must(a.Acquire(ctx, rwlock(Read, "o1"))), must(b.Acquire(ctx, rwlock(Read, "o2")))
+	granted := acquireLater(t, db, a, rwlock(Write, "o1"))
+	_, err := b.Acquire(ctx, rwlock(Write, "o2"))
+	wants(t, err, ErrWouldDeadlock)
+	wants(t, two.Release(), nil)
+	wants(t, (<-granted).Release(), nil)
+	wants(t, one.Release(), nil)
+}
+
+func TestDowngradeAdmitsReadersAndKeepsToken(t *testing.T) {
+	db, a, b := fresh(t), client(t), client(t)
+	writer := must(a.Acquire(ctx, rwlock(Write, "")))
+	granted := acquireLater(t, db, b, rwlock(Read, ""))
+	wants(t, writer.Downgrade(ctx), nil)
+	reader := <-granted
+	if reader.Token < writer.Token || !writer.IsValid() {
+		t.Errorf("token %d after %d, valid: %v", reader.Token, writer.Token, writer.IsValid())
+	}
+	_, err := b.Acquire(ctx, try(rwlock(Write, "")))
+	wants(t, err, ErrBusy)
+	wants(t, reader.Downgrade(ctx), ErrWrongType)
+	wants(t, writer.Release(), nil)
+	wants(t, reader.Release(), nil)
+}
+
+func TestWaitersAreNotified(t *testing.T) {
+	db := fresh(t)
+	handOver(t, db, 20, client(t), client(t))
+}
+
+func TestWaitersAreNotifiedAgainAfterConnectionsWereKilled(t *testing.T) {
+	db, a, b := fresh(t), client(t), client(t)
+	for range 2 {
+		db.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes")
+		db.ClientKillByFilter(ctx, "TYPE", "pubsub")
+		eventually(t, "both clients are subscribed again", func() bool {
+			counts := db.PubSubNumSub(ctx, a.channel, b.channel).Val()
+			return counts[a.channel] == 1 && counts[b.channel] == 1
+		})
+		handOver(t, db, 10, a, b)
+	}
+}
+
+func TestNewSubscriptionWakesWaiters(t *testing.T) {
+	db, a := fresh(t), client(t)
+	lease := must(a.Acquire(ctx, mutex(20*time.Second)))
+	granted := acquireLater(t, db, a, mutex(20*time.Second))
+	calls := scriptCalls(db)
+	db.ClientKillByFilter(ctx, "TYPE", "pubsub")
+	eventually(t, "the waiter polls", func() bool { return scriptCalls(db) > calls })
+	wants(t, lease.Release(), nil)
+	wants(t, (<-granted).Release(), nil)
+}
+
+func scriptCalls(db *redis.Client) int {
+	found := regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`).FindStringSubmatch(
+		db.Info(ctx, "commandstats").Val())
+	calls, _ := strconv.Atoi(append(found, "", "0")[1])
+	return calls
+}
+
+func TestRenewalKeepsLockForThreeTTLs(t *testing.T) {
+	db, c := fresh(t), client(t)
+	lease := must(c.Acquire(ctx, mutex(time.Second)))
+	began := time.Now()
+	for ; time.Since(began) < 3*time.Second; time.Sleep(5 * time.Millisecond) {
+		if value := db.Get(ctx, "lock:x").Val(); value != lease.attempt || !lease.IsValid() {
+			t.Fatalf("the lock has %q after %v", value, time.Since(began))
+		}
+	}
+	wants(t, lease.Release(), nil)
+	calls := scriptCalls(db)
+	time.Sleep(1100 * time.Millisecond) // longer than a TTL: a renewal would come within it
+	if n := scriptCalls(db) - calls; n != 0 {
+		t.Errorf("%d requests after the release", n)
+	}
+	wants(t, lease.Renew(ctx), ErrLost)
+}
+
+func TestLossIsReportedAfterForce(t *testing.T) {
+	db, c := fresh(t), client(t)
+	lease := must(c.Acquire(ctx, mutex(600*time.Millisecond)))
+	must(c.run(ctx, "mutex/force", lease.keys, "operator"))
+	next := must(c.Acquire(ctx, try(mutex(5*time.Second))))
+	<-lease.Context().Done()
+	wants(t, context.Cause(lease.Context()), ErrLost)
+	wants(t, lease.Release(), ErrLost)
+	if lease.IsValid() || db.Get(ctx, "lock:x").Val() != next.attempt {
+		t.Error("the lost lease is valid, or its client changed the lock of the next holder")
+	}
+	wants(t, next.Release(), nil)
+}
+
+func TestLateReleaseReportsLoss(t *testing.T) {
+	db, c := fresh(t), client(t)
+	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
+	db.Del(ctx, "lock:x")
+	wants(t, lease.Release(), ErrLost)
+}
+
+func TestTimeoutAndCancellationLeaveNoWaiter(t *testing.T) {
+	db, a, b := fresh(t), client(t), client(t)
+	lease := must(a.Acquire(ctx, mutex(20*time.Second)))
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err := b.Acquire(short, mutex(20*time.Second))
+	wants(t, err, context.DeadlineExceeded)
+	cancelled, cancel := context.WithCancel(ctx)
+	failed := make(chan error, 1)
+	go func() { _, err := b.Acquire(cancelled, mutex(20*time.Second)); failed <- err }()
+	eventually(t, "the waiter is queued", func() bool { return waiting(db, lease.keys[2]) == 1 })
+	cancel()
+	wants(t, <-failed, context.Canceled)
+	eventually(t, "the waiter has left the queue", func() bool { return waiting(db, lease.keys[2]) == 0 })
+	wants(t, lease.Release(), nil)
+}
+
+func TestTimeLimitHoldsWhileServerIsSilent(t *testing.T) {
+	db, c := fresh(t), client(t)
+	db.ClientPause(ctx, 2*time.Second)
+	limited, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err := c.Acquire(limited, mutex(20*time.Second))
+	wants(t, err, context.DeadlineExceeded)
+	if took := time.Since(began); took > 1500*time.Millisecond {
+		t.Errorf("a limit of 200 ms took %v", took)
+	}
+	c.background.Wait() // the late grant is given up
+	if db.Exists(ctx, "lock:x").Val() != 0 {
+		t.Error("the lock is held by an attempt that has ended")
+	}
+}
+
+func TestGrantAfterItsDeadlineIsGivenUp(t *testing.T) {
+	db, c := fresh(t), client(t)
+	db.ClientPause(ctx, 600*time.Millisecond)
+	_, err := c.Acquire(ctx, mutex(300*time.Millisecond))
+	wants(t, err, ErrLost)
+	c.background.Wait()
+}
+
+func TestNames(t *testing.T) {
+	fresh(t)
+	c, bare := client(t), must(New(ctx, plain(t), lua, ""))
+	defer bare.Close()
+	for name, isValid := range map[string]bool{"": false, "a}b": false, "{}a": false, "a{b": true,
+		"{a}": true, "{a}b": true, "{a}:fence": false, "x{a}y:waiters": false, "x:fence": true,
+		"{a}fence": true, "{a}{}node": false, "a\n": true, strings.Repeat("n", 512): true,
+		strings.Repeat("n", 513): false} {
+		lease, err := c.Acquire(ctx, Lock{Kind: Mutex, Name: name, TTL: time.Second, NoWait: true})
+		if isValid {
+			wants(t, lease.Release(), nil)
+		}
+		if isValid != !errors.Is(err, ErrInvalidLock) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	_, err := bare.Acquire(ctx, Lock{Kind: Mutex, Name: "{a}", TTL: time.Second})
+	wants(t, err, ErrInvalidLock)
+	_, err = c.Acquire(ctx, Lock{Kind: "other", Name: "a", TTL: time.Second})
+	wants(t, err, ErrInvalidLock)
+}
+
+func TestForeignKeysAreRefusedAndKept(t *testing.T) {
+	db, c := fresh(t), client(t)
+	db.Set(ctx, "lock:x", "no TTL", 0)
+	for _, kind := range []string{Mutex, Reentrant, Read, Write} {
+		_, err := c.Acquire(ctx, rwlock(kind, "o"))
+		wants(t, err, ErrWrongType)
+	}
+	if value := db.Get(ctx, "lock:x").Val(); value != "no TTL" {
+		t.Errorf("the key has %q", value)
+	}
+	c.background.Wait()
+	db.Del(ctx, "lock:x")
+	_, err := c.Acquire(ctx, mutex(0))
+	wants(t, err, ErrMalformed)
+}
+
+func TestUserWithDocumentedRights(t *testing.T) {
+	db := fresh(t)
+	page := string(must(os.ReadFile("../../README.md")))
+	rights := strings.Fields(regexp.MustCompile(`ACL SETUSER locks .*`).FindString(page))
+	words := make([]any, len(rights))
+	for i, word := range rights {
+		words[i] = word
+	}
+	must(db.Do(ctx, words...).Result())
+	defer db.Do(ctx, "ACL", "DELUSER", "locks")
+	var clients []*Client
+	for range 2 {
+		user := redis.NewClient(&redis.Options{Addr: addr, Username: "locks", Password: "secret"})
+		defer user.Close()
+		clients = append(clients, open(t, user))
+	}
+	db.ScriptFlush(ctx)
+	handOver(t, db, 5, clients...)
+	for _, kind := range []string{Reentrant, Read, Write} {
+		lease := must(clients[0].Acquire(ctx, rwlock(kind, "o")))
+		wants(t, lease.Renew(ctx), nil)
+		wants(t, lease.Release(), nil)
+	}
+	for _, c := range clients {
+		c.Close()
+	}
+}
+
+// process is a worker: a client in a process of its own, which a test may kill.
+type process struct {
+	command *exec.Cmd
+	stdin   io.Writer
+	stdout  *bufio.Scanner
+}
+
+func startWorker(t *testing.T, url string) *process {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "worker")
+	output, err := exec.Command("go", "build", "-o", path, "./worker").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s", output)
+	}
+	p := &process{command: exec.Command(path)}
+	p.stdin = must(p.command.StdinPipe())
+	p.stdout = bufio.NewScanner(must(p.command.StdoutPipe()))
+	if err := p.command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.kill)
+	p.send(fmt.Sprintf(`{"do":"open","url":"redis://%s","topology":"server","prefix":"lock:"}`, url))
+	p.wants(t, `{"ok":true}`)
+	return p
+}
+
+func (p *process) kill() { p.command.Process.Kill(); p.command.Wait() }
+
+func (p *process) send(line string) { fmt.Fprintln(p.stdin, line) }
+
+// wants compares the next answer with a pattern.
+func (p *process) wants(t *testing.T, pattern string) {
+	t.Helper()
+	if p.stdout.Scan(); !regexp.MustCompile("^" + pattern + "$").MatchString(p.stdout.Text()) {
+		t.Errorf("answer %s, not %s", p.stdout.Text(), pattern)
+	}
+}
+
+func TestWorkerAnswersItsCommands(t *testing.T) {
+	db := fresh(t)
+	p := startWorker(t, addr)
+	for _, step := range [][2]string{
+		{`{"do":"acquire","kind":"write","name":"x","ttl_ms":3000,"limit_ms":5000,"as":"h"}`, `{"ok":true,"token":\d+}`},
+		{`{"do":"acquire","kind":"read","name":"x","ttl_ms":3000,"limit_ms":0,"as":"i"}`, `{"error":"timed_out","ok":false}`},
+		{`{"do":"downgrade","as":"h"}`, `{"held":true,"ok":true}`},
+		{`{"do":"acquire","kind":"read","name":"x","ttl_ms":3000,"limit_ms":0,"as":"i"}`, `{"ok":true,"token":\d+}`},
+		{`{"do":"renew","as":"i"}`, `{"held":true,"ok":true}`},
+		{`{"do":"is_valid","as":"i"}`, `{"ok":true,"valid":true}`},
+		{`{"do":"release","as":"i"}`, `{"held":true,"ok":true}`},
+		{`{"do":"release","as":"h"}`, `{"held":true,"ok":true}`},
+		{`{"do":"is_valid","as":"i"}`, `{"ok":true,"valid":false}`},
+		{`{"do":"count","kind":"mutex","name":"y","key":"n","seconds":0.2}`,
+			`{"increments":\d+,"longest_ms":\d+,"ok":true,"tokens_ascending":true}`},
+		{`{"do":"acquire","kind":"mutex","name":"a}b","ttl_ms":3000,"limit_ms":0,"as":"j"}`, `{"error":"invalid_name","ok":false}`},
+		{`{"do":"acquire","kind":"mutex","name":"z","ttl_ms":600,"limit_ms":0,"as":"k"}`, `{"ok":true,"token":\d+}`},
+		{`{"do":"lost","as":"k","limit_ms":10000,"async":true,"id":7}`, `DEL`},
+		{`{"do":"release","as":"k"}`, `{"held":false,"ok":true}`},
+		{`{"do":"release","as":"none"}`, `{"error":"[^"]+","ok":false}`},
+		{`{"do":"fly"}`, `{"error":"unknown","ok":false}`},
+		{`not JSON`, `{"error":"unknown","ok":false}`},
+		{`{"do":"close"}`, `{"ok":true}`},
+	} {
+		if p.send(step[0]); step[1] == "DEL" {
+			db.Del(ctx, "lock:z")
+			step[1] = `{"id":7,"lost":true,"ok":true}`
+		}
+		p.wants(t, step[1])
+	}
+	wants(t, p.command.Wait(), nil)
+}
+
+func TestKilledHolderIsSucceededAfterTTL(t *testing.T) {
+	db, c := fresh(t), client(t)
+	p := startWorker(t, addr)
+	p.send(`{"do":"acquire","kind":"mutex","name":"x","ttl_ms":1000,"limit_ms":0,"as":"h"}`)
+	p.wants(t, `{"ok":true,"token":\d+}`)
+	granted := acquireLater(t, db, c, mutex(5*time.Second))
+	p.kill()
+	left, killed := db.PTTL(ctx, "lock:x").Val(), time.Now()
+	lease := <-granted
+	if took := time.Since(killed); took < left-50*time.Millisecond || took > left+2*time.Second {
+		t.Errorf("granted after %v, with a TTL of %v left", took, left)
+	}
+	wants(t, lease.Release(), nil)
+}
+
+func TestKilledWaiterDelaysOthersForOneClaimAtMost(t *testing.T) {
+	db, c := fresh(t), client(t)
+	p := startWorker(t, addr)
+	lease := must(c.Acquire(ctx, mutex(time.Second)))
+	p.send(`{"do":"acquire","kind":"mutex","name":"x","ttl_ms":1000,"limit_ms":9000,"as":"h","async":true,"id":1}`)
+	eventually(t, "the waiter of the worker is queued", func() bool { return waiting(db, lease.keys[2]) == 1 })
+	granted := acquireLater(t, db, c, mutex(time.Second))
+	p.kill()
+	began := time.Now()
+	wants(t, lease.Release(), nil)
+	lease = <-granted
+	if took := time.Since(began); took > 1300*time.Millisecond {
+		t.Errorf("granted after %v, more than the claim of 1 s", took)
+	}
+	wants(t, lease.Release(), nil)
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	var addrs []string
+	for range 3 {
+		addrs = append(addrs, ownServer(t, "--cluster-enabled", "yes"))
+	}
+	for i, address := range addrs {
+		node := redis.NewClient(&redis.Options{Addr: address})
+		defer node.Close()
+		var slots []int
+		for slot := i; slot < 16384; slot += 3 {
+			slots = append(slots, slot)
+		}
+		if err := node.ClusterAddSlots(ctx, slots...).Err(); err != nil {
+			t.Skip("no cluster: ", err)
+		}
+		host, port, _ := net.SplitHostPort(addrs[0])
+		must(node.ClusterMeet(ctx, host, port).Result())
+		eventually(t, "the node has joined", func() bool {
+			return i == 0 || strings.Count(node.ClusterNodes(ctx).Val(), "\n") > i
+		})
+	}
+	db := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	defer db.Close()
+	eventually(t, "the cluster is complete", func() bool {
+		for _, address := range addrs {
+			node := redis.NewClient(&redis.Options{Addr: address})
+			defer node.Close()
+			if info := node.ClusterInfo(ctx).Val(); !strings.Contains(info, "cluster_state:ok") {
+				return false
+			}
+		}
+		return db.Ping(ctx).Err() == nil
+	})
+	a, b := open(t, db), open(t, db)
+	var total time.Duration
+	for i := range 12 {
+		lock := Lock{Kind: Mutex, Name: fmt.Sprint("name", i), TTL: 20 * time.Second}
+		lease := must(a.Acquire(ctx, lock))
+		granted := acquireLater(t, db, b, lock)
+		began := time.Now()
+		wants(t, lease.Release(), nil)
+		wants(t, (<-granted).Release(), nil)
+		total += time.Since(began)
+	}
+	if total > 12*1500*time.Millisecond/4 {
+		t.Errorf("12 grants took %v: the waiters polled", total)
+	}
+	db.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+		nothingLeft(t, node)
+		return nil
+	})
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	master, stop, err := startServer(t.TempDir())
+	wants(t, err, nil)
+	t.Cleanup(stop)
+	host, port, _ := net.SplitHostPort(master)
+	replica := ownServer(t, "--replicaof", host, port)
+	first := redis.NewClient(&redis.Options{Addr: master})
+	defer first.Close()
+	eventually(t, "the replica is connected", func() bool {
+		return strings.Contains(first.Info(ctx, "replication").Val(), "state=online")
+	})
+	file := filepath.Join(t.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("sentinel monitor m %s %s 1\nsentinel down-after-milliseconds m 500\n"+
+		"sentinel failover-timeout m 3000\n", host, port)
+	os.WriteFile(file, []byte(text), 0o600)
+	sentinel := ownServer(t, file, "--sentinel")
+	db := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m",
+		SentinelAddrs: []string{sentinel}})
+	defer db.Close()
+	a, b := open(t, db), open(t, db)
+	handOver(t, db, 5, a, b)
+	eventually(t, "Sentinel knows the replica", func() bool {
+		control := redis.NewSentinelClient(&redis.Options{Addr: sentinel})
+		defer control.Close()
+		return len(control.Replicas(ctx, "m").Val()) == 1
+	})
+	stop()
+	eventually(t, "both clients are subscribed at the new master", func() bool {
+		node := redis.NewClient(&redis.Options{Addr: replica})
+		defer node.Close()
+		counts := node.PubSubNumSub(ctx, a.channel, b.channel).Val()
+		return counts[a.channel] == 1 && counts[b.channel] == 1
+	})
+	handOver(t, db, 5, a, b)
+	nothingLeft(t, db)
+}
+
+func TestVectors(t *testing.T) {
+	files, _ := filepath.Glob("../../vectors/*.jsonl")
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			db := redis.NewClient(&redis.Options{Addr: ownServer(t), Protocol: 2})
+			defer db.Close()
+			c := open(t, db)
+			for line := range strings.Lines(string(must(os.ReadFile(file)))) {
+				runVector(t, c, db, line)
+			}
+		})
+	}
+}
+
+var bound = regexp.MustCompile(`\$(\w+)([+-]\d+)?`)
+
+// runVector follows the steps of lua/vectors/README.md.
+func runVector(t *testing.T, c *Client, db *redis.Client, line string) {
+	var vector struct{ Steps, After []json.RawMessage }
+	json.Unmarshal([]byte(line), &vector)
+	db.FlushAll(ctx)
+	names, news := map[string]string{}, db.Subscribe(ctx)
+	defer news.Close()
+	for _, raw := range append(vector.Steps, vector.After...) {
+		text := bound.ReplaceAllStringFunc(string(raw), func(match string) string {
+			part := bound.FindStringSubmatch(match)
+			if part[2] == "" {
+				return names[part[1]]
+			}
+			return fmt.Sprint(must(strconv.Atoi(names[part[1]])) + must(strconv.Atoi(part[2])))
+		})
+		var step struct {
+			Run, Time, Subscribe, Message string
+			Keys                          []string
+			Args, Command                 []any
+			Wait                          time.Duration
+			Answer                        any
+		}
+		step.Answer = map[string]any{} // the default: any reply but an error
+		decoder := json.NewDecoder(strings.NewReader(text))
+		decoder.UseNumber()
+		decoder.Decode(&step)
+		var reply any
+		var err error
+		switch time.Sleep(step.Wait * time.Millisecond); {
+		case step.Run != "":
+			reply, err = c.run(ctx, step.Run, step.Keys, step.Args...)
+		case step.Command != nil:
+			reply, err = db.Do(ctx, step.Command...).Result()
+		case step.Time != "":
+			names[step.Time] = fmt.Sprint(db.Time(ctx).Val().UnixMicro())
+		case step.Subscribe != "":
+			news.Subscribe(ctx, step.Subscribe)
+			_, err = news.ReceiveTimeout(ctx, time.Second)
+		case step.Message != "":
+			if message, err := news.ReceiveTimeout(ctx, time.Second); err == nil {
+				reply = message.(*redis.Message).Payload
+			}
+		}
+		if err != nil && err != redis.Nil {
+			reply = err
+		}
+		if !equal(step.Answer, reply, names) {
+			t.Errorf("got %v in %s of %.300s", reply, text, line)
+			return
+		}
+	}
+}
+
+func equal(want, got any, names map[string]string) bool {
+	_, isError := got.(error)
+	number, isInteger := got.(int64)
+	switch want := want.(type) {
+	case string:
+		return !isError && got != nil && fmt.Sprint(got) == want
+	case json.Number:
+		return isInteger && fmt.Sprint(number) == want.String()
+	case []any:
+		list, isList := got.([]any)
+		isEqual := isList && len(list) == len(want)
+		for i := 0; isEqual && i < len(want); i++ {
+			isEqual = equal(want[i], list[i], names)
+		}
+		return isEqual
+	case map[string]any:
+		if name, ok := want["bind"].(string); ok {
+			names[name] = fmt.Sprint(got)
+		}
+		for end, sign := range map[string]int64{"min": 1, "max": -1} {
+			limit, err := strconv.ParseInt(fmt.Sprint(want[end]), 10, 64)
+			if err == nil && (!isInteger || (number-limit)*sign < 0) {
+				return false
+			}
+		}
+		return isError == (want["error"] != nil)
+	}
+	return got == nil
+}

@@ -1,0 +1,134 @@
+// Command worker runs lock commands, a JSON object per line of stdin, and answers each with a line.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"log"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"redlatch"
+)
+
+type command struct {
+	Do, URL, Topology, Prefix, Kind, Name, Owner, As, Key string
+	TTL                                                   time.Duration `json:"ttl_ms"`
+	Limit                                                 time.Duration `json:"limit_ms"`
+	Seconds                                               float64
+	Async                                                 bool
+	ID                                                    any
+}
+
+type answer map[string]any
+
+var (
+	db     redis.UniversalClient
+	client *redlatch.Client
+	leases sync.Map // "as" -> *redlatch.Lease
+	kinds  = map[string]string{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
+		"read": redlatch.Read, "write": redlatch.Write}
+	names = map[error]string{context.DeadlineExceeded: "timed_out", redlatch.ErrBusy: "timed_out",
+		redlatch.ErrInvalidLock: "invalid_name", redlatch.ErrWrongType: "wrong_type",
+		redlatch.ErrTooDeep: "too_deep", redlatch.ErrMalformed: "malformed", redlatch.ErrLost: "lost",
+		redlatch.ErrWouldDeadlock: "would_deadlock", redlatch.ErrTooManyReaders: "too_many_readers"}
+	verbs = map[string]func(*redlatch.Lease, context.Context) error{
+		"renew": (*redlatch.Lease).Renew, "downgrade": (*redlatch.Lease).Downgrade,
+		"release": func(l *redlatch.Lease, _ context.Context) error { return l.Release() }}
+)
+
+func acquire(c command) (*redlatch.Lease, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(c.Limit, 5000)*time.Millisecond)
+	defer cancel()
+	return client.Acquire(ctx, redlatch.Lock{Kind: kinds[c.Kind], Name: c.Name, Owner: c.Owner,
+		TTL: c.TTL * time.Millisecond, NoWait: c.Limit == 0})
+}
+
+// count increments a number with a GET and a SET, which only the lock keeps together.
+func (a answer) count(c command) (err error) {
+	c.TTL, c.Limit = cmp.Or(c.TTL, 3000), 10_000
+	increments, longest, token, isAscending := 0, int64(0), int64(0), true
+	for began := time.Now(); err == nil && time.Since(began).Seconds() < c.Seconds; increments++ {
+		requested, lease := time.Now(), (*redlatch.Lease)(nil)
+		if lease, err = acquire(c); err != nil {
+			break
+		}
+		longest = max(longest, time.Since(requested).Milliseconds())
+		isAscending, token = isAscending && lease.Token > token, lease.Token
+		value, _ := db.Get(lease.Context(), c.Key).Int64()
+		err = cmp.Or(db.Set(lease.Context(), c.Key, value+1, 0).Err(), lease.Release())
+	}
+	a["increments"], a["longest_ms"], a["tokens_ascending"] = increments, longest, isAscending
+	return err
+}
+
+func (a answer) run(c command) (err error) {
+	found, _ := leases.Load(c.As)
+	lease, _ := found.(*redlatch.Lease)
+	switch c.Do {
+	case "open":
+		_, master, _ := strings.Cut(c.Topology, ":") // empty without Sentinel
+		db = redis.NewUniversalClient(&redis.UniversalOptions{MasterName: master,
+			IsClusterMode: c.Topology == "cluster", Addrs: []string{strings.TrimPrefix(c.URL, "redis://")}})
+		lua := os.DirFS(cmp.Or(os.Getenv("REDLATCH_LUA"), "../.."))
+		client, err = redlatch.New(context.Background(), db, lua, c.Prefix)
+	case "close":
+		err = client.Close()
+	case "count":
+		err = a.count(c)
+	case "acquire":
+		if lease, err = acquire(c); err == nil {
+			a["token"] = lease.Token
+			leases.Store(c.As, lease)
+		}
+	case "is_valid":
+		a["valid"] = lease.IsValid()
+	case "lost":
+		ctx, cancel := context.WithTimeout(lease.Context(), c.Limit*time.Millisecond)
+		defer cancel()
+		<-ctx.Done()
+		a["lost"] = context.Cause(ctx) == redlatch.ErrLost
+	case "release", "renew", "downgrade":
+		if err = verbs[c.Do](lease, context.Background()); err == nil || err == redlatch.ErrLost {
+			a["held"], err = err == nil, nil
+		}
+	default:
+		err = errors.New("unknown")
+	}
+	return err
+}
+
+func main() {
+	output := log.New(os.Stdout, "", 0)
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var c command
+		json.Unmarshal(lines.Bytes(), &c) // a malformed line is an unknown command
+		reply := func() {
+			a, err := answer{}, errors.New("not open, or no such handle")
+			defer func() {
+				recover() // a nil client or lease: err is still the one above
+				if a["ok"] = err == nil; err != nil {
+					a["error"] = cmp.Or(names[err], err.Error())
+				}
+				if c.ID != nil {
+					a["id"] = c.ID
+				}
+				text, _ := json.Marshal(a)
+				output.Println(string(text))
+			}()
+			err = a.run(c)
+		}
+		if c.Async {
+			go reply()
+		} else if reply(); c.Do == "close" {
+			return
+		}
+	}
+}
