@@ -1,0 +1,112 @@
+package redlatch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
+
+import io.lettuce.core.RedisURI;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Test;
+
+/** A cluster of three masters; a master with a replica and a Sentinel. */
+class TopologiesTest {
+  private static final Duration TTL = Duration.ofSeconds(20);
+  private static final Duration LIMIT = Duration.ofSeconds(20);
+
+  private static CompletableFuture<Redlatch.Lease> acquireLater(Redlatch.Lock lock) {
+    CompletableFuture<Redlatch.Lease> lease = new CompletableFuture<>();
+    new Thread(() -> {
+      try {
+        lease.complete(lock.acquire(TTL, LIMIT));
+      } catch (Exception e) {
+        lease.completeExceptionally(e);
+      }
+    }).start();
+    return lease;
+  }
+
+  @Test
+  void cluster_locks_in_every_slot_and_is_notified_by_every_node() throws Exception {
+    List<Server> nodes = new ArrayList<>();
+    try {
+      for (int i = 0; i < 3; i++) {
+        nodes.add(new Server("save \"\"\ncluster-enabled yes"));
+        assumeTrue(nodes.get(i).process.isAlive(), "the server has no cluster mode");
+        List<Object> slots = new ArrayList<>(List.of("CLUSTER", "ADDSLOTS"));
+        for (int slot = i; slot < 16384; slot += 3) {
+          slots.add(slot);
+        }
+        assertEquals("OK", nodes.get(i).send(slots.toArray()));
+      }
+      for (Server node : nodes) {
+        node.send("CLUSTER", "SET-CONFIG-EPOCH", nodes.indexOf(node) + 1);
+        nodes.get(0).send("CLUSTER", "MEET", "127.0.0.1", node.port);
+      }
+      Server.await("the cluster is up", () -> nodes.stream().allMatch(node ->
+          String.valueOf(node.send("CLUSTER", "INFO")).contains("cluster_state:ok")));
+      Redlatch a = Server.openCluster(nodes.get(0).uri());
+      Redlatch b = Server.openCluster(nodes.get(1).uri());
+      List<Long> pauses = new ArrayList<>();
+      for (int i = 0; i < 9; i++) {
+        String name = "x" + i;
+        Redlatch.Lease lease = a.mutex(name).acquire(TTL, LIMIT);
+        var waiter = acquireLater(b.mutex(name));
+        Server.await("queued", () -> waiters(nodes, name) == 1);
+        long start = System.nanoTime();
+        assertTrue(lease.release());
+        assertTrue(waiter.get(20, TimeUnit.SECONDS).release());
+        pauses.add((System.nanoTime() - start) / 1_000_000);
+        assertEquals(0, waiters(nodes, name));
+      }
+      pauses.sort(null);
+      assertTrue(pauses.get(4) < 1500 / 2, "polls every 1500 ms, and had to wait " + pauses);
+    } finally {
+      for (Server node : nodes) {
+        node.close();
+      }
+    }
+  }
+
+  /** The number of waiters, asked at the node that has the slot; the others answer MOVED. */
+  private static long waiters(List<Server> nodes, String name) {
+    return nodes.stream().map(node -> node.send("ZCOUNT", "{lock:" + name + "}:waiters", "-inf",
+        "(4503599627370496")).filter(Long.class::isInstance).mapToLong(Long.class::cast).sum();
+  }
+
+  @Test
+  void sentinel_failover_keeps_the_lease_and_the_waiter() throws Exception {
+    try (Server master = new Server();
+        Server replica = new Server("save \"\"\nreplicaof 127.0.0.1 " + master.port)) {
+      Server.await("the replica is synchronized", () -> String.valueOf(
+          replica.send("INFO", "replication")).contains("master_link_status:up"));
+      try (Server sentinel = new Server("sentinel monitor main 127.0.0.1 " + master.port
+          + " 1\nsentinel down-after-milliseconds main 1000", "--sentinel")) {
+        assumeTrue(sentinel.process.isAlive(), "the server has no Sentinel mode");
+        Server.await("Sentinel knows the replica", () ->
+            sentinel.send("SENTINEL", "REPLICAS", "main") instanceof List<?> list && list.size() == 1);
+        RedisURI uri = RedisURI.builder().withSentinel("127.0.0.1", sentinel.port)
+            .withSentinelMasterId("main").withTimeout(Duration.ofSeconds(10)).build();
+        Redlatch a = Server.open(uri);
+        Redlatch b = Server.open(uri);
+        Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
+        var waiter = acquireLater(b.mutex("x"));
+        Server.await("replicated", () -> replica.waiters("x") == 1);
+        master.process.destroyForcibly();
+        Server.await("the replica is the master", () ->
+            String.valueOf(replica.send("ROLE")).contains("master"));
+        Server.await("both subscribed again", () ->
+            ((List<?>) replica.send("PUBSUB", "CHANNELS", "lock:wake:*")).size() == 2);
+        assertTrue(lease.renew());
+        assertTrue(lease.release());
+        try (Redlatch.Lease next = waiter.get(20, TimeUnit.SECONDS)) {
+          assertTrue(next.token() > lease.token());
+          assertEquals(1, replica.number("EXISTS", "lock:x"));
+        }
+      }
+    }
+  }
+}

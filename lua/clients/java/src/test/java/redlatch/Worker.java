@@ -1,0 +1,128 @@
+package redlatch;
+
+import com.fasterxml.jackson.databind.*;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import io.lettuce.core.*;
+import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.cluster.api.sync.RedisClusterCommands;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.*;
+import java.util.concurrent.*;
+
+/** Runs commands for scenes across languages: a JSON object per line in, one per command out. */
+public final class Worker {
+  private static final ObjectMapper JSON = new ObjectMapper();
+  private final Map<String, Redlatch.Lease> leases = new ConcurrentHashMap<>();
+  private Redlatch locks;
+  private RedisClusterCommands<String, String> redis;
+
+  public static void main(String[] args) {
+    Worker worker = new Worker();
+    Scanner lines = new Scanner(System.in, "UTF-8");
+    while (lines.hasNextLine()) {
+      String line = lines.nextLine();
+      try {
+        JsonNode command = JSON.readTree(line);
+        if (command.path("async").asBoolean()) {
+          new Thread(() -> print(worker.answer(command).set("id", command.get("id")))).start();
+          continue;
+        }
+        print(worker.answer(command));
+        if (command.path("do").asText().equals("close")) System.exit(0);
+      } catch (Exception e) { // not JSON
+        print(failure("unknown"));
+      }
+    }
+  }
+
+  private static synchronized void print(JsonNode answer) { System.out.println(answer); }
+
+  private static ObjectNode ok() { return JSON.createObjectNode().put("ok", true); }
+
+  private static ObjectNode failure(String error) {
+    return JSON.createObjectNode().put("ok", false).put("error", error);
+  }
+
+  private ObjectNode answer(JsonNode c) {
+    try {
+      Redlatch.Lease lease = leases.get(c.path("as").asText());
+      return switch (c.path("do").asText()) {
+        case "open" -> open(c);
+        case "acquire" -> ok().put("token", acquire(c, c.path("limit_ms").asLong()).token());
+        case "release" -> ok().put("held", lease.release());
+        case "renew" -> ok().put("held", lease.renew());
+        case "downgrade" -> ok().put("held", lease.downgrade());
+        case "is_valid" -> ok().put("valid", lease.isValid());
+        case "lost" -> ok().put("lost",
+            lease.lost.get(c.path("limit_ms").asLong(), TimeUnit.MILLISECONDS) == null);
+        case "count" -> count(c);
+        case "close" -> ok();
+        default -> failure("unknown");
+      };
+    } catch (Redlatch.LockException e) {
+      String reason = e.reason.name().toLowerCase().replace("no_ttl", "wrong_type");
+      return failure(reason).put("detail", "" + e.getCause());
+    } catch (Exception e) {
+      String error = e instanceof TimeoutException ? "timed_out"
+          : e instanceof IllegalArgumentException ? "bad_name" : "failed";
+      return failure(error).put("detail", e.toString());
+    }
+  }
+
+  private ObjectNode open(JsonNode c) throws Exception {
+    var classes = Worker.class.getProtectionDomain().getCodeSource().getLocation(); // in target
+    Path lua = Path.of(classes.toURI()).resolve("../../../..").normalize();
+    String prefix = c.path("prefix").asText("lock:");
+    String topology = c.path("topology").asText("server");
+    RedisURI uri = RedisURI.create(c.get("url").asText());
+    if (topology.startsWith("sentinel:")) {
+      uri = RedisURI.Builder.sentinel(uri.getHost(), uri.getPort(), topology.substring(9)).build();
+    }
+    uri.setTimeout(Duration.ofSeconds(20));
+    if (topology.equals("cluster")) {
+      RedisClusterClient client = RedisClusterClient.create(uri);
+      locks = new Redlatch(lua, prefix, client.connect().async(), client.connectPubSub());
+      redis = client.connect().sync();
+    } else {
+      RedisClient client = RedisClient.create(uri);
+      locks = new Redlatch(lua, prefix, client.connect().async(), client.connectPubSub());
+      redis = client.connect().sync();
+    }
+    return ok();
+  }
+
+  private Redlatch.Lease acquire(JsonNode c, long limitMs) throws InterruptedException {
+    String name = c.path("name").asText();
+    String owner = c.path("owner").asText();
+    Redlatch.Lock lock = switch (c.path("kind").asText()) {
+      case "mutex" -> locks.mutex(name);
+      case "reentrant" -> locks.reentrant(name, owner);
+      case "read" -> locks.read(name, owner);
+      default -> locks.write(name, owner);
+    };
+    long ttlMs = c.path("ttl_ms").asLong(3000);
+    Redlatch.Lease lease = lock.acquire(Duration.ofMillis(ttlMs), Duration.ofMillis(limitMs));
+    leases.put(c.path("as").asText(), lease);
+    return lease;
+  }
+
+  private ObjectNode count(JsonNode c) throws InterruptedException {
+    long longestMs = 0, increments = 0, last = 0;
+    boolean isAscending = true;
+    long end = System.nanoTime() + (long) (c.path("seconds").asDouble() * 1e9);
+    while (System.nanoTime() < end) {
+      long start = System.nanoTime();
+      try (Redlatch.Lease lease = acquire(c, 10_000)) {
+        longestMs = Math.max(longestMs, (System.nanoTime() - start) / 1_000_000);
+        isAscending &= lease.token() > last;
+        last = lease.token();
+        String value = redis.get(c.path("key").asText());
+        redis.set(c.path("key").asText(), "" + (value == null ? 1 : Long.parseLong(value) + 1));
+        increments++;
+      }
+    }
+    return ok().put("increments", increments).put("longest_ms", longestMs)
+        .put("tokens_ascending", isAscending);
+  }
+}
