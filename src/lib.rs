@@ -5,6 +5,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod clock;
+mod deployment;
 mod diagnosis;
 mod error;
 mod event;

@@ -14,10 +14,11 @@ use super::keeper::OpenCall;
 use super::lease::{ClockSample, Lease};
 use super::owned_lease::{AttemptGuard, OwnedLease};
 use crate::clock::Moment;
+use crate::deployment::NodeSet;
 use crate::error::Error;
 use crate::event::{WakeReason, acquiring};
 use crate::options::{Renewal, Wakeups};
-use crate::wire::{Failure, InFlight, Mailbox, NodeSet};
+use crate::wire::{Failure, InFlight, Mailbox};
 
 /// Half of the longest first pause after nodes granted a lock to several attempts at a time. The
 /// longest pause doubles with each one, up to 40 ms.

@@ -7,9 +7,10 @@ use super::attempt::{Attempt, Proposal, QueueEntry};
 use super::lease::{ClockSample, Lease};
 use super::owned_lease::{AttemptGuard, OwnedLease};
 use crate::clock::Moment;
+use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
 use crate::options::Fencing;
-use crate::wire::{Answer, Failure, NodeSet, Nodes, Votes, WaitFor};
+use crate::wire::{Answer, Failure, Nodes, Votes, WaitFor};
 
 /// How often an attempt proposes a token in a row. Other attempts may propose larger ones
 /// meanwhile.

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::deployment::Deployment;
 use crate::error::{Context, Error};
 use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options, RestartGuard};
-use crate::wire::{Call, Deployment, InFlight, ManyScript, Nodes, Script};
+use crate::wire::{Call, InFlight, ManyScript, Nodes, Script};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.

@@ -14,11 +14,12 @@ use uuid::Uuid;
 use super::attempt::{Attempt, QueueEntry};
 use super::lease::{Key, Lease, LeaseEnd};
 use crate::clock::Moment;
+use crate::deployment::NodeSet;
 use crate::error::MAX_NAMES;
 use crate::event::event;
 use crate::name::Name;
 use crate::options::Renewal;
-use crate::wire::{NodeSet, Nodes};
+use crate::wire::Nodes;
 
 /// How soon a lease is renewed that not all nodes granted.
 const FIRST_REPAIR: Duration = Duration::from_millis(100);

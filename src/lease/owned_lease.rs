@@ -15,10 +15,11 @@ use super::keeper::OpenCall;
 use super::lease::{Lease, LeaseEnd};
 use super::release::{Decision, Released, release, retry};
 use crate::clock::Moment;
+use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
 use crate::event::releasing;
 use crate::options::Options;
-use crate::wire::{Answer, Failure, HoldCount, NodeSet, Votes, WaitFor};
+use crate::wire::{Answer, Failure, HoldCount, Votes, WaitFor};
 
 /// How long a release waits for the last answers to earlier requests of its attempt.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::client::Client;
+use crate::deployment::{Deployment, NodeSet};
 use crate::fencing::FencingToken;
-use crate::wire::{Answer, Call, Deployment, Failure, NodeSet, Reply, Stragglers, Votes, WaitFor};
+use crate::wire::{Answer, Call, Failure, Reply, Stragglers, Votes, WaitFor};
 
 /// How often a request is sent: then [`retry`] fails, and the keeper takes over a release.
 const TRIES: u32 = 3;

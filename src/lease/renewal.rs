@@ -12,8 +12,9 @@ use super::attempt::SentRequest;
 use super::keeper::{Batch, BatchLimits, Keeper, PendingRelease, Schedule, log_given_up};
 use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
 use crate::clock::Moment;
+use crate::deployment::NodeSet;
 use crate::event::{Report, event, released_in_background, renewed};
-use crate::wire::{Answer, Call, NodeSet, Nodes, Reply, Vote};
+use crate::wire::{Answer, Call, Nodes, Reply, Vote};
 
 /// How many batches are in flight at a time.
 const MAX_BATCHES: usize = 16;

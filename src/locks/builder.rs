@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::Locks;
 use super::source::Source;
+use crate::deployment::NodeSet;
 use crate::error::{ConfigError, Error};
 use crate::labels::Labels;
 use crate::lease::{Client, Servers, SharedHolds};
 use crate::options::{Options, RestartGuard, Wakeups};
-use crate::wire::{Certificates, Endpoint, Membership, NodeSet, WakeupEndpoint};
+use crate::wire::{Certificates, Endpoint, Membership, WakeupEndpoint};
 
 /// Builds a [`Locks`] from one topology and the settings that differ from the defaults.
 ///

@@ -7,10 +7,11 @@ use uuid::Uuid;
 
 use super::Locks;
 use super::node_status::{NodeState, NodeStatus, Survey};
+use crate::deployment::NodeSet;
 use crate::error::{Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::node_key;
 use crate::options::RestartGuard;
-use crate::wire::{Answer, Call, Failure, NodeReply, NodeSet, Script, WaitFor, median_clock};
+use crate::wire::{Answer, Call, Failure, NodeReply, Script, WaitFor, median_clock};
 
 static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
 

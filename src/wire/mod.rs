@@ -14,7 +14,6 @@ mod handshake;
 pub(crate) mod memory;
 mod node;
 mod quorum;
-mod replies;
 mod script;
 #[cfg(feature = "sentinel")]
 mod sentinel;
@@ -29,10 +28,9 @@ pub(crate) use connection::{Certificates, provide_cryptography, with_certificate
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;
-pub(crate) use node::Node;
-pub(crate) use quorum::{HoldCount, Nodes, WaitFor, median_clock};
-pub(crate) use replies::{Answer, Deployment, InFlight, NodeSet, Reply, Stragglers, Vote, Votes};
-pub(crate) use script::{Call, ManyScript, Script};
+pub(crate) use node::{InFlight, Node};
+pub(crate) use quorum::{HoldCount, Nodes, Stragglers, Vote, Votes, WaitFor, median_clock};
+pub(crate) use script::{Answer, Call, ManyScript, Reply, Script};
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelMaster;
 pub(crate) use wakeups::{Mailbox, Wakeups};

@@ -1,11 +1,13 @@
 //! [`Nodes`]: the nodes that decide together, one alone or several by majority
 //! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
+//! [`Votes`]: their replies to one request.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use redis::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -13,10 +15,10 @@ use tokio::time::{sleep, timeout};
 use super::connection::too_slow;
 use super::failure::{Failure, NodeReplies, NodeReply};
 use super::handshake::Facts;
-use super::node::Node;
-use super::replies::{Deployment, InFlight, NodeSet, Reply, Stragglers, Vote, Votes};
-use super::script::Call;
+use super::node::{InFlight, Node};
+use super::script::{Call, Reply};
 use crate::clock::Moment;
+use crate::deployment::{Deployment, NodeSet};
 use crate::event::Report;
 
 /// How long a negative reply waits for the other nodes: a reply that is known by then needs no
@@ -351,6 +353,125 @@ impl Nodes {
     fn votes(&self, received: Vec<Vote>, wait_for: WaitFor) -> Votes {
         let least = if let WaitFor::Majority(least) = wait_for { least } else { 1 };
         Votes { labels: Arc::clone(&self.labels), deployment: self.deployment, least, received, rest: None }
+    }
+}
+
+/// The place of a node, and its reply.
+pub(crate) type Vote = (usize, Result<Reply, Failure>);
+
+/// The replies of the nodes that were waited for.
+#[derive(Debug)]
+pub(crate) struct Votes {
+    pub(super) labels: Arc<[String]>,
+    pub(crate) deployment: Deployment,
+    /// The least number that is a positive reply.
+    pub(super) least: i64,
+    pub(crate) received: Vec<Vote>,
+    /// The nodes that have not replied yet.
+    pub(crate) rest: Option<Stragglers>,
+}
+
+impl Votes {
+    /// The only node's failure, or that of a quorum without a decision.
+    pub(crate) fn failure(self) -> Failure {
+        if self.deployment.decides_alone()
+            && let Some((_, Err(failure))) = self.received.first()
+        {
+            return failure.clone();
+        }
+        Failure::no_majority(
+            NodeReplies::of(&self.labels, self.deployment.max_failures())
+                .with_votes(self.least, self.received),
+        )
+    }
+
+    /// In a quorum, discards the negative reply of a node that received the request twice: the
+    /// first delivery may have done it.
+    pub(crate) fn doubt_negatives(&mut self) {
+        if self.deployment.decides_alone() {
+            return;
+        }
+        for (_, outcome) in &mut self.received {
+            if let Ok(reply) = outcome
+                && reply.is_number(0)
+                && let Some(resent) = reply.resent.clone()
+            {
+                *outcome = Err(resent);
+            }
+        }
+    }
+
+    /// Waits for the remaining nodes, each with its own time limit.
+    pub(crate) async fn wait(&mut self) {
+        if let Some(mut rest) = self.rest.take() {
+            while let Some(vote) = rest.next().await {
+                self.received.push(vote);
+            }
+        }
+    }
+
+    /// The nodes without a reply, so far.
+    pub(crate) fn missing(&self) -> NodeSet {
+        let answered = self.received.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
+        NodeSet::first(self.deployment.nodes).without(NodeSet::of(answered))
+    }
+
+    /// The nodes with a positive reply.
+    pub(crate) fn positives(&self) -> NodeSet {
+        let is_yes =
+            |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number_from(1));
+        NodeSet::of(self.received.iter().filter(|(_, outcome)| is_yes(outcome)).map(|(node, _)| *node))
+    }
+
+    /// The nodes that had nothing to do.
+    pub(crate) fn negatives(&self) -> NodeSet {
+        let is_no = |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number(0));
+        NodeSet::of(self.received.iter().filter(|(_, outcome)| is_no(outcome)).map(|(node, _)| *node))
+    }
+
+    /// The nodes that failed to reply.
+    pub(crate) fn failed(&self) -> NodeSet {
+        NodeSet::of(self.received.iter().filter(|(_, outcome)| outcome.is_err()).map(|(node, _)| *node))
+    }
+}
+
+/// Nodes that reply after the decision.
+#[derive(Debug)]
+pub(crate) struct Stragglers {
+    pub(super) answers: mpsc::Receiver<Vote>,
+}
+
+impl Stragglers {
+    /// Returns the next reply; `None` after the last one.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no reply is lost.
+    pub(crate) async fn next(&mut self) -> Option<Vote> {
+        self.answers.recv().await
+    }
+}
+
+impl NodeReplies {
+    /// Records the nodes' replies to one request, where a positive reply is a number of at least
+    /// `least`, or a longer reply.
+    pub(crate) fn with_votes(self, least: i64, votes: Vec<Vote>) -> NodeReplies {
+        votes.into_iter().fold(self, |answers, (node, outcome)| {
+            let answer = match outcome {
+                Ok(reply) => answered(&reply, least),
+                Err(failure) => NodeReply::Failed(failure),
+            };
+            answers.with(node, answer)
+        })
+    }
+}
+
+fn answered(reply: &Reply, least: i64) -> NodeReply {
+    match &reply.value {
+        Value::Int(number) if *number >= least => NodeReply::Granted,
+        // What a script reports of a lock. A busy lock has a reply of two integers.
+        Value::Array(items) if items.len() > 2 && items.first() == Some(&Value::Int(1)) => NodeReply::Granted,
+        Value::Int(_) | Value::Array(_) => NodeReply::Refused,
+        _ => NodeReply::Failed(reply.unexpected()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`Script`]: a file of `lua/`, called by the SHA1 of its bytes. [`Call`]: one call of a script,
-//! with its keys and arguments. [`ManyScript`]: one call for many locks.
+//! with its keys and arguments. [`Reply`]: what comes back. [`ManyScript`]: one call for many
+//! locks.
 //!
 //! Requests of many callers that wait for the same connection are combined into calls for many
 //! locks, which cost a server little more than half as much. Such a script handles the common case
@@ -15,7 +16,9 @@ use std::time::Duration;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
 
-use super::failure::was_refused;
+use super::failure::{Failure, was_refused};
+use crate::clock::Moment;
+use crate::shorten::shortened;
 
 /// One file of `lua/`, the bytes that Redis receives.
 #[derive(Debug)]
@@ -456,5 +459,114 @@ impl ContendedLocks {
     /// Seconds since the start, from 1.
     fn now(&self) -> u64 {
         self.start.elapsed().as_secs() + 1
+    }
+}
+
+/// The first of two numbers in a refusal; the second is an accepted token that is at least as large
+/// as the proposed one.
+const TOO_LOW: i64 = -8;
+
+/// Refuses a request that arrives after its `grant_before`, or an attempt that has ended.
+pub(super) const LATE: i64 = -1;
+
+/// Refuses a request at a node that was not admitted to its quorum.
+pub(super) const NOT_ADMITTED: i64 = -9;
+
+/// The reply of a script.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    pub(super) script: &'static Script,
+    pub(super) value: Value,
+    /// A time before the request was written: what it was granted counts from then.
+    pub(crate) sent: Moment,
+    /// The generation of the connection that it came through.
+    pub(crate) generation: u64,
+    /// The request was sent again after its connection broke with this failure: it may have run
+    /// twice, or may run again later.
+    pub(crate) resent: Option<Failure>,
+}
+
+impl Reply {
+    /// The answer of a verb: one integer, or the two of a busy lock.
+    pub(crate) fn answer(&self) -> Result<Answer, Failure> {
+        match &self.value {
+            Value::Int(number) => Ok(Answer::Final(*number)),
+            Value::Array(items) => match items.as_slice() {
+                [Value::Int(TOO_LOW), Value::Int(highest)] => Ok(Answer::TooLow(*highest)),
+                [Value::Int(free_in), Value::Int(time)] => Ok(Answer::Busy(*free_in, *time)),
+                _ => Err(self.unexpected()),
+            },
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// The items of a longer reply, as text.
+    pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
+        let Value::Array(items) = &self.value else { return Err(self.unexpected()) };
+        let text = |item: &Value| match item {
+            Value::Int(number) => Some(number.to_string()),
+            // Other libraries hold locks under tokens of any bytes.
+            Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            _ => None,
+        };
+        items.iter().map(text).collect::<Option<_>>().ok_or_else(|| self.unexpected())
+    }
+
+    pub(crate) fn unexpected(&self) -> Failure {
+        Failure::reply(self.script.name(), describe(&self.value))
+    }
+
+    pub(super) fn is_number(&self, number: i64) -> bool {
+        self.value == Value::Int(number)
+    }
+
+    /// Whether the reply is one integer of at least `least`.
+    pub(super) fn is_number_from(&self, least: i64) -> bool {
+        matches!(self.value, Value::Int(number) if number >= least)
+    }
+}
+
+/// Describes a reply that no script gives, for the text of an error. Items of an array may name a
+/// holder, which a log must not show in full.
+fn describe(value: &Value) -> String {
+    match value {
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(describe_item).collect::<Vec<_>>().join(", "))
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+fn describe_item(item: &Value) -> String {
+    match item {
+        Value::Int(number) => number.to_string(),
+        Value::BulkString(bytes) => format!("{:?}", shortened(&String::from_utf8_lossy(bytes))),
+        Value::SimpleString(text) => format!("{:?}", shortened(text)),
+        other => describe(other),
+    }
+}
+
+/// The answer of a verb, as specified in `lua/README.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Positive: done. 0: not done. Negative: refused.
+    Final(i64),
+    /// Busy: the milliseconds until the lock is free at the latest, and the server's clock in
+    /// microseconds.
+    Busy(i64, i64),
+    /// Refused: this accepted number is at least as large as the proposal.
+    TooLow(i64),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unexpected_answer_does_not_show_a_holder() {
+        let name = "8743c9c0-0795-4907-87fd-6c719a6b4586";
+        let holder = Value::Array(vec![Value::BulkString(name.into()), Value::Int(7)]);
+        let text = describe(&Value::Array(vec![Value::Int(1), Value::SimpleString(name.into()), holder]));
+        assert_eq!(text, "[1, \"8743c9c0…\", [\"8743c9c0…\", 7]]");
     }
 }

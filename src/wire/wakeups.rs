@@ -22,8 +22,8 @@ use uuid::Uuid;
 use super::connection::{Connection, config, too_slow};
 use super::endpoint::{WakeupEndpoint, connect};
 use super::quorum::Nodes;
-use super::replies::{Deployment, NodeSet};
 use crate::clock::Moment;
+use crate::deployment::{Deployment, NodeSet};
 use crate::labels::attempt_id;
 
 /// One subscription to one channel on every node, made when it is first needed and kept until this

@@ -16,6 +16,7 @@ const LAYERS: [(&str, &[&str]); 4] = [
         "values",
         &[
             "clock",
+            "deployment",
             "diagnosis",
             "error",
             "event",
@@ -46,7 +47,6 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "failure",
             "script",
             "batcher",
-            "replies",
             "handshake",
             "shared_connection",
             "node",

@@ -88,7 +88,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "half-is-a-majority",
-        edits: &[Edit { file: "src/wire/replies.rs", from: "nodes / 2 + 1", times: 1, to: "nodes / 2" }],
+        edits: &[Edit { file: "src/deployment.rs", from: "nodes / 2 + 1", times: 1, to: "nodes / 2" }],
         setting: MINORITY,
         rules: &["exclusion"],
     },

@@ -1,0 +1,75 @@
+//! [`Deployment`]: what several nodes, or one, can do together. [`NodeSet`]: some of them.
+
+/// What a deployment can do: all that `lease` knows about the topology.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deployment {
+    /// How many nodes decide together.
+    pub(crate) nodes: usize,
+    /// One clock dates every grant.
+    pub(crate) has_one_clock: bool,
+    /// A request may be sent again unseen.
+    pub(crate) may_resend: bool,
+    /// `PUBLISH` counts all subscribers, not only those of the server that runs it.
+    pub(crate) counts_all_subscribers: bool,
+}
+
+impl Deployment {
+    /// Whether one node's reply is the decision.
+    pub(crate) fn decides_alone(self) -> bool {
+        self.nodes == 1
+    }
+
+    pub(crate) fn majority(self) -> usize {
+        majority_of(self.nodes)
+    }
+
+    /// The maximum number of failed nodes with which the others still decide.
+    pub(crate) fn max_failures(self) -> usize {
+        self.nodes - self.majority()
+    }
+}
+
+/// How many of these nodes form a majority.
+fn majority_of(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
+/// A set of nodes of a quorum, by their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeSet(u32);
+
+impl NodeSet {
+    pub(crate) const MAX_COUNT: usize = 31;
+
+    pub(crate) fn first(count: usize) -> NodeSet {
+        NodeSet((1 << count) - 1)
+    }
+
+    pub(crate) fn of(nodes: impl IntoIterator<Item = usize>) -> NodeSet {
+        NodeSet(nodes.into_iter().fold(0, |set, node| set | 1 << node))
+    }
+
+    pub(crate) fn with(self, node: usize) -> NodeSet {
+        NodeSet(self.0 | 1 << node)
+    }
+
+    pub(crate) fn union(self, others: NodeSet) -> NodeSet {
+        NodeSet(self.0 | others.0)
+    }
+
+    pub(crate) fn without(self, others: NodeSet) -> NodeSet {
+        NodeSet(self.0 & !others.0)
+    }
+
+    pub(crate) fn contains(self, node: usize) -> bool {
+        self.0 & (1 << node) != 0
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}
