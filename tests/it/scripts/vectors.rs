@@ -12,8 +12,8 @@ use super::subscriber::Subscriber;
 use super::{folder, scripts};
 use crate::support::Server;
 
-/// Why no vector reaches these lines of these scripts, or of the scripts whose names end so. A
-/// script contains whole fragments, also where it needs a part of them.
+/// Why no vector reaches these lines of these scripts. A script is named by its name or the end of
+/// it. A script contains whole fragments, also where it needs a part of them.
 const UNREACHED: &[(&str, &[&str], &[&str])] = &[
     (
         "these scripts ignore a min_token that is far ahead, and a counter at 2^53 is not 1",
