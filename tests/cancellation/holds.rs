@@ -76,11 +76,11 @@ pub(super) async fn disturbed(fixture: &Fixture, disturb: impl FnOnce(&Network) 
 fn cancelled_holds_leave_nothing_whenever_a_connection_fails() {
     let kinds = &[Kind::Mutex, Kind::Read];
     let broken = async |fixture: &Fixture| disturbed(fixture, |net| net.cut(false)).await;
-    Case::new("hold-broken", 9, &["connect", "acquire", "release"]).kinds(kinds).early().run(broken);
+    Case::new("hold-broken", 9, &["connect", "acquire", "release"]).kinds(kinds).early(1).run(broken);
     let silent = async |fixture: &Fixture| disturbed(fixture, |net| net.silence(true)).await;
     Case::new("hold-silent", 9, &["connect", "acquire held back", "release held back"])
         .kinds(kinds)
-        .early()
+        .early(1)
         .run(silent);
 }
 

@@ -105,21 +105,17 @@ impl Network {
             .filter(|connection| whose.has(&connection.address) && !self.holds_back(connection))
             .collect();
         let all = self.order == Order::Together;
-        let (mut delivered, mut replied) = (false, false);
-        if self.order == Order::AnswersFirst {
-            replied = pass(&mut deliverable, Connection::reply, all);
+        if self.order == Order::AnswersFirst && !pass(&mut deliverable, Connection::reply, all).is_empty() {
+            return true;
         }
-        if !replied {
-            delivered = pass(&mut deliverable, Connection::deliver, all);
+        let nodes = pass(&mut deliverable, Connection::deliver, all);
+        if nodes.is_empty() {
+            return !pass(&mut deliverable, Connection::reply, all).is_empty();
         }
-        if !replied && !delivered {
-            replied = pass(&mut deliverable, Connection::reply, all);
-        }
-        if delivered {
-            // The request may have published messages: read them.
-            connections.iter_mut().for_each(Connection::read_messages);
-        }
-        delivered || replied
+        // The requests may have published messages: read them.
+        let published = connections.iter_mut().filter(|connection| nodes.contains(&connection.node));
+        published.for_each(Connection::read_messages);
+        true
     }
 
     /// Records what is in flight for the subject: the name of each request, and `at` how many
@@ -291,11 +287,9 @@ fn node_of(address: &str) -> usize {
     address.split(['-', ':']).nth(1).unwrap().parse().unwrap()
 }
 
-/// Delivers one thing, or one thing of each connection. False if there is none.
-fn pass(connections: &mut [&mut Connection], passes: fn(&mut Connection) -> bool, all: bool) -> bool {
-    if all {
-        connections.iter_mut().filter_map(|connection| passes(connection).then_some(())).count() > 0
-    } else {
-        connections.iter_mut().any(|connection| passes(connection))
-    }
+/// Delivers one thing, or one thing of each connection. Returns the nodes of these connections.
+fn pass(connections: &mut [&mut Connection], passes: fn(&mut Connection) -> bool, all: bool) -> Vec<usize> {
+    let passed =
+        connections.iter_mut().filter_map(|connection| passes(connection).then_some(connection.node));
+    passed.take(if all { usize::MAX } else { 1 }).collect()
 }

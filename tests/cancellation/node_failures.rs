@@ -56,7 +56,7 @@ fn cancelled_waits_without_one_node_leave_nothing() {
 fn cancelled_holds_leave_nothing_whenever_one_node_fails() {
     let silent = async |fixture: &Fixture| disturbed(fixture, |net| net.fail(0, Outage::Silent)).await;
     let case = Case::new("one-fails", 9, &["acquire at 3", "held back", "release"]);
-    case.of_three().kinds(&[Kind::Mutex]).early().run(silent);
+    case.of_three().kinds(&[Kind::Mutex]).early(1).run(silent);
 }
 
 /// A node returns, and the lease is repaired on it.

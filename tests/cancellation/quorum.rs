@@ -34,13 +34,24 @@ fn cancelled_holds_of_a_quorum_leave_nothing() {
     Case::new("quorum-hold-others", 9, &["acquire at 3", "release"]).of_three().kinds(others).run(held);
 }
 
-#[test]
-fn cancelled_holds_of_a_quorum_leave_nothing_whenever_connections_fail() {
+/// The connections fall silent after every n-th step.
+fn silenced(every: usize) {
     Case::new("quorum-silent", 17, &["connect", "held back", "acquire", "release"])
         .of_three()
         .kinds(&[Kind::Mutex])
-        .early()
+        .early(every)
         .run(async |fixture: &Fixture| disturbed(fixture, |net| net.silence(true)).await);
+}
+
+#[test]
+fn cancelled_holds_of_a_quorum_leave_nothing_whenever_connections_fail() {
+    silenced(3);
+}
+
+#[test]
+#[ignore = "takes long: scripts/test --full"]
+fn cancelled_holds_of_a_quorum_leave_nothing_after_each_step() {
+    silenced(1);
 }
 
 #[test]

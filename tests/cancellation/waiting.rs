@@ -29,9 +29,9 @@ fn cancelled_waits_leave_nothing() {
 
 #[test]
 fn cancelled_waits_leave_nothing_whenever_the_lock_is_free() {
-    Case::new("wait-whenever", 28, WAIT).kinds(&[Kind::Mutex, Kind::Read]).early().run(waited);
+    Case::new("wait-whenever", 28, WAIT).kinds(&[Kind::Mutex, Kind::Read]).early(1).run(waited);
     let poll = |options: Options| options.wakeups(Wakeups::Poll);
-    Case::new("poll-whenever", 18, POLL).kinds(&[Kind::Mutex]).with(poll).early().run(waited);
+    Case::new("poll-whenever", 18, POLL).kinds(&[Kind::Mutex]).with(poll).early(1).run(waited);
 }
 
 /// Waits for a held lock until the limit, so that the client subscribes.
