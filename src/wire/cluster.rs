@@ -1,15 +1,19 @@
-//! A cluster: the library's client, with limits where the library has none, and the nodes to
-//! subscribe at.
+//! A cluster: the library's client, with limits where the library has none; the nodes to subscribe
+//! at; and requests to all masters.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
-use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
+use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use tokio::task::JoinSet;
 
-use super::connection::{Certificates, address, tcp};
+use super::transport::Certificates;
 
 /// How often the library sends one request at most, following slots that move and servers that fail
 /// over. The request's limit covers all of these.
@@ -38,7 +42,7 @@ pub(crate) fn cluster(
     #[cfg(not(feature = "tls"))]
     let _none = certificates;
     let client = builder
-        .tcp_settings(tcp(first.tcp_settings(), limit))
+        .tcp_settings(first.tcp_settings().clone())
         .connection_timeout(limit / CONNECTS)
         .response_timeout(limit)
         .overall_response_timeout(Some(limit))
@@ -112,6 +116,51 @@ fn with_settings_of(from: &ConnectionInfo, node: &Value) -> Option<ConnectionInf
         _ => ConnectionAddr::Tcp(host, port),
     };
     Some(from.clone().set_addr(addr))
+}
+
+/// Whether all masters reply that one of them lists.
+pub(super) async fn masters_answer(mut connection: ClusterConnection) -> bool {
+    let mut slots = redis::cmd("CLUSTER");
+    slots.arg("SLOTS");
+    let any_node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+    let Ok(answer) = connection.route_command(slots, any_node).await else { return false };
+    let Ok(slots) = redis::from_redis_value::<Vec<Vec<Value>>>(answer) else { return false };
+    let masters: HashSet<_> = slots.iter().filter_map(|range| address(range.get(2)?)).collect();
+    let mut asked = JoinSet::new();
+    for (host, port) in masters {
+        let mut connection = connection.clone();
+        asked.spawn(async move {
+            let master = RoutingInfo::SingleNode(SingleNodeRoutingInfo::ByAddress { host, port });
+            connection.route_command(redis::cmd("PING"), master).await.is_ok()
+        });
+    }
+    while let Some(answers) = asked.join_next().await {
+        if !answers.unwrap_or(false) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Sends a request to every master and returns each one's reply, by address.
+pub(super) async fn ask_masters(
+    mut connection: ClusterConnection,
+    request: Cmd,
+) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+    let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+    let Value::Map(answers) = connection.route_command(request, masters).await? else {
+        return Ok(Vec::new());
+    };
+    let named = |(server, answer)| Some((Some(redis::from_redis_value::<String>(server).ok()?), answer));
+    Ok(answers.into_iter().filter_map(named).collect())
+}
+
+/// The address of a node in a reply to `CLUSTER SLOTS`, if the server knows it.
+fn address(node: &Value) -> Option<(String, u16)> {
+    let Value::Array(words) = node else { return None };
+    let [Value::BulkString(host), Value::Int(port), ..] = words.as_slice() else { return None };
+    let host = std::str::from_utf8(host).ok().filter(|host| !["", "?"].contains(host))?;
+    Some((host.to_owned(), u16::try_from(*port).ok()?))
 }
 
 #[cfg(test)]

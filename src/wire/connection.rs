@@ -1,21 +1,37 @@
-//! [`Connection`]: sends requests to one server or to a cluster, alone or together. Below it, the
-//! settings of its socket.
+//! [`Connection`]: to one server or to a cluster. [`Batcher`]: requests of many callers, sent
+//! together over one connection.
+//!
+//! While few requests are in flight, each one is sent at once, alone: gathering takes time. Other
+//! requests queue here in the order of their arrival, and the next free batch takes them. In a
+//! batch, requests for many locks become one script call (`script.rs`), and the calls of a batch
+//! travel in one pipeline.
+//!
+//! A queued request is a future of its caller: a caller that gives up leaves the queue.
+//!
+//! Time spent in the queue is not silence of the server: a server counts as silent once a request
+//! was written and the connection has delivered no reply for a node timeout. Then all queued
+//! requests fail together.
 
-#[cfg(feature = "cluster")]
-use std::collections::HashSet;
 use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, ErrorKind, Pipeline, RedisError, Value};
 #[cfg(feature = "cluster")]
-use redis::{
-    cluster_async::ClusterConnection,
-    cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo},
-};
+use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, SetOnce, mpsc, oneshot};
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout, timeout_at};
+
 #[cfg(feature = "cluster")]
-use tokio::{task::JoinSet, time::timeout};
+use super::cluster::{ask_masters, masters_answer};
+use super::failure::{is_broken, too_slow};
+use super::script::{Combined, ContendedLocks, PreparedCall, Request, combine, is_unknown_script};
+use crate::clock::Moment;
 
 /// For a request whose caller sets a timer: a second timer would be paid for in vain.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
@@ -25,7 +41,7 @@ pub(super) const UNLIMITED: Duration = Duration::MAX;
 pub(super) enum Connection {
     Server(MultiplexedConnection),
     #[cfg(feature = "cluster")]
-    Cluster(redis::cluster_async::ClusterConnection),
+    Cluster(ClusterConnection),
 }
 
 impl Connection {
@@ -68,7 +84,7 @@ impl Connection {
             #[cfg(feature = "cluster")]
             Connection::Cluster(_) => {
                 let count = requests.len();
-                let mut sent = JoinSet::new();
+                let mut sent = tokio::task::JoinSet::new();
                 for (index, request) in requests.into_iter().enumerate() {
                     let connection = self.clone();
                     sent.spawn(async move { (index, connection.send(&request, limit).await) });
@@ -159,133 +175,406 @@ async fn pipeline(
     }
 }
 
-/// Whether no reply came.
-pub(super) fn is_broken(error: &RedisError) -> bool {
-    error.is_timeout() || error.is_unrecoverable_error()
-}
-
-pub(super) fn too_slow() -> RedisError {
-    RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
-}
-
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.may_batch() { "Server" } else { "Cluster" })
     }
 }
 
-/// Whether all masters reply that one of them lists.
-#[cfg(feature = "cluster")]
-async fn masters_answer(mut connection: ClusterConnection) -> bool {
-    let mut slots = redis::cmd("CLUSTER");
-    slots.arg("SLOTS");
-    let any_node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
-    let Ok(answer) = connection.route_command(slots, any_node).await else { return false };
-    let Ok(slots) = redis::from_redis_value::<Vec<Vec<Value>>>(answer) else { return false };
-    let masters: HashSet<_> = slots.iter().filter_map(|range| address(range.get(2)?)).collect();
-    let mut asked = JoinSet::new();
-    for (host, port) in masters {
-        let mut connection = connection.clone();
-        asked.spawn(async move {
-            let master = RoutingInfo::SingleNode(SingleNodeRoutingInfo::ByAddress { host, port });
-            connection.route_command(redis::cmd("PING"), master).await.is_ok()
-        });
+/// With fewer requests than this in flight, waiting for a batch costs more than it saves: for
+/// requests that may become one call with others, and for those that only share a pipeline.
+const MAX_UNCOMBINED: usize = 32;
+const MAX_UNBATCHED: usize = 64;
+/// The maximum number of requests in one batch.
+const MAX_BATCH_SIZE: usize = 64;
+/// The maximum number of batches in flight: while they are answered, the next one gathers.
+const MAX_BATCHES: usize = 3;
+/// The maximum number of requests that are queued; more callers wait for a place. Each request
+/// takes about 1 KB.
+const MAX_QUEUED: usize = 1024;
+
+/// How often a busy runtime's other tasks run before an expired timer is believed: one of those
+/// tasks reads from the connection.
+const YIELDS: u32 = 3;
+
+/// One connection, shared by many callers.
+#[derive(Debug)]
+pub(super) struct Batcher {
+    connection: Connection,
+    limit: Duration,
+    callers: AtomicUsize,
+    last_reply: Arc<LastReply>,
+    queue: mpsc::Sender<QueuedRequest>,
+    contended: ContendedLocks,
+}
+
+#[derive(Debug)]
+struct QueuedRequest {
+    request: Request,
+    /// One of the constants below. It changes once, from [`QUEUED`].
+    state: Arc<AtomicU8>,
+    outcome: oneshot::Sender<Outcome>,
+}
+
+/// What became of a queued request.
+#[derive(Debug)]
+enum Outcome {
+    Answered(Result<TimedReply, RedisError>),
+    /// A call for many locks has changed nothing: the request is to be sent alone.
+    SendAlone(Request),
+}
+
+/// The request waits for its turn.
+const QUEUED: u8 = 0;
+/// The request is written, or is about to be.
+const WRITTEN: u8 = 1;
+/// The caller gave up before the request was written, so it is never written.
+const WITHDRAWN: u8 = 2;
+
+/// A reply, and a time before its request was written.
+#[derive(Debug)]
+pub(super) struct TimedReply {
+    pub(super) value: Value,
+    pub(super) sent: Moment,
+}
+
+/// Whether a request of a call was written to a connection, and may have an effect.
+#[derive(Debug, Default)]
+pub(super) struct SentFlag(AtomicBool);
+
+impl SentFlag {
+    fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
     }
-    while let Some(answers) = asked.join_next().await {
-        if !answers.unwrap_or(false) {
-            return false;
+
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Batcher {
+    /// The tasks that send pipelines run on `runtime` until the connection is no longer used.
+    pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Batcher {
+        let (queue, queued) = mpsc::channel(MAX_QUEUED);
+        let last_reply = Arc::new(LastReply::new());
+        let queued = Arc::new(Mutex::new(queued));
+        for _ in 0..MAX_BATCHES {
+            let (connection, queued) = (connection.clone(), Arc::clone(&queued));
+            runtime.spawn(run_batches(connection, limit, Arc::clone(&last_reply), queued));
+        }
+        let contended = ContendedLocks::new();
+        Batcher { connection, limit, callers: AtomicUsize::new(0), last_reply, queue, contended }
+    }
+
+    /// The connection itself, for requests that are sent rarely.
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Whether the server has replied to some request within the limit, so that a caller's wait is
+    /// time in the queue, not silence of the server.
+    pub(super) fn is_answering(&self) -> bool {
+        self.connection.may_batch() && self.last_reply.is_within(self.limit)
+    }
+
+    /// Sends a request when its turn comes, and waits for the reply for as long as the server
+    /// replies to any request.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the request may still run if it was written; `sent` says whether it was.
+    pub(super) async fn send(&self, mut request: Request, sent: &SentFlag) -> Result<TimedReply, RedisError> {
+        let caller = CallerCount::new(&self.callers);
+        if request.many.is_some() && caller.others >= MAX_UNCOMBINED && self.contended.contain(&request) {
+            request.many = None;
+        }
+        let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
+        if caller.others < max_at_once || !self.connection.may_batch() {
+            return self.send_at_once(request.cmd, sent).await;
+        }
+        let (outcome, delivered) = oneshot::channel();
+        let state = Arc::new(AtomicU8::new(QUEUED));
+        let mut ticket = QueueTicket { delivered, state: Arc::clone(&state), sent };
+        let outcome = match self.queue.send(QueuedRequest { request, state, outcome }).await {
+            Ok(()) => (&mut ticket.delivered).await.ok(),
+            Err(_) => None,
+        };
+        match outcome {
+            Some(Outcome::Answered(answer)) => answer,
+            Some(Outcome::SendAlone(request)) => {
+                self.contended.note(&request);
+                self.send_at_once(request.cmd, sent).await
+            }
+            // The requests before this one found that the server is silent or the connection
+            // broken.
+            None if self.last_reply.has_failed() => Err(self.last_reply.failure()),
+            // The batcher's runtime has shut down.
+            None => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
         }
     }
-    true
+
+    /// Sends a request ahead of the queued ones.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the request may still run.
+    pub(super) async fn send_at_once(&self, request: Cmd, flag: &SentFlag) -> Result<TimedReply, RedisError> {
+        flag.set();
+        let sent = Moment::now();
+        let answer = if self.connection.may_batch() {
+            let sending = self.connection.send(&request, UNLIMITED);
+            self.last_reply.unless_silent(self.limit, sending).await.unwrap_or_else(|| Err(too_slow()))
+        } else {
+            self.connection.send(&request, self.limit).await
+        };
+        answer.map(|value| TimedReply { value, sent })
+    }
+
+    /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
+    pub(super) async fn send_all(
+        &self,
+        commands: Vec<Cmd>,
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        self.connection.send_all(commands, limit.min(self.limit)).await
+    }
+
+    /// Sends calls together, by SHA1, combined where they may be. Those that a call for many locks
+    /// leaves follow alone.
+    pub(super) async fn send_combined(
+        &self,
+        prepared: &[PreparedCall<'_>],
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        let mut requests: Vec<_> = prepared.iter().map(PreparedCall::request).collect();
+        if !self.connection.may_batch() {
+            requests.iter_mut().for_each(|request| request.many = None);
+        }
+        let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
+        let replies = send_calls(&self.connection, &calls, commands, &requests, limit.min(self.limit)).await;
+        let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
+        let mut left = Vec::new();
+        for (call, reply) in calls.iter().zip(replies) {
+            for (place, reply) in call.members.iter().zip(call.replies(reply)) {
+                match reply {
+                    Some(reply) => answers[*place] = reply,
+                    None => left.push(*place),
+                }
+            }
+        }
+        let alone = left.iter().map(|place| prepared[*place].by_sha1()).collect();
+        for (place, reply) in left.into_iter().zip(self.send_all(alone, limit).await) {
+            answers[place] = reply;
+        }
+        answers
+    }
 }
 
-/// Sends a request to every master and returns each one's reply, by address.
-#[cfg(feature = "cluster")]
-async fn ask_masters(
-    mut connection: ClusterConnection,
-    request: redis::Cmd,
-) -> Result<Vec<(Option<String>, Value)>, RedisError> {
-    let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-    let Value::Map(answers) = connection.route_command(request, masters).await? else {
-        return Ok(Vec::new());
+/// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
+struct QueueTicket<'a> {
+    delivered: oneshot::Receiver<Outcome>,
+    state: Arc<AtomicU8>,
+    sent: &'a SentFlag,
+}
+
+impl Drop for QueueTicket<'_> {
+    fn drop(&mut self) {
+        if !leaves_queue(&self.state, WITHDRAWN) {
+            self.sent.set();
+        }
+    }
+}
+
+/// Moves a request from [`QUEUED`] to `next`. False if it had left the queue before.
+fn leaves_queue(state: &AtomicU8, next: u8) -> bool {
+    state.compare_exchange(QUEUED, next, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
+
+/// Counts a request for as long as its caller waits.
+struct CallerCount<'a> {
+    count: &'a AtomicUsize,
+    others: usize,
+}
+
+impl CallerCount<'_> {
+    fn new(count: &AtomicUsize) -> CallerCount<'_> {
+        CallerCount { count, others: count.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for CallerCount<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// When a connection last delivered a reply. Requests on one connection are answered in order, so
+/// each reply says that the server works on the requests before the others.
+#[derive(Debug)]
+struct LastReply {
+    start: Instant,
+    /// In nanoseconds since `start`; 0 before the first reply.
+    after: AtomicU64,
+    /// Why no further request is written to the connection.
+    failure: SetOnce<RedisError>,
+}
+
+impl LastReply {
+    fn new() -> LastReply {
+        LastReply { start: Instant::now(), after: AtomicU64::new(0), failure: SetOnce::new() }
+    }
+
+    fn note(&self) {
+        let after = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.after.fetch_max(after, Ordering::Relaxed);
+    }
+
+    fn at(&self) -> Instant {
+        self.start + Duration::from_nanos(self.after.load(Ordering::Relaxed))
+    }
+
+    fn is_within(&self, limit: Duration) -> bool {
+        self.after.load(Ordering::Relaxed) > 0 && self.at().elapsed() < limit && !self.has_failed()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    fn failure(&self) -> RedisError {
+        self.failure.get().cloned().unwrap_or_else(too_slow)
+    }
+
+    /// Writes a request and waits for its reply. `None`: no request was answered for `limit`, so
+    /// the server is silent.
+    async fn unless_silent<T>(&self, limit: Duration, request: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(request);
+        let mut since = Instant::now();
+        loop {
+            if let Ok(answer) = timeout_at(since + limit, request.as_mut()).await {
+                self.note();
+                return Some(answer);
+            }
+            // With very many tasks, the task that reads from the connection may itself be late.
+            for _ in 0..YIELDS {
+                yield_now().await;
+            }
+            if self.at() <= since {
+                let answer = timeout(Duration::ZERO, request.as_mut()).await.ok();
+                if answer.is_some() {
+                    self.note();
+                }
+                return answer;
+            }
+            since = self.at();
+        }
+    }
+}
+
+/// Sends the gathered requests, batch after batch, until the connection fails. [`MAX_BATCHES`] of
+/// these tasks take turns at the queue.
+async fn run_batches(
+    connection: Connection,
+    limit: Duration,
+    last_reply: Arc<LastReply>,
+    queue: Arc<Mutex<mpsc::Receiver<QueuedRequest>>>,
+) {
+    loop {
+        let mut waiting = Vec::new();
+        {
+            let mut queue = queue.lock().await;
+            tokio::select! {
+                biased;
+                error = last_reply.failure.wait() => {
+                    // None of these requests was written: they fail with the error of those before.
+                    queue.close();
+                    while let Some(unwritten) = queue.recv().await {
+                        let _disconnected = unwritten.outcome.send(Outcome::Answered(Err(error.clone())));
+                    }
+                    return;
+                }
+                first = queue.recv() => match first {
+                    Some(first) => waiting.push(first),
+                    None => return,
+                },
+            }
+            // The tasks that were just answered ask again within one turn of the runtime.
+            yield_now().await;
+            while waiting.len() < MAX_BATCH_SIZE
+                && let Ok(next) = queue.try_recv()
+            {
+                waiting.push(next);
+            }
+        }
+        if let Some(error) = send_batch(&connection, limit, &last_reply, waiting).await {
+            let _of_an_earlier_batch = last_reply.failure.set(error);
+        }
+    }
+}
+
+/// Sends requests together. Returns the connection's error, if it failed.
+async fn send_batch(
+    connection: &Connection,
+    limit: Duration,
+    last_reply: &LastReply,
+    mut waiting: Vec<QueuedRequest>,
+) -> Option<RedisError> {
+    // A caller that gave up needs no request: its effect would have to be undone.
+    waiting.retain(|waiting| leaves_queue(&waiting.state, WRITTEN));
+    if waiting.is_empty() {
+        return None;
+    }
+    let (mut requests, callers): (Vec<_>, Vec<_>) =
+        waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
+    let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
+    let (sent, count) = (Moment::now(), calls.len());
+    let sending = send_calls(connection, &calls, commands, &requests, UNLIMITED);
+    let replies = match last_reply.unless_silent(limit, sending).await {
+        Some(replies) => replies,
+        None => vec![Err(too_slow()); count],
     };
-    let named = |(server, answer)| Some((Some(redis::from_redis_value::<String>(server).ok()?), answer));
-    Ok(answers.into_iter().filter_map(named).collect())
+    let failure =
+        replies.iter().find_map(|reply| reply.as_ref().err()).filter(|error| is_broken(error)).cloned();
+    let mut callers: Vec<_> = requests.into_iter().zip(callers).map(Some).collect();
+    for (call, reply) in calls.iter().zip(replies) {
+        for (place, reply) in call.members.iter().zip(call.replies(reply)) {
+            let Some((request, caller)) = callers[*place].take() else { continue };
+            let outcome = match reply {
+                Some(reply) => Outcome::Answered(reply.map(|value| TimedReply { value, sent })),
+                None => Outcome::SendAlone(request),
+            };
+            // If the caller disconnected, its attempt is undone elsewhere.
+            let _disconnected = caller.send(outcome);
+        }
+    }
+    failure
 }
 
-/// The address of a node in a reply to `CLUSTER SLOTS`, if the server knows it.
-#[cfg(feature = "cluster")]
-pub(super) fn address(node: &Value) -> Option<(String, u16)> {
-    let Value::Array(words) = node else { return None };
-    let [Value::BulkString(host), Value::Int(port), ..] = words.as_slice() else { return None };
-    let host = std::str::from_utf8(host).ok().filter(|host| !["", "?"].contains(host))?;
-    Some((host.to_owned(), u16::try_from(*port).ok()?))
+/// Sends calls together. A server that does not know a script for many locks gets its source.
+async fn send_calls(
+    connection: &Connection,
+    calls: &[Combined],
+    commands: Vec<Cmd>,
+    requests: &[Request],
+    limit: Duration,
+) -> Vec<Result<Value, RedisError>> {
+    let mut replies = connection.send_all(commands, limit).await;
+    let is_unknown = |reply: &Result<Value, RedisError>| reply.as_ref().is_err_and(is_unknown_script);
+    let unknown = (0..calls.len()).filter(|place| is_unknown(&replies[*place]));
+    let again = unknown.filter_map(|place| Some((place, calls[place].by_source(requests)?)));
+    let (places, commands): (Vec<usize>, Vec<Cmd>) = again.unzip();
+    for (place, reply) in places.into_iter().zip(connection.send_all(commands, limit).await) {
+        replies[place] = reply;
+    }
+    replies
 }
 
-/// A private CA and a client certificate.
-#[cfg(feature = "tls")]
-pub(crate) type Certificates = redis::TlsCertificates;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Without the feature there are no certificates.
-#[cfg(not(feature = "tls"))]
-#[derive(Clone, Debug)]
-pub(crate) enum Certificates {}
-
-pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
-}
-
-/// The socket settings that a lock needs and the library leaves off.
-pub(super) fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
-    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(10));
-    let tcp = settings.clone().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
-    tcp
-}
-
-/// The same server, with those socket settings. The library would name itself to the server in a
-/// round trip of its own: [`introduction`] travels with the first request.
-pub(crate) fn with_settings(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
-    let tcp = tcp(info.tcp_settings(), limit);
-    let redis = info.redis_settings().clone().set_skip_set_lib_name();
-    info.set_tcp_settings(tcp).set_redis_settings(redis)
-}
-
-/// Names this library in `CLIENT LIST`. Servers before Redis 7.2 refuse it, and so do users without
-/// that right.
-pub(super) fn introduction() -> impl Iterator<Item = Cmd> {
-    [("LIB-NAME", "redlatch"), ("LIB-VER", env!("CARGO_PKG_VERSION"))].into_iter().map(|(what, text)| {
-        let mut cmd = redis::cmd("CLIENT");
-        cmd.arg("SETINFO").arg(what).arg(text);
-        cmd
-    })
-}
-
-/// The same server, with these certificates. Fails unless the connection uses TLS.
-#[cfg(feature = "tls")]
-pub(crate) fn with_certificates(
-    info: ConnectionInfo,
-    certificates: &Certificates,
-) -> Result<ConnectionInfo, RedisError> {
-    let client = redis::Client::build_with_tls(info, certificates.clone())?;
-    Ok(client.get_connection_info().clone())
-}
-
-#[cfg(not(feature = "tls"))]
-pub(crate) fn with_certificates(
-    _info: ConnectionInfo,
-    certificates: &Certificates,
-) -> Result<ConnectionInfo, RedisError> {
-    match *certificates {}
-}
-
-/// Installs `ring` as the process's provider of cryptography, unless there is one. The client
-/// library brings none and panics if the application's other dependencies bring none, or two.
-pub(crate) fn provide_cryptography() {
-    #[cfg(feature = "tls")]
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Refused if another thread was first; then a provider is installed.
-        let _there_is_one = rustls::crypto::ring::default_provider().install_default();
+    #[test]
+    fn the_number_of_requests_in_flight_is_the_documented_one() {
+        let most = MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_SIZE;
+        assert!(include_str!("../options.rs").contains(&format!("while {most} others are in flight")));
+        assert!(include_str!("../locks.rs").contains(&format!("While {most} requests are in flight")));
     }
 }

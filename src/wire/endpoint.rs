@@ -10,11 +10,13 @@ use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
+use super::connection::Connection;
 #[cfg(feature = "pool")]
 use super::connection::UNLIMITED;
-use super::connection::{Connection, config, too_slow};
+use super::failure::too_slow;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
+use super::transport::{config, connect};
 #[cfg(feature = "cluster")]
 use std::sync::Arc;
 
@@ -163,18 +165,6 @@ impl fmt::Debug for Endpoint {
 /// No limit for replies: each request has its own.
 fn unlimited(limit: Duration) -> AsyncConnectionConfig {
     config(limit).set_response_timeout(None)
-}
-
-/// Connects to the server of a client.
-pub(super) async fn connect(
-    client: &Client,
-    config: &AsyncConnectionConfig,
-) -> Result<MultiplexedConnection, RedisError> {
-    #[cfg(feature = "simulation")]
-    if let Some(connection) = super::memory::connect(client, config).await {
-        return connection;
-    }
-    client.get_multiplexed_async_connection_with_config(config).await
 }
 
 /// A place to subscribe at.

@@ -397,6 +397,15 @@ fn says(error: &RedisError, code: &str) -> bool {
     error.code() == Some(code) || error.detail().is_some_and(|detail| detail.contains(&format!("-{code} ")))
 }
 
+/// Whether no reply came.
+pub(super) fn is_broken(error: &RedisError) -> bool {
+    error.is_timeout() || error.is_unrecoverable_error()
+}
+
+pub(super) fn too_slow() -> RedisError {
+    RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

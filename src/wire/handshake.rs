@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-use super::connection::{Connection, introduction, too_slow};
+use super::connection::Connection;
+use super::failure::too_slow;
+use super::transport::introduction;
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
 use crate::event::event;

@@ -3,7 +3,6 @@
 //! This module knows no lease, kind or owner. Outside of it, no code names the client library,
 //! except the constructors of [`Locks`](crate::Locks) and the sources of errors.
 
-mod batcher;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
@@ -18,13 +17,13 @@ mod script;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod shared_connection;
+mod transport;
 mod wakeups;
 
 #[cfg(all(feature = "cluster", feature = "pool"))]
 pub(crate) use cluster::Seeds;
 #[cfg(feature = "cluster")]
 pub(crate) use cluster::cluster;
-pub(crate) use connection::{Certificates, provide_cryptography, with_certificates, with_settings};
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;
@@ -33,4 +32,5 @@ pub(crate) use quorum::{HoldCount, Nodes, Stragglers, Vote, Votes, WaitFor, medi
 pub(crate) use script::{Answer, Call, ManyScript, Reply, Script};
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelMaster;
+pub(crate) use transport::{Certificates, provide_cryptography, with_certificates, with_settings};
 pub(crate) use wakeups::{Mailbox, Wakeups};

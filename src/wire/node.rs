@@ -9,13 +9,12 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::batcher::{Batcher, ScriptLoader, SentFlag, TimedReply};
-use super::connection::{is_broken, too_slow};
+use super::connection::{Batcher, SentFlag, TimedReply};
 use super::endpoint::Endpoint;
-use super::failure::Failure;
+use super::failure::{Failure, is_broken, too_slow};
 use super::handshake::{Facts, Handshake, Membership};
 use super::script::{Call, LATE, NOT_ADMITTED, PreparedCall, Reply};
-use super::shared_connection::{LiveConnection, SharedConnection};
+use super::shared_connection::{LiveConnection, ScriptLoader, SharedConnection};
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
@@ -123,7 +122,7 @@ impl Node {
         let connected = self.connected_to(false).await?;
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(message);
-        match connected.batcher.send_within(publish, self.limit).await {
+        match connected.batcher.connection().send(&publish, self.limit).await {
             Ok(count) => Ok(Some(redis::from_redis_value(count)?)),
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
             Err(error) => {
@@ -291,7 +290,7 @@ impl Node {
         };
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas).arg(u64::try_from(replica_timeout.as_millis()).unwrap_or(u64::MAX).max(1));
-        match on.batcher.send_within(wait, replica_timeout + self.limit.max(TICK)).await {
+        match on.batcher.connection().send(&wait, replica_timeout + self.limit.max(TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),

@@ -12,8 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-use super::connection::too_slow;
-use super::failure::{Failure, NodeReplies, NodeReply};
+use super::failure::{Failure, NodeReplies, NodeReply, too_slow};
 use super::handshake::Facts;
 use super::node::{InFlight, Node};
 use super::script::{Call, Reply};

@@ -8,7 +8,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::connection::{config, too_slow};
+use super::failure::too_slow;
+use super::transport::config;
 
 /// How long to wait for the other sentinels once one has replied.
 const GATHERING: Duration = Duration::from_millis(100);

@@ -1,21 +1,24 @@
 //! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
-//! [`ServerClock`]: the minimum token, which follows the clock of its servers. New fencing tokens
-//! must be larger, whatever a server has lost.
+//! [`ScriptLoader`]: which of these requests sends a script's source. [`ServerClock`]: the minimum
+//! token, which follows the clock of the node's servers. New fencing tokens must be larger,
+//! whatever a server has lost.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use redis::RedisError;
+use redis::{RedisError, Value};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::batcher::Batcher;
-use super::connection::too_slow;
+use super::connection::{Batcher, SentFlag, TimedReply};
 use super::endpoint::Endpoint;
-use super::failure::{is_demoted, lacks_replicas};
+use super::failure::{is_demoted, lacks_replicas, too_slow};
 use super::handshake::Handshake;
+use super::script::{PreparedCall, is_unknown_script};
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 use crate::clock::Moment;
@@ -258,7 +261,7 @@ async fn name_again(name: Arc<str>, limit: Duration, current: Weak<Current>) {
     loop {
         sleep(RENAME_INTERVAL).await;
         let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
-        let _again_next_time = connected.batcher.set_name(&name, limit).await;
+        let _again_next_time = connected.batcher.connection().set_name(&name, limit).await;
     }
 }
 
@@ -284,6 +287,134 @@ fn forget(current: &Current, generation: u64) {
 /// server that was demoted. The client library replaces a connection only in the first case.
 fn is_spent(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
+}
+
+/// Sends a script's source where its SHA1 is not known. After a restart or SCRIPT FLUSH, 20,000
+/// requests in flight would otherwise each send several kilobytes.
+#[derive(Debug, Default)]
+pub(super) struct ScriptLoader {
+    tickets: AtomicU64,
+    /// The ticket of the request that sends a source; 0 if none does.
+    sender: AtomicU64,
+    /// How often a source was sent.
+    sent: AtomicU64,
+    /// Notified when the sender is done.
+    done: Notify,
+}
+
+/// How often a request waits for another one to send a source. A client with one kind of lock uses
+/// about five scripts, and a cluster has several servers that may not know them.
+const MAX_WAITS: u32 = 8;
+
+/// How long it waits each time before it sends the source itself. The other request may belong to a
+/// future that is not polled any more, and would keep all requests of its client waiting.
+const MAX_WAIT: Duration = Duration::from_millis(250);
+
+impl ScriptLoader {
+    pub(super) async fn run(
+        &self,
+        batcher: &Batcher,
+        call: &PreparedCall<'_>,
+        sent: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        let mut turn = None;
+        for _ in 0..MAX_WAITS {
+            let seen = self.sent.load(Ordering::SeqCst);
+            match batcher.send(call.request(), sent).await {
+                Err(error) if is_unknown_script(&error) => {}
+                answer => return answer,
+            }
+            let done = self.done.notified();
+            tokio::pin!(done);
+            done.as_mut().enable();
+            if self.sent.load(Ordering::SeqCst) != seen {
+                continue; // another request has sent the source meanwhile
+            }
+            turn = LoadTurn::take(self, 0);
+            if turn.is_none() {
+                let sender = self.sender.load(Ordering::SeqCst);
+                if timeout(MAX_WAIT, done).await.is_err() {
+                    turn = LoadTurn::take(self, sender);
+                }
+            }
+            if turn.is_some() {
+                break;
+            }
+        }
+        let answer = self.send_source(batcher, call, sent).await;
+        drop(turn);
+        answer
+    }
+
+    /// Sent ahead of the queue: the queued requests need it as well.
+    async fn send_source(
+        &self,
+        batcher: &Batcher,
+        call: &PreparedCall<'_>,
+        sent: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        let answer = batcher.send_at_once(call.by_source(), sent).await;
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        answer
+    }
+
+    /// Runs calls together. Each script's source is sent once, then the others again by SHA1.
+    /// Between two commands of a pipeline another client may flush the scripts again, so calls that
+    /// fail then are sent by source.
+    pub(super) async fn run_all(
+        &self,
+        batcher: &Batcher,
+        calls: &[PreparedCall<'_>],
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        let mut answers = batcher.send_combined(calls, limit).await;
+        for by_source in [false, true] {
+            let unknown: Vec<usize> = (0..answers.len())
+                .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
+                .collect();
+            if unknown.is_empty() {
+                break;
+            }
+            let mut sources = HashSet::new();
+            let again = unknown.iter().map(|&index| {
+                let call = &calls[index];
+                if sources.insert(call.call.script().name()) || by_source {
+                    call.by_source()
+                } else {
+                    call.by_sha1()
+                }
+            });
+            let again = again.collect();
+            for (index, answer) in unknown.into_iter().zip(batcher.send_all(again, limit).await) {
+                answers[index] = answer;
+            }
+            self.sent.fetch_add(1, Ordering::SeqCst);
+        }
+        answers
+    }
+}
+
+/// The right to send a source, until it is dropped or another request takes it over.
+struct LoadTurn<'a> {
+    loader: &'a ScriptLoader,
+    ticket: u64,
+}
+
+impl<'a> LoadTurn<'a> {
+    /// Takes the turn from the request with this ticket, if that still has it.
+    fn take(loader: &'a ScriptLoader, from: u64) -> Option<LoadTurn<'a>> {
+        let ticket = loader.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+        let taken = loader.sender.compare_exchange(from, ticket, Ordering::SeqCst, Ordering::SeqCst);
+        taken.is_ok().then_some(LoadTurn { loader, ticket })
+    }
+}
+
+impl Drop for LoadTurn<'_> {
+    fn drop(&mut self) {
+        let _taken_over =
+            self.loader.sender.compare_exchange(self.ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
+        self.loader.done.notify_waiters();
+    }
 }
 
 /// How far the minimum token may lag behind the server's clock, in microseconds. Each raise sends

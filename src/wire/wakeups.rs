@@ -19,9 +19,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::connection::{Connection, config, too_slow};
-use super::endpoint::{WakeupEndpoint, connect};
+use super::connection::Connection;
+use super::endpoint::WakeupEndpoint;
+use super::failure::too_slow;
 use super::quorum::Nodes;
+use super::transport::{config, connect};
 use crate::clock::Moment;
 use crate::deployment::{Deployment, NodeSet};
 use crate::labels::attempt_id;
@@ -232,10 +234,9 @@ impl Subscriber {
     ) -> Result<(Client, MultiplexedConnection, Arc<Notify>), (SubscriptionState, RedisError)> {
         let disconnected = Arc::new(Notify::new());
         let opened = timeout(self.limit, self.open(&disconnected)).await.unwrap_or_else(|_| Err(too_slow()));
-        let (client, connection) = opened.map_err(|error| (SubscriptionState::Failed, error))?;
-        let Some(node) =
-            verified_with.filter(|nodes| nodes.deployment.decides_alone()).map(|nodes| nodes.node(0))
-        else {
+        let (client, mut connection) = opened.map_err(|error| (SubscriptionState::Failed, error))?;
+        let decides_alone = |nodes: &&Nodes| nodes.deployment.decides_alone();
+        let Some(node) = verified_with.filter(decides_alone).map(|nodes| nodes.node(0)) else {
             return Ok((client, connection, disconnected));
         };
         let id = Uuid::new_v4();
@@ -251,7 +252,6 @@ impl Subscriber {
             // what scripts publish, so the subscriber count decides. In a cluster any server
             // receives it, and the count is that of one server.
             Ok(Some(0)) if !node.is_cluster() => {
-                let mut connection = connection;
                 // The message is missing, or the subscription has broken meanwhile.
                 let is_there = redis::cmd("PING").query_async::<Value>(&mut connection).await.is_ok();
                 return Err(if is_there { another() } else { (SubscriptionState::Failed, too_slow()) });

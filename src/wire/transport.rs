@@ -1,0 +1,87 @@
+//! How a socket to a server is opened: its settings and certificates, and the name of this library.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError};
+
+/// A private CA and a client certificate.
+#[cfg(feature = "tls")]
+pub(crate) type Certificates = redis::TlsCertificates;
+
+/// Without the feature there are no certificates.
+#[cfg(not(feature = "tls"))]
+#[derive(Clone, Debug)]
+pub(crate) enum Certificates {}
+
+pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
+}
+
+/// The socket settings that a lock needs and the library leaves off.
+fn tcp(settings: &TcpSettings, limit: Duration) -> TcpSettings {
+    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(10));
+    let tcp = settings.clone().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let tcp = tcp.set_user_timeout(limit.max(Duration::from_secs(1)) * 5);
+    tcp
+}
+
+/// The same server, with those socket settings. The library would name itself to the server in a
+/// round trip of its own: [`introduction`] travels with the first request.
+pub(crate) fn with_settings(info: ConnectionInfo, limit: Duration) -> ConnectionInfo {
+    let tcp = tcp(info.tcp_settings(), limit);
+    let redis = info.redis_settings().clone().set_skip_set_lib_name();
+    info.set_tcp_settings(tcp).set_redis_settings(redis)
+}
+
+/// Names this library in `CLIENT LIST`. Servers before Redis 7.2 refuse it, and so do users without
+/// that right.
+pub(super) fn introduction() -> impl Iterator<Item = Cmd> {
+    [("LIB-NAME", "redlatch"), ("LIB-VER", env!("CARGO_PKG_VERSION"))].into_iter().map(|(what, text)| {
+        let mut cmd = redis::cmd("CLIENT");
+        cmd.arg("SETINFO").arg(what).arg(text);
+        cmd
+    })
+}
+
+/// The same server, with these certificates. Fails unless the connection uses TLS.
+#[cfg(feature = "tls")]
+pub(crate) fn with_certificates(
+    info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    let client = redis::Client::build_with_tls(info, certificates.clone())?;
+    Ok(client.get_connection_info().clone())
+}
+
+#[cfg(not(feature = "tls"))]
+pub(crate) fn with_certificates(
+    _info: ConnectionInfo,
+    certificates: &Certificates,
+) -> Result<ConnectionInfo, RedisError> {
+    match *certificates {}
+}
+
+/// Installs `ring` as the process's provider of cryptography, unless there is one. The client
+/// library brings none and panics if the application's other dependencies bring none, or two.
+pub(crate) fn provide_cryptography() {
+    #[cfg(feature = "tls")]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Refused if another thread was first; then a provider is installed.
+        let _there_is_one = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
+/// Connects to the server of a client.
+pub(super) async fn connect(
+    client: &Client,
+    config: &AsyncConnectionConfig,
+) -> Result<MultiplexedConnection, RedisError> {
+    #[cfg(feature = "simulation")]
+    if let Some(connection) = super::memory::connect(client, config).await {
+        return connection;
+    }
+    client.get_multiplexed_async_connection_with_config(config).await
+}
