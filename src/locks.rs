@@ -92,7 +92,7 @@ impl Locks {
     ///   another value than the client was made with.
     /// - Other [`ConfigError`]s: an option is out of its bounds.
     pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
-        let options = options.over(&self.options);
+        let options = options.with_defaults(&self.options);
         options.check()?;
         if self.client.nodes.deployment.may_resend {
             options.check_for_cluster()?;

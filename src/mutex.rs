@@ -114,7 +114,7 @@ impl Mutex {
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        acquire(&self.lock.request(&MUTEX, None)).await.map(|held| MutexGuard { held })
+        acquire(&self.lock.request(&MUTEX, None)).await.map(|hold| MutexGuard { hold })
     }
 
     /// Acquires the mutex like [`lock`](Mutex::lock), within `limit`, which covers waiting,
@@ -130,7 +130,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
-        acquire_within(&self.lock.request(&MUTEX, None), limit).await.map(|held| MutexGuard { held })
+        acquire_within(&self.lock.request(&MUTEX, None), limit).await.map(|hold| MutexGuard { hold })
     }
 
     /// Acquires the mutex if it is free and no client waits for it; returns `None` otherwise.
@@ -152,7 +152,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        Ok(try_acquire(&self.lock.request(&MUTEX, None)).await?.map(|held| MutexGuard { held }))
+        Ok(try_acquire(&self.lock.request(&MUTEX, None)).await?.map(|hold| MutexGuard { hold }))
     }
 
     /// Returns the holder and the number of waiters, as the server reports them at this moment.
@@ -229,13 +229,13 @@ impl fmt::Debug for Mutex {
 #[must_use = "if unused, the mutex is released at once"]
 #[clippy::has_significant_drop]
 pub struct MutexGuard {
-    held: OwnedLease,
+    hold: OwnedLease,
 }
 
 impl MutexGuard {
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
-        self.held.lease()
+        self.hold.lease()
     }
 
     /// Releases the mutex and waits until that is done.
@@ -257,12 +257,12 @@ impl MutexGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.held.release().await
+        self.hold.release().await
     }
 
     /// Ends the renewal without releasing: the mutex stays locked until its TTL expires.
     pub fn leak(self) {
-        self.held.leak();
+        self.hold.leak();
     }
 }
 

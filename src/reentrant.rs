@@ -198,7 +198,7 @@ impl ReentrantLock {
         let (owner, request) = self.request();
         match self.nested(&request)? {
             Some(shared) => Ok(Some(guard(owner, shared))),
-            None => Ok(try_acquire(&request).await?.map(|held| self.guard(owner, &request, held))),
+            None => Ok(try_acquire(&request).await?.map(|hold| self.guard(owner, &request, hold))),
         }
     }
 
@@ -268,12 +268,12 @@ impl ReentrantLock {
         }
     }
 
-    fn guard(&self, owner: Owner, request: &LockRequest, held: OwnedLease) -> ReentrantGuard {
+    fn guard(&self, owner: Owner, request: &LockRequest, hold: OwnedLease) -> ReentrantGuard {
         guard(
             owner,
             match request.options.nesting {
-                Nesting::Local => self.holds.share(request, held),
-                Nesting::Counted => SharedHold::unlisted(held),
+                Nesting::Local => self.holds.share(request, hold),
+                Nesting::Counted => SharedHold::unlisted(hold),
             },
         )
     }
@@ -305,7 +305,7 @@ pub struct ReentrantGuard {
 impl ReentrantGuard {
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
-        self.shared.held().lease()
+        self.shared.hold().lease()
     }
 
     /// Returns the owner of this hold.
@@ -340,7 +340,7 @@ impl ReentrantGuard {
     /// expires. With [`Nesting::Local`], guards of one owner share one hold, so the lease of all of
     /// them ends.
     pub fn leak(self) {
-        self.shared.held().leak();
+        self.shared.hold().leak();
     }
 }
 

@@ -223,7 +223,7 @@ impl RwLock {
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
     /// grant that it received meanwhile is released at once.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
-        acquire(&self.to_read()).await.map(|held| self.reading(held))
+        acquire(&self.to_read()).await.map(|hold| self.reading(hold))
     }
 
     /// Acquires the lock to write, waiting until no other owner holds it.
@@ -236,7 +236,7 @@ impl RwLock {
     /// Cancel safe: like [`read`](RwLock::read). A call that is polled once and then neither polled
     /// nor dropped keeps its place in the queue, and blocks the tasks of this client behind it.
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
-        acquire(&self.to_write()).await.map(|held| self.writing(held))
+        acquire(&self.to_write()).await.map(|hold| self.writing(hold))
     }
 
     /// Acquires the lock to read like [`read`](RwLock::read), within `limit`, which covers waiting,
@@ -251,7 +251,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn read_timeout(&self, limit: Duration) -> Result<RwLockReadGuard, Error> {
-        acquire_within(&self.to_read(), limit).await.map(|held| self.reading(held))
+        acquire_within(&self.to_read(), limit).await.map(|hold| self.reading(hold))
     }
 
     /// Acquires the lock to write like [`write`](RwLock::write), within `limit`, which covers
@@ -265,7 +265,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
     pub async fn write_timeout(&self, limit: Duration) -> Result<RwLockWriteGuard, Error> {
-        acquire_within(&self.to_write(), limit).await.map(|held| self.writing(held))
+        acquire_within(&self.to_write(), limit).await.map(|hold| self.writing(hold))
     }
 
     /// Acquires the lock to read if no other owner writes or waits to write; returns `None`
@@ -281,7 +281,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
-        Ok(try_acquire(&self.to_read()).await?.map(|held| self.reading(held)))
+        Ok(try_acquire(&self.to_read()).await?.map(|hold| self.reading(hold)))
     }
 
     /// Acquires the lock to write if no other owner holds it or waits for it; returns `None`
@@ -298,7 +298,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
     pub async fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
-        Ok(try_acquire(&self.to_write()).await?.map(|held| self.writing(held)))
+        Ok(try_acquire(&self.to_write()).await?.map(|hold| self.writing(hold)))
     }
 
     /// Returns the holders, each with its number of holds and the time left, and the number of
@@ -383,12 +383,12 @@ impl RwLock {
         self.write.force_release(&WRITE).await
     }
 
-    fn reading(&self, held: OwnedLease) -> RwLockReadGuard {
-        RwLockReadGuard::new(self.owner.as_ref(), held)
+    fn reading(&self, hold: OwnedLease) -> RwLockReadGuard {
+        RwLockReadGuard::new(self.owner.as_ref(), hold)
     }
 
-    fn writing(&self, held: OwnedLease) -> RwLockWriteGuard {
-        RwLockWriteGuard::new(self.owner.as_ref(), held)
+    fn writing(&self, hold: OwnedLease) -> RwLockWriteGuard {
+        RwLockWriteGuard::new(self.owner.as_ref(), hold)
     }
 
     fn to_read(&self) -> LockRequest {

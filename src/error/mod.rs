@@ -47,7 +47,7 @@ pub enum Error {
         context: Context,
     },
     /// The guard was released or leaked while the work of [`while_held`](crate::Lease::while_held)
-    /// ran under its lease: the work was dropped. [`Lease::ended`](crate::Lease::ended)
+    /// ran under its lease: the work was dropped. [`Lease::end`](crate::Lease::end)
     /// distinguishes the two.
     Released {
         /// Which operation failed, on which lock and server.

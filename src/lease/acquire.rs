@@ -47,7 +47,7 @@ async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     let (mut guard, mut backoff) = (AttemptGuard::new(request), ContentionBackoff::default());
     loop {
         match acquire_round(guard, None).await {
-            AcquireOutcome::Granted(held) => return Ok(Some(held)),
+            AcquireOutcome::Granted(hold) => return Ok(Some(hold)),
             AcquireOutcome::Busy { .. } => return Ok(None),
             AcquireOutcome::NoMajority { guard: parted, by, .. } => {
                 guard = parted;
@@ -122,7 +122,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
     let front = if request.queues_inside() {
         match wait_in_local_queue(request, progress).await? {
             LocalQueueOutcome::Front(turn) => Some(turn),
-            LocalQueueOutcome::Entered(held) => return Ok(held),
+            LocalQueueOutcome::Entered(hold) => return Ok(hold),
         }
     } else {
         None
@@ -138,7 +138,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
         let subscription = client.wakeups.subscription();
         progress.in_flight = Some(Arc::clone(&waiter.guard.attempt.in_flight));
         let pause = match acquire_round(waiter.guard, waiter.entry.as_ref()).await {
-            AcquireOutcome::Granted(held) => return Ok(held),
+            AcquireOutcome::Granted(hold) => return Ok(hold),
             AcquireOutcome::Refused(error) => return Err(error),
             AcquireOutcome::Expired => {
                 waiter = Waiter::new(request, waiter.mailbox.is_some());
@@ -243,7 +243,7 @@ async fn wait_in_local_queue(
             let guard = AttemptGuard::new(request);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
             match acquire_round(guard, None).await {
-                AcquireOutcome::Granted(held) => return Ok(LocalQueueOutcome::Entered(held)),
+                AcquireOutcome::Granted(hold) => return Ok(LocalQueueOutcome::Entered(hold)),
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::NoMajority { guard, .. } => guard.abandon(),
                 AcquireOutcome::Busy { .. } | AcquireOutcome::Expired | AcquireOutcome::Failed(..) => {}

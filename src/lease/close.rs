@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::client::Client;
-use super::keeper::{Keeper, Unreleased};
+use super::keeper::{Keeper, UnreleasedHolds};
 use super::lease::LeaseEnd;
 use crate::error::{Error, Operation};
 
@@ -29,27 +29,27 @@ impl Client {
             });
         }
         match keeper.unreleased(in_time) {
-            Unreleased { count: 0, .. } => Ok(()),
-            Unreleased { count, names } => Err(Error::Unreleased { count, names, limit }),
+            UnreleasedHolds { count: 0, .. } => Ok(()),
+            UnreleasedHolds { count, names } => Err(Error::Unreleased { count, names, limit }),
         }
     }
 }
 
 impl Keeper {
     fn end_all(&self) {
-        let held = {
+        let holds = {
             let mut schedule = self.schedule();
             self.closing.begun.store(true, Ordering::SeqCst);
             schedule.unreleased.get_or_insert_default();
-            let held = mem::take(&mut schedule.held);
-            for (lease, _) in held.values() {
+            let holds = mem::take(&mut schedule.holds);
+            for (lease, _) in holds.values() {
                 schedule.remove(lease, LeaseEnd::Closed);
             }
-            held
+            holds
         };
         self.closing.notify.notify_waiters();
         let mut reports = Vec::new();
-        for (lease, entry) in held.into_values() {
+        for (lease, entry) in holds.into_values() {
             // The lease is not trusted any more: only now may its release be sent.
             reports.extend(lease.announce());
             let attempt = lease.attempt();
@@ -76,8 +76,8 @@ impl Keeper {
 
     /// The releases that failed, and those that are pending unless all are done. A call that begins
     /// later has nothing to release: it drops a guard whose lease has ended.
-    fn unreleased(&self, all_released: bool) -> Unreleased {
-        let mut left = Unreleased::default();
+    fn unreleased(&self, all_released: bool) -> UnreleasedHolds {
+        let mut left = UnreleasedHolds::default();
         if !all_released {
             self.closing.open_calls().iter().for_each(|(_, name)| left.add(name));
         }

@@ -83,7 +83,7 @@ impl Keeper {
             Renewal::Never => lease.attempt().kind.may_reenter.then(|| lease.until()),
         };
         let mut schedule = self.schedule();
-        schedule.held.insert(lease.attempt().id, (lease.clone(), entry));
+        schedule.holds.insert(lease.attempt().id, (lease.clone(), entry));
         if let Some(due) = due {
             schedule.insert(lease, due, &self.notify);
         }
@@ -151,7 +151,7 @@ impl Keeper {
     pub(super) fn entries(&self) -> usize {
         let open_calls = self.closing.open_calls().len();
         let schedule = self.schedule();
-        open_calls + schedule.held.len() + schedule.pending_releases.len() + schedule.cleanups.len()
+        open_calls + schedule.holds.len() + schedule.pending_releases.len() + schedule.cleanups.len()
     }
 }
 
@@ -218,12 +218,12 @@ impl Drop for OpenCall {
 
 /// What a close could not release.
 #[derive(Default)]
-pub(super) struct Unreleased {
+pub(super) struct UnreleasedHolds {
     pub(super) count: usize,
     pub(super) names: Vec<Name>,
 }
 
-impl Unreleased {
+impl UnreleasedHolds {
     pub(super) fn add(&mut self, name: &Name) {
         self.count += 1;
         if self.names.len() < MAX_NAMES && !self.names.contains(name) {
@@ -244,9 +244,9 @@ pub(super) struct Schedule {
     /// `settled` and `close` wait for.
     pub(super) awaited: BTreeMap<u64, Name>,
     /// The leases of all guards by attempt, renewed or not, and how each attempt was queued.
-    pub(super) held: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
+    pub(super) holds: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
     /// Once the client is being closed: what could not be released.
-    pub(super) unreleased: Option<Unreleased>,
+    pub(super) unreleased: Option<UnreleasedHolds>,
     entries: u64,
     /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
     /// a lock that is soon released costs no task switch.
@@ -312,8 +312,8 @@ impl Schedule {
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         lease.entry().has_ended.store(true, Ordering::Relaxed);
         self.due.remove(lease);
-        self.held.remove(&lease.attempt().id);
-        lease.end(how)
+        self.holds.remove(&lease.attempt().id);
+        lease.end_as(how)
     }
 
     /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_awaited`

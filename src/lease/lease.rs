@@ -26,7 +26,7 @@ pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 ///
 /// A guard's [`lease()`](crate::MutexGuard::lease) returns it; a clone may be given to the work
 /// that the lock protects. It holds nothing itself: dropping it releases nothing. Every clone
-/// reports [how the lease ended](Lease::ended).
+/// reports [how the lease ended](Lease::end).
 ///
 /// **What it promises**: while [`is_lost`](Lease::is_lost) is false, no other client has a lease on
 /// the lock that excludes this one. The deadline counts from before the request was sent, less the
@@ -88,10 +88,10 @@ impl Lease {
         self.0.deadline.get().map_or_else(Instant::now, Moment::to_instant)
     }
 
-    /// Returns whether the lease has [ended](Lease::ended): its deadline has passed, the server
+    /// Returns whether the lease has [ended](Lease::end): its deadline has passed, the server
     /// said that it ended, or it was released. Once true, always true. It sends no request.
     pub fn is_lost(&self) -> bool {
-        self.ended().is_some()
+        self.end().is_some()
     }
 
     /// Returns how the lease ended; `None` while it is valid. It sends no request.
@@ -99,14 +99,14 @@ impl Lease {
     /// ```no_run
     /// # fn run(lease: &redlatch::Lease) {
     /// use redlatch::LeaseEnd;
-    /// match lease.ended() {
+    /// match lease.end() {
     ///     None => println!("valid"),
     ///     Some(LeaseEnd::Released | LeaseEnd::Closed) => println!("the work was finished"),
     ///     Some(end) => println!("another client may have the lock: {end:?}"),
     /// }
     /// # }
     /// ```
-    pub fn ended(&self) -> Option<LeaseEnd> {
+    pub fn end(&self) -> Option<LeaseEnd> {
         let passed = || self.0.deadline.has_passed().then(|| *self.0.end.get_or_init(|| LeaseEnd::Lost));
         self.0.end.get().copied().or_else(passed)
     }
@@ -121,7 +121,7 @@ impl Lease {
             let notified = self.0.notify.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if let Some(end) = self.ended() {
+            if let Some(end) = self.end() {
                 return end;
             }
             let Some(until) = self.0.deadline.get() else { continue };
@@ -156,7 +156,7 @@ impl Lease {
         tokio::select! {
             biased;
             end = self.lost() => Err(self.error(end)),
-            output = work => self.ended().map_or(Ok(output), |end| Err(self.error(end))),
+            output = work => self.end().map_or(Ok(output), |end| Err(self.error(end))),
         }
     }
 
@@ -184,8 +184,8 @@ impl Lease {
 
     /// Ends the lease, and returns how it ended: it may have ended before. It wakes no task, so it
     /// may be called under a lock; [`announce`](Lease::announce) follows.
-    pub(super) fn end(&self, how: LeaseEnd) -> LeaseEnd {
-        let end = self.ended().unwrap_or_else(|| *self.0.end.get_or_init(|| how));
+    pub(super) fn end_as(&self, how: LeaseEnd) -> LeaseEnd {
+        let end = self.end().unwrap_or_else(|| *self.0.end.get_or_init(|| how));
         self.0.deadline.end();
         end
     }
@@ -193,7 +193,7 @@ impl Lease {
     /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease.
     pub(super) fn announce(&self) -> Option<Report> {
         self.0.notify.notify_waiters();
-        let end = self.ended().filter(|end| end.is_loss())?;
+        let end = self.end().filter(|end| end.is_loss())?;
         let _reason = match end {
             LeaseEnd::Revoked => "the server has ended it",
             _ if self.options().renewal == Renewal::Never => "its TTL expired; renewal is off",
@@ -274,7 +274,7 @@ impl fmt::Debug for Lease {
             .field("name", self.name())
             .field("kind", &self.kind().name)
             .field("fencing_token", &self.0.token)
-            .field("ended", &self.ended())
+            .field("end", &self.end())
             .finish()
     }
 }

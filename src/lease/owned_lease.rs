@@ -13,7 +13,7 @@ use super::attempt::{Attempt, Kind, QueueEntry, ScriptSet};
 use super::client::{Client, LockRequest};
 use super::keeper::OpenCall;
 use super::lease::{Lease, LeaseEnd};
-use super::release::{Decision, Released, release, retry};
+use super::release::{Decision, ReleaseOutcome, release, retry};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
@@ -214,7 +214,7 @@ impl OwnedLease {
     async fn release_untraced(mut self) -> Result<(), Error> {
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
         let context = || client.context(Operation::Release, &attempt.name);
-        if let Some(end) = self.lease.ended() {
+        if let Some(end) = self.lease.end() {
             // The server may still hold it: dropped here, it is released in the background.
             return released_after(end, context());
         }
@@ -236,12 +236,12 @@ impl OwnedLease {
         self.guard.expect_late_notifications();
         self.guard.disarm();
         match released {
-            Released::Yes => Ok(()),
-            Released::NotHeld => Err(Error::NotHeld { context: context() }),
-            Released::Unknown(failure) => {
+            ReleaseOutcome::Released => Ok(()),
+            ReleaseOutcome::NotHeld => Err(Error::NotHeld { context: context() }),
+            ReleaseOutcome::Unknown(failure) => {
                 Err(Error::Unconfirmed { cause: Box::new(error(failure)), context: context() })
             }
-            Released::Refused(answer, reply) => {
+            ReleaseOutcome::Refused(answer, reply) => {
                 Err(attempt.refusal(answer, context()).unwrap_or_else(|| error(reply.unexpected())))
             }
         }
@@ -264,7 +264,7 @@ impl OwnedLease {
         let closed = || Error::Closed { context: context.clone() };
         let error = |failure: Failure| client.error(failure, context.clone());
         let ended = |end| if end == LeaseEnd::Closed { closed() } else { lost() };
-        if let Some(end) = lease.ended() {
+        if let Some(end) = lease.end() {
             return Err(ended(end));
         }
         let trusted_until = lease.until();
@@ -292,12 +292,12 @@ impl OwnedLease {
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
                 convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, may_arrive_late);
-                let mut held = self.guard.granted(lease, client.nodes.deployment.decides_alone());
+                let mut hold = self.guard.granted(lease, client.nodes.deployment.decides_alone());
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is released
                 }
-                held.guard.call = None;
-                Ok(held)
+                hold.guard.call = None;
+                Ok(hold)
             }
             Answer::Final(0) => Err(lost()),
             Answer::Final(answer) => {

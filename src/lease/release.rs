@@ -80,8 +80,8 @@ pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Call<'_>) -
 }
 
 /// The outcome of a release.
-pub(super) enum Released {
-    Yes,
+pub(super) enum ReleaseOutcome {
+    Released,
     /// The lock was not held any more.
     NotHeld,
     /// The reply to an earlier request was lost with this failure, and the lock has had another
@@ -158,19 +158,20 @@ impl ReleaseTally {
 
     /// The outcome, if the answers decide. A silent node may have held the lock: the lease was
     /// valid, so a majority held it, unless too many nodes deny it.
-    fn decided(&self, deployment: Deployment) -> Option<Released> {
+    fn decided(&self, deployment: Deployment) -> Option<ReleaseOutcome> {
         let majority = deployment.majority();
         let silent = deployment.nodes - self.answered().len();
         if self.released.len() >= majority
             || self.answered().len() >= majority && self.released.len() + silent >= majority
         {
-            return Some(Released::Yes);
+            return Some(ReleaseOutcome::Released);
         }
         if self.not_held.len() > deployment.max_failures() {
-            return Some(Released::NotHeld);
+            return Some(ReleaseOutcome::NotHeld);
         }
         let (_, answer, reply) = self.refused.first()?;
-        (self.refused.len() > deployment.max_failures()).then(|| Released::Refused(*answer, reply.clone()))
+        (self.refused.len() > deployment.max_failures())
+            .then(|| ReleaseOutcome::Refused(*answer, reply.clone()))
     }
 }
 
@@ -188,7 +189,7 @@ pub(super) async fn release(
     token: Option<FencingToken>,
     is_final: bool,
     entry: Option<&QueueEntry>,
-) -> Result<Released, Failure> {
+) -> Result<ReleaseOutcome, Failure> {
     let nodes = &client.nodes;
     let call = attempt.release(is_final, entry);
     let (mut tally, mut tries_left) = (ReleaseTally::new(), TRIES);
@@ -208,7 +209,7 @@ pub(super) async fn release(
             let may_be =
                 tally.released.len() + tally.doubtful.len() + silent.len() >= nodes.deployment.majority();
             return match tally.why {
-                Some(why) if !tally.doubtful.is_empty() && may_be => Ok(Released::Unknown(why)),
+                Some(why) if !tally.doubtful.is_empty() && may_be => Ok(ReleaseOutcome::Unknown(why)),
                 _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),
             };
         }

@@ -200,7 +200,7 @@ impl Keeper {
                 let pause = (lease.options().ttl / 30).min(LONGEST_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, &self.notify);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
-                let (_held, _lost) = (tally.held, tally.without.len());
+                let (_held, _lost) = (tally.positives, tally.without.len());
                 reports.push(Box::new(move || {
                     let _votes = votes;
                     event!(
@@ -293,7 +293,7 @@ impl Keeper {
 
 /// How many nodes have the lease, and which have it not.
 struct RenewalTally {
-    held: usize,
+    positives: usize,
     without: NodeSet,
 }
 
@@ -309,23 +309,23 @@ enum LeaseState {
 
 impl RenewalTally {
     fn count(nodes: &Nodes, votes: &[Vote]) -> RenewalTally {
-        let mut held = 0;
+        let mut positives = 0;
         let mut without = NodeSet::of([]);
         for (node, outcome) in votes {
             match outcome.as_ref().map(Reply::answer) {
                 Ok(Ok(Answer::Final(time @ 1..))) => {
                     nodes.node(*node).observe(time.unsigned_abs());
-                    held += 1;
+                    positives += 1;
                 }
                 Ok(Ok(Answer::Final(0 | -2))) => without = without.with(*node),
                 _ => {}
             }
         }
-        RenewalTally { held, without }
+        RenewalTally { positives, without }
     }
 
     fn state(&self, nodes: &Nodes) -> LeaseState {
-        if self.held >= nodes.deployment.majority() {
+        if self.positives >= nodes.deployment.majority() {
             LeaseState::Held
         } else if self.without.len() > nodes.deployment.max_failures() {
             LeaseState::Lost

@@ -20,10 +20,10 @@ impl SharedHolds {
     }
 
     /// Shares a hold: other tasks of the same owner find it.
-    pub(crate) fn share(&self, request: &LockRequest, held: OwnedLease) -> Arc<SharedHold> {
+    pub(crate) fn share(&self, request: &LockRequest, hold: OwnedLease) -> Arc<SharedHold> {
         let key = key(request);
         let entry = Entry { key: key.clone(), holds: Arc::clone(&self.0) };
-        let shared = Arc::new(SharedHold { held, _entry: Some(entry) });
+        let shared = Arc::new(SharedHold { hold, _entry: Some(entry) });
         lock(&self.0).insert(key, Arc::downgrade(&shared));
         shared
     }
@@ -31,7 +31,7 @@ impl SharedHolds {
     /// The valid hold that this client has for the same owner, if there is one.
     pub(crate) fn find(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
         let found = lock(&self.0).get(&key(request)).and_then(Weak::upgrade);
-        let Some(shared) = found.filter(|shared| !shared.held.lease().is_lost()) else { return Ok(None) };
+        let Some(shared) = found.filter(|shared| !shared.hold.lease().is_lost()) else { return Ok(None) };
         // The count includes this one.
         let depth = u32::try_from(Arc::strong_count(&shared) - 1).unwrap_or(u32::MAX);
         if depth >= request.options.max_depth {
@@ -44,7 +44,7 @@ impl SharedHolds {
 /// A hold with one or more guards. The last guard releases it.
 #[derive(Debug)]
 pub(crate) struct SharedHold {
-    held: OwnedLease,
+    hold: OwnedLease,
     // Dropped after the hold: until then a task may find it, and find that it is lost.
     _entry: Option<Entry>,
 }
@@ -57,20 +57,20 @@ struct Entry {
 
 impl SharedHold {
     /// A hold that no other task finds.
-    pub(crate) fn unlisted(held: OwnedLease) -> Arc<SharedHold> {
-        Arc::new(SharedHold { held, _entry: None })
+    pub(crate) fn unlisted(hold: OwnedLease) -> Arc<SharedHold> {
+        Arc::new(SharedHold { hold, _entry: None })
     }
 
-    pub(crate) fn held(&self) -> &OwnedLease {
-        &self.held
+    pub(crate) fn hold(&self) -> &OwnedLease {
+        &self.hold
     }
 
     /// Releases the hold if this was its last guard.
     pub(crate) async fn release(self: Arc<SharedHold>) -> Result<(), Error> {
-        let lease = self.held.lease().clone();
-        let end = lease.ended();
+        let lease = self.hold.lease().clone();
+        let end = lease.end();
         match (Arc::into_inner(self), end) {
-            (Some(SharedHold { held, _entry }), _) => held.release().await,
+            (Some(SharedHold { hold, _entry }), _) => hold.release().await,
             (None, Some(end)) => released_after(end, Context::of(Operation::Release, lease.name())),
             (None, None) => Ok(()),
         }

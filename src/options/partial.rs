@@ -99,7 +99,7 @@ macro_rules! options {
 
         impl Options {
             /// Returns these options, with those that are not set taken from `base`.
-            pub(crate) fn over(self, base: &Options) -> Options {
+            pub(crate) fn with_defaults(self, base: &Options) -> Options {
                 let set_fields = self.set_fields;
                 let mut all = base.clone();
                 all.set_fields.0 |= set_fields.0;

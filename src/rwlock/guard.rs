@@ -17,18 +17,18 @@ use crate::owner::Owner;
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
     owner: Option<Owner>,
-    held: OwnedLease,
+    hold: OwnedLease,
 }
 
 impl RwLockReadGuard {
-    pub(super) fn new(owner: Option<&Owner>, held: OwnedLease) -> RwLockReadGuard {
-        RwLockReadGuard { owner: owner.cloned(), held }
+    pub(super) fn new(owner: Option<&Owner>, hold: OwnedLease) -> RwLockReadGuard {
+        RwLockReadGuard { owner: owner.cloned(), hold }
     }
 
     /// Returns the lease, which says whether it is valid, until when, and with which [fencing
     /// token](crate::FencingToken).
     pub fn lease(&self) -> &Lease {
-        self.held.lease()
+        self.hold.lease()
     }
 
     /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.
@@ -55,12 +55,12 @@ impl RwLockReadGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.held.release().await
+        self.hold.release().await
     }
 
     /// Ends the renewal without releasing: the hold stays until its TTL expires.
     pub fn leak(self) {
-        self.held.leak();
+        self.hold.leak();
     }
 }
 
@@ -84,17 +84,17 @@ impl fmt::Debug for RwLockReadGuard {
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
     owner: Option<Owner>,
-    held: OwnedLease,
+    hold: OwnedLease,
 }
 
 impl RwLockWriteGuard {
-    pub(super) fn new(owner: Option<&Owner>, held: OwnedLease) -> RwLockWriteGuard {
-        RwLockWriteGuard { owner: owner.cloned(), held }
+    pub(super) fn new(owner: Option<&Owner>, hold: OwnedLease) -> RwLockWriteGuard {
+        RwLockWriteGuard { owner: owner.cloned(), hold }
     }
 
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
-        self.held.lease()
+        self.hold.lease()
     }
 
     /// Converts the hold to write into a hold to read, in one step: no other owner writes in
@@ -115,9 +115,9 @@ impl RwLockWriteGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
-        let options = reading(self.held.options());
-        let held = self.held.convert(&DOWNGRADE, &READ, options).await?;
-        Ok(RwLockReadGuard { owner: self.owner, held })
+        let options = reading(self.hold.options());
+        let hold = self.hold.convert(&DOWNGRADE, &READ, options).await?;
+        Ok(RwLockReadGuard { owner: self.owner, hold })
     }
 
     /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.
@@ -134,12 +134,12 @@ impl RwLockWriteGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.held.release().await
+        self.hold.release().await
     }
 
     /// Ends the renewal without releasing: the hold stays until its TTL expires.
     pub fn leak(self) {
-        self.held.leak();
+        self.hold.leak();
     }
 }
 

@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 #[cfg(feature = "cluster")]
 use super::cluster::{ask_masters, masters_answer};
 use super::failure::{is_broken, too_slow};
-use super::script::{Combined, ContendedLocks, PreparedCall, Request, combine, is_unknown_script};
+use super::script::{CombinedCall, ContendedLocks, PreparedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
 
 /// For a request whose caller sets a timer: a second timer would be paid for in vain.
@@ -551,7 +551,7 @@ async fn send_batch(
 /// Sends calls together. A server that does not know a script for many locks gets its source.
 async fn send_calls(
     connection: &Connection,
-    calls: &[Combined],
+    calls: &[CombinedCall],
     commands: Vec<Cmd>,
     requests: &[Request],
     limit: Duration,

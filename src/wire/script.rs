@@ -315,7 +315,7 @@ impl<'a> Words<'a> {
 }
 
 /// One call for some of the requests of a batch.
-pub(super) struct Combined {
+pub(super) struct CombinedCall {
     /// Their places in the batch.
     pub(super) members: Vec<usize>,
     /// `None`: one request, as it is.
@@ -324,12 +324,12 @@ pub(super) struct Combined {
 
 /// Combines the requests of a batch that have the same script and the same shared arguments.
 /// Returns the calls with their commands.
-pub(super) fn combine(requests: &mut [Request]) -> Vec<(Combined, Cmd)> {
+pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
     let words: Vec<Option<Words<'_>>> =
         requests.iter().map(|request| request.many.map(|_| Words::of(&request.cmd))).collect();
-    let mut calls: Vec<Combined> = Vec::new();
+    let mut calls: Vec<CombinedCall> = Vec::new();
     for (place, request) in requests.iter().enumerate() {
-        let same = |call: &&mut Combined| {
+        let same = |call: &&mut CombinedCall| {
             let (Some(many), Some(one), Some(first)) = (request.many, &words[place], &words[call.members[0]])
             else {
                 return false;
@@ -339,18 +339,18 @@ pub(super) fn combine(requests: &mut [Request]) -> Vec<(Combined, Cmd)> {
         };
         match calls.iter_mut().find(same) {
             Some(call) => call.members.push(place),
-            None => calls.push(Combined { members: vec![place], many: request.many }),
+            None => calls.push(CombinedCall { members: vec![place], many: request.many }),
         }
     }
     for call in &mut calls {
         call.many = call.many.filter(|_| call.members.len() > 1);
     }
-    let command = |call: &Combined| {
+    let command = |call: &CombinedCall| {
         let words: Vec<_> = call.members.iter().filter_map(|place| words[*place].as_ref()).collect();
         call.many.map(|many| many.command(&words, false))
     };
     let commands: Vec<_> = calls.iter().map(command).collect();
-    let command = |(call, command): (Combined, Option<Cmd>)| {
+    let command = |(call, command): (CombinedCall, Option<Cmd>)| {
         let command = command.unwrap_or_else(|| std::mem::take(&mut requests[call.members[0]].cmd));
         (call, command)
     };
@@ -384,7 +384,7 @@ impl ManyScript {
     }
 }
 
-impl Combined {
+impl CombinedCall {
     /// The call with the script's source, if it is one for many locks.
     pub(super) fn by_source(&self, requests: &[Request]) -> Option<Cmd> {
         let words: Vec<_> = self.members.iter().map(|place| Words::of(&requests[*place].cmd)).collect();

@@ -108,7 +108,7 @@ async fn run(command: &Value) -> Outcome {
             return Ok(json!({ "held": true }));
         }
         ("renew", _, Some(lease)) => return Ok(json!({ "held": !lease.is_lost() })), // renewed by the crate
-        ("is_valid", _, Some(lease)) => return Ok(json!({ "valid": lease.ended().is_none() })),
+        ("is_valid", _, Some(lease)) => return Ok(json!({ "valid": lease.end().is_none() })),
         ("lost", _, Some(lease)) => drop(timeout(limit, lease.lost()).await.map_err(|_| "timed_out")?),
         ("count", ..) => return count(opened?, command).await,
         ("close", ..) => opened?.0.close(Duration::from_secs(5)).await?,

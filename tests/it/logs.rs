@@ -29,7 +29,7 @@ async fn subscriber_may_drop_guards_and_panic() {
         on_event(&name("lost"), {
             let (other, lease) = (Arc::clone(&other), lost.lease().clone());
             move || {
-                assert_eq!(lease.ended(), Some(LeaseEnd::Revoked), "the lease is lost before the event");
+                assert_eq!(lease.end(), Some(LeaseEnd::Revoked), "the lease is lost before the event");
                 drop(other.lock().unwrap().take());
                 if panics {
                     // Without the panic hook, whose backtrace would take longer than a TTL.

@@ -293,7 +293,7 @@ if ends < now + ttl then
         name: "all-nodes-must-renew",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "        if self.held >= nodes.deployment.majority() {",
+            from: "        if self.positives >= nodes.deployment.majority() {",
             times: 1,
             to: "        if self.held >= nodes.deployment.nodes {",
         }],

@@ -19,7 +19,7 @@ struct Watch {
 impl Watch {
     fn of(guard: &AnyGuard) -> Watch {
         let lease = guard.lease().clone();
-        assert_eq!(lease.ended(), None);
+        assert_eq!(lease.end(), None);
         let waiting = tokio::spawn({
             let lease = lease.clone();
             async move { lease.lost().await }
@@ -36,7 +36,7 @@ impl Watch {
         let end = soon("lost() returns", self.waiting).await.unwrap();
         let error = soon("while_held() returns", self.working).await.unwrap().unwrap_err();
         assert!(self.lease.is_lost());
-        assert_eq!((self.lease.ended(), self.lease.lost().await), (Some(end), end));
+        assert_eq!((self.lease.end(), self.lease.lost().await), (Some(end), end));
         (end, error)
     }
 }
@@ -77,7 +77,7 @@ async fn lease_end_is_released_or_leaked_by_its_holder() {
         };
         let old = writing.lease().clone();
         let reading = writing.downgrade().await.unwrap();
-        assert_eq!((old.ended(), reading.lease().ended()), (Some(LeaseEnd::Released), None));
+        assert_eq!((old.end(), reading.lease().end()), (Some(LeaseEnd::Released), None));
         reading.release().await.unwrap();
     }
 }
@@ -120,7 +120,7 @@ async fn lease_end_is_lost_after_its_deadline() {
         // A later release does not change the end.
         let lease = guard.lease().clone();
         assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
-        assert_eq!(lease.ended(), Some(LeaseEnd::Lost));
+        assert_eq!(lease.end(), Some(LeaseEnd::Lost));
     }
     let mut watches = Vec::new();
     for kind in KINDS {

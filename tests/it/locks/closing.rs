@@ -95,7 +95,7 @@ async fn releases_holds_and_waiters(topology: Topology) {
     let scripts_run = deployment.scripts_run().await;
     for guard in guards {
         let lease = guard.lease().clone();
-        assert_eq!((lease.ended(), lease.lost().await), (Some(LeaseEnd::Closed), LeaseEnd::Closed));
+        assert_eq!((lease.end(), lease.lost().await), (Some(LeaseEnd::Closed), LeaseEnd::Closed));
         assert!(is_closed(&lease.while_held(std::future::pending::<()>()).await));
         match guard {
             AnyGuard::Write(writing) if lease.name().as_str() == "held-write" => {
@@ -106,7 +106,7 @@ async fn releases_holds_and_waiters(topology: Topology) {
         }
     }
     for guard in shared.into_iter().chain(nested) {
-        assert_eq!(guard.lease().ended(), Some(LeaseEnd::Closed));
+        assert_eq!(guard.lease().end(), Some(LeaseEnd::Closed));
         guard.release().await.unwrap();
     }
     for client in [&locks, &clone, &local] {
@@ -283,7 +283,7 @@ async fn close_returns_at_its_limit_if_no_server_responds() {
             assert!(is_closed(&soon("the call returns", call).await.unwrap()));
         }
         for guard in guards {
-            assert_eq!(guard.lease().ended(), Some(LeaseEnd::Closed));
+            assert_eq!(guard.lease().end(), Some(LeaseEnd::Closed));
             soon("release() waits for no server", guard.release()).await.unwrap();
         }
         assert!(locks.close(Duration::ZERO).await.is_err(), "the locks are still left");
