@@ -29,6 +29,7 @@ mod sentinel;
 #[cfg(all(feature = "pool", feature = "tls", feature = "tracing"))]
 mod service;
 mod standalone;
+mod stopwatch;
 mod suite;
 #[allow(dead_code, reason = "the fault checker uses it as well")]
 mod support;

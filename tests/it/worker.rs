@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redlatch::{Error, Locks, Options};
 
-use crate::support::{Kind, Protocol, Topology, Wake, open_at, role};
+use crate::support::{Kind, Protocol, Stopwatch, Topology, Wake, open_at, role};
 
 /// Not a test: the entry point of worker processes. See `support::Worker`.
 #[test]
@@ -18,6 +18,7 @@ fn play() {
         match words.as_slice() {
             ["count", url, kind, file, turns] => count(url, kind, file, turns.parse().unwrap()).await,
             ["hold", url, kind, ttl_ms] => hold(url, kind, ttl_ms.parse().unwrap()).await,
+            ["measure"] => measure(),
             ["reenter", url, owner] => reenter(url, owner).await,
             ["wait", topology, user, ports, wake, kind, name, ttl_ms, count] => {
                 let (topology, wake) = (topology_of(topology), wake_of(wake));
@@ -73,6 +74,15 @@ async fn hold(url: &str, kind: &str, ttl_ms: u64) {
             command => panic!("no such command: {command:?}"),
         }
     }
+}
+
+/// Measures the time until a command.
+fn measure() {
+    let stopwatch = Stopwatch::start();
+    say("started", "");
+    hear();
+    let stopwatch = stopwatch.stop();
+    say("stalled", (stopwatch.elapsed() - stopwatch.undisturbed()).as_micros());
 }
 
 /// Enters a lock that another process holds for the same owner.

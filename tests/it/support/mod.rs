@@ -21,6 +21,7 @@ mod rwlock;
 mod sentinel;
 mod server;
 mod setup;
+pub mod stopwatch;
 #[cfg(feature = "tls")]
 pub mod tls;
 
@@ -41,6 +42,7 @@ pub use rwlock::{NEVER, notified_only, see};
 pub use server::{DURABLE, Environment};
 pub use server::{Server, count_waiters};
 pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
+pub use stopwatch::Stopwatch;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
