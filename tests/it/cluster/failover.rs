@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use redlatch::{Error, Locks};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{open, tag_at};
 use crate::support::failover::{
     Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, stat, urls,
 };
-use crate::support::{Deployment, Kind, Proxy, Topology, eventually, notified_only, soon, ttl};
+use crate::support::{Deployment, Kind, Proxy, Stopwatch, Topology, eventually, notified_only, soon, ttl};
 
 /// A TTL whose leases are renewed every 500 ms. If no renewal is late, they are valid for at least
 /// `LEFT` at any time.
@@ -55,12 +55,12 @@ async fn cluster_clients_continue_after_a_master_was_killed() {
         lost.push(lock.lock().await.unwrap());
     }
     let (elsewhere, watch) = watched(&locks, &there).await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     deployment.masters_mut()[0].kill();
     deployment.replicas()[0].resume();
     let took = fail_all(later.iter().map(|lock| lock.for_rival())).await;
     println!("requests to a dead master fail after {took:?}");
-    assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
+    assert!(took.undisturbed() < NODE_TIMEOUT + SLACK, "{took:?}");
     deployment.has_failed_over(0).await;
     println!("replaced after {:?}", start.elapsed());
     // The same client continues with larger tokens. Locks that the replica has stay held.
@@ -76,11 +76,7 @@ async fn cluster_clients_continue_after_a_master_was_killed() {
     for old in lost {
         soon("the holder is notified of the loss", old.lease().lost()).await;
         println!("lost after {:?}", start.elapsed());
-        assert!(
-            start.elapsed() < Duration::from_secs(7),
-            "notified only at its deadline: {:?}",
-            start.elapsed()
-        );
+        assert!(start.undisturbed() < Duration::from_secs(7), "notified only at its deadline: {start:?}");
         assert!(matches!(old.release().await, Err(Error::Lost { .. })));
     }
     // The new master has renewed the leases: without that, they would have expired.
@@ -112,14 +108,14 @@ async fn cluster_hung_master_does_not_delay_other_masters() {
         let hung = KINDS.map(|kind| kind.lock(&locks, &format!("{here}hung-{}", kind.name())));
         let took = fail_all(hung).await;
         println!("requests to a hung master fail after {took:?}");
-        assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
-        let start = Instant::now();
+        assert!(took.undisturbed() < NODE_TIMEOUT + SLACK, "{took:?}");
+        let start = Stopwatch::start();
         let other = Kind::Mutex.lock(&locks, &format!("{there}other-{round}"));
         other.lock().await.unwrap().release().await.unwrap();
         println!("another master: {:?}", start.elapsed());
-        assert!(start.elapsed() < NODE_TIMEOUT / 2, "{:?}", start.elapsed());
+        assert!(start.undisturbed() < NODE_TIMEOUT / 2, "{start:?}");
     }
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let new = Locks::builder()
         .cluster(urls("127.0.0.1", deployment.masters()))
         .options(notified_only())
@@ -129,11 +125,11 @@ async fn cluster_hung_master_does_not_delay_other_masters() {
     let lock = Kind::Mutex.lock(&new.unwrap(), &format!("{there}new"));
     lock.lock().await.unwrap().release().await.unwrap();
     println!("used after {:?}", start.elapsed());
-    assert!(start.elapsed() < NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
+    assert!(start.undisturbed() < NODE_TIMEOUT + SLACK, "{start:?}");
     deployment.masters()[0].resume();
     for kind in KINDS {
         let lock = kind.lock(&others, &format!("{here}hung-{}", kind.name()));
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let guard = soon("the hung request left no hold", lock.lock()).await.unwrap();
         println!("after the master resumed: {:?}", start.elapsed());
         guard.release().await.unwrap();
@@ -159,15 +155,15 @@ async fn cluster_clients_continue_after_a_hung_master_was_replaced() {
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
     caught_up(&deployment.masters()[0], 1).await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     deployment.masters()[0].pause();
     deployment.has_failed_over(0).await;
-    let replaced = Instant::now();
+    let replaced = Stopwatch::start();
     println!("replaced after {:?}", start.elapsed());
     let lock = Kind::Mutex.lock(&locks, &format!("{here}hung"));
     eventually("the same client is served again", || async { lock.try_lock().await.is_ok() }).await;
     println!("served again {:?} later", replaced.elapsed());
-    assert!(replaced.elapsed() < 4 * NODE_TIMEOUT, "{:?}", replaced.elapsed());
+    assert!(replaced.undisturbed() < 4 * NODE_TIMEOUT, "{replaced:?}");
     eventually("the other client is served again", || async { contended[0].rival.try_lock().await.is_ok() })
         .await;
     sleep(Duration::from_secs(12).saturating_sub(start.elapsed())).await;
@@ -241,20 +237,20 @@ async fn cluster_calls_fail_in_time_while_a_master_is_missing() {
     for _ in 0..2 {
         let took = fail_all(missing(&here)).await;
         println!("requests to a loading master fail after {took:?}");
-        assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
+        assert!(took.undisturbed() < NODE_TIMEOUT + SLACK, "{took:?}");
     }
     deployment.masters_mut()[0].is_back().await;
     assert!(
         stat(&deployment.masters()[0], "evalsha", "rejected_calls").await > 0,
         "the master replied LOADING"
     );
-    let start = Instant::now();
+    let start = Stopwatch::start();
     for lock in missing(&here) {
         eventually("the same client is served again", || async { lock.try_lock().await.is_ok() }).await;
     }
     println!("served again after {:?}", start.elapsed());
     // A failed connection is retried after a second at most.
-    assert!(start.elapsed() < 2 * NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
+    assert!(start.undisturbed() < 2 * NODE_TIMEOUT + SLACK, "{start:?}");
     for held in &contended {
         held.assert_held(&deployment).await; // from the snapshot
     }
@@ -266,15 +262,15 @@ async fn cluster_calls_fail_in_time_while_a_master_is_missing() {
     for tag in [&here, &there] {
         let took = fail_all(missing(tag)).await;
         println!("requests to a cluster that is down fail after {took:?}");
-        assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
+        assert!(took.undisturbed() < NODE_TIMEOUT + SLACK, "{took:?}");
         // An unqueued call retries for two node timeouts, and the last try takes one.
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let outcome = missing(tag)[0].lock().await;
         println!("an unqueued call fails after {:?}", start.elapsed());
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
-        assert!(start.elapsed() < 3 * NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
+        assert!(start.undisturbed() < 3 * NODE_TIMEOUT + SLACK, "{start:?}");
     }
-    let start = Instant::now();
+    let start = Stopwatch::start();
     deployment.masters_mut()[0].restart().await;
     deployment.replicas_mut()[0].restart().await;
     for tag in [&here, &there] {

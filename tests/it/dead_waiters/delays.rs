@@ -1,11 +1,9 @@
 //! The delay of a live waiter behind dead ones, after the lock is released.
 
-use std::time::{Duration, Instant};
-
 use redlatch::Options;
 
 use super::{BOUND, NAME, queued, waiters, waiting};
-use crate::support::{AnyLock, Deployment, Kind, Protocol, Topology, Wake, Worker, open_at, soon};
+use crate::support::{AnyLock, Deployment, Kind, Protocol, Stopwatch, Topology, Wake, Worker, open_at, soon};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
@@ -90,17 +88,17 @@ impl Case {
     }
 
     /// The time from the release until the live waiter acquires.
-    async fn delay(self) -> Duration {
+    async fn delay(self) -> Stopwatch {
         let (mut prepared, guard) = self.prepare().await;
         let (kind, wake) = self.living;
         let living = self.lock(&prepared.deployment, prepared.user, kind, wake, waiting()).await;
         let living = tokio::spawn(async move { living.lock().await });
         queued(&prepared.deployment, self.dead_count() + 1).await;
         prepared.end(self.end);
-        let start = Instant::now();
+        let start = Stopwatch::start();
         guard.release().await.unwrap();
         let granted = soon("the live waiter acquires", living).await.unwrap().unwrap();
-        let took = start.elapsed();
+        let took = start.stop();
         drop(granted);
         drop(prepared);
         took
@@ -109,7 +107,7 @@ impl Case {
     async fn is_at_most_one_claim(self) {
         let took = self.delay().await;
         println!("FIG {took:?}: {self:?}");
-        assert!(took < BOUND, "{took:?}: {self:?}");
+        assert!(took.undisturbed() < BOUND, "{took:?}: {self:?}");
     }
 }
 
@@ -264,11 +262,11 @@ async fn dead_writers_keep_readers_out_for_one_claim() {
         let living = tokio::spawn(async move { living.lock().await });
         queued(&prepared.deployment, case.dead_count() + 1).await;
         prepared.end(end);
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let granted = soon("the reader acquires", living).await.unwrap().unwrap();
-        let took = start.elapsed();
+        let took = start.stop();
         println!("FIG {took:?}: {case:?}");
-        assert!(took < BOUND, "{took:?}: {case:?}");
+        assert!(took.undisturbed() < BOUND, "{took:?}: {case:?}");
         drop(granted);
         assert!(
             prepared.deployment.is_held_by(&prepared.holder, &guard).await,

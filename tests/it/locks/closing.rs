@@ -1,13 +1,14 @@
 //! `Locks::close`: what it releases, and what it reports. The tests read the servers' keys.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::{Error, LeaseEnd, Locks, Nesting, Options, Owner, Renewal};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 use crate::support::{
-    AnyGuard, Deployment, Kind, PATIENCE, Proxy, Server, Topology, count_waiters, eventually, soon, ttl,
+    AnyGuard, Deployment, Kind, PATIENCE, Proxy, Server, Stopwatch, Topology, count_waiters, eventually,
+    soon, ttl,
 };
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
@@ -269,11 +270,11 @@ async fn close_returns_at_its_limit_if_no_server_responds() {
         let theirs = others.mutex("queued").unwrap().lock().await.unwrap();
         let calls = waiting(&deployment, &locks, Kind::Mutex, "queued", 2).await;
         deployment.pause();
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let limit = Duration::from_secs(1);
         let outcome = locks.close(limit).await;
-        let took = start.elapsed();
-        assert!(took >= limit && took < Duration::from_secs(8), "{took:?}");
+        let took = start.stop();
+        assert!(took.elapsed() >= limit && took.undisturbed() < Duration::from_secs(8), "{took:?}");
         let Err(Error::Unreleased { count, names, limit: reported }) = outcome else { panic!("{outcome:?}") };
         assert!(count >= 5 && reported == limit, "{count} {names:?}");
         let mut names: Vec<&str> = names.iter().map(redlatch::Name::as_str).collect();

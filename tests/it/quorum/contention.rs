@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::{Locks, Options, Renewal};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::{ALONE, KINDS, Quorum, options};
-use crate::support::{AnyLock, Kind, eventually, soon};
+use crate::support::{AnyLock, Kind, Stopwatch, eventually, soon};
 
 /// What the two tasks of a race share. They start each try together and end it together.
 struct Race {
@@ -124,7 +124,7 @@ async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (u
             let gate = Arc::clone(&gate);
             tasks.spawn(async move {
                 gate.wait().await;
-                let start = Instant::now();
+                let start = Stopwatch::start();
                 let guard = soon("try_lock returns", lock.try_lock()).await.unwrap();
                 (guard, start.elapsed())
             });
@@ -179,13 +179,13 @@ async fn quorum_try_ends_soon_if_a_minority_lost_the_lock() {
         quorum.run::<u64>(0b100, &["DEL", lock.key()]).await;
         let mut times = Vec::new();
         for _ in 0..20 {
-            let start = Instant::now();
+            let start = Stopwatch::start();
             assert!(lock.for_another().try_lock().await.unwrap().is_none());
-            times.push(start.elapsed());
+            times.push(start.stop());
         }
-        times.sort();
+        times.sort_by_key(Stopwatch::undisturbed);
         println!("FIG {kind:?}: half within {:?}, at most {:?}", times[10], times[19]);
-        assert!(times[10] < Duration::from_millis(100), "{times:?}");
+        assert!(times[10].undisturbed() < Duration::from_millis(100), "{times:?}");
         eventually("the try leaves nothing on the third node", || async {
             quorum.having(0b111, lock.key()).await == 0b011
         })
@@ -204,12 +204,12 @@ struct Holders {
 }
 
 /// Acquires and releases the lock this many times. Returns the longest wait.
-async fn turns(lock: AnyLock, holders: Arc<Holders>, turns: usize) -> Duration {
-    let mut longest = Duration::ZERO;
+async fn turns(lock: AnyLock, holders: Arc<Holders>, turns: usize) -> Stopwatch {
+    let mut waits = Vec::new();
     for _ in 0..turns {
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let guard = soon("the lock is granted", lock.lock()).await.unwrap();
-        longest = longest.max(start.elapsed());
+        waits.push(start.stop());
         let reads = matches!(lock, AnyLock::Read(..));
         let side = if reads { &holders.readers } else { &holders.writers };
         side.fetch_add(1, Ordering::SeqCst);
@@ -223,7 +223,11 @@ async fn turns(lock: AnyLock, holders: Arc<Holders>, turns: usize) -> Duration {
         side.fetch_sub(1, Ordering::SeqCst);
         soon("the lock is released", guard.release()).await.unwrap();
     }
-    longest
+    longest(waits)
+}
+
+fn longest(waits: Vec<Stopwatch>) -> Stopwatch {
+    waits.into_iter().max_by_key(Stopwatch::undisturbed).unwrap()
 }
 
 async fn four_clients(nodes: usize, kind: Kind, hanging: u32, options: &Options) {
@@ -236,14 +240,11 @@ async fn four_clients(nodes: usize, kind: Kind, hanging: u32, options: &Options)
         tasks.spawn(turns(lock, Arc::clone(&holders), 25));
     }
     quorum.hang(hanging);
-    let start = Instant::now();
-    let mut longest = Duration::ZERO;
-    while let Some(wait) = tasks.join_next().await {
-        longest = longest.max(wait.unwrap());
-    }
-    let took = start.elapsed();
+    let start = Stopwatch::start();
+    let longest = longest(tasks.join_all().await);
+    let took = start.stop();
     println!("FIG {kind:?} on {nodes}, {hanging:b} hanging: 100 turns in {took:?}, longest wait {longest:?}");
-    assert!(took < Duration::from_secs(15), "{took:?}");
+    assert!(took.undisturbed() < Duration::from_secs(15), "{took:?}");
     quorum.resume(hanging);
     quorum.finish().await;
 }
@@ -274,7 +275,7 @@ async fn quorum_split_grants_are_resolved_within_seconds() {
         }
         let gate = Arc::new(Barrier::new(locks.len()));
         let holders = Arc::new(Holders::default());
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let mut tasks = JoinSet::new();
         for lock in locks {
             let (gate, holders) = (Arc::clone(&gate), Arc::clone(&holders));
@@ -283,12 +284,9 @@ async fn quorum_split_grants_are_resolved_within_seconds() {
                 turns(lock, holders, 2).await
             });
         }
-        let mut longest = Duration::ZERO;
-        while let Some(wait) = tasks.join_next().await {
-            longest = longest.max(wait.unwrap());
-        }
+        let longest = longest(tasks.join_all().await);
         println!("FIG {kind:?}: 12 at a time, twice, in {:?}, longest wait {longest:?}", start.elapsed());
-        assert!(longest < Duration::from_secs(5), "{longest:?}");
+        assert!(longest.undisturbed() < Duration::from_secs(5), "{longest:?}");
     }
     quorum.finish().await;
 }

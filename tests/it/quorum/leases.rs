@@ -1,12 +1,12 @@
 //! Leases, waiters and releases while some nodes fail.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::{Error, Options, Renewal};
 use tokio::time::{sleep, timeout};
 
 use super::{CLEANED, KINDS, Quorum, TIMEOUT, options};
-use crate::support::{AnyGuard, Kind, eventually, soon};
+use crate::support::{AnyGuard, Kind, Stopwatch, eventually, soon};
 
 fn short(millis: u64) -> Options {
     options().ttl(Duration::from_millis(millis))
@@ -27,25 +27,25 @@ async fn quorum_waiter_is_granted_while_a_minority_hangs() {
             async move { lock.lock().await }
         });
         quorum.queued(0b11001, &holder, 1).await;
-        let start = Instant::now();
+        let start = Stopwatch::start();
         assert!(lock.for_another().try_lock().await.unwrap().is_none());
-        assert!(start.elapsed() < Duration::from_secs(1), "try_lock returned after {:?}", start.elapsed());
-        let start = Instant::now();
+        assert!(start.undisturbed() < Duration::from_secs(1), "try_lock returned after {start:?}");
+        let start = Stopwatch::start();
         guard.release().await.unwrap();
         let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
-        assert!(start.elapsed() < Duration::from_secs(1), "{kind:?}: {:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_secs(1), "{kind:?}: {start:?}");
         // A call with a time limit ends soon after the limit.
         let limit = Duration::from_millis(400);
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let outcome = holder.lock_timeout(limit).await;
         assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
-        assert!(start.elapsed() < limit + Duration::from_millis(500), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < limit + Duration::from_millis(500), "{start:?}");
         guard.release().await.unwrap();
         quorum.resume(0b00110);
         // The requests that the two nodes received while they hung are undone.
-        let start = Instant::now();
+        let start = Stopwatch::start();
         quorum.wait_for(quorum.all(), 0, &lock).await;
-        assert!(start.elapsed() < CLEANED, "{:?}", start.elapsed());
+        assert!(start.undisturbed() < CLEANED, "{start:?}");
     }
     quorum.finish().await;
 }
@@ -69,9 +69,9 @@ async fn quorum_lease_is_renewed_while_a_minority_hangs_or_is_dead() {
         for (lock, guard) in locks.iter().zip(guards) {
             assert!(!guard.lease().is_lost(), "{lock:?}, hanging: {hangs}");
             assert_eq!(quorum.having(0b10101, lock.key()).await, 0b10101);
-            let start = Instant::now();
+            let start = Stopwatch::start();
             guard.release().await.unwrap();
-            assert!(start.elapsed() < TIMEOUT * 3 / 2, "{:?}", start.elapsed());
+            assert!(start.undisturbed() < TIMEOUT * 3 / 2, "{start:?}");
         }
         if hangs { quorum.resume(0b01010) } else { quorum.restart(0b01010).await }
     }
@@ -81,8 +81,9 @@ async fn quorum_lease_is_renewed_while_a_minority_hangs_or_is_dead() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_lease_is_lost_after_a_majority_lost_it() {
+    const TTL: Duration = Duration::from_secs(3);
     let mut quorum = Quorum::start(5).await;
-    let client = quorum.client(short(3_000)).await;
+    let client = quorum.client(options().ttl(TTL)).await;
     for kind in KINDS {
         let lock = kind.lock(&client, &format!("lost-{}", kind.name()));
         let guard = lock.lock().await.unwrap();
@@ -91,26 +92,22 @@ async fn quorum_lease_is_lost_after_a_majority_lost_it() {
         quorum.wait_for(0b11111, 0b11111, &lock).await;
         assert!(!guard.lease().is_lost());
         // On a busy machine a renewal may come between two of the deletions, and repair the lease.
-        let mut start = Instant::now();
+        let mut start = Stopwatch::start();
         let lost = async {
             loop {
                 quorum.run::<u64>(0b00111, &["DEL", lock.key()]).await;
-                start = Instant::now();
-                if timeout(Duration::from_millis(1_500), guard.lease().lost()).await.is_ok() {
+                start = Stopwatch::start();
+                if timeout(TTL, guard.lease().lost()).await.is_ok() {
                     break;
                 }
             }
         };
         soon("the lease is lost", lost).await;
-        assert!(
-            start.elapsed() < Duration::from_millis(1_500),
-            "a renewal should find it: {:?}",
-            start.elapsed()
-        );
+        assert!(start.undisturbed() < TTL / 2, "a renewal should find it: {start:?}");
         // The guard still exists, so this is not the release of a dropped guard.
         quorum.wait_for(0b11111, 0, &lock).await;
         // The other nodes have just renewed it: by its TTL it would expire after three seconds.
-        assert!(start.elapsed() < Duration::from_millis(2_500), "long before its TTL: {:?}", start.elapsed());
+        assert!(start.undisturbed() < TTL * 5 / 6, "long before its TTL: {start:?}");
         assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     }
     // A majority is dead: the lease ends at its deadline.
@@ -118,12 +115,12 @@ async fn quorum_lease_is_lost_after_a_majority_lost_it() {
     for kind in KINDS {
         guards.push(kind.lock(&client, &format!("dead-{}", kind.name())).lock().await.unwrap());
     }
-    let start = Instant::now();
+    let start = Stopwatch::start();
     quorum.kill(0b11100);
     for guard in guards {
         soon("the lease is lost", guard.lease().lost()).await;
-        assert!(start.elapsed() < Duration::from_millis(3_050), "{:?}", start.elapsed());
-        assert!(start.elapsed() > Duration::from_millis(1_500), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < TTL + Duration::from_millis(50), "{start:?}");
+        assert!(start.elapsed() > TTL / 2, "{start:?}");
     }
     quorum.restart(0b11100).await;
     drop(client);
@@ -145,7 +142,7 @@ async fn quorum_lease_is_repaired_on_nodes_that_return() {
     quorum.restart(0b00011).await;
     // All nodes have the lease; then two other nodes die or lose their data, four times.
     for (gone, wiped) in [(0b01100, true), (0b10001, true), (0b00110, false), (0b11000, false)] {
-        let start = Instant::now();
+        let start = Stopwatch::start();
         for (lock, guard) in locks.iter().zip(&guards) {
             quorum.wait_for(0b11111, 0b11111, lock).await;
             let fence = format!("{{{}}}:fence", lock.key());
@@ -153,7 +150,7 @@ async fn quorum_lease_is_repaired_on_nodes_that_return() {
             assert_eq!(tokens, [guard.token(); 5]);
         }
         // The next renewal is due after a third of the TTL; the rest is for connecting again.
-        assert!(start.elapsed() < Duration::from_millis(1_500), "repaired after {:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_millis(1_500), "repaired after {start:?}");
         if wiped {
             quorum.kill(gone);
         } else {
@@ -205,24 +202,20 @@ async fn quorum_release_reaches_a_node_that_hung() {
             let guard = lock.lock().await.unwrap();
             quorum.wait_for(0b11111, 0b11111, &lock).await;
             quorum.hang(0b10001);
-            let start = Instant::now();
+            let start = Stopwatch::start();
             if dropped {
                 drop(guard);
             } else {
                 guard.release().await.unwrap();
-                assert!(
-                    start.elapsed() < TIMEOUT,
-                    "release() waited for the hanging nodes: {:?}",
-                    start.elapsed()
-                );
+                assert!(start.undisturbed() < TIMEOUT, "release() waited for the hanging nodes: {start:?}");
             }
             quorum.wait_for(0b01110, 0, &lock).await;
             // Long enough for the first release to time out: the one that arrives is a later one.
             sleep(TIMEOUT * 2).await;
             quorum.resume(0b10001);
-            let start = Instant::now();
+            let start = Stopwatch::start();
             quorum.wait_for(0b11111, 0, &lock).await;
-            assert!(start.elapsed() < CLEANED, "{:?} of a TTL of 30 s", start.elapsed());
+            assert!(start.undisturbed() < CLEANED, "{start:?} of a TTL of 30 s");
         }
     }
     quorum.finish().await;
@@ -314,9 +307,9 @@ async fn quorum_downgrade_reaches_nodes_that_return() {
             proxies[2].be_deaf(true);
             proxies[2].hold_requests(true);
         }
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let reading = writing.downgrade().await.unwrap();
-        assert!(start.elapsed() < TIMEOUT, "downgrade() waited for the failed node: {:?}", start.elapsed());
+        assert!(start.undisturbed() < TIMEOUT, "downgrade() waited for the failed node: {start:?}");
         // Long enough for the first request to time out: the one that arrives is a later one.
         sleep(TIMEOUT * 2).await;
         if dies {
@@ -327,7 +320,7 @@ async fn quorum_downgrade_reaches_nodes_that_return() {
             proxies[2].hold_requests(false);
         }
         let other = quorum.client(Options::new()).await;
-        let start = Instant::now();
+        let start = Stopwatch::start();
         // A majority without the hanging node needs the node that was downgraded late.
         quorum.hang(0b001);
         let reads = Kind::Read.lock(&other, &format!("downgraded-{dies}"));
@@ -336,7 +329,7 @@ async fn quorum_downgrade_reaches_nodes_that_return() {
             guard.is_some()
         })
         .await;
-        assert!(start.elapsed() < CLEANED, "{:?}", start.elapsed());
+        assert!(start.undisturbed() < CLEANED, "{start:?}");
         assert!(reads.for_rival().try_lock().await.unwrap().is_none(), "the first client still reads");
         assert!(!reading.lease().is_lost());
         quorum.resume(0b001);

@@ -1,11 +1,11 @@
 //! Every subset of the nodes hangs, dies or is cut off.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::Error;
 
 use super::{CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options, places};
-use crate::support::{AnyLock, Proxy, eventually, idles};
+use crate::support::{AnyLock, Proxy, Stopwatch, eventually, idles};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
@@ -76,19 +76,19 @@ async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
     let tasks = locks.iter().cloned().map(|lock| {
         let (labels, count) = (failing.labels(set), quorum.count());
         tokio::spawn(async move {
-            let start = Instant::now();
+            let start = Stopwatch::start();
             let outcome = lock.try_lock().await;
-            let took = start.elapsed();
+            let took = start.stop();
             if granted {
                 let guard = outcome.unwrap().expect("the lock is free");
-                assert!(took < TIMEOUT * 3 / 2, "{took:?} with {labels:?} failing");
+                assert!(took.undisturbed() < TIMEOUT * 3 / 2, "{took:?} with {labels:?} failing");
                 assert!(!guard.lease().is_lost());
-                let start = Instant::now();
+                let start = Stopwatch::start();
                 guard.release().await.unwrap();
-                assert!(start.elapsed() < TIMEOUT * 3 / 2, "release() took {:?}", start.elapsed());
+                assert!(start.undisturbed() < TIMEOUT * 3 / 2, "release() took {start:?}");
                 return;
             }
-            assert!(took < TIMEOUT * 2, "{took:?} with {labels:?} failing");
+            assert!(took.undisturbed() < TIMEOUT * 2, "{took:?} with {labels:?} failing");
             let (answered, failures) = no_quorum(outcome);
             assert_eq!((answered, named(&failures)), (count - labels.len(), labels.clone()));
             assert!(
@@ -100,10 +100,10 @@ async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
                 return;
             }
             let limit = TIMEOUT * 5;
-            let start = Instant::now();
+            let start = Stopwatch::start();
             let (answered, failures) = no_quorum(lock.lock_timeout(limit).await);
             assert_eq!((answered, named(&failures)), (count - labels.len(), labels));
-            assert!(start.elapsed() < limit, "{:?}", start.elapsed());
+            assert!(start.undisturbed() < limit, "{start:?}");
         })
     });
     for task in tasks.collect::<Vec<_>>() {
@@ -121,7 +121,7 @@ async fn subsets(nodes: usize, fault: Fault, sets: impl IntoIterator<Item = u32>
         tries(&failing, &locks, set).await;
         failing.heal(set).await;
         // The requests that the failed nodes missed arrive now.
-        let start = Instant::now();
+        let start = Stopwatch::start();
         idles(&client).await;
         for lock in &locks {
             let quorum = &failing.quorum;
@@ -131,7 +131,7 @@ async fn subsets(nodes: usize, fault: Fault, sets: impl IntoIterator<Item = u32>
             .await;
         }
         slowest = slowest.max(start.elapsed());
-        assert!(slowest < CLEANED, "subset {set:b}: {slowest:?} of a TTL of 30 s");
+        assert!(start.undisturbed() < CLEANED, "subset {set:b}: {start:?} of a TTL of 30 s");
     }
     println!("{nodes} nodes: all released after {slowest:?} at most");
     for lock in &locks {

@@ -1,12 +1,12 @@
 //! The queue of a quorum: order, notifications, and waiters that died.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::{Locks, Options};
 
 use super::{ALONE, CLEANED, KINDS, Quorum, named, no_quorum, options};
-use crate::support::{eventually, soon};
+use crate::support::{Stopwatch, eventually, soon};
 
 /// A `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
 const NEVER: Duration = Duration::from_secs(10);
@@ -32,14 +32,14 @@ async fn quorum_waiters_are_granted_in_order() {
             }));
             quorum.queued(0b11111, &lock, number).await;
         }
-        let start = Instant::now();
+        let start = Stopwatch::start();
         guard.release().await.unwrap();
         for task in waiting {
             task.await.unwrap();
         }
-        let took = start.elapsed();
+        let took = start.stop();
         println!("FIG {kind:?}: five grants to waiters in {took:?}");
-        assert!(took < Duration::from_secs(1), "notified, not polled: {took:?}");
+        assert!(took.undisturbed() < Duration::from_secs(1), "notified, not polled: {took:?}");
         let order = order.lock().unwrap().clone();
         assert!(order.iter().map(|(number, _)| *number).eq(0..=5), "{order:?}");
         assert!(order.is_sorted_by(|(_, one), (_, next)| one < next), "{order:?}");
@@ -78,9 +78,9 @@ async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
         slow_down(None);
         quorum.queued(0b100, &lock, 1).await;
         guard.release().await.unwrap();
-        let start = Instant::now();
+        let start = Stopwatch::start();
         quorum.queued(0b100, &lock, 0).await;
-        assert!(start.elapsed() < CLEANED, "{kind:?}: {:?}; the queue's TTL is a minute", start.elapsed());
+        assert!(start.undisturbed() < CLEANED, "{kind:?}: {start:?}; the queue's TTL is a minute");
         assert!(!other.lease().is_lost(), "{kind:?}: nothing was granted there");
         other.release().await.unwrap();
     }
@@ -103,15 +103,15 @@ async fn quorum_release_grants_at_once_to_waiter() {
                 async move { lock.lock().await }
             });
             quorum.queued(0b111, &holder, 1).await;
-            let start = Instant::now();
+            let start = Stopwatch::start();
             guard.release().await.unwrap();
             let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
-            times.push(start.elapsed());
+            times.push(start.stop());
             guard.release().await.unwrap();
         }
-        times.sort();
         println!("FIG {kind:?}: {times:?}");
-        assert!(times.iter().sum::<Duration>() < Duration::from_secs(1), "{kind:?}: {times:?}");
+        let sum = times.iter().map(Stopwatch::undisturbed).sum::<Duration>();
+        assert!(sum < Duration::from_secs(1), "{kind:?}: {sum:?} of {times:?}");
     }
     quorum.finish().await;
 }
@@ -145,11 +145,11 @@ async fn quorum_release_skips_a_dead_waiter() {
             })
             .await;
         }
-        let start = Instant::now();
+        let start = Stopwatch::start();
         guard.release().await.unwrap();
         let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         println!("FIG {kind:?}: past the dead waiter in {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_millis(500), "{start:?}");
         guard.release().await.unwrap();
         drop(lock);
         for server in &quorum.servers {
@@ -182,12 +182,12 @@ async fn quorum_claim_of_a_silent_waiter_expires() {
             proxy.hold_requests(true);
             proxy.be_deaf(true);
         }
-        let start = Instant::now();
+        let start = Stopwatch::start();
         guard.release().await.unwrap();
         let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         println!("FIG {kind:?}: past the silent waiter in {:?}", start.elapsed());
         assert!(start.elapsed() > Duration::from_millis(500), "the silent waiter's claim was skipped");
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_secs(5), "{start:?}");
         guard.release().await.unwrap();
         for proxy in &proxies {
             proxy.hold_replies(false);
@@ -210,7 +210,7 @@ async fn quorum_waiting_tasks_fail_together_with_all_failed_nodes() {
     for kind in KINDS {
         let lock = quorum.lock(kind, kind.name(), options.clone()).await;
         quorum.hang(0b01101);
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let mut tasks = tokio::task::JoinSet::new();
         for number in 0..60_u64 {
             let lock = lock.for_another();
@@ -226,7 +226,7 @@ async fn quorum_waiting_tasks_fail_together_with_all_failed_nodes() {
             let (answered, failures) = no_quorum(outcome.unwrap());
             assert_eq!((answered, named(&failures)), (2, quorum.labels(0b01101)), "{kind:?}");
         }
-        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_secs(4), "{start:?}");
         quorum.resume(0b01101);
         eventually("the lock is free", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
     }

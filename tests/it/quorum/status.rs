@@ -1,11 +1,11 @@
 //! `Locks::nodes`: which nodes vote, are not admitted, or have failed.
 
 use std::error::Error as _;
-use std::time::Instant;
 
 use redlatch::{Error, Locks, NodeState, NodeStatus, Options, RestartGuard};
 
 use super::{Quorum, TIMEOUT, options, places};
+use crate::support::Stopwatch;
 
 const TTL: std::time::Duration = std::time::Duration::from_millis(400);
 
@@ -41,9 +41,9 @@ fn states(quorum: &Quorum, set: u32, statuses: &[NodeStatus]) -> String {
 }
 
 async fn all(quorum: &Quorum, client: &Locks) -> String {
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let statuses = client.nodes().await;
-    assert!(start.elapsed() < TIMEOUT * 4, "{:?}", start.elapsed());
+    assert!(start.undisturbed() < TIMEOUT * 4, "{start:?}");
     states(quorum, quorum.all(), &statuses)
 }
 

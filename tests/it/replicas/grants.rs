@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, urls};
 use crate::support::{
-    AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, notified_only, soon, ttl,
+    AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon, ttl,
 };
 
 pub(super) const TIMEOUT: Duration = Duration::from_millis(200);
@@ -61,23 +61,23 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
     replicas[0].pause();
     for kind in KINDS {
         let lock = lock(locks, kind, "refused");
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let outcome = lock.try_lock().await;
-        let took = start.elapsed();
+        let took = start.stop();
         assert!(
             matches!(outcome, Err(Error::TooFewReplicas { confirmed: 0, required: 1, .. })),
             "{outcome:?}"
         );
-        assert!(took >= TIMEOUT && took < TIMEOUT + SLACK, "{took:?}");
+        assert!(took.elapsed() >= TIMEOUT && took.undisturbed() < TIMEOUT + SLACK, "{took:?}");
         println!("refused after {took:?}");
         // A client without the option checks the state.
         let watcher = self::lock_like(plain, &lock);
         eventually("the grant is released", || async { !master.is_locked(&watcher).await }).await;
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let outcome = lock.lock().await;
         assert!(matches!(outcome, Err(Error::TooFewReplicas { .. })), "{outcome:?}");
         println!("failed after {:?}", start.elapsed());
-        assert!(start.elapsed() < 3 * NODE_TIMEOUT + SLACK, "{:?}", start.elapsed());
+        assert!(start.undisturbed() < 3 * NODE_TIMEOUT + SLACK, "{start:?}");
         eventually("the grant is released", || async { !master.is_locked(&watcher).await }).await;
     }
     // Renewals and releases of held locks still succeed, without waiting.
@@ -86,9 +86,9 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
     assert!(stat(master, "evalsha", "calls").await > renewals, "no renewal");
     for (lock, guard) in held {
         assert!(!guard.lease().is_lost() && master.is_held_by(&lock, &guard).await, "{guard:?}");
-        let start = Instant::now();
+        let start = Stopwatch::start();
         guard.release().await.unwrap();
-        assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
+        assert!(start.undisturbed() < TIMEOUT / 2, "{start:?}");
     }
     assert_eq!(waits(master).await, confirmed, "only grants wait for replicas");
     // `lock` retries until a replica confirms.
@@ -115,11 +115,11 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
             async move { waiter.lock().await }
         });
         eventually("the waiter queues", || async { master.queued_for(&holder).await == 1 }).await;
-        let (before, start) = (waits(master).await, Instant::now());
+        let (before, start) = (waits(master).await, Stopwatch::start());
         guard.release().await.unwrap();
         let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         println!("granted to the waiter after {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_millis(500), "{start:?}");
         assert_eq!(waits(master).await, before + 1, "{kind:?}");
         assert_eq!(replicas[0].run::<u64>(&["EXISTS", waiter.key()]).await, 1);
         next.release().await.unwrap();
@@ -275,7 +275,7 @@ async fn replicas_sentinel_grants_wait_for_replicas() {
     deployment.fail_over(0).await;
     let master = &deployment.masters()[0];
     caught_up(master, 2).await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("after-{}", kind.name()));
         let guard = lock.lock().await;

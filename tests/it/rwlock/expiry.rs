@@ -1,11 +1,11 @@
 //! Expiry: each holder has an expiry of its own, and so has the mark of a waiting writer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
 use super::{client, notified_only, queued};
-use crate::support::{Oracle, Server, eventually, soon};
+use crate::support::{Oracle, Server, Stopwatch, eventually, soon};
 
 /// Sends one acquire request of a writer that never polls again.
 async fn write_acquire(server: &Server, arguments: [&str; 6]) -> Vec<u64> {
@@ -56,11 +56,11 @@ async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
         write_acquire(&server, ["aa", "30000", "", "1", "600", "lock:wake:00000000000000000000000000000000"])
             .await;
     assert_eq!(busy.len(), 2);
-    let start = Instant::now();
+    let start = Stopwatch::start();
     assert!(lock.try_read().await.unwrap().is_none(), "a new reader is kept out");
     let beside = soon("the waiter is admitted", lock.read()).await.unwrap();
     assert!(start.elapsed() > Duration::from_millis(300), "{:?}", start.elapsed());
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(start.undisturbed() < Duration::from_secs(3), "{start:?}");
     reading.release().await.unwrap();
     beside.release().await.unwrap();
     lock.try_write()
@@ -123,14 +123,14 @@ async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     .await;
     assert_eq!(busy.len(), 2);
     assert!(matches!(lock.with_owner(&owner).write().await, Err(Error::WouldDeadlock { .. })));
-    let start = Instant::now();
+    let start = Stopwatch::start();
     eventually("the dead upgrader's mark expires", || async { lock.try_read().await.unwrap().is_some() })
         .await;
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.undisturbed() < Duration::from_secs(2), "{start:?}");
     let writing = soon("the upgrade is granted after the dead reader's TTL", lock.with_owner(&owner).write())
         .await
         .unwrap();
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(start.undisturbed() < Duration::from_secs(4), "{start:?}");
     writing.release().await.unwrap();
     mine.release().await.unwrap();
     drop((lock, short));

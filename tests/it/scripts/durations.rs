@@ -20,7 +20,7 @@ const ROUNDS: usize = 3;
 const ENTRIES: [&str; 2] = ["128", "20000"];
 
 /// Runs scripts, and records the longest time of each, in microseconds of the server's processor.
-struct Stopwatch {
+struct Profiler {
     client: Client,
     sums: BTreeMap<String, String>,
     worst: BTreeMap<String, u64>,
@@ -28,8 +28,8 @@ struct Stopwatch {
     time: u64,
 }
 
-impl Stopwatch {
-    async fn start(server: &Server, entries: &str) -> Stopwatch {
+impl Profiler {
+    async fn start(server: &Server, entries: &str) -> Profiler {
         let client = Client::of(server).await;
         // The old name of the setting, which all versions accept.
         client.run::<()>(&["CONFIG", "SET", "hash-max-ziplist-entries", entries]).await;
@@ -37,7 +37,7 @@ impl Stopwatch {
         let process = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
         let file = format!("/proc/{process}/task/{process}/schedstat");
         let time = client.time().await;
-        Stopwatch { client, sums: BTreeMap::new(), worst: BTreeMap::new(), file, time }
+        Profiler { client, sums: BTreeMap::new(), worst: BTreeMap::new(), file, time }
     }
 
     /// The processor time of the server's main thread, in nanoseconds; without other processes.
@@ -137,8 +137,8 @@ async fn scripts_are_short_beside_10000_readers_of_which_9000_expired() {
     }
 }
 
-async fn beside_readers(server: &Server, entries: &str) -> Stopwatch {
-    let mut watch = Stopwatch::start(server, entries).await;
+async fn beside_readers(server: &Server, entries: &str) -> Profiler {
+    let mut watch = Profiler::start(server, entries).await;
     let (read, write) = (of("read"), of("write"));
     watch.fresh().await;
     watch.readers().await;
@@ -194,8 +194,8 @@ async fn scripts_are_short_beside_10000_waiters() {
     }
 }
 
-async fn beside_waiters(server: &Server, entries: &str) -> Stopwatch {
-    let mut watch = Stopwatch::start(server, entries).await;
+async fn beside_waiters(server: &Server, entries: &str) -> Profiler {
+    let mut watch = Profiler::start(server, entries).await;
     for kind in ["read", "write", "mutex", "reentrant"] {
         for are_dead in [false, true] {
             let holder = of(if kind == "read" { "write" } else { kind });

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult};
 use redlatch::{Error, Locks, Name, Options};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{MASTER, monitor, open};
 use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, urls};
 use crate::support::{
-    AnyLock, Deployment, Kind, LockState, Oracle, Server, Topology, eventually, notified_only, soon,
+    AnyLock, Deployment, Kind, LockState, Oracle, Server, Stopwatch, Topology, eventually, notified_only,
+    soon,
 };
 
 /// How often a client checks its subscription.
@@ -38,15 +39,15 @@ async fn sentinel_clients_continue_after_the_master_was_killed() {
         }
         lost.push(lock.lock().await.unwrap());
     }
-    let start = Instant::now();
+    let start = Stopwatch::start();
     deployment.masters_mut()[0].kill();
     deployment.replicas().iter().for_each(Server::resume);
     let took = fail_all(later.iter().map(AnyLock::for_rival)).await;
     println!("requests to a dead master fail after {took:?}");
-    assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
+    assert!(took.undisturbed() < NODE_TIMEOUT + SLACK, "{took:?}");
     deployment.has_failed_over(0).await;
     println!("replaced after {:?}", start.elapsed());
-    let replaced = Instant::now();
+    let replaced = Stopwatch::start();
     for (lock, old) in later.iter().zip(&lost) {
         // A first call may still fail: its outage limit counts from the death of the master.
         let rival = lock.for_rival();
@@ -56,7 +57,7 @@ async fn sentinel_clients_continue_after_the_master_was_killed() {
         next.release().await.unwrap();
     }
     println!("served again {:?} later", replaced.elapsed());
-    assert!(replaced.elapsed() < 2 * NODE_TIMEOUT + SLACK, "{:?}", replaced.elapsed());
+    assert!(replaced.undisturbed() < 2 * NODE_TIMEOUT + SLACK, "{replaced:?}");
     for held in &survivors {
         eventually("the other client is served again", || async { held.rival.try_lock().await.is_ok() })
             .await;
@@ -65,11 +66,7 @@ async fn sentinel_clients_continue_after_the_master_was_killed() {
     for old in lost {
         soon("the holder is notified of the loss", old.lease().lost()).await;
         println!("lost after {:?}", start.elapsed());
-        assert!(
-            start.elapsed() < Duration::from_secs(8),
-            "notified only at its deadline: {:?}",
-            start.elapsed()
-        );
+        assert!(start.undisturbed() < Duration::from_secs(8), "notified only at its deadline: {start:?}");
         assert!(matches!(old.release().await, Err(Error::Lost { .. })));
     }
     // The new master has renewed the leases: without that, they would have expired.
@@ -79,7 +76,7 @@ async fn sentinel_clients_continue_after_the_master_was_killed() {
         held.assert_held(&deployment).await;
         let took = held.grant_to_waiter(&deployment).await;
         println!("granted to the waiter after {took:?}");
-        assert!(took < Duration::from_millis(500), "{took:?}");
+        assert!(took.undisturbed() < Duration::from_millis(500), "{took:?}");
     }
     drop((later, locks, others));
     deployment.masters()[0].assert_nothing_left().await;
@@ -106,21 +103,21 @@ async fn leave_a_demoted_master(options: Options) {
     let notified_later = contended.split_off(2);
     demote(&deployment).await;
     deployment.has_failed_over(0).await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let next: Vec<AnyLock> =
         KINDS.iter().map(|kind| kind.lock(&locks, &format!("next-{}", kind.name()))).collect();
     for lock in &next {
         soon("the same client is served again", lock.lock()).await.unwrap().release().await.unwrap();
     }
     println!("served again after {:?}", start.elapsed());
-    assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
+    assert!(start.undisturbed() < NODE_TIMEOUT, "{start:?}");
     // The subscription moves with the first request that is refused, long before its next check.
     let refused_first = KINDS[0].lock(&others, "refused-first");
     soon("the other client is served again", refused_first.lock()).await.unwrap().release().await.unwrap();
-    let (promoted, since) = (&deployment.masters()[0], Instant::now());
+    let (promoted, since) = (&deployment.masters()[0], Stopwatch::start());
     eventually("the subscription has moved", || async { promoted.subscribers().await.len() == 1 }).await;
     println!("subscribed there after {:?}", since.elapsed());
-    assert!(since.elapsed() < HEARTBEAT / 5, "{:?}", since.elapsed());
+    assert!(since.undisturbed() < HEARTBEAT / 5, "{since:?}");
     // The waiters poll now and then; after that they are notified.
     for held in contended {
         eventually("the rival is served again", || async { held.rival.try_lock().await.is_ok() }).await;
@@ -134,7 +131,7 @@ async fn leave_a_demoted_master(options: Options) {
         eventually("the rival is queued", || async { deployment.waiters(&held.lock).await == 1 }).await;
         let took = held.grant_to_waiter(&deployment).await;
         println!("notified after {took:?}");
-        assert!(took < Duration::from_millis(500), "{took:?}");
+        assert!(took.undisturbed() < Duration::from_millis(500), "{took:?}");
     }
     drop((next, refused_first, locks, others));
     deployment.assert_nothing_left().await;
@@ -206,7 +203,7 @@ async fn sentinel_clients_leave_a_master_without_replicas() {
     })
     .await;
     monitor(promoted, &deployment).await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     for locks in [&locks, &others] {
         for kind in KINDS {
             let lock = kind.lock(locks, &format!("next-{}", kind.name()));
@@ -214,7 +211,7 @@ async fn sentinel_clients_leave_a_master_without_replicas() {
         }
     }
     println!("served again after {:?}", start.elapsed());
-    assert!(start.elapsed() < 2 * NODE_TIMEOUT, "{:?}", start.elapsed());
+    assert!(start.undisturbed() < 2 * NODE_TIMEOUT, "{start:?}");
     for held in contended {
         held.assert_held(promoted).await;
         eventually("the rival is queued", || async { promoted.queued_for(&held.lock).await == 1 }).await;
@@ -233,14 +230,14 @@ async fn sentinel_clients_continue_after_a_hung_master_was_replaced() {
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
     let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
     caught_up(&deployment.masters()[0], deployment.replicas().len()).await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     deployment.masters()[0].pause();
     let took = fail_all(KINDS.map(|kind| kind.lock(&locks, &format!("hung-{}", kind.name())))).await;
     println!("requests to a hung master fail after {took:?}");
-    assert!(took < 2 * NODE_TIMEOUT + SLACK, "{took:?}");
+    assert!(took.undisturbed() < 2 * NODE_TIMEOUT + SLACK, "{took:?}");
     deployment.has_failed_over(0).await;
     println!("replaced after {:?}", start.elapsed());
-    let replaced = Instant::now();
+    let replaced = Stopwatch::start();
     for held in &contended {
         eventually("both clients are served again", || async {
             held.lock.for_rival().try_lock().await.is_ok() && held.rival.try_lock().await.is_ok()
@@ -248,7 +245,7 @@ async fn sentinel_clients_continue_after_a_hung_master_was_replaced() {
         .await;
     }
     println!("served again {:?} later", replaced.elapsed());
-    assert!(replaced.elapsed() < 4 * NODE_TIMEOUT + SLACK, "{:?}", replaced.elapsed());
+    assert!(replaced.undisturbed() < 4 * NODE_TIMEOUT + SLACK, "{replaced:?}");
     deployment.replicas().iter().for_each(Server::resume);
     sleep(Duration::from_millis(10_500).saturating_sub(start.elapsed())).await;
     for held in contended {
@@ -265,11 +262,11 @@ async fn sentinel_connect_returns_in_time_whatever_sentinels_do() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
     let opens = async |name: &str| {
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let opened = Locks::builder().sentinel(&sentinels, name).connect().await;
-        let took = start.elapsed();
+        let took = start.stop();
         println!("{:?} after {took:?}", opened.as_ref().map(drop));
-        assert!(took < NODE_TIMEOUT + SLACK, "{took:?}");
+        assert!(took.undisturbed() < NODE_TIMEOUT + SLACK, "{took:?}");
         opened
     };
     let outcome = opens("unknown").await;
@@ -279,12 +276,12 @@ async fn sentinel_connect_returns_in_time_whatever_sentinels_do() {
         let locks = opens(MASTER).await.unwrap();
         // Reconnecting is not delayed by the hung sentinel either.
         deployment.kill_connections().await;
-        let start = Instant::now();
+        let start = Stopwatch::start();
         for kind in KINDS {
             kind.lock(&locks, kind.name()).lock().await.unwrap().release().await.unwrap();
         }
         println!("served again after {:?}", start.elapsed());
-        assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
+        assert!(start.undisturbed() < NODE_TIMEOUT, "{start:?}");
         deployment.sentinels()[hung].resume();
     }
     deployment.sentinels().iter().for_each(Server::pause);
@@ -339,7 +336,7 @@ async fn sentinel_passwords_and_database_survive_a_failover() {
             && seen.iter().any(|one| one["flags"] == "slave" && one["master-link-status"] == "ok")
     })
     .await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let wrong = [
         (format!("redis://127.0.0.1:{}/", sentinel.port()), format!("redis://:secret@{MASTER}/3")),
         (by_sentinel.clone(), MASTER.to_owned()),
@@ -349,7 +346,7 @@ async fn sentinel_passwords_and_database_survive_a_failover() {
         let outcome = Locks::builder().sentinel([sentinel], &master).connect().await;
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
     }
-    assert!(start.elapsed() < NODE_TIMEOUT, "{:?}", start.elapsed());
+    assert!(start.undisturbed() < NODE_TIMEOUT, "{start:?}");
     let name = format!("redis://:secret@{MASTER}/3");
     let options = notified_only().ttl(Duration::from_secs(10));
     let locks =

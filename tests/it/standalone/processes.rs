@@ -1,11 +1,11 @@
 //! Worker processes that exclude each other, are killed, and are stopped.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::Owner;
 use rustix::process::Signal;
 
-use crate::support::{Kind, Oracle, Server, Worker, eventually, soon};
+use crate::support::{Kind, Oracle, Server, Stopwatch, Worker, eventually, soon};
 
 async fn lock_excludes_among_sixteen_processes(kind: Kind) {
     const TURNS: u64 = 50;
@@ -51,11 +51,11 @@ async fn lock_is_acquired_after_its_holder_was_killed(kind: Kind) {
     let token: u64 = worker.hear("holding").parse().unwrap();
     let lock = kind.rival().lock(&server.locks().await, "held");
     assert!(lock.try_lock().await.unwrap().is_none());
-    let killed = Instant::now();
+    let killed = Stopwatch::start();
     worker.kill();
     let guard = soon("the lock is granted", lock.lock()).await.unwrap();
     // The rest of the lease, and the longest pause between two polls.
-    assert!(killed.elapsed() < ttl + Duration::from_secs(3), "{:?}", killed.elapsed());
+    assert!(killed.undisturbed() < ttl + Duration::from_secs(3), "{killed:?}");
     assert!(guard.token() > token);
     guard.release().await.unwrap();
     drop(lock);

@@ -8,7 +8,7 @@ use redlatch::{Options, RwLock};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{Setup, idles, soon};
+use crate::support::{Setup, Stopwatch, idles, soon};
 
 const HOLD: Duration = Duration::from_millis(10);
 
@@ -70,16 +70,16 @@ async fn single_task_enters(setup: Setup, the_one_writes: bool) {
         });
     }
     let one = lock(&setup).await;
-    let mut longest = Duration::ZERO;
+    let mut waits = Vec::new();
     for _ in 0..15 {
         sleep(3 * HOLD).await;
-        let start = Instant::now();
+        let start = Stopwatch::start();
         turn(&one, the_one_writes, &inside).await;
-        longest = longest.max(start.elapsed() - HOLD);
+        waits.push(start.stop());
     }
-    println!("{:?} {:?}: waited for {longest:?} at most", setup.topology(), setup.wake);
-    // No tighter bound: the machine is busy with other tests.
-    assert!(longest < 2 * HOLD + POLL, "waited for {longest:?}");
+    let longest = waits.into_iter().max_by_key(Stopwatch::undisturbed).unwrap();
+    println!("{:?} {:?}: waited and held for {longest:?} at most", setup.topology(), setup.wake);
+    assert!(longest.undisturbed() < 3 * HOLD + POLL, "waited and held for {longest:?}");
     stop.store(true, Ordering::SeqCst);
     while let Some(outcome) = tasks.join_next().await {
         outcome.unwrap();

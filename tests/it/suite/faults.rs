@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use redlatch::{Error, Options, Renewal};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use crate::support::{AnyLock, Proxy, Setup, eventually, soon, ttl};
+use crate::support::{AnyLock, Proxy, Setup, Stopwatch, eventually, soon, ttl};
 
 /// The acquire ran, its reply is lost, and it is sent again: the server counts one hold.
 pub async fn acquire_counts_once_if_its_reply_is_lost(setup: Setup) {
@@ -85,20 +85,19 @@ pub async fn calls_fail_in_time_while_server_is_stopped(setup: Setup) {
     warm_up(&lock).await;
     for _ in 0..3 {
         setup.deployment.pause();
-        let start = Instant::now();
+        let start = Stopwatch::start();
         assert!(setup.failed(&lock.try_lock().await), "never a false success");
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_secs(3), "{start:?}");
         let outcome = lock.lock_timeout(Duration::from_millis(100)).await;
         let in_time = matches!(outcome, Err(Error::TimedOut { .. })) || setup.failed(&outcome);
         assert!(in_time, "{outcome:?}");
         setup.deployment.resume();
         // The server now runs the requests that were sent meanwhile; none of them may leave a hold.
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let guard = soon("the lock is acquired", watcher.lock()).await.unwrap();
         assert!(
-            start.elapsed() < Duration::from_secs(5),
-            "an orphaned grant blocked the lock for {:?}",
-            start.elapsed()
+            start.undisturbed() < Duration::from_secs(5),
+            "an orphaned grant blocked the lock for {start:?}"
         );
         assert!(setup.deployment.is_held_by(&watcher, &guard).await);
         guard.release().await.unwrap();
@@ -339,16 +338,16 @@ pub async fn calls_fail_in_time_while_server_is_down(mut setup: Setup) {
     let lock = setup.lock_with("dead", options.clone()).await;
     let guard = lock.lock().await.unwrap();
     setup.deployment.kill();
-    let start = Instant::now();
+    let start = Stopwatch::start();
     assert!(setup.failed(&lock.try_lock().await));
     assert!(setup.failed(&lock.for_another().lock().await));
     let outcome = lock.for_another().lock_timeout(Duration::from_millis(300)).await;
     assert!(setup.failed(&outcome), "the error names a failed server, not a busy lock: {outcome:?}");
     assert!(setup.failed(&lock.inspect().await));
     assert!(setup.failed(&setup.try_client_with(options).await));
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.undisturbed() < Duration::from_secs(5), "{start:?}");
     soon("the lease is lost at its deadline", guard.lease().lost()).await;
-    assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
+    assert!(start.undisturbed() < Duration::from_secs(6), "{start:?}");
     let outcome = guard.release().await;
     assert!(matches!(outcome, Err(Error::Lost { .. })) || setup.failed(&outcome), "{outcome:?}");
     setup.deployment.restart().await;

@@ -1,11 +1,11 @@
 //! Upgrades: from reading to writing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::{Error, Mode, Options, Owner};
 
 use super::queued;
-use crate::support::{Setup, eventually, notified_only, soon};
+use crate::support::{Setup, Stopwatch, eventually, notified_only, soon};
 
 pub async fn upgrade_succeeds_once_owner_is_sole_reader(setup: Setup) {
     let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
@@ -53,13 +53,13 @@ pub async fn second_upgrade_returns_would_deadlock(setup: Setup) {
             async move { lock.with_owner(&one).write().await }
         })
         .await;
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let outcome = soon("the upgrade is refused", other.with_owner(&two).write()).await;
         assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
         let outcome = other.with_owner(&two).write_timeout(Duration::from_secs(9)).await;
         assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
         assert!(other.with_owner(&two).try_write().await.unwrap().is_none(), "try_write does not wait");
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(start.undisturbed() < Duration::from_secs(2), "{start:?}");
         let before = setup.deployment.published().await;
         second.release().await.unwrap();
         let writing = soon("the upgrade is granted", upgrading).await.unwrap().unwrap();

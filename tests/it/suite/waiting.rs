@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{Error, Options};
 use tokio::time::Instant;
 
-use crate::support::{Setup, Wake, eventually, soon, ttl};
+use crate::support::{Setup, Stopwatch, Wake, eventually, soon, ttl};
 
 /// A `poll_cap` that has no effect: a waiter polls after half a claim, which is at most a second
 /// and a half.
@@ -87,13 +87,14 @@ pub async fn lock_times_out_and_leaves_queue(setup: Setup) {
     let guard = lock.lock().await.unwrap();
     let limit = Duration::from_millis(300);
     for _ in 0..2 {
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let outcome = other.lock_timeout(limit).await;
         assert!(matches!(&outcome, Err(Error::TimedOut { limit: set, .. }) if *set == limit), "{outcome:?}");
-        assert!(start.elapsed() >= limit && start.elapsed() < limit + Duration::from_secs(2));
-        let start = Instant::now();
+        assert!(start.elapsed() >= limit, "{start:?}");
+        assert!(start.undisturbed() < limit + Duration::from_secs(2), "{start:?}");
+        let start = Stopwatch::start();
         assert!(tokio::time::timeout(limit, other.lock()).await.is_err());
-        assert!(start.elapsed() < limit + Duration::from_secs(2));
+        assert!(start.undisturbed() < limit + Duration::from_secs(2), "{start:?}");
     }
     eventually("the waiter has left the queue", || async { setup.deployment.waiters(&lock).await == 0 })
         .await;
@@ -114,18 +115,18 @@ pub async fn release_grants_at_once_to_waiter(setup: Setup) {
             async move { other.lock().await }
         });
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
-        let start = Instant::now();
+        let start = Stopwatch::start();
         guard.release().await.unwrap();
         let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
-        times.push(start.elapsed());
+        times.push(start.stop());
         assert!(!next.lease().is_lost());
         setup.assert_conservative(&lock, &next).await;
         drop(next);
         eventually("the lock is free", || async { !setup.deployment.is_locked(&lock).await }).await;
     }
     // A waiter that is not notified polls after more than a second. The median of five.
-    times.sort();
-    assert!(times[2] < Duration::from_millis(500), "{times:?}");
+    times.sort_by_key(Stopwatch::undisturbed);
+    assert!(times[2].undisturbed() < Duration::from_millis(500), "{times:?}");
     drop((lock, other));
     setup.finish().await;
 }
@@ -185,15 +186,15 @@ pub async fn waiter_acquires_after_holder_expires(setup: Setup) {
     let mut times = Vec::new();
     for _ in 0..3 {
         lock.lock().await.unwrap().leak();
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let guard = soon("the waiter acquires after the expiry", other.lock()).await.unwrap();
-        times.push(start.elapsed());
+        times.push(start.stop());
         guard.release().await.unwrap();
     }
-    times.sort();
-    assert!(times[0] > Duration::from_millis(300), "{times:?}");
+    times.sort_by_key(Stopwatch::undisturbed);
+    assert!(times.iter().all(|took| took.elapsed() > Duration::from_millis(300)), "{times:?}");
     // The waiter knows the end of the lease; otherwise it would poll after more than a second.
-    assert!(times[1] < Duration::from_secs(1), "{times:?}");
+    assert!(times[1].undisturbed() < Duration::from_secs(1), "{times:?}");
     drop((lock, other));
     setup.finish().await;
 }
@@ -217,16 +218,16 @@ pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
             if setup.wake == Wake::Push {
                 eventually("the client subscribes", || async { proxy.connections() > before }).await;
             }
-            let start = Instant::now();
+            let start = Stopwatch::start();
             guard.release().await.unwrap();
             let next = soon("the waiter finds the release", waiting).await.unwrap().unwrap();
-            times.push(start.elapsed());
+            times.push(start.stop());
             proxy.be_deaf(false);
             next.release().await.unwrap();
         }
-        times.sort();
+        times.sort_by_key(Stopwatch::undisturbed);
         // A waiter that sleeps before its second attempt does so for more than a second.
-        assert!(times[1] < Duration::from_secs(1), "deaf: {deaf}: {times:?}");
+        assert!(times[1].undisturbed() < Duration::from_secs(1), "deaf: {deaf}: {times:?}");
     }
     drop(lock);
     setup.finish().await;

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use redlatch::{Error, Lease, Locks};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use super::{AnyGuard, AnyLock, Kind, Oracle, Server, eventually, soon};
+use super::{AnyGuard, AnyLock, Kind, Oracle, Server, Stopwatch, eventually, soon};
 
 pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 /// The crate's default, and the unit in which the tests measure how long calls take to fail.
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The delay that other work on the machine may add.
+/// What calls take beyond the time for which they wait.
 pub const SLACK: Duration = Duration::from_secs(1);
 
 pub fn urls(host: &str, servers: &[Server]) -> Vec<String> {
@@ -72,11 +72,11 @@ impl Contended {
 
     /// Releases the lock, and checks that the queued rival is granted it. Returns how long that
     /// took.
-    pub async fn grant_to_waiter(self, servers: &impl Oracle) -> Duration {
-        let (token, start) = (self.guard.lease().fencing_token(), Instant::now());
+    pub async fn grant_to_waiter(self, servers: &impl Oracle) -> Stopwatch {
+        let (token, start) = (self.guard.lease().fencing_token(), Stopwatch::start());
         self.guard.release().await.unwrap();
         let next = soon("the waiter is granted the lock", self.waiting).await.unwrap().unwrap();
-        let took = start.elapsed();
+        let took = start.stop();
         assert!(next.lease().fencing_token() > token, "{next:?}");
         let state = servers.lock_state(self.lock.name()).await;
         assert!(state.is_held_by(&next), "the server has another holder: {next:?}, {state:?}");
@@ -124,8 +124,8 @@ impl Drop for Watch {
 
 /// Tries locks whose server cannot be reached, all at the same time. Returns how long the slowest
 /// took to fail.
-pub async fn fail_all(locks: impl IntoIterator<Item = AnyLock>) -> Duration {
-    let start = Instant::now();
+pub async fn fail_all(locks: impl IntoIterator<Item = AnyLock>) -> Stopwatch {
+    let start = Stopwatch::start();
     let mut tries = tokio::task::JoinSet::new();
     for lock in locks {
         tries.spawn(async move { lock.try_lock().await });
@@ -134,7 +134,7 @@ pub async fn fail_all(locks: impl IntoIterator<Item = AnyLock>) -> Duration {
         let outcome = outcome.unwrap();
         assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
     }
-    start.elapsed()
+    start.stop()
 }
 
 /// Waits until this many replicas have acknowledged all writes.
