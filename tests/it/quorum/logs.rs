@@ -15,14 +15,20 @@ async fn quorum_logs_count_nodes_of_a_failed_renewal() {
         [(1, 0b001, "held=0 lost=0 unknown=1 nodes=1"), (3, 0b110, "held=1 lost=0 unknown=2 nodes=3")]
     {
         let quorum = Quorum::start(nodes).await;
-        let client = quorum.client(options().ttl(Duration::from_secs(3))).await;
+        // Renewed after two seconds, and lost four seconds after that.
+        let client = quorum.client(options().ttl(Duration::from_secs(6))).await;
+        let mut guards = Vec::new();
         for kind in KINDS {
             let name = format!("events-{nodes}-{}", kind.name());
-            let guard = quorum.take(&kind.lock(&client, &name)).await;
-            quorum.hang(hanging);
-            let is_logged = || heard_of(&name).iter().any(|event| event.contains("no majority renewed"));
+            guards.push((quorum.take(&kind.lock(&client, &name)).await, name));
+        }
+        quorum.hang(hanging);
+        for (_, name) in &guards {
+            let is_logged = || heard_of(name).iter().any(|event| event.contains("no majority renewed"));
             eventually("the failed renewal is logged", || async { is_logged() }).await;
-            quorum.resume(hanging);
+        }
+        quorum.resume(hanging);
+        for (guard, name) in guards {
             let event = heard_of(&name).swap_remove(0);
             println!("{event}");
             assert!(event.starts_with("DEBUG no majority renewed a lease: retrying"), "{event}");

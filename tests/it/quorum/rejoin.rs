@@ -224,7 +224,8 @@ async fn quorum_rejoin_fails_if_the_node_loses_data_meanwhile() {
 async fn loses_data_meanwhile(keeps: bool) {
     let arguments: &[&str] = if keeps { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
     let mut quorum = founded(3, arguments).await;
-    let client = quorum.client(guarded()).await;
+    // The node restarts while `rejoin` waits for its TTL.
+    let client = quorum.client(guarded().ttl(3 * TTL)).await;
     for flushes in [false, true] {
         quorum.kill(0b010);
         quorum.restart(0b010).await;

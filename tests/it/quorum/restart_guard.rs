@@ -13,7 +13,7 @@ const TTL: Duration = Duration::from_millis(800);
 const NODE: &str = "lock:{}node";
 
 /// The TTL of the leases: long enough for a node to restart before they expire.
-const LEASE: Duration = Duration::from_millis(1_600);
+const LEASE: Duration = Duration::from_millis(2_500);
 
 fn guarded() -> Options {
     options().ttl(TTL).restart_guard(RestartGuard::On)
