@@ -172,7 +172,7 @@ impl Server {
         self.is_formed();
     }
 
-    pub(super) fn process_id(&self) -> u32 {
+    pub fn process_id(&self) -> u32 {
         self.child.id()
     }
 
