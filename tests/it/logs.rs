@@ -139,7 +139,7 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
 async fn outage_is_logged_once_when_it_starts_and_once_when_it_ends() {
     listen();
     let server = Server::start().await;
-    let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(200));
+    let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(500));
     let locks = server.locks_with(options).await;
     let mut guards = Vec::new();
     for number in 0..50 {

@@ -12,10 +12,10 @@ use crate::support::failover::{
 };
 use crate::support::{Deployment, Kind, Proxy, Stopwatch, Topology, eventually, notified_only, soon, ttl};
 
-/// A TTL whose leases are renewed every 500 ms. If no renewal is late, they are valid for at least
-/// `LEFT` at any time.
-const SHORT: u64 = 1_500;
-const LEFT: Duration = Duration::from_millis(SHORT - SHORT / 3 - 450);
+/// A TTL whose leases are renewed every second. If no renewal waits for another master, which takes
+/// a node timeout, they are valid for at least `LEFT` at any time.
+const SHORT: u64 = 3_000;
+const LEFT: Duration = Duration::from_millis(SHORT - SHORT / 3 - 900);
 
 async fn watched(locks: &Locks, tag: &str) -> (Vec<crate::support::AnyGuard>, Watch) {
     let short = locks.with_options(ttl(SHORT)).unwrap();

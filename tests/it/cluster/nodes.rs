@@ -5,11 +5,12 @@ use std::time::Duration;
 use redlatch::deadpool_redis::cluster::Config;
 use redlatch::deadpool_redis::{PoolConfig, Runtime};
 use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
-use tokio::time::sleep;
 
 use super::{open, tag_at};
 use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, stat, urls};
-use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, ttl};
+use crate::support::{
+    Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, renewed_by, ttl,
+};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
@@ -210,16 +211,20 @@ async fn cluster_exhausted_pool_does_not_block_renewal() {
     let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
     let _only_connection = pool.get().await.unwrap();
     let locks =
-        Locks::builder().cluster_pool(pool.clone()).options(polling(ttl(900))).connect().await.unwrap();
+        Locks::builder().cluster_pool(pool.clone()).options(polling(ttl(2_400))).connect().await.unwrap();
     let mut held = Vec::new();
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
         held.push((lock.clone(), lock.lock().await.unwrap()));
     }
-    sleep(Duration::from_millis(1_200)).await;
+    for (_, guard) in &held {
+        renewed_by(guard.lease(), Duration::from_secs(1)).await;
+    }
     // The client's own connections break, too: it makes new ones beside the pool.
     deployment.kill_connections().await;
-    sleep(Duration::from_millis(1_200)).await;
+    for (_, guard) in &held {
+        renewed_by(guard.lease(), Duration::from_secs(1)).await;
+    }
     for (lock, guard) in held {
         assert!(!guard.lease().is_lost() && deployment.is_held_by(&lock, &guard).await, "{guard:?}");
         assert!(lock.for_rival().try_lock().await.unwrap().is_none());

@@ -20,7 +20,7 @@ const RELEASE: Duration = Duration::from_secs(3);
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_lock_stays_held_while_its_slot_moves() {
     let deployment = Deployment::start(Topology::Cluster).await;
-    let (locks, others) = (open(&deployment, ttl(1_500)).await, open(&deployment, notified_only()).await);
+    let (locks, others) = (open(&deployment, ttl(2_400)).await, open(&deployment, notified_only()).await);
     let tag = tag_at(&deployment, 0).await;
     let contended = Contended::of_each_kind(&deployment, &tag, &locks, &others).await;
     let mut released = Vec::new();
@@ -53,7 +53,7 @@ async fn cluster_lock_stays_held_while_its_slot_moves() {
     assert!(refused.contains("TRYAGAIN") && refused.contains("ASK"), "{refused}");
     // The leases are renewed for longer than their TTL, first on the old server and then on the
     // new one.
-    sleep(Duration::from_millis(1_600)).await;
+    sleep(Duration::from_millis(2_500)).await;
     deployment.end_move(&tag, 1).await;
     for held in &contended {
         held.assert_held(&deployment).await;
@@ -66,7 +66,7 @@ async fn cluster_lock_stays_held_while_its_slot_moves() {
         })
         .await;
     }
-    sleep(Duration::from_millis(1_600)).await;
+    sleep(Duration::from_millis(2_500)).await;
     for held in contended {
         held.assert_held(&deployment).await;
         let took = held.grant_to_waiter(&deployment).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::deadpool_redis::{Config, Runtime};
 use redlatch::{Error, Locks, NodeState};
 
-use crate::support::{Oracle, Server, eventually, soon, ttl};
+use crate::support::{Oracle, Server, eventually, renewed_by, soon, ttl};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exhausted_pool_does_not_block_renewal() {
@@ -16,18 +16,18 @@ async fn exhausted_pool_does_not_block_renewal() {
     let locks = Locks::builder()
         .pool(pool.clone())
         .subscriber(server.url())
-        .options(ttl(600))
+        .options(ttl(1_800))
         .connect()
         .await
         .unwrap();
     let _only_connection = pool.get().await.unwrap();
     let mutex = locks.mutex("pooled").unwrap();
     let guard = mutex.lock().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    renewed_by(guard.lease(), Duration::from_secs(1)).await;
     // The client's own connection breaks, too: it makes a new one beside the pool.
     let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
-    tokio::time::sleep(Duration::from_millis(900)).await;
-    assert!(!guard.lease().is_lost() && server.lock_state(mutex.name()).await.is_held());
+    renewed_by(guard.lease(), Duration::from_secs(1)).await;
+    assert!(server.lock_state(mutex.name()).await.is_held());
     guard.release().await.unwrap();
     drop((mutex, locks));
     server.assert_nothing_left().await;

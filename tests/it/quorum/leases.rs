@@ -53,7 +53,7 @@ async fn quorum_waiter_is_granted_while_a_minority_hangs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_lease_is_renewed_while_a_minority_hangs_or_is_dead() {
     let mut quorum = Quorum::start(5).await;
-    let client = quorum.client(short(1_200)).await;
+    let client = quorum.client(short(1_800)).await;
     let locks = KINDS.map(|kind| kind.lock(&client, kind.name()));
     for hangs in [true, false] {
         let mut guards = Vec::new();
@@ -65,7 +65,7 @@ async fn quorum_lease_is_renewed_while_a_minority_hangs_or_is_dead() {
         } else {
             quorum.kill(0b01010)
         }
-        sleep(Duration::from_millis(3 * 1_200)).await;
+        sleep(Duration::from_millis(3 * 1_800)).await;
         for (lock, guard) in locks.iter().zip(guards) {
             assert!(!guard.lease().is_lost(), "{lock:?}, hanging: {hangs}");
             assert_eq!(quorum.having(0b10101, lock.key()).await, 0b10101);

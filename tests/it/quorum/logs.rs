@@ -46,7 +46,7 @@ async fn quorum_logs_count_nodes_of_a_failed_renewal() {
 async fn quorum_logs_a_node_without_vote_once() {
     listen();
     let quorum = Quorum::start(3).await;
-    let options = options().ttl(Duration::from_millis(300)).restart_guard(RestartGuard::On);
+    let options = options().ttl(Duration::from_millis(900)).restart_guard(RestartGuard::On);
     let client = quorum.client(options).await;
     let logged = |place: u32| {
         let events = heard_of(&quorum.labels(1 << place)[0]);

@@ -7,7 +7,7 @@ use redlatch::{Error, NodeStatus, Options, Renewal, RestartGuard};
 use super::{KINDS, Quorum, admitted, options};
 use crate::support::{Kind, eventually, soon};
 
-const TTL: Duration = Duration::from_millis(500);
+const TTL: Duration = Duration::from_millis(800);
 const NODE: &str = "lock:{}node";
 
 fn guarded() -> Options {
@@ -225,7 +225,7 @@ async fn loses_data_meanwhile(keeps: bool) {
     let arguments: &[&str] = if keeps { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
     let mut quorum = founded(3, arguments).await;
     // The node restarts while `rejoin` waits for its TTL.
-    let client = quorum.client(guarded().ttl(3 * TTL)).await;
+    let client = quorum.client(guarded().ttl(2 * TTL)).await;
     for flushes in [false, true] {
         quorum.kill(0b010);
         quorum.restart(0b010).await;

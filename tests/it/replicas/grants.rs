@@ -11,7 +11,7 @@ use crate::support::{
     AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon, ttl,
 };
 
-pub(super) const TIMEOUT: Duration = Duration::from_millis(200);
+pub(super) const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Starts a master with this many replicas.
 pub(super) async fn group(count: usize) -> (Server, Vec<Server>) {
@@ -141,7 +141,7 @@ fn lock_like(locks: &Locks, lock: &AnyLock) -> AnyLock {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_standalone_grants_wait_for_replicas() {
     let (master, replicas) = group(2).await;
-    let options = notified_only().ttl(Duration::from_millis(1_500));
+    let options = notified_only().ttl(Duration::from_secs(3));
     let locks = master.locks_with(options.clone().replicas(1, TIMEOUT)).await;
     let plain = master.locks_with(options).await;
     let both: Vec<&Server> = replicas.iter().collect();
@@ -265,7 +265,7 @@ async fn replicas_missed_by_a_waiter_leave_the_lock_to_the_next() {
 async fn replicas_sentinel_grants_wait_for_replicas() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
-    let options = notified_only().ttl(Duration::from_millis(1_500));
+    let options = notified_only().ttl(Duration::from_secs(3));
     let confirmed = options.clone().replicas(1, TIMEOUT);
     let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(confirmed).connect().await.unwrap();
     let plain = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();

@@ -22,7 +22,7 @@ async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
     let locks = server.locks().await;
     let with = |options: Options| locks.with_options(options).unwrap().rwlock("rw").unwrap();
     let still = with(Options::new().renewal(Renewal::Never));
-    let moving = with(Options::new().ttl(Duration::from_millis(300)));
+    let moving = with(Options::new().ttl(Duration::from_millis(1_500)));
     let owners = [Owner::new(), Owner::new()];
     let guards = [
         still.with_owner(&owners[0]).read().await.unwrap(),

@@ -8,7 +8,7 @@ use redlatch::{Error, Options, Renewal};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{AnyLock, Proxy, Setup, Stopwatch, eventually, soon, ttl};
+use crate::support::{AnyLock, Proxy, Setup, Stopwatch, eventually, renewed_by, soon, ttl};
 
 /// The acquire ran, its reply is lost, and it is sent again: the server counts one hold.
 pub async fn acquire_counts_once_if_its_reply_is_lost(setup: Setup) {
@@ -79,7 +79,7 @@ pub async fn requests_succeed_after_connection_is_cut(setup: Setup) {
 
 /// The server is stopped during an acquire, for longer than the client waits for a reply.
 pub async fn calls_fail_in_time_while_server_is_stopped(setup: Setup) {
-    let options = Options::new().node_timeout(Duration::from_millis(200));
+    let options = Options::new().node_timeout(Duration::from_millis(500));
     let lock = setup.lock_with("stopped", options).await;
     let watcher = setup.rival("stopped").await;
     warm_up(&lock).await;
@@ -135,7 +135,7 @@ pub async fn try_lock_returns_lost_if_reply_arrives_after_ttl(setup: Setup) {
 /// connection; then the acquire arrives. No task waits for its reply, so it must not be granted.
 pub async fn acquire_is_refused_after_its_attempt_ended(setup: Setup) {
     let proxy = setup.proxy().await;
-    let options = Options::new().node_timeout(Duration::from_millis(200));
+    let options = Options::new().node_timeout(Duration::from_millis(500));
     let client = setup.client_behind(&proxy, options).await;
     let lock = setup.kind.lock(&client, "overtaken");
     let watcher = setup.rival("overtaken").await;
@@ -216,17 +216,18 @@ pub async fn clients_take_turns_while_connections_are_cut(setup: Setup) {
 
 /// A server at its memory limit grants no new lock, but held locks are renewed and released.
 pub async fn held_lock_is_renewed_and_released_on_full_server(setup: Setup) {
-    let lock = setup.lock_with("full", ttl(1_200)).await;
+    let lock = setup.lock_with("full", ttl(2_400)).await;
     let guard = lock.lock().await.unwrap();
-    let dropped = setup.lock_with("full-too", ttl(1_200)).await;
+    let dropped = setup.lock_with("full-too", ttl(2_400)).await;
     let drop_soon = dropped.lock().await.unwrap();
     setup.deployment.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let refused = lock.for_rival().try_lock().await;
     assert!(matches!(refused, Ok(None)) || setup.failed(&refused), "{refused:?}");
     let other = setup.kind.lock(&setup.client().await, "full-new");
     assert!(setup.failed(&other.try_lock().await), "never a false success");
-    sleep(Duration::from_millis(2_500)).await;
-    assert!(!guard.lease().is_lost() && !drop_soon.lease().is_lost(), "renewed");
+    for lease in [guard.lease(), drop_soon.lease()] {
+        renewed_by(lease, Duration::from_millis(2_400)).await;
+    }
     soon("the lock is released", guard.release()).await.unwrap();
     drop(drop_soon);
     eventually("the lock is released", || async {
@@ -240,7 +241,8 @@ pub async fn held_lock_is_renewed_and_released_on_full_server(setup: Setup) {
 }
 
 pub async fn lock_succeeds_during_script_flush(setup: Setup) {
-    let lock = setup.lock_with("flushed", ttl(900)).await;
+    let options = ttl(3_000);
+    let lock = setup.lock_with("flushed", options.clone()).await;
     let mut connections = setup.deployment.connections().await;
     let flushing = tokio::spawn(async move {
         loop {
@@ -252,11 +254,10 @@ pub async fn lock_succeeds_during_script_flush(setup: Setup) {
     });
     let mut held = JoinSet::new();
     for number in 0..20 {
-        let lock = setup.kind.lock(&setup.client_with(ttl(900)).await, &format!("flushed-{number}"));
+        let lock = setup.kind.lock(&setup.client_with(options.clone()).await, &format!("flushed-{number}"));
         held.spawn(async move {
             let guard = lock.lock().await.unwrap();
-            sleep(Duration::from_millis(1_500)).await;
-            assert!(!guard.lease().is_lost(), "leases are renewed, in pipelines too");
+            renewed_by(guard.lease(), Duration::from_millis(500)).await; // in pipelines, too
             guard.release().await.unwrap();
         });
     }
@@ -334,7 +335,7 @@ pub async fn waiter_acquires_after_server_restarted_empty(mut setup: Setup) {
 }
 
 pub async fn calls_fail_in_time_while_server_is_down(mut setup: Setup) {
-    let options = Options::new().node_timeout(Duration::from_millis(200)).ttl(Duration::from_secs(2));
+    let options = Options::new().node_timeout(Duration::from_millis(500)).ttl(Duration::from_secs(2));
     let lock = setup.lock_with("dead", options.clone()).await;
     let guard = lock.lock().await.unwrap();
     setup.deployment.kill();

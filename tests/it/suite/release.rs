@@ -70,7 +70,7 @@ pub async fn dropped_release_future_still_releases(setup: Setup) {
 }
 
 pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
-    let lock = setup.lock_with("forced", ttl(900)).await;
+    let lock = setup.lock_with("forced", ttl(3_000)).await;
     assert!(!lock.force_release().await.unwrap(), "the lock is not held");
     let guard = lock.lock().await.unwrap();
     let other = setup.rival_with("forced", Options::new().poll_cap(Duration::from_secs(10))).await;

@@ -112,7 +112,7 @@ pub async fn waiter_is_notified_after_first_waiters_runtime_ended(setup: Setup) 
 /// Tasks of one client wait for a server that does not respond: all fail together, not one after
 /// the other.
 pub async fn waiting_tasks_fail_together_while_server_is_paused(setup: Setup) {
-    let options = Options::new().node_timeout(Duration::from_millis(200)).ttl(Duration::from_secs(1));
+    let options = Options::new().node_timeout(Duration::from_millis(500)).ttl(Duration::from_secs(1));
     let lock = setup.lock_with("many", options).await;
     setup.deployment.pause();
     let start = Stopwatch::start();
@@ -150,7 +150,7 @@ pub async fn renewal_succeeds_despite_silent_connection(setup: Setup) {
 /// keeps the lock. Once replies arrive again, the client releases it at once.
 pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
     let proxy = setup.proxy().await;
-    let options = ttl(4_500).node_timeout(Duration::from_millis(300));
+    let options = ttl(4_500).node_timeout(Duration::from_millis(500));
     let lock = setup.lock_behind(&proxy, "kept", options).await;
     let watcher = setup.lock("kept").await;
     let guard = lock.lock().await.unwrap();
@@ -182,7 +182,7 @@ pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
 
 /// A guard is dropped while the server does not respond: the release is retried until it does.
 pub async fn guard_dropped_during_outage_is_released_after_it(setup: Setup) {
-    let options = Options::new().node_timeout(Duration::from_millis(200));
+    let options = Options::new().node_timeout(Duration::from_millis(500));
     let lock = setup.lock_with("outage", options).await;
     let watcher = setup.lock("outage").await;
     let guard = lock.lock().await.unwrap();
@@ -243,7 +243,7 @@ pub async fn waiter_is_notified_after_its_subscription_broke(setup: Setup) {
 /// granted the lock.
 pub async fn grant_with_lost_reply_is_released_after_reconnect(setup: Setup) {
     let proxy = setup.proxy().await;
-    let options = Options::new().node_timeout(Duration::from_millis(200));
+    let options = Options::new().node_timeout(Duration::from_millis(500));
     let lock = setup.lock_behind(&proxy, "dead-line", options).await;
     let watcher = setup.lock("dead-line").await;
     lock.lock().await.unwrap().release().await.unwrap();

@@ -47,7 +47,7 @@ pub use stopwatch::Stopwatch;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use redlatch::Locks;
+use redlatch::{Lease, Locks};
 use tokio::task::JoinHandle;
 
 /// Longer than any step of a test takes, even on a busy machine.
@@ -73,6 +73,16 @@ pub async fn queued<T: Send + 'static>(
     let more = || async { count().await.iter().zip(&before).all(|(now, before)| now > before) };
     eventually("the waiter queues", more).await;
     task
+}
+
+/// Waits until renewals have extended a lease by this time, and panics if it is lost meanwhile.
+pub async fn renewed_by(lease: &Lease, span: Duration) {
+    let until = lease.valid_until() + span;
+    eventually("the lease is renewed", || async {
+        assert!(!lease.is_lost(), "not renewed in time");
+        lease.valid_until() >= until
+    })
+    .await;
 }
 
 /// Awaits a future, and panics if it takes longer than [`PATIENCE`].
