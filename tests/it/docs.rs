@@ -130,23 +130,26 @@ fn is_relative(destination: &str) -> bool {
     !destination.contains("://") && !destination.starts_with('#') && !destination.starts_with("crate::")
 }
 
+/// Fails if a link of a page has no definition, or leads to a file or heading that does not exist.
+pub fn assert_links_exist(page: &Path) {
+    let links = Links::of(page);
+    for label in &links.labels {
+        assert!(links.definitions.contains_key(label), "{}: [{label}] is not defined", page.display());
+    }
+    for label in links.definitions.keys() {
+        assert!(links.labels.contains(label), "{}: [{label}] is not used", page.display());
+    }
+    for destination in links.destinations().filter(|link| !link.contains("://")) {
+        let (file, anchor) = split(destination);
+        let target = if file.is_empty() { page.to_owned() } else { page.parent().unwrap().join(file) };
+        assert_exists(&target, anchor, &format!("{}: {destination}", page.display()));
+    }
+}
+
 #[test]
 fn links_lead_to_files_and_headings_that_exist() {
     let (guide, others) = pages();
-    for page in guide.iter().chain(&others) {
-        let links = Links::of(page);
-        for label in &links.labels {
-            assert!(links.definitions.contains_key(label), "{}: [{label}] is not defined", page.display());
-        }
-        for label in links.definitions.keys() {
-            assert!(links.labels.contains(label), "{}: [{label}] is not used", page.display());
-        }
-        for destination in links.destinations().filter(|link| !link.contains("://")) {
-            let (file, anchor) = split(destination);
-            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
-            assert_exists(&target, anchor, &format!("{}: {destination}", page.display()));
-        }
-    }
+    guide.iter().chain(&others).for_each(|page| assert_links_exist(page));
 }
 
 /// A relative link is dead in the crate's documentation, unless `docs/links.md` leads it elsewhere.

@@ -1,5 +1,6 @@
 //! The scripts by themselves: headers, arguments, replies, idempotence, durations.
 
+mod archive;
 mod arguments;
 mod channels;
 mod client;
