@@ -20,6 +20,7 @@ import redis
 from stage import LIMIT, TTL, Server, Stage, check, wait_for
 
 LANGUAGES = ["rust", "python", "node", "go", "java"]
+RESP2_ONLY = ["node"]  # ioredis 5 has no RESP3
 SHORT_TTL = 1500  # milliseconds, of leases that expire in a scene
 CLAIM = 3.0  # seconds for which a released lock is reserved for a waiter
 POLL = CLAIM / 2  # seconds between two polls of a waiter that is notified
@@ -33,6 +34,7 @@ def milliseconds(*seconds):
 def count(stage, kind, client, seconds=2):
     """All languages increment one number by GET and SET: a second holder would lose increments."""
     command = {"kind": kind, "name": f"counter-{kind}", "key": f"n-{kind}", "ttl_ms": TTL}
+    client.delete(command["key"])
     answers = [
         worker.send("count", **command, seconds=seconds, owner=str(uuid.uuid4()))
         for worker in stage.workers
@@ -86,6 +88,37 @@ def counter_cluster(stage):
             cluster.kill()
         for master in masters:
             master.stop()
+
+
+def resp(stage, version):
+    """Requests in one version of RESP. CLIENT LIST shows it, from Redis 7.0 on."""
+    client, commands = stage.server.client, dict(stage.commands)
+    for language in RESP2_ONLY if version == 3 else []:
+        commands.pop(language, None)
+    last = max(int(connection["id"]) for connection in client.client_list())
+    speakers = Stage(commands, stage.server, resp=version)
+    try:
+        figure = count(speakers, "mutex", client, seconds=1)
+        pairs = itertools.permutations(speakers.workers, 2)
+        times = [speakers.hand_over(*pair, f"resp{version}") for pair in pairs]
+        check(statistics.median(times) < POLL / 2, f"{times} s")
+        for connection in client.client_list():
+            # The subscription of the crate speaks RESP3 always.
+            is_request = int(connection["id"]) > last and connection["sub"] == "0"
+            spoken = connection.get("resp", str(version))
+            check(not is_request or spoken == str(version), f"speaks another RESP: {connection}")
+        speakers.close()
+    finally:
+        speakers.kill()
+    return f"{', '.join(commands)}: {figure}"
+
+
+def resp2(stage):
+    return resp(stage, 2)
+
+
+def resp3(stage):
+    return resp(stage, 3)
 
 
 def is_complete(master):
@@ -292,6 +325,8 @@ SCENES = {
     "one counter, re-entrant": ("all at once", counter_reentrant),
     "one counter, write": ("all at once", counter_write),
     "one counter, cluster": ("all at once", counter_cluster),
+    "RESP2": ("those that speak it", resp2),
+    "RESP3": ("those that speak it", resp3),
     "hand-over": ("all ordered pairs", hand_over),
     "requests while waiting": ("each after another", requests_while_waiting),
     "killed holder": ("each before another", killed_holder),

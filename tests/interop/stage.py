@@ -119,13 +119,13 @@ class Server:
 class Worker:
     """A process that runs lock commands. Each answer is a future."""
 
-    def __init__(self, language, command, url, topology):
+    def __init__(self, language, command, **server):
         self.language, self.answers, self.numbers = language, {}, itertools.count()
         self.log = tempfile.TemporaryFile("w+")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
         self.process = subprocess.Popen(shlex.split(command), text=True, **pipes)
         threading.Thread(target=self.read, daemon=True).start()
-        self.opened = self.send("open", url=url, topology=topology, prefix="lock:")
+        self.opened = self.send("open", prefix="lock:", **server)
 
     def read(self):
         for line in self.process.stdout:
@@ -172,16 +172,18 @@ class Worker:
 
 
 class Stage:
-    """A worker of each language, and their server."""
+    """A worker of each language, and their server. They speak `resp` 2 or 3, or what is usual."""
 
-    def __init__(self, commands, server, topology="server"):
-        self.commands, self.server, self.topology = commands, server, topology
+    def __init__(self, commands, server, topology="server", resp=0):
+        self.commands, self.server = commands, server
+        self.topology, self.resp = topology, resp
         self.started = []
         self.workers = self.start_workers()
 
     def start_workers(self):
         url = f"redis://127.0.0.1:{self.server.port}"
-        workers = [Worker(*item, url, self.topology) for item in self.commands.items()]
+        server = {"url": url, "topology": self.topology, "resp": self.resp}
+        workers = [Worker(*item, **server) for item in self.commands.items()]
         self.started += workers
         for worker in workers:
             worker.result(worker.opened)

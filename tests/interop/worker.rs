@@ -56,7 +56,7 @@ async fn acquire(locks: &Locks, command: &Value, limit: Duration) -> Outcome<(Gu
 
 /// Increments a number by GET and SET under the lock: a second holder would lose increments.
 async fn count((locks, opened): &(Locks, Value), command: &Value) -> Outcome {
-    let (url, key) = (text(opened, "url"), text(command, "key"));
+    let (url, key) = (url(opened), text(command, "key"));
     let mut redis: Box<dyn ConnectionLike + Send> = match text(opened, "topology") {
         "cluster" => Box::new(ClusterClient::new([url])?.get_async_connection().await?),
         _ => Box::new(Client::open(url)?.get_multiplexed_async_connection().await?),
@@ -85,7 +85,7 @@ async fn run(command: &Value) -> Outcome {
     drop(guards);
     match (verb, guard, lease) {
         ("open", ..) => {
-            let builder = match (text(command, "topology"), text(command, "url")) {
+            let builder = match (text(command, "topology"), url(command)) {
                 ("cluster", url) => Locks::builder().cluster([url]),
                 ("" | "server", url) => Locks::builder().server(url),
                 (name, url) => Locks::builder().sentinel([url], name.trim_start_matches("sentinel:")),
@@ -129,6 +129,12 @@ async fn answer(command: Value) -> Outcome<bool> {
     answer["ok"] = json!(answer.get("error").is_none());
     answer["id"] = command["id"].clone();
     Ok(writeln!(std::io::stdout(), "{answer}").map(|()| command["do"] == "close")?)
+}
+
+/// The URL of the server. `resp` is 2 or 3, the version of the protocol; else RESP2 is usual.
+fn url(opened: &Value) -> String {
+    let resp = opened["resp"].as_u64().unwrap_or_default().max(2);
+    format!("{}?protocol=resp{resp}", text(opened, "url"))
 }
 
 fn text<'a>(command: &'a Value, field: &str) -> &'a str {

@@ -7,14 +7,15 @@ import { LockError, Redlatch } from "./redlatch.mjs";
 const leases = new Map();
 let client, redis;
 
-function connect(address, topology) {
+function connect(address, topology, resp) {
   const { hostname: host, port, username, password } = new URL(address);
   const node = { host, port: Number(port) };
   const user = { username: username || undefined, password: password || undefined };
   if (topology === "cluster") return new Cluster([node], { redisOptions: user });
   const name = topology?.match(/^sentinel:(.+)$/)?.[1];
   if (name) return new Redis({ sentinels: [node], name, ...user });
-  return new Redis({ ...node, ...user });
+  // ioredis 5 speaks RESP2, whatever is asked for.
+  return new Redis({ ...node, ...user, ...(resp ? { protocol: resp } : {}) });
 }
 
 function acquire({ kind, name, ttl_ms: ttl = 3000, limit_ms: timeout, owner }) {
@@ -31,8 +32,8 @@ function withLimit(promise, ms) {
 }
 
 const commands = {
-  async open({ url, topology, prefix }) {
-    redis = connect(url, topology);
+  async open({ url, topology, prefix, resp }) {
+    redis = connect(url, topology, resp);
     redis.on("error", (error) => console.error(error.message));
     client = new Redlatch(redis, { prefix, onError: (error) => console.error(error.message) });
     if ((await withLimit(client.ready, 5000)) === false) throw new Error("no connection");

@@ -14,14 +14,15 @@ from redis.sentinel import Sentinel
 import redlatch
 
 
-def connect(url: str, topology: str):
+def connect(url: str, topology: str, resp: int):
+    options = {"socket_timeout": 2, **({"protocol": resp} if resp else {})}
     if topology == "cluster":
-        return redis.RedisCluster.from_url(url, socket_timeout=2)
+        return redis.RedisCluster.from_url(url, **options)
     if topology.startswith("sentinel:"):
         address = urlparse(url)
         sentinel = Sentinel([(address.hostname, address.port)], socket_timeout=2)
-        return sentinel.master_for(topology.split(":", 1)[1], socket_timeout=2)
-    return redis.Redis.from_url(url, socket_timeout=2)
+        return sentinel.master_for(topology.split(":", 1)[1], **options)
+    return redis.Redis.from_url(url, **options)
 
 
 def error_name(error: Exception) -> str:
@@ -46,7 +47,8 @@ class Worker:
         return method(command["name"], ttl=ttl, timeout=limit, **owner)
 
     def open(self, command: dict) -> dict:
-        client = connect(command["url"], command.get("topology", "server"))
+        topology = command.get("topology", "server")
+        client = connect(command["url"], topology, command.get("resp", 0))
         self.locks = redlatch.Locks(client, command.get("prefix", "lock:"))
         return {}
 

@@ -23,6 +23,7 @@ type command struct {
 	TTL                                                   time.Duration `json:"ttl_ms"`
 	Limit                                                 time.Duration `json:"limit_ms"`
 	Seconds                                               float64
+	Resp                                                  int // 2 or 3; 0: what is usual
 	Async                                                 bool
 	ID                                                    any
 }
@@ -75,8 +76,9 @@ func (a answer) run(c command) (err error) {
 	switch c.Do {
 	case "open":
 		_, master, _ := strings.Cut(c.Topology, ":") // empty without Sentinel
-		db = redis.NewUniversalClient(&redis.UniversalOptions{MasterName: master,
-			IsClusterMode: c.Topology == "cluster", Addrs: []string{strings.TrimPrefix(c.URL, "redis://")}})
+		db = redis.NewUniversalClient(&redis.UniversalOptions{
+			MasterName: master, IsClusterMode: c.Topology == "cluster", Protocol: c.Resp,
+			Addrs: []string{strings.TrimPrefix(c.URL, "redis://")}})
 		lua := os.DirFS(cmp.Or(os.Getenv("REDLATCH_LUA"), "../.."))
 		client, err = redlatch.New(context.Background(), db, lua, c.Prefix)
 	case "close":

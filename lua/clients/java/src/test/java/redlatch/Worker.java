@@ -5,6 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.lettuce.core.*;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.api.sync.RedisClusterCommands;
+import io.lettuce.core.protocol.ProtocolVersion;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.*;
@@ -86,6 +87,11 @@ public final class Worker {
       redis = client.connect().sync();
     } else {
       RedisClient client = RedisClient.create(uri);
+      int resp = c.path("resp").asInt(); // 0: what is usual
+      if (resp != 0) {
+        var version = resp == 2 ? ProtocolVersion.RESP2 : ProtocolVersion.RESP3;
+        client.setOptions(ClientOptions.builder().protocolVersion(version).build());
+      }
       locks = new Redlatch(lua, prefix, client.connect().async(), client.connectPubSub());
       redis = client.connect().sync();
     }
