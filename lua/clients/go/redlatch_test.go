@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -718,15 +719,16 @@ func runVector(t *testing.T, c *Client, db *redis.Client, line string) {
 	var vector struct{ Steps, After []json.RawMessage }
 	json.Unmarshal([]byte(line), &vector)
 	db.FlushAll(ctx)
-	names, news := map[string]string{}, db.Subscribe(ctx)
+	names, news := map[string]any{}, db.Subscribe(ctx)
 	defer news.Close()
 	for _, raw := range append(vector.Steps, vector.After...) {
 		text := bound.ReplaceAllStringFunc(string(raw), func(match string) string {
 			part := bound.FindStringSubmatch(match)
-			if part[2] == "" {
-				return names[part[1]]
+			value := fmt.Sprint(names[part[1]])
+			if offset, err := strconv.Atoi(part[2]); err == nil {
+				return fmt.Sprint(must(strconv.Atoi(value)) + offset)
 			}
-			return fmt.Sprint(must(strconv.Atoi(names[part[1]])) + must(strconv.Atoi(part[2])))
+			return value
 		})
 		var step struct {
 			Run, Time, Subscribe, Message string
@@ -736,9 +738,7 @@ func runVector(t *testing.T, c *Client, db *redis.Client, line string) {
 			Answer                        any
 		}
 		step.Answer = map[string]any{} // the default: any reply but an error
-		decoder := json.NewDecoder(strings.NewReader(text))
-		decoder.UseNumber()
-		decoder.Decode(&step)
+		json.Unmarshal([]byte(text), &step)
 		var reply any
 		var err error
 		switch time.Sleep(step.Wait * time.Millisecond); {
@@ -747,7 +747,7 @@ func runVector(t *testing.T, c *Client, db *redis.Client, line string) {
 		case step.Command != nil:
 			reply, err = db.Do(ctx, step.Command...).Result()
 		case step.Time != "":
-			names[step.Time] = fmt.Sprint(db.Time(ctx).Val().UnixMicro())
+			names[step.Time] = db.Time(ctx).Val().UnixMicro()
 		case step.Subscribe != "":
 			news.Subscribe(ctx, step.Subscribe)
 			_, err = news.ReceiveTimeout(ctx, time.Second)
@@ -760,37 +760,33 @@ func runVector(t *testing.T, c *Client, db *redis.Client, line string) {
 			reply = err
 		}
 		if !equal(step.Answer, reply, names) {
-			t.Errorf("got %v in %s of %.300s", reply, text, line)
-			return
+			t.Fatalf("got %v in %s of %.300s", reply, text, line)
 		}
 	}
 }
 
-func equal(want, got any, names map[string]string) bool {
-	_, isError := got.(error)
+func equal(want, got any, names map[string]any) bool {
 	number, isInteger := got.(int64)
 	switch want := want.(type) {
 	case string:
-		return !isError && got != nil && fmt.Sprint(got) == want
-	case json.Number:
-		return isInteger && fmt.Sprint(number) == want.String()
+		return fmt.Sprint(got) == want
+	case float64:
+		return isInteger && float64(number) == want
 	case []any:
 		list, isList := got.([]any)
-		isEqual := isList && len(list) == len(want)
-		for i := 0; isEqual && i < len(want); i++ {
-			isEqual = equal(want[i], list[i], names)
-		}
-		return isEqual
+		isEqual := func(want, got any) bool { return equal(want, got, names) }
+		return isList && slices.EqualFunc(want, list, isEqual)
 	case map[string]any:
 		if name, ok := want["bind"].(string); ok {
-			names[name] = fmt.Sprint(got)
+			names[name] = got
 		}
-		for end, sign := range map[string]int64{"min": 1, "max": -1} {
-			limit, err := strconv.ParseInt(fmt.Sprint(want[end]), 10, 64)
-			if err == nil && (!isInteger || (number-limit)*sign < 0) {
+		for end, sign := range map[string]float64{"min": 1, "max": -1} {
+			limit, err := strconv.ParseFloat(fmt.Sprint(want[end]), 64)
+			if err == nil && (!isInteger || (float64(number)-limit)*sign < 0) {
 				return false
 			}
 		}
+		_, isError := got.(error)
 		return isError == (want["error"] != nil)
 	}
 	return got == nil
