@@ -20,7 +20,7 @@ fn cause(error: &Error) -> &RedisError {
 }
 
 fn options() -> Options {
-    Options::new().node_timeout(std::time::Duration::from_millis(500))
+    Options::new().node_timeout(std::time::Duration::from_secs(1))
 }
 
 async fn inspect(lock: &AnyLock) -> Result<(), Error> {
@@ -102,10 +102,11 @@ async fn a_wrong_url_is_not_transient_and_says_what_is_wrong() {
 
 #[tokio::test]
 async fn errors_name_operation_lock_and_server() {
-    let server = Server::start().await;
-    let locks = server.locks_with(options()).await;
-    let address = format!("127.0.0.1:{}", server.port());
-    for kind in KINDS {
+    // All kinds at the same time, since each waits for several timeouts.
+    let of_kind = async |kind: Kind| {
+        let server = Server::start().await;
+        let locks = server.locks_with(options()).await;
+        let address = format!("127.0.0.1:{}", server.port());
         let lock = kind.lock(&locks, kind.name());
         let guard = lock.lock().await.unwrap();
         let limit = std::time::Duration::from_millis(50);
@@ -129,7 +130,9 @@ async fn errors_name_operation_lock_and_server() {
         }
         server.resume();
         locks.settled().await;
-    }
+    };
+    let [mutex, reentrant, read, write] = KINDS.map(of_kind);
+    tokio::join!(mutex, reentrant, read, write);
 }
 
 #[tokio::test]

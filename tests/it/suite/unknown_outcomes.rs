@@ -6,7 +6,7 @@ use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{Setup, Stopwatch, Topology, Wake, eventually, soon, ttl};
+use crate::support::{Setup, Stopwatch, Topology, Wake, eventually, renewed_by, soon, ttl};
 
 /// The server restarts from an old snapshot, and the first request detects the restart.
 pub async fn tokens_grow_after_restart_from_old_snapshot(mut setup: Setup) {
@@ -154,17 +154,15 @@ pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
     let lock = setup.lock_behind(&proxy, "kept", options).await;
     let watcher = setup.lock("kept").await;
     let guard = lock.lock().await.unwrap();
-    let renewed = async || {
-        let until = setup.deployment.kept_until(lock.key()).await;
-        eventually("a renewal arrives at the server", || async {
-            setup.deployment.kept_until(lock.key()).await > until + Duration::from_millis(500)
-        })
-        .await;
-    };
     // The first renewal loads the script: later, the answer that it is unknown would be held back.
-    renewed().await;
+    // Its own answer must have arrived, else the client reconnects, and sends no renewal any more.
+    renewed_by(guard.lease(), Duration::from_millis(500)).await;
     proxy.hold_replies(true);
-    renewed().await;
+    let until = setup.deployment.kept_until(lock.key()).await;
+    eventually("a renewal arrives at the server", || async {
+        setup.deployment.kept_until(lock.key()).await > until + Duration::from_millis(500)
+    })
+    .await;
     // A long TTL, so that only the client's release can free the lock.
     let keep = ["PEXPIRE", lock.key(), "60000"];
     setup.deployment.run_at::<u64>(lock.key(), &keep).await;

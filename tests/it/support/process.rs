@@ -12,6 +12,21 @@ pub fn role() -> Option<Vec<String>> {
     std::env::var(ROLE).ok().map(|role| role.split('\u{1f}').map(str::to_owned).collect())
 }
 
+/// Stops a process, and waits until all of its threads have stopped: on a busy machine they may run
+/// for a while after the signal.
+pub(super) fn stop(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::STOP).unwrap();
+    let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
+        // The name in parentheses may contain any character; the state comes after it.
+        stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+    };
+    let tasks = format!("/proc/{}/task", child.id());
+    while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
+        std::thread::yield_now();
+    }
+}
+
 /// A worker process, which prints lines and is killed when this is dropped.
 pub struct Worker {
     child: Child,
@@ -55,18 +70,8 @@ impl Worker {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops the worker, and waits until all of its threads have stopped.
     pub fn stop(&self) {
-        self.signal(Signal::STOP);
-        let stands = |task: std::io::Result<std::fs::DirEntry>| {
-            let stat = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
-            // The name in parentheses may contain any character; the state comes after it.
-            stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
-        };
-        let tasks = format!("/proc/{}/task", self.child.id());
-        while !std::fs::read_dir(&tasks).unwrap().all(stands) {
-            std::thread::yield_now();
-        }
+        stop(&self.child);
     }
 
     /// Kills the worker with SIGKILL.

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::binary::binary;
 use super::port::{TRIES, free_port};
+use super::process::stop;
 use super::{PATIENCE, eventually};
 
 pub struct Server {
@@ -186,7 +187,8 @@ impl Server {
     }
 
     pub fn pause(&self) {
-        self.signal(Signal::STOP);
+        self.change();
+        stop(&self.child);
     }
 
     pub fn resume(&self) {
