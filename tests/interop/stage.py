@@ -1,4 +1,4 @@
-"""The stage of scenes.py: a private server that shows its locks, and a worker of each language."""
+"""For scenes.py and others.py: a private server that shows its locks, and workers."""
 
 import itertools
 import json
@@ -119,13 +119,22 @@ class Server:
 class Worker:
     """A process that runs lock commands. Each answer is a future."""
 
+<<<<<<< HEAD
     def __init__(self, language, command, **server):
+=======
+    def __init__(self, language, command, url, topology, prefix="lock:"):
+>>>>>>> ccf2529 (tests: run other libraries and the crate on one key)
         self.language, self.answers, self.numbers = language, {}, itertools.count()
+        self.writing = threading.Lock()
         self.log = tempfile.TemporaryFile("w+")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
         self.process = subprocess.Popen(shlex.split(command), text=True, **pipes)
         threading.Thread(target=self.read, daemon=True).start()
+<<<<<<< HEAD
         self.opened = self.send("open", prefix="lock:", **server)
+=======
+        self.opened = self.send("open", url=url, topology=topology, prefix=prefix)
+>>>>>>> ccf2529 (tests: run other libraries and the crate on one key)
 
     def read(self):
         for line in self.process.stdout:
@@ -139,8 +148,9 @@ class Worker:
         if verb not in ("open", "close"):  # these two are answered without an id
             fields.update({"async": True, "id": next(self.numbers)})
         self.answers[fields.get("id")] = answer
-        self.process.stdin.write(json.dumps({"do": verb, **fields}) + "\n")
-        self.process.stdin.flush()
+        with self.writing:
+            self.process.stdin.write(json.dumps({"do": verb, **fields}) + "\n")
+            self.process.stdin.flush()
         return answer
 
     def result(self, answer, refusal=None):
@@ -152,8 +162,8 @@ class Worker:
         check(is_expected, f"{self.language} answered {answer}")
         return answer
 
-    def start_acquire(self, kind, name, ttl_ms=TTL, limit_ms=40_000, owner="", handle=None):
-        fields = {"kind": kind, "name": name, "ttl_ms": ttl_ms, "limit_ms": limit_ms}
+    def start_acquire(self, kind, name, ttl_ms=TTL, limit_ms=40_000, owner="", handle=None, **more):
+        fields = {"kind": kind, "name": name, "ttl_ms": ttl_ms, "limit_ms": limit_ms, **more}
         return self.send("acquire", **fields, **{"owner": owner, "as": handle or name})
 
     def acquire(self, *arguments, refusal=None, **fields):

@@ -1,5 +1,6 @@
-//! The Rust worker of `tests/interop/scenes.py`, with the commands of the workers in `lua/clients`:
-//! a JSON object per line, and a line for each answer. Commands with `"async": true` run at once.
+//! The Rust worker of `tests/interop/scenes.py` and `others.py`, with the commands of the workers
+//! in `lua/clients`: a JSON object per line, and a line for each answer. Commands with `"async":
+//! true` run at once.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -39,7 +40,11 @@ static GUARDS: LazyLock<Mutex<HashMap<String, Guard>>> = LazyLock::new(Mutex::de
 /// Returns the guard and its fencing token. A limit of zero means one try.
 async fn acquire(locks: &Locks, command: &Value, limit: Duration) -> Outcome<(Guard, u64)> {
     let ttl = Duration::from_millis(command["ttl_ms"].as_u64().unwrap_or(3000));
-    let (locks, name) = (locks.with_options(Options::new().ttl(ttl))?, text(command, "name"));
+    let mut options = Options::new().ttl(ttl);
+    if let Some(cap) = command["poll_cap_ms"].as_u64() {
+        options = options.poll_cap(Duration::from_millis(cap));
+    }
+    let (locks, name) = (locks.with_options(options)?, text(command, "name"));
     let (mut reentrant, mut rwlock) = (locks.reentrant(name)?, locks.rwlock(name)?);
     if let Ok(owner) = Owner::from_word(text(command, "owner")) {
         (reentrant, rwlock) = (reentrant.with_owner(&owner), rwlock.with_owner(&owner));
