@@ -52,6 +52,10 @@ pub mod guide {
     pub mod errors {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/other-libraries.md")]
+    pub mod other_libraries {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/promises.md")]
     pub mod promises {}
 
