@@ -75,7 +75,7 @@ if purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair' the
 -- A node that restarted or lost its data has no vote until it is admitted again.
 local node
 if KEYS[4] then
-  node = redis.call('HMGET', KEYS[4], 'run', 'floor', 'high', 'ttl')
+  node = redis.call('HMGET', KEYS[4], 'run', 'min_token', 'high', 'ttl')
   if node[1] ~= run then return -9 end
 end
 
@@ -100,9 +100,9 @@ local highest
 
 -- Why this node does not accept the proposal; nil: it does.
 local function refuse_proposal(again)
-  local accepted, floor = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
-  if not accepted or not floor then return redis.error_reply('ERR the largest accepted token is spoilt') end
-  highest = math.max(accepted, floor)
+  local accepted, least = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
+  if not accepted or not least then return redis.error_reply('ERR the largest accepted token is spoilt') end
+  highest = math.max(accepted, least)
   if proposed < highest or proposed == highest and not again then return {-8, highest} end
 end
 

@@ -104,7 +104,7 @@ impl Locks {
         }
         // In a new quorum, several nodes may have lost their tokens. Lost counters continue from
         // the clocks, so the latest clock stands for them.
-        let floor = after.highest.max(if founding {
+        let min_token = after.highest.max(if founding {
             latest_clock(&after.clocks, nodes.deployment.majority())
         } else {
             0
@@ -112,7 +112,7 @@ impl Locks {
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         let mut admitted = NodeSet::of([]);
         for (place, run, ticket) in admitting {
-            if self.admit(place, run, &ticket, Some((floor, ttl)), founding).await?.is_some() {
+            if self.admit(place, run, &ticket, Some((min_token, ttl)), founding).await?.is_some() {
                 admitted = admitted.with(place);
             }
         }
@@ -183,7 +183,7 @@ impl Locks {
         let key = node_key(&self.options.prefix);
         let call = Call::new(&ADMIT, &[&key]).text(run).text(ticket);
         let call = match knowing {
-            Some((floor, ttl)) => call.number(floor).number(ttl),
+            Some((min_token, ttl)) => call.number(min_token).number(ttl),
             None => call,
         };
         let error =

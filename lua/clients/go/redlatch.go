@@ -116,8 +116,8 @@ func (c *Client) run(ctx context.Context, script string, keys []string, args ...
 	}
 }
 
-// floor returns min_token in steps of 5 s, since each slows down the next acquire of each lock.
-func (c *Client) floor() int64 {
+// minToken returns min_token in steps of 5 s, since each slows down the next acquire of each lock.
+func (c *Client) minToken() int64 {
 	return (c.offset.Load() + time.Since(started).Microseconds()) / 5_000_000 * 5_000_000
 }
 
@@ -157,7 +157,7 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 		c.waiters.Store(l.attempt, wake) // also ends the pause if it is called before the answer
 		sent, delay := time.Now(), 100*time.Millisecond
 		answer, err := c.run(ctx, lock.Kind, l.keys, slices.Concat([]any{l.attempt,
-			l.TTL.Milliseconds()}, l.owner, []any{c.floor()}, l.queue, l.depth, place)...)
+			l.TTL.Milliseconds()}, l.owner, []any{c.minToken()}, l.queue, l.depth, place)...)
 		switch answer := answer.(type) {
 		case int64:
 			l.Token = answer

@@ -217,7 +217,7 @@ export class Redlatch {
   isClosed = false;
   #tasks = new Set();
   #scripts = new Map();
-  #floor = { time: 0, at: 0 };
+  #latest = { time: 0, at: 0 };
   #redis;
   #subscriber;
   #start;
@@ -273,13 +273,13 @@ export class Redlatch {
 
   /** The least token to ask for: the largest server time seen, in steps. */
   get minToken() {
-    const passed = this.failsOver ? performance.now() - this.#floor.at : 0;
-    return this.#floor.time + Math.floor(passed / TOKEN_STEP) * TOKEN_STEP * 1000;
+    const passed = this.failsOver ? performance.now() - this.#latest.at : 0;
+    return this.#latest.time + Math.floor(passed / TOKEN_STEP) * TOKEN_STEP * 1000;
   }
 
   observe(time) {
     const isNext = time >= this.minToken + TOKEN_STEP * 1000;
-    if (isNext) this.#floor = { time, at: performance.now() };
+    if (isNext) this.#latest = { time, at: performance.now() };
   }
 
   /** Keeps a promise for `close`; its failure is only reported. */

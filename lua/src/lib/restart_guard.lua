@@ -1,7 +1,7 @@
 -- A node that restarted or lost its data has no vote until it is admitted again.
 local node
 if KEYS[4] then
-  node = redis.call('HMGET', KEYS[4], 'run', 'floor', 'high', 'ttl')
+  node = redis.call('HMGET', KEYS[4], 'run', 'min_token', 'high', 'ttl')
   if node[1] ~= run then return -9 end
 end
 

@@ -46,7 +46,7 @@ async fn quorum_tokens_grow_after_rejoin() {
     let mut quorum = founded(3, &[]).await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
     for (round, kind) in KINDS.into_iter().enumerate() {
-        let name = format!("floor-{}", kind.name());
+        let name = format!("min-token-{}", kind.name());
         // Ten minutes ahead of all clocks, so that the first proposal of a new client is too small.
         let far = (now + 600_000_000 * (round as u128 + 1)).to_string();
         let fence = format!("{{lock:{name}}}:fence");

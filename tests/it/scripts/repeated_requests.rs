@@ -273,7 +273,7 @@ async fn scripts_for_quorums_refuse_lower_proposals_and_unadmitted_nodes() {
         let take = acquire.fenced("a", "a", 20).with("run", "run").guarded();
         assert_eq!(take.send(&client).await, Final(-9), "{kind}");
         assert_eq!(client.run::<u64>(&["DBSIZE"]).await, 0, "{kind}");
-        let _: i64 = client.run(&["HSET", NODE, "run", "run", "floor", "19"]).await;
+        let _: i64 = client.run(&["HSET", NODE, "run", "run", "min_token", "19"]).await;
         assert_eq!(take.send(&client).await, Final(20), "{kind}");
         let ttl: String = client.run(&["HGET", NODE, "ttl"]).await;
         assert_eq!(ttl, "60000", "{kind}");

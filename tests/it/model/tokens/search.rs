@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::protocols::Rules;
-use super::state::{BuildQuick, DONE, FLOOR, MOST, PHASE, READS, State, get};
+use super::state::{BuildQuick, DONE, FINISHED, MOST, PHASE, READS, State, get};
 use super::steps::Step;
 
 /// The size of a search, and counts of its steps.
@@ -29,7 +29,7 @@ impl Size {
             Step::Acquire { one, .. } => {
                 self.acquired += 1;
                 let word = before.attempts[one];
-                if get(word, FLOOR) != 0 {
+                if get(word, FINISHED) != 0 {
                     self.in_turn[get(word, READS) as usize] += 1;
                 }
             }
@@ -97,13 +97,13 @@ pub fn search(rules: &Rules) -> Result<Size, Found> {
 /// The promise that this step breaks, if any.
 fn broken(before: &State, step: Step) -> Option<String> {
     let Step::Acquire { one, token } = step else { return None };
-    let (floor, reads) = (get(before.attempts[one], FLOOR), get(before.attempts[one], READS) == 1);
+    let (finished, reads) = (get(before.attempts[one], FINISHED), get(before.attempts[one], READS) == 1);
     if reads {
-        return (token < floor)
-            .then(|| format!("a writer that had finished before this reader began has {floor}"));
+        return (token < finished)
+            .then(|| format!("a writer that had finished before this reader began has {finished}"));
     }
-    if token <= floor {
-        return Some(format!("an attempt that had finished before this writer began has {floor}"));
+    if token <= finished {
+        return Some(format!("an attempt that had finished before this writer began has {finished}"));
     }
     let same = |other: &u32| get(*other, PHASE) == DONE && get(*other, READS) == 0;
     let mut others = (0..MOST).filter(|other| same(&before.attempts[*other]));

@@ -33,7 +33,7 @@ pub const SENDS: usize = 1;
 /// The number that the attempt takes after the answers, if it is not the proposed one.
 pub const TAKES: usize = 2;
 /// The largest token of the acquisitions that had finished when the attempt began.
-pub const FLOOR: usize = 3;
+pub const FINISHED: usize = 3;
 pub const READS: usize = 4;
 
 pub const FREE: u32 = 0;
@@ -90,7 +90,7 @@ impl State {
     /// Ends an attempt with success or failure, and drops the answers that it has received.
     pub fn end(&mut self, one: usize, phase: u32, rules: &Rules) {
         set(&mut self.attempts[one], PHASE, phase);
-        set(&mut self.attempts[one], FLOOR, 0);
+        set(&mut self.attempts[one], FINISHED, 0);
         for node in &mut self.nodes {
             if get(*node, one) != 0 {
                 set(node, one, if rules.twice { 0 } else { ARRIVED });

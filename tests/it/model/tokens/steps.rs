@@ -2,7 +2,7 @@
 
 use super::protocols::{Mend, Recreate, Request, Rules, Take};
 use super::state::{
-    ARRIVED, COPIED, DONE, FIRST, FLOOR, FREE, HELD, IDLE, MAX, MENDS, OVER, PHASE, READS, SECOND, SENDS,
+    ARRIVED, COPIED, DONE, FINISHED, FIRST, FREE, HELD, IDLE, MAX, MENDS, OVER, PHASE, READS, SECOND, SENDS,
     SHARED, State, TAKES, get, set,
 };
 
@@ -126,7 +126,7 @@ impl State {
             let word = &mut after.attempts[one];
             set(word, PHASE, FIRST);
             set(word, SENDS, sends);
-            set(word, FLOOR, self.finished(reads));
+            set(word, FINISHED, self.finished(reads));
             next.push((Step::Begin { one, sends }, after));
         }
     }
