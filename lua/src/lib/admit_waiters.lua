@@ -151,7 +151,10 @@ local function admit_waiters()
   end
   if waiter_place then waited = string.format('(%.0f', waiter_place - 2^52) end
   if waited and admit_readers(waited) then
-    if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end
+    -- Others of them may follow in later batches, after these have left.
+    if ms then
+      redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms, 'writer_left', string.format('%.0f', waiter_place - 1))
+    end
   elseif not is_unfinished and not admit_writer() and not is_unfinished then
     admit_readers('(0')
   end

@@ -58,7 +58,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
         &[
             "if state.pttl == -2 then",
             "if waiter_place then waited = string.format('(%.0f', waiter_place - 2^52) end",
-            "if ms then redis.call('HSET', KEYS[1], 'writer_wait_until', now + ms) end",
+            "if ms then",
         ],
     ),
     (
