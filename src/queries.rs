@@ -118,15 +118,15 @@ impl NamedLock {
         let attempt = self.request(kind, None).attempt();
         let context = self.client.context(Operation::ForceRelease, &self.name);
         let error = |failure: Failure| self.client.error(failure, context.clone());
-        let settled = decide(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;
-        match settled.answer {
+        let decision = decide(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;
+        match decision.answer {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => Ok(true),
             Answer::Final(answer) => {
                 let refused = attempt.refusal(answer, context.clone());
-                Err(refused.unwrap_or_else(|| error(settled.reply.unexpected())))
+                Err(refused.unwrap_or_else(|| error(decision.reply.unexpected())))
             }
-            Answer::Busy(..) | Answer::TooLow(_) => Err(error(settled.reply.unexpected())),
+            Answer::Busy(..) | Answer::TooLow(_) => Err(error(decision.reply.unexpected())),
         }
     }
 

@@ -325,7 +325,7 @@ struct LocalQueue {
     events: Option<watch::Sender<LockEvent>>,
     waiters: usize,
     /// How many of the tasks may enter at once if their owner holds the lock.
-    owned: usize,
+    entering: usize,
 }
 
 /// What the local waiters of a lock learn without a request of their own.
@@ -358,24 +358,24 @@ pub(super) struct LocalTurn {
 #[derive(Debug)]
 struct LocalEntry {
     name: Name,
-    owned: bool,
+    may_enter: bool,
     local_queues: Arc<Mutex<HashMap<Name, LocalQueue>>>,
 }
 
 impl LocalQueues {
-    /// Joins the queue of a lock, and takes the turn if no task has it. An `owned` task enters at
-    /// once if its owner holds the lock.
-    pub(super) fn join(&self, name: &Name, owned: bool) -> Result<LocalTurn, LocalWaiter> {
+    /// Joins the queue of a lock, and takes the turn if no task has it. A task that `may_enter` does
+    /// so at once if its owner holds the lock.
+    pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalTurn, LocalWaiter> {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
             turn: Arc::new(Semaphore::new(1)),
             events: None,
             waiters: 0,
-            owned: 0,
+            entering: 0,
         });
         local_queue.waiters += 1;
-        local_queue.owned += usize::from(owned);
-        let entry = LocalEntry { name: name.clone(), owned, local_queues: Arc::clone(&self.0) };
+        local_queue.entering += usize::from(may_enter);
+        let entry = LocalEntry { name: name.clone(), may_enter, local_queues: Arc::clone(&self.0) };
         match Arc::clone(&local_queue.turn).try_acquire_owned() {
             Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: entry }),
             // Under the same lock: events after this reach the task.
@@ -389,8 +389,8 @@ impl LocalQueues {
 
     /// Whether tasks behind the front may enter once their owner holds the lock.
     pub(super) fn has_nested_waiters_behind(&self, name: &Name, front: &LocalTurn) -> bool {
-        let own = usize::from(front._entry.owned);
-        lock(&self.0).get(name).is_some_and(|local_queue| local_queue.owned > own)
+        let own = usize::from(front._entry.may_enter);
+        lock(&self.0).get(name).is_some_and(|local_queue| local_queue.entering > own)
     }
 
     /// Notifies the local waiters of a lock.
@@ -403,7 +403,7 @@ impl LocalQueues {
     /// Notifies the local waiters of a lock if some of them may enter it now.
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
         let local_queues = lock(&self.0);
-        let local_queue = local_queues.get(name).filter(|local_queue| local_queue.owned > 0);
+        let local_queue = local_queues.get(name).filter(|local_queue| local_queue.entering > 0);
         if let Some(sender) = local_queue.and_then(|local_queue| local_queue.events.as_ref()) {
             sender.send_replace(LockEvent::HeldBy(owner.to_owned()));
         }
@@ -432,7 +432,7 @@ impl Drop for LocalEntry {
         let mut local_queues = lock(&self.local_queues);
         if let Some(local_queue) = local_queues.get_mut(&self.name) {
             local_queue.waiters -= 1;
-            local_queue.owned -= usize::from(self.owned);
+            local_queue.entering -= usize::from(self.may_enter);
             if local_queue.waiters == 0 {
                 local_queues.remove(&self.name);
             }

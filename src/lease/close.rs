@@ -39,7 +39,7 @@ impl Keeper {
     fn end_all(&self) {
         let holds = {
             let mut schedule = self.schedule();
-            self.closing.begun.store(true, Ordering::SeqCst);
+            self.closing.has_begun.store(true, Ordering::SeqCst);
             schedule.unreleased.get_or_insert_default();
             let holds = mem::take(&mut schedule.holds);
             for (lease, _) in holds.values() {

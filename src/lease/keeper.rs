@@ -166,7 +166,7 @@ pub(super) fn log_given_up(given_up: Option<Arc<Attempt>>) {
 /// Whether a client is being closed, and the calls that may yet acquire or release something.
 #[derive(Default)]
 pub(super) struct Closing {
-    pub(super) begun: AtomicBool,
+    pub(super) has_begun: AtomicBool,
     pub(super) notify: Notify,
     open_calls: Mutex<Slab<Name>>,
 }
@@ -177,7 +177,7 @@ impl Closing {
     }
 
     pub(super) fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::SeqCst)
+        self.has_begun.load(Ordering::SeqCst)
     }
 
     /// Waits until the client is being closed.
@@ -291,8 +291,8 @@ pub(super) struct Batch {
 /// What the next batch may do beside renewals: releases may have to wait for a node that hangs.
 #[derive(Clone, Copy)]
 pub(super) struct BatchLimits {
-    pub(super) release: bool,
-    pub(super) clean_up: bool,
+    pub(super) may_release: bool,
+    pub(super) may_clean_up: bool,
 }
 
 impl Schedule {
@@ -379,14 +379,14 @@ impl Schedule {
                 batch.renewals.push((lease, ttl));
             }
         }
-        while limits.release
+        while limits.may_release
             && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.pending_releases.first_entry()
             && first.key().0 <= now
         {
             batch.releases.push(first.remove());
         }
-        batch.is_cleanup = limits.clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
+        batch.is_cleanup = limits.may_clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
         while batch.is_cleanup
             && batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.cleanups.first_entry()
@@ -399,8 +399,8 @@ impl Schedule {
             let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
             };
-            let releases = first(&self.pending_releases, limits.release);
-            let cleanups = first(&self.cleanups, limits.clean_up);
+            let releases = first(&self.pending_releases, limits.may_release);
+            let cleanups = first(&self.cleanups, limits.may_clean_up);
             return Err(due.into_iter().chain(releases).chain(cleanups).min());
         }
         Ok(batch)

@@ -45,8 +45,10 @@ impl Keeper {
                     break LONGEST_SLEEP;
                 }
                 // Not in the match: its lock would be held in the arms.
-                let (taken, is_closed) = self
-                    .take(BatchLimits { release: releasing < MAX_BATCHES / 2, clean_up: cleaning_up == 0 });
+                let (taken, is_closed) = self.take(BatchLimits {
+                    may_release: releasing < MAX_BATCHES / 2,
+                    may_clean_up: cleaning_up == 0,
+                });
                 match taken {
                     Ok(batch) => {
                         let is_cleanup = usize::from(batch.is_cleanup);

@@ -126,15 +126,15 @@ pub(super) async fn masters_answer(mut connection: ClusterConnection) -> bool {
     let Ok(answer) = connection.route_command(slots, any_node).await else { return false };
     let Ok(slots) = redis::from_redis_value::<Vec<Vec<Value>>>(answer) else { return false };
     let masters: HashSet<_> = slots.iter().filter_map(|range| address(range.get(2)?)).collect();
-    let mut asked = JoinSet::new();
+    let mut queries = JoinSet::new();
     for (host, port) in masters {
         let mut connection = connection.clone();
-        asked.spawn(async move {
+        queries.spawn(async move {
             let master = RoutingInfo::SingleNode(SingleNodeRoutingInfo::ByAddress { host, port });
             connection.route_command(redis::cmd("PING"), master).await.is_ok()
         });
     }
-    while let Some(answers) = asked.join_next().await {
+    while let Some(answers) = queries.join_next().await {
         if !answers.unwrap_or(false) {
             return false;
         }

@@ -61,15 +61,15 @@ impl SentinelMaster {
     /// Finds the master's present address, as reported by the sentinel with the latest failover and
     /// confirmed by the server itself.
     pub(super) async fn master(&self) -> Result<Client, RedisError> {
-        let mut asked = JoinSet::new();
+        let mut queries = JoinSet::new();
         for sentinel in &self.sentinels {
-            asked.spawn(self.clone().ask(sentinel.clone()));
+            queries.spawn(self.clone().ask(sentinel.clone()));
         }
         let mut reports = Vec::new();
         let mut failure = too_slow();
         // Half of the time is reserved for the master.
         let mut limit = self.limit / 2;
-        while let Ok(Some(answer)) = timeout(limit, asked.join_next()).await {
+        while let Ok(Some(answer)) = timeout(limit, queries.join_next()).await {
             match answer {
                 Ok(Ok(one)) => {
                     reports.push(one);
