@@ -1,6 +1,8 @@
 // The first definition of a link counts. Those of links.md lead into this documentation; those at
-// the end of each page are for its readers on a git host.
+// the end of each page are for its readers on a git host. A picture is in its link: pages of this
+// documentation have no folder of images.
 #![doc = include_str!("../docs/links.md")]
+#![doc = include_str!("../docs/images/embedded.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -36,6 +38,7 @@ pub mod simulation {
 /// The guide: one page for each subject.
 pub mod guide {
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/images/embedded.md")]
     #[doc = include_str!("../docs/caches.md")]
     pub mod caches {}
 
@@ -56,6 +59,7 @@ pub mod guide {
     pub mod other_libraries {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/images/embedded.md")]
     #[doc = include_str!("../docs/promises.md")]
     pub mod promises {}
 
@@ -72,6 +76,7 @@ pub mod guide {
     pub mod topologies {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/images/embedded.md")]
     #[doc = include_str!("../docs/waiting.md")]
     pub mod waiting {}
 }

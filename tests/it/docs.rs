@@ -127,7 +127,8 @@ fn split(destination: &str) -> (&str, Option<&str>) {
 }
 
 fn is_relative(destination: &str) -> bool {
-    !destination.contains("://") && !destination.starts_with('#') && !destination.starts_with("crate::")
+    !destination.contains("://")
+        && !["#", "crate::", "data:"].iter().any(|start| destination.starts_with(start))
 }
 
 /// Fails if a link of a page has no definition, or leads to a file or heading that does not exist.
@@ -156,13 +157,20 @@ fn links_lead_to_files_and_headings_that_exist() {
 /// rustdoc checks the definitions there.
 #[test]
 fn links_of_the_guide_lead_somewhere_in_the_crates_documentation() {
-    let replaced = Links::of(&root().join("docs/links.md")).definitions;
+    let mut replaced = Links::of(&root().join("docs/links.md")).definitions;
+    let pictures = Links::of(&root().join("docs/images/embedded.md")).definitions;
+    let lib = read_to_string(root().join("src/lib.rs")).unwrap();
+    replaced.extend(pictures.clone());
     assert!(replaced.values().all(|destination| !is_relative(destination)), "{replaced:?}");
     for page in pages().0 {
         let links = Links::of(&page);
         let dead: Vec<_> = links.inline.iter().filter(|link| is_relative(link)).collect();
         assert!(dead.is_empty(), "{}: use a label of docs/links.md for {dead:?}", page.display());
+        let name = page.strip_prefix(root()).unwrap().to_str().unwrap();
+        let start = "embedded.md\")]\n";
+        let shown = lib.split(start).skip(1).any(|rest| rest.lines().take(2).any(|line| line.contains(name)));
         for (label, destination) in links.definitions {
+            assert!(shown || !pictures.contains_key(&label), "src/lib.rs has no pictures for {name}");
             let Some(other) = replaced.get(&label) else {
                 let page = page.display();
                 assert!(!is_relative(&destination), "{page}: docs/links.md has no [{label}]: {destination}");
@@ -174,6 +182,11 @@ fn links_of_the_guide_lead_somewhere_in_the_crates_documentation() {
             }
         }
     }
+}
+
+/// The file of a module of the guide: `ten_minutes` is docs/ten-minutes.md.
+fn page_of(module: &str) -> String {
+    format!("docs/{}.md", module.replace('_', "-"))
 }
 
 /// `enum.Error.html#variant.Lost` is `crate::Error::Lost`.
@@ -199,8 +212,7 @@ fn links_to_docs_rs_lead_to_what_is_published() {
                 assert_exists(&root().join(file), anchor, &link);
                 assert!(included.iter().any(|start| file.starts_with(start)), "{link} is not in the package");
             } else if let Some(item) = address.strip_prefix(ITEMS).filter(|item| !item.ends_with(".html")) {
-                let page =
-                    item.trim_end_matches('/').strip_prefix("guide/").map(|page| format!("docs/{page}.md"));
+                let page = item.trim_end_matches('/').strip_prefix("guide/").map(page_of);
                 assert_exists(&root().join(page.unwrap_or_else(|| panic!("{link}: no page"))), anchor, &link);
             }
         }
@@ -220,7 +232,7 @@ fn links_of_items_lead_to_headings_of_the_guide() {
             for link in read_to_string(&path).unwrap().split("(crate::guide::").skip(1) {
                 let (link, _) = link.split_once(')').unwrap();
                 let (page, anchor) = split(link);
-                assert_exists(&root().join(format!("docs/{page}.md")), anchor, &path.display().to_string());
+                assert_exists(&root().join(page_of(page)), anchor, &path.display().to_string());
             }
         }
     }
