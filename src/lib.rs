@@ -60,6 +60,11 @@ pub mod guide {
 
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/images/embedded.md")]
+    #[doc = include_str!("../docs/fencing.md")]
+    pub mod fencing {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/images/embedded.md")]
     #[doc = include_str!("../docs/promises.md")]
     pub mod promises {}
 

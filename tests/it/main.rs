@@ -9,6 +9,7 @@ mod dead_waiters;
 mod deployments;
 mod docs;
 mod errors;
+mod fenced_sql;
 mod inspection;
 mod lease;
 mod locks;
