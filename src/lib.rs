@@ -43,6 +43,10 @@ pub mod guide {
     pub mod caches {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/choosing.md")]
+    pub mod choosing {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/connecting.md")]
     pub mod connecting {}
 
