@@ -77,6 +77,10 @@ pub mod guide {
     pub mod rights {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/ten-minutes.md")]
+    pub mod ten_minutes {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/testing.md")]
     pub mod testing {}
 
