@@ -68,6 +68,10 @@ pub mod guide {
     pub mod fencing {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/nested-calls.md")]
+    pub mod nested_calls {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/images/embedded.md")]
     #[doc = include_str!("../docs/promises.md")]
     pub mod promises {}
