@@ -38,6 +38,10 @@ pub mod simulation {
 /// The guide: one page for each subject.
 pub mod guide {
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/across-services.md")]
+    pub mod across_services {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/images/embedded.md")]
     #[doc = include_str!("../docs/caches.md")]
     pub mod caches {}
