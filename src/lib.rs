@@ -65,6 +65,8 @@ pub mod guide {
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/other-libraries.md")]
     pub mod other_libraries {}
+    #[doc = include_str!("../docs/faults.md")]
+    pub mod faults {}
 
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/images/embedded.md")]

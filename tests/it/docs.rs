@@ -291,3 +291,38 @@ fn pages_name_files_that_exist() {
         }
     }
 }
+
+/// A reader searches the page of faults for a line of a log: a text that changes in the code has to
+/// change there.
+#[test]
+fn texts_on_the_page_of_faults_are_those_of_the_code() {
+    let mut code = String::new();
+    let mut folders = vec![root().join("src")];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                // A literal of several lines is one text.
+                let lines = read_to_string(&path).unwrap();
+                code.extend(lines.split("\\\n").enumerate().map(|(number, part)| {
+                    if number == 0 { part.to_owned() } else { part.trim_start().to_owned() }
+                }));
+            }
+        }
+    }
+    let page = read_to_string(root().join("docs/faults.md")).unwrap();
+    let rows =
+        page.lines().filter_map(|line| line.strip_prefix("| ")).map(|row| row.split(" | ").next().unwrap());
+    let mut checked = 0;
+    for text in rows.flat_map(|cell| cell.split('`').skip(1).step_by(2)).filter(|text| text.contains(' ')) {
+        // Numbers, names and an ellipsis stand for what the code fills in.
+        for part in text.split(|letter: char| letter.is_ascii_digit() || "…\"".contains(letter)) {
+            if part.trim().len() >= 8 {
+                assert!(code.contains(part), "docs/faults.md: no text of src has {part:?}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 30, "only {checked} texts were found");
+}
