@@ -87,6 +87,10 @@ pub mod guide {
     pub mod rights {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/running.md")]
+    pub mod running {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/ten-minutes.md")]
     pub mod ten_minutes {}
 

@@ -75,7 +75,8 @@ impl Links {
             } else if let Some((name, after)) = after.strip_prefix('[').and_then(|it| it.split_once(']')) {
                 links.labels.insert(label(name));
                 rest = after;
-            } else {
+            } else if !text.trim().is_empty() {
+                // `[ ]` is a box of a checklist.
                 links.labels.insert(label(text));
             }
         }
