@@ -74,6 +74,10 @@ pub mod guide {
     pub mod fencing {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/how-safe.md")]
+    pub mod how_safe {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/nested-calls.md")]
     pub mod nested_calls {}
 
