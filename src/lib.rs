@@ -51,6 +51,10 @@ pub mod guide {
     pub mod choosing {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/coming-from.md")]
+    pub mod coming_from {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/connecting.md")]
     pub mod connecting {}
 
