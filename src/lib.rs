@@ -91,6 +91,10 @@ pub mod guide {
     pub mod promises {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/recipes.md")]
+    pub mod recipes {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/rights.md")]
     pub mod rights {}
 

@@ -10,6 +10,7 @@ mod deployments;
 mod docs;
 mod errors;
 mod fenced_sql;
+mod folk_recipes;
 mod inspection;
 mod lease;
 mod locks;
