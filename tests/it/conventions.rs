@@ -209,7 +209,7 @@ fn pages_fit_into_100_columns() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = ["docs", "lua", "tests", "benches/peers"];
     let pages = folders.iter().flat_map(|folder| sources(&root.join(folder)));
-    let names = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"];
+    let names = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
     for page in pages.chain(names.map(|name| root.join(name))) {
         let is_page = page.extension().is_some_and(|ending| ending == "md");
         if !is_page || page.ends_with("docs/benchmarks.md") {

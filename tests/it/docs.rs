@@ -25,6 +25,7 @@ fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
         "ARCHITECTURE.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
+        "SECURITY.md",
         "benches/peers/README.md",
         "docs/benchmarks.md",
         "lua/README.md",
