@@ -36,6 +36,38 @@ pub mod simulation {
 }
 
 /// The guide: one page for each subject.
+///
+/// | to begin | |
+/// |---|---|
+/// | [Ten minutes](crate::guide::ten_minutes) | from `cargo add` to a protected job, a nested call and a cache |
+/// | [Choosing a lock](crate::guide::choosing) | which lock for which need, and when to take none |
+/// | [Coming from other libraries](crate::guide::coming_from) | Redisson, redsync, redis-py, rslock, DistributedLock |
+/// | [From the folk recipe to this lock](crate::guide::recipes) | twenty common recipes, and what races in them |
+///
+/// | to build | |
+/// |---|---|
+/// | [Nested calls](crate::guide::nested_calls) | one owner for a call chain |
+/// | [Across services](crate::guide::across_services) | the owner in a header |
+/// | [Shared caches](crate::guide::caches) | many readers, one refresher; a job once a night |
+/// | [Fencing your data](crate::guide::fencing) | SQL, Redis, object stores |
+/// | [Waiting](crate::guide::waiting) | queues, notifications, limits, outages |
+/// | [Errors](crate::guide::errors) | every error, and what to do |
+///
+/// | to run | |
+/// |---|---|
+/// | [Running it](crate::guide::running) | a checklist for production |
+/// | [Connecting](crate::guide::connecting) | topologies, pools, TLS, names |
+/// | [Topologies](crate::guide::topologies) | what each outlasts |
+/// | [Rights](crate::guide::rights) | keys, ACL rules, other libraries |
+/// | [What can go wrong](crate::guide::faults) | from the symptom to the remedy |
+///
+/// | to judge | |
+/// |---|---|
+/// | [Promises](crate::guide::promises) | and their limits |
+/// | [How safe](crate::guide::how_safe) | the fault checker's figures |
+/// | [How fast](https://docs.rs/crate/redlatch/latest/source/docs/benchmarks.md) | beside eleven other libraries |
+/// | [Testing](crate::guide::testing) | what is tested, what was found |
+/// | [Design](crate::guide::design) | decisions, with their alternatives |
 pub mod guide {
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/across-services.md")]
