@@ -58,7 +58,8 @@ pub mod simulation {
 /// | [Running it](crate::guide::running) | a checklist for production |
 /// | [Connecting](crate::guide::connecting) | topologies, pools, TLS, names |
 /// | [Topologies](crate::guide::topologies) | what each outlasts |
-/// | [Rights](crate::guide::rights) | keys, ACL rules, other libraries |
+/// | [Rights](crate::guide::rights) | keys and ACL rules |
+/// | [Other libraries on the same key](crate::guide::other_libraries) | which can share a lock with this one |
 /// | [What can go wrong](crate::guide::faults) | from the symptom to the remedy |
 ///
 /// | to judge | |
@@ -99,8 +100,6 @@ pub mod guide {
     pub mod errors {}
 
     #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/other-libraries.md")]
-    pub mod other_libraries {}
     #[doc = include_str!("../docs/faults.md")]
     pub mod faults {}
 
@@ -116,6 +115,10 @@ pub mod guide {
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/nested-calls.md")]
     pub mod nested_calls {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/other-libraries.md")]
+    pub mod other_libraries {}
 
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/images/embedded.md")]
