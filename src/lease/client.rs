@@ -363,8 +363,8 @@ struct LocalEntry {
 }
 
 impl LocalQueues {
-    /// Joins the queue of a lock, and takes the turn if no task has it. A task that `may_enter` does
-    /// so at once if its owner holds the lock.
+    /// Joins the queue of a lock, and takes the turn if no task has it. A task that `may_enter`
+    /// enters at once if its owner holds the lock.
     pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalTurn, LocalWaiter> {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
