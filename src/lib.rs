@@ -86,6 +86,8 @@ pub mod guide {
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/coming-from.md")]
     pub mod coming_from {}
+    #[doc = include_str!("../docs/cli.md")]
+    pub mod cli {}
 
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/connecting.md")]

@@ -131,7 +131,7 @@ fn arrows_run_one_way() {
     for file in sources(&root) {
         let module = file.strip_prefix(&root).unwrap().iter().next().unwrap().to_str().unwrap();
         let module = module.strip_suffix(".rs").unwrap_or(module);
-        if module == "lib" {
+        if module == "lib" || module == "bin" {
             continue;
         }
         let code = code(&file);
@@ -144,6 +144,16 @@ fn arrows_run_one_way() {
         let may = ["wire", "locks", "error"].contains(&module);
         assert!(may || !names_redis, "{} names the client library", file.display());
     }
+}
+
+/// The program is a crate of its own, so it has only the public API. One of its files knows the
+/// client library: that which says where the servers are.
+#[test]
+fn one_file_of_the_program_names_the_client_library() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/redlatch");
+    let names = |file: &PathBuf| code(file).contains("redis::");
+    let naming: Vec<_> = sources(&root).into_iter().filter(names).collect();
+    assert_eq!(naming, [root.join("servers.rs")]);
 }
 
 /// No two files of a layer need each other, so each can be read alone, from the lowest one up.

@@ -1,0 +1,140 @@
+//! [`Failure`]: why a command failed, with its exit code. Everything that goes to stderr.
+
+use std::error::Error as _;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+/// The exit codes, as the help and the manual page show them. Those of failures are of sysexits.h.
+pub(crate) const CODES: &str = "\
+Exit codes of every command:
+  0    done
+  64   the arguments, the name or the settings are invalid; nothing was sent
+  69   the servers cannot be reached, refuse the request, or hold something else under the name
+  71   the system refused a process, a pipe or a signal
+
+`redlatch COMMAND --help` lists those of the command.";
+
+pub(crate) const USAGE: u8 = 64;
+pub(crate) const UNAVAILABLE: u8 = 69;
+const SYSTEM: u8 = 71;
+/// The lease ended before the command did.
+pub(crate) const LOST: u8 = 75;
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+pub(crate) const NOT_FOUND: u8 = 127;
+/// Plus the number of the signal.
+pub(crate) const SIGNALED: u8 = 128;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("{0}")]
+    Usage(String),
+    #[error(transparent)]
+    Lock(#[from] redlatch::Error),
+    #[error("could not {what}")]
+    System {
+        what: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+impl Failure {
+    /// Makes a failure of the system's error.
+    pub(crate) fn os<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Failure {
+        move |cause| Failure::System { what, cause: cause.into() }
+    }
+
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) | Failure::Lock(redlatch::Error::Name(_) | redlatch::Error::Config(_)) => USAGE,
+            Failure::Lock(_) => UNAVAILABLE,
+            Failure::System { .. } => SYSTEM,
+        }
+    }
+
+    /// The failure and its sources, on one line.
+    pub(crate) fn text(&self) -> String {
+        let (mut text, mut source) = (self.to_string(), self.source());
+        while let Some(cause) = source {
+            let cause_text = cause.to_string();
+            // Errors of the client library repeat the text of their own sources.
+            if !text.ends_with(&cause_text) {
+                text += &format!(": {cause_text}");
+            }
+            source = cause.source();
+        }
+        if let Failure::Lock(redlatch::Error::WrongType { .. }) = self {
+            text +=
+                "; commands of one lock must all use --reentrant, or --shared and --exclusive, or neither";
+        }
+        text
+    }
+}
+
+impl From<redlatch::NameError> for Failure {
+    fn from(error: redlatch::NameError) -> Failure {
+        Failure::Lock(error.into())
+    }
+}
+
+impl From<redlatch::ConfigError> for Failure {
+    fn from(error: redlatch::ConfigError) -> Failure {
+        Failure::Lock(error.into())
+    }
+}
+
+/// Writes a message to stderr. A closed stderr is no reason to end.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "redlatch: {}", masked(text));
+}
+
+/// Prints the help that was asked for, or what is wrong with the arguments.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    if error.use_stderr() {
+        let _ = io::stderr().write_all(masked(&text).as_bytes());
+        ExitCode::from(USAGE)
+    } else {
+        let _ = io::stdout().write_all(text.as_bytes());
+        ExitCode::SUCCESS
+    }
+}
+
+/// Hides the user and the password of every URL: an argument in the wrong place is repeated in the
+/// message about it.
+fn masked(text: &str) -> String {
+    let mut masked = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        masked += before;
+        masked += "://";
+        let end = after.find(|letter: char| letter.is_whitespace() || "'\"`".contains(letter));
+        let address = &after[..end.unwrap_or(after.len())];
+        // A password may contain any character, also `@` and `/`.
+        rest = match address.rfind('@') {
+            Some(at) => {
+                masked += "***";
+                &after[at..]
+            }
+            None => after,
+        };
+    }
+    masked + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::masked;
+
+    #[test]
+    fn credentials_of_urls_are_masked() {
+        for (text, shown) in [
+            ("redis://:secret@host:1/", "redis://***@host:1/"),
+            ("'rediss://user:p@ss/w@host' and redis://host", "'rediss://***@host' and redis://host"),
+            ("a://b:c@d a://e:f@g", "a://***@d a://***@g"),
+            ("no url @ all", "no url @ all"),
+        ] {
+            assert_eq!(masked(text), shown);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! [`LockArgs`]: which lock `run` acquires, and its guard.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Lease, Locks, MutexGuard, Owner, ReentrantGuard, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::exit::Failure;
+
+#[derive(clap::Args)]
+pub(crate) struct LockArgs {
+    /// Share the lock with other commands that use --shared: the reading side of a read-write lock.
+    #[arg(short, long)]
+    shared: bool,
+    /// Exclude commands that use --shared: the writing side of a read-write lock.
+    #[arg(short = 'x', long, visible_short_alias = 'e', conflicts_with = "shared")]
+    exclusive: bool,
+    /// Enter a lock that a calling `redlatch run --reentrant` holds. REDLATCH_OWNER says which.
+    #[arg(short, long)]
+    reentrant: bool,
+    /// Do not wait for the lock.
+    #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
+    nonblock: bool,
+    /// Wait at most this long for the lock, for example 10, 0.5 or 2m; 0 is the same as -n.
+    #[arg(short, long, value_name = "SECONDS", visible_alias = "timeout", value_parser = crate::span::parse)]
+    wait: Option<Duration>,
+}
+
+impl LockArgs {
+    /// How long to wait; `None` without a limit.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        if self.nonblock { Some(Duration::ZERO) } else { self.wait }
+    }
+
+    /// Acquires the lock within the limit, counted from `start`; `None` if another holder has it.
+    pub(crate) async fn acquire(
+        &self,
+        locks: &Locks,
+        name: &str,
+        owner: &Owner,
+        start: Instant,
+    ) -> Result<Option<Guard>, Failure> {
+        // The time for connecting counts, but a limit that connecting uses up allows one try.
+        let limit = self.limit().map(|limit| limit.saturating_sub(start.elapsed()));
+        let acquired = if self.shared || self.exclusive {
+            let lock = locks.rwlock(name)?;
+            let lock = if self.reentrant { lock.with_owner(owner) } else { lock };
+            match (self.shared, limit) {
+                (true, None) => lock.read().await.map(Guard::Read),
+                (true, Some(limit)) => lock.read_timeout(limit).await.map(Guard::Read),
+                (false, None) => lock.write().await.map(Guard::Write),
+                (false, Some(limit)) => lock.write_timeout(limit).await.map(Guard::Write),
+            }
+        } else if self.reentrant {
+            let lock = locks.reentrant(name)?.with_owner(owner);
+            match limit {
+                None => lock.lock().await.map(Guard::Reentrant),
+                Some(limit) => lock.lock_timeout(limit).await.map(Guard::Reentrant),
+            }
+        } else {
+            let lock = locks.mutex(name)?;
+            match limit {
+                None => lock.lock().await.map(Guard::Mutex),
+                Some(limit) => lock.lock_timeout(limit).await.map(Guard::Mutex),
+            }
+        };
+        match acquired {
+            Ok(guard) => Ok(Some(guard)),
+            Err(Error::TimedOut { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+pub(crate) enum Guard {
+    Mutex(MutexGuard),
+    Reentrant(ReentrantGuard),
+    Read(RwLockReadGuard),
+    Write(RwLockWriteGuard),
+}
+
+impl Guard {
+    pub(crate) fn lease(&self) -> &Lease {
+        match self {
+            Guard::Mutex(guard) => guard.lease(),
+            Guard::Reentrant(guard) => guard.lease(),
+            Guard::Read(guard) => guard.lease(),
+            Guard::Write(guard) => guard.lease(),
+        }
+    }
+
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        match self {
+            Guard::Mutex(guard) => guard.release().await,
+            Guard::Reentrant(guard) => guard.release().await,
+            Guard::Read(guard) => guard.release().await,
+            Guard::Write(guard) => guard.release().await,
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The program `redlatch`: runs commands under locks, and inspects and repairs locks. Its page is
+//! docs/cli.md.
+
+#[cfg(not(unix))]
+compile_error!("the feature `cli` needs Unix: signals and process groups");
+
+mod deadline;
+mod exit;
+mod foreground;
+mod gate;
+
+mod locked;
+mod run;
+mod servers;
+mod signals;
+mod span;
+mod supervise;
+mod watchdog;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use exit::{Failure, say};
+use servers::ServerArgs;
+
+/// Locks on Redis and Valkey for shell scripts and operators.
+#[derive(Parser)]
+#[command(name = "redlatch", version, disable_help_subcommand = true, after_help = exit::CODES)]
+struct Arguments {
+    #[command(flatten)]
+    servers: ServerArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::RunArgs),
+}
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    // Copies of this program, which `run` starts: they have other words than a user's.
+    match words.get(1).and_then(|word| word.to_str()) {
+        Some(gate::ROLE) => return gate::main(&words[2..]),
+        Some(watchdog::ROLE) => return watchdog::main(&words[2..]),
+        Some(foreground::ROLE) => return foreground::main(&words[2..]),
+        _ => {}
+    }
+    match Arguments::try_parse_from(words) {
+        Ok(arguments) => conclude(execute(arguments)),
+        Err(error) => exit::usage(&error),
+    }
+}
+
+fn execute(arguments: Arguments) -> Result<u8, Failure> {
+    // The main thread runs the command, and blocks while it starts processes. Leases are renewed
+    // on the worker thread.
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(1).enable_all().build().map_err(Failure::os("start the runtime"))?;
+    let outcome = runtime.block_on(async {
+        match arguments.command {
+            Command::Run(run) => run.execute(&arguments.servers).await,
+        }
+    });
+    // A name lookup that hangs must not keep the program alive.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn conclude(outcome: Result<u8, Failure>) -> ExitCode {
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            say(&failure.text());
+            ExitCode::from(failure.code())
+        }
+    }
+}

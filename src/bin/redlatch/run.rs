@@ -1,0 +1,152 @@
+//! `redlatch run`: runs a command under a lock, with the manners of flock(1).
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, Locks, Owner};
+
+use crate::deadline::Grace;
+use crate::exit::{Failure, LOST, SIGNALED, say};
+use crate::locked::{Guard, LockArgs};
+use crate::servers::ServerArgs;
+use crate::signals::Signals;
+use crate::supervise;
+
+const OWNER: &str = "REDLATCH_OWNER";
+
+/// How long the end of an interrupted run waits for the server to confirm that nothing is left.
+const CLOSE: Duration = Duration::from_secs(1);
+
+const CODES: &str = "\
+Exit codes:
+  the command's own, or 128 and the number of the signal that ended it
+  1    the lock is held, with -n or after -w; -E sets another code
+  75   the lock was lost before the command ended
+  126  the command cannot be executed
+  127  the command was not found
+  128+ a signal ended the wait; the command was not started
+
+The command receives REDLATCH_NAME, REDLATCH_TOKEN (the fencing token) and REDLATCH_OWNER.";
+
+/// Run a command while holding a lock.
+///
+/// Waits for the lock, runs the command with this stdin, stdout and stderr, and releases the lock
+/// when the command ends. The lease is renewed until then. If it cannot be renewed, the command and
+/// all processes of its group get TERM, and KILL before the lease ends.
+#[derive(clap::Args)]
+#[command(after_help = CODES)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    lock: LockArgs,
+    /// The exit code if the lock is held, with -n or after -w.
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
+    conflict_exit_code: u8,
+    /// How long the lock stays held if this machine dies; renewed after each third of it.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::span::parse)]
+    ttl: Duration,
+    /// How long before the end of a lease that cannot be renewed the command gets TERM. By default
+    /// 5s, or a third of the TTL if that is shorter.
+    #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
+    grace: Option<Duration>,
+    /// Identifies the holder for `inspect` and `watch`; HOST.PID by default. ASCII letters, digits,
+    /// `-`, `_` and `.`
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+    /// The name of the lock.
+    name: String,
+    /// The command and its arguments, after `--`.
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+impl RunArgs {
+    pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<u8, Failure> {
+        let start = Instant::now();
+        let grace = Grace::new(self.ttl, self.grace)?;
+        let owner = owner()?;
+        let label = self.label.clone().unwrap_or_else(label);
+        let builder = servers.builder()?.options(servers.options().ttl(self.ttl)).label(label);
+        // From here on, a signal does not end this process.
+        let mut signals = Signals::new().map_err(Failure::os("handle signals"))?;
+        let locks = tokio::select! {
+            biased;
+            signal = signals.forwarded() => return Ok(interrupted(signal)),
+            connected = builder.connect() => connected?,
+        };
+        let acquired = tokio::select! {
+            biased;
+            signal = signals.forwarded() => Err(interrupted(signal)),
+            acquired = self.lock.acquire(&locks, &self.name, &owner, start) => Ok(acquired?),
+        };
+        let code = match acquired {
+            Ok(Some(guard)) => self.hold(guard, &owner, grace, &mut signals).await,
+            Ok(None) => Ok(self.conflict_exit_code),
+            Err(code) => Ok(code),
+        };
+        close(&locks).await;
+        code
+    }
+
+    /// Runs the command under the guard, and releases it.
+    async fn hold(
+        &self,
+        guard: Guard,
+        owner: &Owner,
+        grace: Grace,
+        signals: &mut Signals,
+    ) -> Result<u8, Failure> {
+        let lease = guard.lease();
+        let token = lease.fencing_token().map(|token| token.to_string()).unwrap_or_default();
+        let variables =
+            [("REDLATCH_NAME", self.name.clone()), ("REDLATCH_TOKEN", token), (OWNER, owner.to_string())];
+        let ended = supervise::run(&self.command, &variables, lease, grace, self.ttl, signals).await;
+        let (code, was_lost) = match ended {
+            Ok(ended) => (Ok(ended.code), ended.was_lost),
+            Err(failure) => (Err(failure), false),
+        };
+        match guard.release().await {
+            _ if was_lost => Ok(LOST),
+            Ok(()) => code,
+            Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => {
+                say(&Failure::from(error).text());
+                say("the lock was lost before the command ended: another holder may have had it");
+                code.map(|_| LOST)
+            }
+            Err(error) => {
+                // The command has succeeded or failed by itself, and its exit code says which.
+                say(&Failure::from(error).text());
+                code
+            }
+        }
+    }
+}
+
+/// Waits until the servers know that nothing is held or queued.
+async fn close(locks: &Locks) {
+    if let Err(error) = locks.close(CLOSE).await {
+        say(&Failure::from(error).text());
+    }
+}
+
+pub(crate) fn interrupted(signal: rustix::process::Signal) -> u8 {
+    SIGNALED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
+}
+
+/// The owner of the calling `redlatch run`, or a new one. It is passed on by every kind of lock, so
+/// that a call chain through other locks can re-enter.
+fn owner() -> Result<Owner, Failure> {
+    match std::env::var(OWNER) {
+        Ok(word) if !word.is_empty() => {
+            word.parse().map_err(|error| Failure::Usage(format!("{OWNER}: {error}")))
+        }
+        _ => Ok(Owner::new()),
+    }
+}
+
+fn label() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let host: String =
+        host.chars().map(|letter| if is_allowed(letter) { letter } else { '-' }).take(40).collect();
+    format!("{host}.{}", std::process::id())
+}

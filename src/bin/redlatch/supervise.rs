@@ -1,0 +1,224 @@
+//! Runs the command under a lease: passes signals on, and ends it before the lease does.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use redlatch::{Lease, LeaseEnd};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_current_process_group, kill_process_group, waitid,
+};
+
+use crate::deadline::{Deadline, Grace};
+use crate::exit::{Failure, SIGNALED, say};
+use crate::foreground;
+use crate::gate::Gate;
+use crate::run::interrupted;
+use crate::signals::{Event, Signals};
+use crate::watchdog::Watchdog;
+
+/// How a command ended.
+pub(crate) struct Ended {
+    pub(crate) code: u8,
+    /// It was ended because the lease was lost, or could not be renewed.
+    pub(crate) was_lost: bool,
+}
+
+/// Runs the command until it ends. A signal that arrived before it could start prevents it.
+pub(crate) async fn run(
+    command: &[OsString],
+    variables: &[(&str, String)],
+    lease: &Lease,
+    grace: Grace,
+    ttl: Duration,
+    signals: &mut Signals,
+) -> Result<Ended, Failure> {
+    let mut watchdog = Watchdog::start(grace).map_err(Failure::os("start the watchdog"))?;
+    let gate = Gate::start(command, variables).map_err(Failure::os("start a process"))?;
+    let group = Pid::from_child(&gate.child);
+    let deadline = Deadline::new(lease.valid_until(), grace);
+    watchdog.follow(deadline);
+    watchdog.guard(group);
+    let before = tokio::select! {
+        biased;
+        signal = signals.forwarded() => Some(Ended { code: interrupted(signal), was_lost: false }),
+        () = std::future::ready(()) => {
+            lease.is_lost().then_some(Ended { code: 0, was_lost: true })
+        }
+    };
+    if let Some(ended) = before {
+        watchdog.end();
+        // Its socket closes, so it ends without the command.
+        let Gate { mut child, .. } = gate;
+        child.kill().and_then(|()| child.wait()).map_err(Failure::os("end a process"))?;
+        return Ok(ended);
+    }
+    let has_terminal = foreground::has_terminal();
+    let is_lent = has_terminal && foreground::lend(group);
+    let child = gate.open().map_err(Failure::os("start the command"))?;
+    let command = Command { child, group, has_terminal, is_lent, watchdog, grace, deadline, kill_at: None };
+    command.run(lease, ttl, signals).await.map_err(Failure::os("wait for the command"))
+}
+
+struct Command {
+    child: Child,
+    group: Pid,
+    has_terminal: bool,
+    /// The command's group is the foreground group of the terminal.
+    is_lent: bool,
+    watchdog: Watchdog,
+    grace: Grace,
+    /// As last seen: a lease that has ended has none.
+    deadline: Deadline,
+    /// The command was ended by TERM, and is killed then.
+    kill_at: Option<Instant>,
+}
+
+impl Command {
+    async fn run(mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<Ended> {
+        if let Err(error) = self.supervise(lease, ttl, signals).await {
+            // The lock is released next, so the command must not run on.
+            self.signal(Signal::KILL);
+            self.child.wait()?;
+            return Err(error);
+        }
+        self.conclude().await
+    }
+
+    /// Returns once the command has ended, before it is reaped.
+    async fn supervise(&mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<()> {
+        // How late a renewal, a passed deadline or a resumed machine may be noticed.
+        let tick = (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let mut is_killed = false;
+        loop {
+            if lease.end().is_none() {
+                self.deadline.follow(lease.valid_until(), self.grace);
+                self.watchdog.follow(self.deadline);
+            }
+            let now = Instant::now();
+            let next = match self.kill_at {
+                None if now >= self.deadline.term_at() => {
+                    self.end_before_loss("could not be renewed in time");
+                    continue;
+                }
+                None => self.deadline.term_at(),
+                Some(at) if now >= at && !is_killed => {
+                    self.signal(Signal::KILL);
+                    is_killed = true;
+                    continue;
+                }
+                Some(_) if is_killed => now + tick,
+                Some(at) => at,
+            };
+            let wait = next.saturating_duration_since(now).min(tick);
+            let event = tokio::select! {
+                event = signals.next() => event,
+                end = lease.lost(), if self.kill_at.is_none() => {
+                    self.end_before_loss(match end {
+                        LeaseEnd::Revoked => "was revoked, or the server has lost its data",
+                        _ => "has expired",
+                    });
+                    continue;
+                }
+                () = tokio::time::sleep(wait) => Event::Child,
+            };
+            match event {
+                Event::Forward(signal) => self.signal(signal),
+                Event::Continued => self.continue_command(),
+                Event::Child => {
+                    if self.has_ended()? {
+                        return Ok(());
+                    }
+                    if let Err(error) = self.watchdog.check() {
+                        say(&format!("the watchdog was killed, and another one cannot be started: {error}"));
+                    }
+                    if self.has_stopped()? {
+                        self.stop_with_command().await?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends TERM to the group, and sets when it gets KILL.
+    fn end_before_loss(&mut self, why: &str) {
+        let now = Instant::now();
+        let kill_at = self.deadline.kill_at().min(now + self.grace.span).max(now);
+        let left = kill_at - now;
+        say(&format!("the lease of the lock {why}: the command gets TERM, and KILL in {left:.1?}"));
+        self.kill_at = Some(kill_at);
+        self.watchdog.stopping();
+        self.signal(Signal::TERM);
+        // A stopped process ends only once it continues.
+        self.signal(Signal::CONT);
+    }
+
+    /// Signals the group. It exists until its leader is reaped.
+    fn signal(&self, signal: Signal) {
+        let _ = kill_process_group(self.group, signal);
+    }
+
+    /// Whether the command has ended. It is not reaped yet, so its number stays its own.
+    fn has_ended(&self) -> io::Result<bool> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        Ok(waitid(WaitId::Pid(self.group), options)?.is_some())
+    }
+
+    fn has_stopped(&self) -> io::Result<bool> {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        Ok(waitid(WaitId::Pid(self.group), options)?.is_some())
+    }
+
+    /// The command was stopped, by Ctrl-Z for instance. At a terminal this program stops as well,
+    /// so that the shell returns; the watchdog ends the command when the lease ends.
+    async fn stop_with_command(&mut self) -> io::Result<()> {
+        if !self.has_terminal || self.kill_at.is_some() {
+            return Ok(());
+        }
+        self.return_terminal().await?;
+        // Ignored by the system if no shell could continue this process.
+        Ok(kill_current_process_group(Signal::TSTP)?)
+    }
+
+    fn continue_command(&mut self) {
+        if self.has_terminal && !self.is_lent {
+            self.is_lent = foreground::lend(self.group);
+        }
+        self.signal(Signal::CONT);
+    }
+
+    async fn return_terminal(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.is_lent) { foreground::take_back(self.group).await } else { Ok(()) }
+    }
+
+    /// Reaps the command, and what is left of its group if the lock was lost.
+    async fn conclude(mut self) -> io::Result<Ended> {
+        let was_lent = self.is_lent;
+        self.return_terminal().await?;
+        let mut was_lost = self.kill_at.is_some();
+        if was_lost {
+            self.signal(Signal::KILL);
+        }
+        if self.watchdog.end() && !was_lost {
+            say("this program was stopped or hung while the lease ran out: its watchdog ended the command");
+            was_lost = true;
+        }
+        let status = self.child.wait()?;
+        if was_lent && let Some(signal @ (Signal::INT | Signal::QUIT)) = signal_of(status) {
+            // Ctrl-C reached the command alone. A script that called this program is to end too.
+            let _ = kill_current_process_group(signal);
+        }
+        Ok(Ended { code: code(status), was_lost })
+    }
+}
+
+fn signal_of(status: ExitStatus) -> Option<Signal> {
+    status.signal().and_then(Signal::from_named_raw)
+}
+
+fn code(status: ExitStatus) -> u8 {
+    let signaled = || SIGNALED.saturating_add(u8::try_from(status.signal().unwrap_or(0)).unwrap_or(0));
+    status.code().map_or_else(signaled, |code| u8::try_from(code).unwrap_or(u8::MAX))
+}

@@ -1,0 +1,248 @@
+//! The watchdog: a copy of this program that ends the command if `run` cannot.
+//!
+//! It reads lines from a pipe: the process group, and when it gets TERM and KILL unless a later
+//! time is named. If the pipe closes, `run` was killed: the group gets TERM at once, and KILL
+//! before the lease ends. If a named time comes, `run` is stopped or hangs: the group gets the
+//! signals at the same times as from `run`.
+
+use std::ffi::OsString;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process_group, setsid, test_kill_process_group};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::deadline::{Deadline, Grace};
+use crate::exit::{LOST, say};
+use crate::signals::Signals;
+
+/// The first argument of the copy; the grace follows, in milliseconds.
+pub(crate) const ROLE: &str = "__watchdog";
+
+/// This program. Also after an upgrade has replaced its file, Linux starts the same one.
+pub(crate) fn program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
+/// A point in time that all processes of this machine agree on, in nanoseconds: it counts while the
+/// machine sleeps.
+fn machine_nanos() -> u64 {
+    #[cfg(target_os = "linux")]
+    let clock = ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    let clock = ClockId::Monotonic;
+    let time = clock_gettime(clock);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// The watchdog, as `run` sees it.
+pub(crate) struct Watchdog {
+    copy: Child,
+    pipe: Option<ChildStdin>,
+    grace: Grace,
+    /// What another copy has to know if this one is killed.
+    group: Option<Pid>,
+    deadline: Option<Deadline>,
+    /// A copy has ended the command.
+    has_acted: bool,
+}
+
+impl Watchdog {
+    pub(crate) fn start(grace: Grace) -> io::Result<Watchdog> {
+        let (copy, pipe) = launch(grace)?;
+        Ok(Watchdog { copy, pipe: Some(pipe), grace, group: None, deadline: None, has_acted: false })
+    }
+
+    /// Names the process group to end.
+    pub(crate) fn guard(&mut self, group: Pid) {
+        self.group = Some(group);
+        self.send(&format!("group {}\n", group.as_raw_nonzero()));
+    }
+
+    /// Names the times of TERM and KILL.
+    pub(crate) fn follow(&mut self, deadline: Deadline) {
+        if self.deadline.replace(deadline) == Some(deadline) {
+            return;
+        }
+        let (here, now) = (Instant::now(), machine_nanos());
+        let nanos = |at: Instant| now.saturating_add(nanos(at.saturating_duration_since(here)));
+        self.send(&format!(
+            "until {} {}
+",
+            nanos(deadline.term_at()),
+            nanos(deadline.kill_at())
+        ));
+    }
+
+    /// Says that `run` has sent TERM, so that the group does not get another one.
+    pub(crate) fn stopping(&mut self) {
+        self.send("stopping\n");
+    }
+
+    /// Starts another copy if this one was killed.
+    pub(crate) fn check(&mut self) -> io::Result<()> {
+        let Some(status) = self.copy.try_wait()? else { return Ok(()) };
+        self.has_acted |= has_acted(status);
+        if self.has_acted {
+            return Ok(());
+        }
+        let (copy, pipe) = launch(self.grace)?;
+        (self.copy, self.pipe) = (copy, Some(pipe));
+        if let Some(group) = self.group {
+            self.guard(group);
+        }
+        if let Some(deadline) = self.deadline.take() {
+            self.follow(deadline);
+        }
+        Ok(())
+    }
+
+    /// Ends the watchdog, since the command has ended. Returns whether the watchdog has ended it.
+    /// Call it before the command is reaped: its number may then belong to another process.
+    pub(crate) fn end(mut self) -> bool {
+        self.send("done\n");
+        self.pipe = None;
+        self.has_acted || self.copy.wait().is_ok_and(has_acted)
+    }
+
+    fn send(&mut self, line: &str) {
+        // If the copy was killed, `check` starts another one. If it is stopped, its pipe may be
+        // full: a lost deadline makes it end the command early.
+        if let Some(pipe) = &mut self.pipe {
+            let _ = pipe.write_all(line.as_bytes());
+        }
+    }
+}
+
+fn has_acted(status: ExitStatus) -> bool {
+    status.code() == Some(LOST.into())
+}
+
+/// Starts the copy, and waits until no signal for this process's group reaches it.
+fn launch(grace: Grace) -> io::Result<(Child, ChildStdin)> {
+    let mut command = Command::new(program()?);
+    // Neither name is that of this program: `pkill redlatch` is to leave the watchdog alive.
+    command.arg0("lock-watchdog").arg(ROLE).arg(grace.span.as_millis().to_string());
+    let mut copy = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let (Some(pipe), Some(mut ready)) = (copy.stdin.take(), copy.stdout.take()) else {
+        return Err(io::Error::other("a pipe is missing"));
+    };
+    ready.read_exact(&mut [0])?;
+    rustix::io::ioctl_fionbio(&pipe, true)?;
+    Ok((copy, pipe))
+}
+
+/// The copy.
+pub(crate) fn main(words: &[OsString]) -> ExitCode {
+    let grace = words.first().and_then(|word| word.to_str()?.parse().ok());
+    let Some(grace) = grace.map(Duration::from_millis) else { return ExitCode::FAILURE };
+    match watch(nanos(grace)) {
+        Ok(has_acted) => ExitCode::from(if has_acted { LOST } else { 0 }),
+        Err(error) => {
+            say(&format!("the watchdog of a lock failed: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What the lines have said.
+#[derive(Default)]
+struct Orders {
+    group: Option<Pid>,
+    term_at: Option<u64>,
+    kill_at: Option<u64>,
+    is_stopping: bool,
+    is_done: bool,
+    is_closed: bool,
+}
+
+/// Returns whether it has ended the command.
+fn watch(grace: u64) -> io::Result<bool> {
+    // A session of its own has no terminal, so neither Ctrl-C nor a hangup ends the watchdog.
+    setsid()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    // Handlers in place of the default action: a signal for all copies of this program is for
+    // `run`.
+    let _signals = runtime.block_on(async { Signals::new() })?;
+    let _ = std::env::set_current_dir("/"); // do not keep a file system mounted
+    io::stdout().write_all(b"!")?;
+    io::stdout().flush()?;
+    let (mut orders, mut text) = (Orders::default(), String::new());
+    let (mut kill_at, mut has_acted): (Option<u64>, bool) = (None, false);
+    loop {
+        let now = machine_nanos();
+        let Orders { group, term_at, kill_at: deadline, is_stopping, is_done, is_closed } = orders;
+        let Some(group) = group.filter(|_| !is_done) else {
+            if is_closed {
+                return Ok(has_acted);
+            }
+            orders.read(&mut text, Duration::from_secs(1))?;
+            continue;
+        };
+        // A little later than `run`, which says why.
+        let term_at =
+            term_at.zip(deadline).map(|(term, kill)| term.saturating_add(kill.saturating_sub(term) / 10));
+        if kill_at.is_none() && (is_closed || is_stopping || term_at.is_some_and(|at| now >= at)) {
+            kill_at = Some(now.saturating_add(grace).min(deadline.unwrap_or(now)));
+            if !is_stopping {
+                has_acted = true;
+                let _ = kill_process_group(group, Signal::TERM);
+                let _ = kill_process_group(group, Signal::CONT); // a stopped process ends only then
+            }
+        }
+        if kill_at.is_some_and(|at| now >= at) {
+            let _ = kill_process_group(group, Signal::KILL);
+            return Ok(true);
+        }
+        if is_closed && test_kill_process_group(group).is_err() {
+            return Ok(has_acted);
+        }
+        let next = kill_at.or(term_at).map_or(u64::MAX, |at| at.saturating_sub(now));
+        let most = Duration::from_millis(if is_closed { 20 } else { 1000 });
+        // A timer stands still while the machine sleeps, so no wait is long.
+        let wait = Duration::from_nanos(next).clamp(Duration::from_millis(1), most);
+        if is_closed {
+            std::thread::sleep(wait);
+        } else {
+            orders.read(&mut text, wait)?;
+        }
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Orders {
+    /// Reads what arrives within the limit.
+    fn read(&mut self, text: &mut String, limit: Duration) -> io::Result<()> {
+        let stdin = io::stdin();
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&limit)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
+            other => other?,
+        };
+        let mut bytes = [0; 512];
+        // Not through the buffer of `stdin`, which `poll` does not know.
+        let count = rustix::io::read(&stdin, &mut bytes)?;
+        self.is_closed |= count == 0;
+        *text += &String::from_utf8_lossy(&bytes[..count]);
+        while let Some((line, rest)) = text.split_once('\n') {
+            match line.split_once(' ') {
+                Some(("group", number)) => self.group = number.parse().ok().and_then(Pid::from_raw),
+                Some(("until", times)) => {
+                    let mut times = times.split(' ').map(|nanos| nanos.parse().ok());
+                    (self.term_at, self.kill_at) = (times.next().flatten(), times.next().flatten());
+                }
+                _ if line == "stopping" => self.is_stopping = true,
+                _ => self.is_done = true,
+            }
+            *text = rest.to_owned();
+        }
+        Ok(())
+    }
+}

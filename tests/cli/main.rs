@@ -1,0 +1,12 @@
+#![allow(unreachable_pub, reason = "a test binary has no outside")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
+//! The program `redlatch`, run as a user runs it, with private servers. docs/cli.md is its page.
+
+mod program;
+mod run;
+mod run_loss;
+mod run_signals;
+#[path = "../it/support/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]
+mod support;
+mod terminal;

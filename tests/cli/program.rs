@@ -1,0 +1,121 @@
+//! The program as a process, and its output.
+
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdout, Command};
+
+use crate::support::{Server, eventually, soon};
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Output {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A command with the program, whose servers come from the arguments or the environment.
+pub fn program(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    for name in ["REDLATCH_REDIS", "REDIS_URL", "REDLATCH_OWNER", "REDLATCH_NAME", "REDLATCH_TOKEN"] {
+        command.env_remove(name);
+    }
+    command.args(words).kill_on_drop(true);
+    command
+}
+
+/// The same on a server.
+pub fn on(server: &Server, words: &[&str]) -> Command {
+    let mut command = program(words);
+    command.env("REDLATCH_REDIS", server.url());
+    command
+}
+
+/// Runs the program to its end, with this text as its stdin.
+pub async fn output(mut command: Command, stdin: &str) -> Output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    let text = stdin.to_owned();
+    let written = tokio::spawn(async move {
+        // The program may end without reading it.
+        let _ = pipe.write_all(text.as_bytes()).await;
+    });
+    let output = soon("the program ends", child.wait_with_output()).await.unwrap();
+    written.await.unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Output {
+        code: output.status.code().expect("no signal ended it"),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+pub async fn run_on(server: &Server, words: &[&str]) -> Output {
+    output(on(server, words), "").await
+}
+
+/// A running program, with its lines.
+pub struct Running {
+    pub child: Child,
+    lines: tokio::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    pub fn start(mut command: Command) -> Running {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Running { child, lines }
+    }
+
+    /// The next line of its stdout.
+    pub async fn line(&mut self) -> String {
+        let line = soon("a line", self.lines.next_line()).await.unwrap();
+        line.expect("stdout is open")
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap()).unwrap()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Waits for its end; returns the exit code and the rest of its output.
+    pub async fn end(mut self) -> Output {
+        let mut stdout = String::new();
+        while let Some(line) = soon("the end of stdout", self.lines.next_line()).await.unwrap() {
+            stdout += &format!("{line}\n");
+        }
+        let mut stderr = String::new();
+        let mut pipe = self.child.stderr.take().unwrap();
+        soon("the end of stderr", pipe.read_to_string(&mut stderr)).await.unwrap();
+        let status = soon("the program ends", self.child.wait()).await.unwrap();
+        Output { code: status.code().expect("no signal ended it"), stdout, stderr }
+    }
+}
+
+/// A process id that a command has printed.
+pub fn pid(line: &str) -> Pid {
+    Pid::from_raw(line.trim().parse().unwrap()).unwrap()
+}
+
+pub fn is_alive(pid: Pid) -> bool {
+    // A zombie has ended; a process outside of this one's children is reaped by init.
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    test_kill_process(pid).is_ok() && !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+}
+
+pub async fn ends(pid: Pid) {
+    eventually("a process ends", || async { !is_alive(pid) }).await;
+}
+
+/// Waits until a mutex is held, or free.
+pub async fn is_held(server: &Server, name: &str, held: bool) {
+    let key = format!("lock:{name}");
+    eventually("the lock changes", || async { server.run::<bool>(&["EXISTS", &key]).await == held }).await;
+}

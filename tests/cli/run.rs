@@ -1,0 +1,234 @@
+//! `redlatch run`: arguments, exit codes, what the command receives, and what is left.
+
+use redlatch::Owner;
+
+use crate::program::{Running, is_held, on, output, program, run_on};
+use crate::support::{Server, queued};
+
+/// A lock of each kind, as its options.
+const KINDS: [&[&str]; 5] = [&[], &["--reentrant"], &["--shared"], &["--exclusive"], &["-x", "-r"]];
+
+fn run<'a>(options: &[&'a str], command: &[&'a str]) -> Vec<&'a str> {
+    [&["run"], options, &["job", "--"], command].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_has_stdin_stdout_stderr_and_its_exit_code() {
+    let server = Server::start().await;
+    for options in KINDS {
+        let words = run(options, &["sh", "-c", "cat; echo problem >&2; exit 7"]);
+        let ended = output(on(&server, &words), "text\n").await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (7, "text\n"), "{options:?}: {ended:?}");
+        assert_eq!(ended.stderr, "problem\n");
+    }
+    server.assert_nothing_left().await;
+    assert!(!server.run::<bool>(&["EXISTS", "lock:job"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_receives_name_token_and_owner() {
+    let server = Server::start().await;
+    let script = "echo $REDLATCH_NAME; echo $REDLATCH_TOKEN; echo $REDLATCH_OWNER";
+    for options in KINDS {
+        let ended = run_on(&server, &run(options, &["sh", "-c", script])).await;
+        let lines: Vec<&str> = ended.stdout.lines().collect();
+        let [name, token, owner] = lines.as_slice() else { panic!("{ended:?}") };
+        assert_eq!(*name, "job");
+        assert_eq!(*token, server.run::<String>(&["GET", "{lock:job}:fence"]).await);
+        owner.parse::<Owner>().unwrap();
+    }
+    // A chain through another kind of lock keeps its owner.
+    let mut command = on(&server, &run(&[], &["sh", "-c", script]));
+    let owner = Owner::new().to_string();
+    let ended = output(std::mem::replace(command.env("REDLATCH_OWNER", &owner), program(&[])), "").await;
+    assert_eq!(ended.stdout.lines().nth(2), Some(owner.as_str()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nested_run_enters_the_lock_of_its_caller() {
+    let server = Server::start().await;
+    let redlatch = env!("CARGO_BIN_EXE_redlatch");
+    for options in [&["-r"][..], &["-r", "-x"], &["-r", "-s"]] {
+        let inner = run(options, &["sh", "-c", "exit 5"]);
+        // Through a lock of another name and kind.
+        let middle = [&[redlatch, "run", "other", "--", redlatch], inner.as_slice()].concat();
+        let ended = run_on(&server, &run(options, &middle)).await;
+        assert_eq!(ended.code, 5, "{options:?}: {ended:?}");
+        // Another owner is not admitted, unless both read.
+        let stranger = [
+            &["env", "-u", "REDLATCH_OWNER", redlatch],
+            run(&[options, &["-n"]].concat(), &["true"]).as_slice(),
+        ]
+        .concat();
+        let ended = run_on(&server, &run(options, &stranger)).await;
+        assert_eq!(ended.code, i32::from(!options.contains(&"-s")), "{options:?}: {ended:?}");
+    }
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn busy_lock_has_the_conflict_exit_code_and_starts_nothing() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    for (options, code) in [
+        (&["-n"][..], 1),
+        (&["--nonblock"], 1),
+        (&["--nb", "-E", "0"], 0),
+        (&["-w", "0"], 1),
+        (&["-w", "0.05", "-E", "255"], 255),
+        (&["--wait", "50ms", "--conflict-exit-code", "42"], 42),
+        (&["--timeout", "0"], 1),
+    ] {
+        let ended = run_on(&server, &run(options, &["echo", "started"])).await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (code, ""), "{options:?}: {ended:?}");
+        assert_eq!(ended.stderr, "", "a conflict is an answer, not an error");
+    }
+    guard.release().await.unwrap();
+    locks.close(std::time::Duration::from_secs(5)).await.unwrap();
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_run_starts_its_command_when_the_lock_is_released() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    for options in [&[][..], &["-w", "60"], &["-w", "1m"]] {
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        // The grant that a waiter receives is valid for three seconds until its first renewal:
+        // less than the usual grace.
+        let command = on(&server, &run(options, &["sh", "-c", "sleep 2; echo started"]));
+        let waiting =
+            queued(async || vec![server.waiters("{lock:job}:waiters").await], output(command, "")).await;
+        assert!(!waiting.is_finished());
+        guard.release().await.unwrap();
+        let ended = waiting.await.unwrap();
+        assert_eq!((ended.code, ended.stdout.as_str()), (0, "started\n"), "{ended:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_share_and_writers_exclude() {
+    let server = Server::start().await;
+    let mut reader = Running::start(on(&server, &run(&["-s"], &["sh", "-c", "echo in; exec sleep 1000"])));
+    assert_eq!(reader.line().await, "in");
+    assert_eq!(run_on(&server, &run(&["-sn"], &["true"])).await.code, 0);
+    for options in [&["-xn"][..], &["-en"], &["-n", "-x", "-r"]] {
+        assert_eq!(run_on(&server, &run(options, &["true"])).await.code, 1, "{options:?}");
+    }
+    // A mutex is another kind of lock.
+    let ended = run_on(&server, &run(&["-n"], &["true"])).await;
+    assert_eq!(ended.code, 69);
+    assert!(ended.stderr.contains("--exclusive"), "{ended:?}");
+    reader.signal(rustix::process::Signal::TERM);
+    assert_eq!(reader.end().await.code, 128 + 15);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_that_cannot_run_releases_the_lock() {
+    let server = Server::start().await;
+    for (command, code) in [("no-such-command", 127), ("/", 126), ("/etc/passwd", 126)] {
+        let ended = run_on(&server, &run(&[], &[command])).await;
+        assert_eq!(ended.code, code, "{ended:?}");
+        assert!(ended.stderr.contains(&format!("cannot run {command}: ")), "{ended:?}");
+        is_held(&server, "job", false).await;
+    }
+    let ended = run_on(&server, &run(&[], &["sh", "-c", "kill -9 $$"])).await;
+    assert_eq!(ended.code, 128 + 9, "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_arguments_exit_with_64_and_send_nothing() {
+    let server = Server::start().await;
+    let name = "x".repeat(513);
+    for words in [
+        &["run"][..],
+        &["run", "job"],
+        &["run", "job", "--"],
+        &["run", "job", "true"],
+        &["run", "-s", "-x", "job", "--", "true"],
+        &["run", "-n", "-w", "1", "job", "--", "true"],
+        &["run", "-w", "soon", "job", "--", "true"],
+        &["run", "-E", "256", "job", "--", "true"],
+        &["run", "--ttl", "10ms", "job", "--", "true"],
+        &["run", "--ttl", "10s", "--grace", "6s", "job", "--", "true"],
+        &["run", "--label", "two words", "job", "--", "true"],
+        &["run", "--redis", "http://host/", "job", "--", "true"],
+        &["run", "--cacert", "/nonexistent", "job", "--", "true"],
+        &["run", "--cert", "/etc/passwd", "job", "--", "true"],
+        &["run", "--sentinel", "a", "--cluster", "job", "--", "true"],
+        &["run", &name, "--", "true"],
+        &["run", "}", "--", "true"],
+        &["walk"],
+    ] {
+        let ended = run_on(&server, words).await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (64, ""), "{words:?}: {ended:?}");
+        assert!(!ended.stderr.is_empty(), "{words:?}");
+    }
+    let mut command = on(&server, &["run", "job", "--", "true"]);
+    command.env("REDLATCH_OWNER", "two words");
+    assert_eq!(output(command, "").await.code, 64);
+    let ended = output(program(&["run", "job", "--", "true"]), "").await;
+    assert_eq!(ended.code, 64, "no server is named: {ended:?}");
+    assert_eq!(server.scripts_run().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_come_from_arguments_or_the_environment() {
+    let (server, other) = (Server::start().await, Server::start().await);
+    let third = Server::start().await;
+    let words = ["run", "job", "--", "true"];
+    let quorum = [&server, &other, &third].map(Server::url).join(" ");
+    for (name, value) in [
+        ("REDIS_URL", server.url()),
+        ("REDLATCH_REDIS", format!(" {} ", server.url())),
+        ("REDLATCH_REDIS", quorum),
+    ] {
+        let mut command = program(&words);
+        command.env("REDIS_URL", "redis://127.0.0.1:1/").env(name, value);
+        assert_eq!(output(command, "").await.code, 0);
+    }
+    let urls = [&server, &other, &third].map(Server::url);
+    let flags: Vec<&str> = urls.iter().flat_map(|url| ["--redis", url]).collect();
+    let before = third.scripts_run().await;
+    let mut command = program(&[flags.as_slice(), &words].concat());
+    command.env("REDLATCH_REDIS", "redis://127.0.0.1:1/");
+    assert_eq!(output(command, "").await.code, 0, "arguments come first");
+    assert!(third.scripts_run().await > before, "three URLs are a quorum");
+    // The option may also follow the command.
+    let words = ["run", "--redis", &urls[0], "--key-prefix", "mine:", "job", "--", "sh", "-c", "true"];
+    assert_eq!(output(program(&words), "").await.code, 0);
+    assert!(server.run::<bool>(&["EXISTS", "{mine:job}:fence"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_server_exits_with_69_and_no_secret_is_shown() {
+    let words = ["run", "job", "--", "echo", "started"];
+    for url in ["redis://user:s3cret@127.0.0.1:1/", "redis://:s3cret@127.0.0.1:1/0?protocol=resp3"] {
+        let mut command = program(&words);
+        command.env("REDLATCH_REDIS", url);
+        let ended = output(command, "").await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (69, ""), "{ended:?}");
+        assert!(!ended.stderr.contains("s3cret"), "{ended:?}");
+        // In the wrong place.
+        let ended = output(program(&["run", url, url, "--", "true"]), "").await;
+        assert!(ended.code == 64 && !ended.stderr.contains("s3cret"), "{ended:?}");
+    }
+    let ended = output(program(&["run", "--redis", "s3cret://:s3cret@x", "job", "--", "true"]), "").await;
+    assert!(ended.code == 64 && !ended.stderr.contains(":s3cret"), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn label_names_the_holder() {
+    let server = Server::start().await;
+    for (options, label) in [(&["--label", "web-1"][..], "web-1"), (&[], ".")] {
+        let command = on(&server, &run(options, &["sh", "-c", "echo in; exec sleep 1000"]));
+        let mut running = Running::start(command);
+        assert_eq!(running.line().await, "in");
+        let holder = server.locks().await.mutex("job").unwrap().inspect().await.unwrap().holders.remove(0);
+        assert_eq!(holder.client_name(), Some("redlatch"));
+        assert!(holder.label().unwrap().contains(label), "{holder}");
+        running.signal(rustix::process::Signal::TERM);
+        running.end().await;
+    }
+}

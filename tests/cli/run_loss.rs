@@ -1,0 +1,94 @@
+//! `redlatch run` when the lease is lost: the command ends before another holder can have the lock.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::program::{Running, ends, is_alive, is_held, on, pid, run_on};
+use crate::support::{Server, eventually};
+
+/// Prints its process id and that of a process of its group; reports TERM.
+const STUBBORN: &str = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do wait; done";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unreachable_server_ends_the_group_with_term_then_kill_before_the_lease_ends() {
+    let server = Server::start().await;
+    let words = ["run", "--ttl", "3s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+    let mut running = Running::start(on(&server, &words));
+    let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
+    server.pause();
+    let start = Instant::now();
+    assert_eq!(running.line().await, "term");
+    eventually("the group has ended", || async { !is_alive(command) && !is_alive(grandchild) }).await;
+    let took = start.elapsed();
+    server.resume();
+    // A busy machine delays signals, so this bound is not the promise: the TTL is.
+    assert!(took < Duration::from_secs(3), "the group ended {took:?} after the last renewal");
+    let ended = running.end().await;
+    assert_eq!(ended.code, 75, "{ended:?}");
+    assert!(ended.stderr.contains("could not be renewed"), "{ended:?}");
+    is_held(&server, "job", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_that_obeys_term_has_the_exit_code_of_a_lost_lock() {
+    let server = Server::start().await;
+    let script = "trap 'exit 0' TERM; echo in; while :; do sleep 0.05; done";
+    let words = ["run", "--ttl", "1s", "job", "--", "sh", "-c", script];
+    let mut running = Running::start(on(&server, &words));
+    assert_eq!(running.line().await, "in");
+    server.pause();
+    // The release that follows needs the server.
+    let command = tokio::spawn(running.end());
+    eventually("the lease has ended", || async { server.is_alive() && command.is_finished() }).await;
+    server.resume();
+    assert_eq!(command.await.unwrap().code, 75, "never 0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn revoked_lock_ends_the_command() {
+    let server = Server::start().await;
+    let words = ["run", "--ttl", "2s", "job", "--", "sh", "-c", STUBBORN];
+    let mut running = Running::start(on(&server, &words));
+    let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
+    assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+    assert_eq!(running.line().await, "term");
+    let ended = running.end().await;
+    assert_eq!(ended.code, 75, "{ended:?}");
+    assert!(ended.stderr.contains("revoked"), "{ended:?}");
+    ends(command).await;
+    ends(grandchild).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_that_was_lost_unnoticed_has_its_exit_code() {
+    let server = Server::start().await;
+    let url = server.url();
+    let port = url.trim_end_matches('/').rsplit(':').next().unwrap();
+    // The key is deleted at once, long before the first renewal.
+    let script =
+        format!("exec 3<>/dev/tcp/127.0.0.1/{port}; printf 'DEL lock:job\\r\\n' >&3; read -r answer <&3");
+    let ended = run_on(&server, &["run", "job", "--", "bash", "-c", &script]).await;
+    assert_eq!(ended.code, 75, "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_run_is_replaced_by_its_watchdog() {
+    let server = Server::start().await;
+    let words = ["run", "--ttl", "3s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+    let mut running = Running::start(on(&server, &words));
+    let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
+    running.signal(Signal::STOP);
+    assert_eq!(running.line().await, "term");
+    eventually("the group has ended", || async { !is_alive(command) && !is_alive(grandchild) }).await;
+    running.signal(Signal::CONT);
+    assert_eq!(running.end().await.code, 75);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_lock_outlasts_its_ttl() {
+    let server = Server::start().await;
+    let words = ["run", "--ttl", "300ms", "job", "--", "sh", "-c", "sleep 1.5; echo done"];
+    let ended = run_on(&server, &words).await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, "done\n"), "{ended:?}");
+}

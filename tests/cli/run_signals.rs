@@ -1,0 +1,142 @@
+//! Signals to `redlatch run`: while it waits, and while its command runs.
+
+use rustix::process::{Signal, kill_process};
+
+use crate::program::{Running, ends, is_alive, is_held, on, pid, run_on};
+use crate::support::{Server, eventually};
+
+const SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_the_wait_and_starts_nothing() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    for signal in SIGNALS {
+        let running = Running::start(on(&server, &["run", "job", "--", "echo", "started"]));
+        let is_queued = || async { server.waiters("{lock:job}:waiters").await == 1 };
+        eventually("the run waits", is_queued).await;
+        running.signal(signal);
+        let ended = running.end().await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (128 + signal.as_raw(), ""), "{ended:?}");
+        assert_eq!(server.waiters("{lock:job}:waiters").await, 0, "it has left the queue");
+    }
+    guard.release().await.unwrap();
+    locks.close(std::time::Duration::from_secs(5)).await.unwrap();
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_a_wait_for_a_silent_server() {
+    let server = Server::start().await;
+    server.pause();
+    let running = Running::start(on(&server, &["run", "job", "--", "echo", "started"]));
+    // The handlers replace the default action before the program connects.
+    let status = format!("/proc/{}/status", running.pid().as_raw_nonzero());
+    let catches = || async {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(caught, 16).unwrap() & 0x4000 != 0
+    };
+    eventually("the program handles TERM", catches).await;
+    running.signal(Signal::TERM);
+    let ended = running.end().await;
+    // The server may have been given up just before.
+    assert!([128 + 15, 69].contains(&ended.code) && ended.stdout.is_empty(), "{ended:?}");
+    server.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_is_forwarded_and_the_command_decides() {
+    let server = Server::start().await;
+    for signal in SIGNALS {
+        let script =
+            format!("trap 'echo caught; exit 9' {}; echo in; while :; do sleep 0.05; done", signal.as_raw());
+        let mut running = Running::start(on(&server, &["run", "job", "--", "sh", "-c", &script]));
+        assert_eq!(running.line().await, "in");
+        running.signal(signal);
+        let ended = running.end().await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (9, "caught\n"), "{signal:?}: {ended:?}");
+        is_held(&server, "job", false).await;
+        // Without a handler, the whole group dies.
+        let script = "sleep 1000 >/dev/null 2>&1 & echo $!; wait";
+        let mut running = Running::start(on(&server, &["run", "job", "--", "sh", "-c", script]));
+        let grandchild = pid(&running.line().await);
+        running.signal(signal);
+        let ended = running.end().await;
+        // A shell lets its background jobs ignore INT and QUIT.
+        if [Signal::TERM, Signal::HUP].contains(&signal) {
+            ends(grandchild).await;
+        } else {
+            kill_process(grandchild, Signal::KILL).unwrap();
+        }
+        assert_eq!(ended.code, 128 + signal.as_raw(), "{signal:?}: {ended:?}");
+        is_held(&server, "job", false).await;
+    }
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ignored_signal_stays_ignored() {
+    let server = Server::start().await;
+    let redlatch = env!("CARGO_BIN_EXE_redlatch");
+    let script = format!("trap '' HUP; exec {redlatch} run job -- sh -c 'echo $$; exec sleep 1000'");
+    let mut command = tokio::process::Command::new("sh");
+    command.args(["-c", &script]).env("REDLATCH_REDIS", server.url()).kill_on_drop(true);
+    let mut running = Running::start(command);
+    let command = pid(&running.line().await);
+    running.signal(Signal::HUP);
+    kill_process(command, Signal::HUP).unwrap();
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().await.code, 128 + 15);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_run_leaves_no_process_and_the_lock_expires() {
+    let server = Server::start().await;
+    let script = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do wait; done";
+    let words = ["run", "--ttl", "2s", "--grace", "500ms", "job", "--", "sh", "-c", script];
+    let mut running = Running::start(on(&server, &words));
+    let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
+    running.child.kill().await.unwrap();
+    // The command ignores TERM, so it gets KILL, before the lease ends.
+    assert_eq!(running.line().await, "term");
+    eventually("the group has ended", || async {
+        let is_over = !is_alive(command) && !is_alive(grandchild);
+        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
+        is_over
+    })
+    .await;
+    is_held(&server, "job", false).await;
+    assert_eq!(run_on(&server, &["run", "-n", "job", "--", "true"]).await.code, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_watchdog_is_replaced() {
+    let server = Server::start().await;
+    let words = ["run", "--ttl", "2s", "job", "--", "sh", "-c", "echo $$; exec sleep 1000"];
+    let mut running = Running::start(on(&server, &words));
+    let command = pid(&running.line().await);
+    let parent = running.pid();
+    let watchdog = || {
+        let tasks = format!("/proc/{0}/task/{0}/children", parent.as_raw_nonzero());
+        let children = std::fs::read_to_string(tasks).unwrap();
+        let names = |id: &&str| std::fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        children.split_whitespace().find(|id| names(id).starts_with("lock-watchdog")).map(pid)
+    };
+    let first = watchdog().unwrap();
+    kill_process(first, Signal::KILL).unwrap();
+    eventually("another watchdog", || async { watchdog().is_some_and(|now| now != first) }).await;
+    // Its ready byte follows; `run` reads it before it does anything else.
+    let second = watchdog().unwrap();
+    let has_session = || async {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", second.as_raw_nonzero())).unwrap();
+        let session = stat.rsplit_once(") ").unwrap().1.split(' ').nth(3).unwrap().to_owned();
+        session == second.as_raw_nonzero().to_string()
+    };
+    eventually("the watchdog is ready", has_session).await;
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().await.code, 128 + 15);
+    assert!(!is_alive(command));
+    ends(second).await;
+}
