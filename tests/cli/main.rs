@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 //! The program `redlatch`, run as a user runs it, with private servers. docs/cli.md is its page.
 
+mod admin;
 mod program;
 mod run;
 mod run_loss;
 mod run_signals;
+mod show;
 #[path = "../it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]
 mod support;

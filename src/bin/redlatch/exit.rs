@@ -30,6 +30,13 @@ pub(crate) enum Failure {
     Usage(String),
     #[error(transparent)]
     Lock(#[from] redlatch::Error),
+    #[error("could not {what} {server}")]
+    Server {
+        what: &'static str,
+        server: String,
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("could not {what}")]
     System {
         what: &'static str,
@@ -47,7 +54,7 @@ impl Failure {
     pub(crate) fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) | Failure::Lock(redlatch::Error::Name(_) | redlatch::Error::Config(_)) => USAGE,
-            Failure::Lock(_) => UNAVAILABLE,
+            Failure::Lock(_) | Failure::Server { .. } => UNAVAILABLE,
             Failure::System { .. } => SYSTEM,
         }
     }
@@ -86,6 +93,18 @@ impl From<redlatch::ConfigError> for Failure {
 /// Writes a message to stderr. A closed stderr is no reason to end.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "redlatch: {}", masked(text));
+}
+
+/// Writes to stdout.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    written.map_err(Failure::os("write to stdout"))
+}
+
+/// Writes a value to stdout as one line of JSON.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    print(&serde_json::to_string(value).map_err(Failure::os("write JSON"))?)
 }
 
 /// Prints the help that was asked for, or what is wrong with the arguments.

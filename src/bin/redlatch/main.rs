@@ -4,17 +4,22 @@
 #[cfg(not(unix))]
 compile_error!("the feature `cli` needs Unix: signals and process groups");
 
+mod admin;
+mod bench;
 mod deadline;
 mod exit;
 mod foreground;
 mod gate;
-
+mod generate;
+mod list;
 mod locked;
 mod run;
 mod servers;
 mod signals;
 mod span;
 mod supervise;
+mod view;
+mod watch;
 mod watchdog;
 
 use std::ffi::OsString;
@@ -38,6 +43,15 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    Inspect(view::InspectArgs),
+    List(list::ListArgs),
+    Watch(watch::WatchArgs),
+    ForceRelease(admin::ForceReleaseArgs),
+    Doctor(admin::DoctorArgs),
+    Quorum(admin::QuorumArgs),
+    Bench(bench::BenchArgs),
+    Completions(generate::CompletionsArgs),
+    Man(generate::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +77,15 @@ fn execute(arguments: Arguments) -> Result<u8, Failure> {
     let outcome = runtime.block_on(async {
         match arguments.command {
             Command::Run(run) => run.execute(&arguments.servers).await,
+            Command::Inspect(inspect) => inspect.execute(&arguments.servers).await,
+            Command::List(list) => list.execute(&arguments.servers).await,
+            Command::Watch(watch) => watch.execute(&arguments.servers).await,
+            Command::ForceRelease(force) => force.execute(&arguments.servers).await,
+            Command::Doctor(doctor) => doctor.execute(&arguments.servers).await,
+            Command::Quorum(quorum) => quorum.execute(&arguments.servers).await,
+            Command::Bench(bench) => bench.execute(&arguments.servers).await,
+            Command::Completions(completions) => completions.execute::<Arguments>(),
+            Command::Man(man) => man.execute::<Arguments>(),
         }
     });
     // A name lookup that hangs must not keep the program alive.

@@ -1,8 +1,13 @@
 //! The servers: where they are, from arguments or the environment, and how to reach them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use redlatch::redis::{ClientTlsConfig, TlsCertificates};
+use redlatch::redis::aio::MultiplexedConnection;
+use redlatch::redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, FromRedisValue,
+    IntoConnectionInfo as _, TlsCertificates, Value, cmd,
+};
 use redlatch::{Locks, LocksBuilder, Options, RestartGuard};
 
 use crate::exit::Failure;
@@ -23,8 +28,8 @@ pub(crate) struct ServerArgs {
     /// The URLs are some nodes of a Redis Cluster.
     #[arg(long, global = true)]
     cluster: bool,
-    /// A node of the quorum that has restarted has no vote until it is admitted again. All clients
-    /// of a quorum must agree on it.
+    /// A node of the quorum that has restarted has no vote until `redlatch quorum
+    /// rejoin` admits it. All clients of a quorum must agree on it.
     #[arg(long, global = true)]
     restart_guard: bool,
     /// The prefix of all keys.
@@ -63,6 +68,15 @@ impl ServerArgs {
         Ok(builder.client_name("redlatch"))
     }
 
+    /// Connects, with the options of these arguments.
+    pub(crate) async fn connect(&self) -> Result<Locks, Failure> {
+        Ok(self.builder()?.options(self.options()).connect().await?)
+    }
+
+    pub(crate) fn key_prefix(&self) -> &str {
+        &self.key_prefix
+    }
+
     fn urls(&self) -> Result<Vec<String>, Failure> {
         if !self.redis.is_empty() {
             return Ok(self.redis.clone());
@@ -90,4 +104,163 @@ impl ServerArgs {
         let is_given = client_tls.is_some() || root_cert.is_some();
         Ok(is_given.then_some(TlsCertificates { client_tls, root_cert }))
     }
+}
+
+/// How long a server may take to connect or to reply.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A server that grants locks, for requests that no lock has.
+pub(crate) struct Master {
+    connection: MultiplexedConnection,
+    address: String,
+}
+
+impl ServerArgs {
+    /// Connects to the server, to all nodes of a quorum, to all masters of a cluster, or to the
+    /// master that the sentinels name.
+    pub(crate) async fn masters(&self) -> Result<Vec<Master>, Failure> {
+        let certificates = self.certificates()?;
+        let info = |url: &str| {
+            let unusable = |cause| Failure::Lock(redlatch::ConfigError::Url { cause }.into());
+            url.into_connection_info().map_err(unusable)
+        };
+        let infos: Vec<_> = self.urls()?.iter().map(|url| info(url)).collect::<Result<_, _>>()?;
+        let infos = match &self.sentinel {
+            Some(name) => {
+                let (settings, name) = match name.split_once("://") {
+                    Some(_) => (Some(info(name)?), host(info(name)?.addr())),
+                    None => (None, name.clone()),
+                };
+                vec![master_of(&infos, settings, &name, certificates.as_ref()).await?]
+            }
+            None if self.cluster => nodes_of(&infos, certificates.as_ref()).await?,
+            None => infos,
+        };
+        let mut masters = Vec::new();
+        for info in infos {
+            masters.push(Master::connect(info, certificates.as_ref()).await?);
+        }
+        Ok(masters)
+    }
+}
+
+impl Master {
+    async fn connect(
+        info: ConnectionInfo,
+        certificates: Option<&TlsCertificates>,
+    ) -> Result<Master, Failure> {
+        let address = info.addr().to_string();
+        let connected = async {
+            let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+            let client = match certificates.filter(|_| is_tls) {
+                Some(certificates) => Client::build_with_tls(info, certificates.clone())?,
+                None => Client::open(info)?,
+            };
+            let config = AsyncConnectionConfig::new();
+            let config = config.set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
+            client.get_multiplexed_async_connection_with_config(&config).await
+        };
+        match connected.await {
+            Ok(connection) => Ok(Master { connection, address }),
+            Err(cause) => Err(Failure::Server { what: "connect to", server: address, cause: cause.into() }),
+        }
+    }
+
+    /// Returns some of the keys that match, and the cursor for more; 0 after the last ones.
+    pub(crate) async fn scan(&mut self, pattern: &str, cursor: u64) -> Result<(u64, Vec<Vec<u8>>), Failure> {
+        let mut scan = cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        self.ask("list the keys of", &scan).await
+    }
+
+    async fn ask<T: FromRedisValue>(&mut self, what: &'static str, request: &Cmd) -> Result<T, Failure> {
+        let reply = request.query_async(&mut self.connection).await;
+        reply.map_err(|cause| Failure::Server { what, server: self.address.clone(), cause: cause.into() })
+    }
+}
+
+fn host(addr: &ConnectionAddr) -> String {
+    match addr {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The same server settings, at another address.
+fn at(info: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let addr = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    info.clone().set_addr(addr)
+}
+
+/// The first answer of several servers; otherwise the last failure.
+async fn first<T>(
+    infos: &[ConnectionInfo],
+    certificates: Option<&TlsCertificates>,
+    ask: impl AsyncFn(Master, &ConnectionInfo) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let mut failure = Failure::Usage("no server is named".to_owned());
+    for info in infos {
+        let answer = match Master::connect(info.clone(), certificates).await {
+            Ok(server) => ask(server, info).await,
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(answer) => return Ok(answer),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+async fn master_of(
+    sentinels: &[ConnectionInfo],
+    settings: Option<ConnectionInfo>,
+    name: &str,
+    certificates: Option<&TlsCertificates>,
+) -> Result<ConnectionInfo, Failure> {
+    let (host, port) = first(sentinels, certificates, async |mut sentinel, _| {
+        let mut question = cmd("SENTINEL");
+        question.arg("get-master-addr-by-name").arg(name);
+        sentinel.ask::<(String, u16)>("find the master at", &question).await
+    })
+    .await?;
+    // The credentials in the sentinels' URLs are for the sentinels.
+    let plain = || sentinels.first().map(|info| info.clone().set_redis_settings(Default::default()));
+    let settings = settings.or_else(plain);
+    let settings = settings.ok_or_else(|| Failure::Usage("no sentinel is named".to_owned()))?;
+    Ok(at(&settings, host, port))
+}
+
+async fn nodes_of(
+    seeds: &[ConnectionInfo],
+    certificates: Option<&TlsCertificates>,
+) -> Result<Vec<ConnectionInfo>, Failure> {
+    first(seeds, certificates, async |mut seed, info| {
+        let mut question = cmd("CLUSTER");
+        question.arg("SLOTS");
+        let slots: Vec<Vec<Value>> = seed.ask("find the masters at", &question).await?;
+        let mut masters = Vec::new();
+        for range in slots {
+            // First slot, last slot, then the master: its address, its port, its id.
+            let Some(Value::Array(node)) = range.get(2) else { continue };
+            let [address, Value::Int(port), ..] = node.as_slice() else { continue };
+            let address = match address {
+                Value::BulkString(address) if !address.is_empty() => {
+                    String::from_utf8_lossy(address).into_owned()
+                }
+                _ => host(info.addr()), // the same as that of the server that was asked
+            };
+            let node = (address, u16::try_from(*port).unwrap_or(0));
+            if !masters.contains(&node) {
+                masters.push(node);
+            }
+        }
+        Ok(masters.into_iter().map(|(host, port)| at(info, host, port)).collect())
+    })
+    .await
 }

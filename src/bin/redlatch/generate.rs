@@ -1,0 +1,50 @@
+//! `redlatch completions` and `redlatch man`: what a package installs beside the program.
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+
+use crate::exit::{Failure, print};
+
+/// Print completions for a shell.
+#[derive(clap::Args)]
+pub(crate) struct CompletionsArgs {
+    shell: Shell,
+}
+
+impl CompletionsArgs {
+    pub(crate) fn execute<Program: CommandFactory>(&self) -> Result<u8, Failure> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Program::command(), "redlatch", &mut script);
+        print(String::from_utf8_lossy(&script).trim_end())?;
+        Ok(0)
+    }
+}
+
+/// Print the manual page of the program, or of one command, for man(1).
+#[derive(clap::Args)]
+pub(crate) struct ManArgs {
+    /// A command, such as `run`.
+    command: Option<String>,
+}
+
+impl ManArgs {
+    pub(crate) fn execute<Program: CommandFactory>(&self) -> Result<u8, Failure> {
+        let program = Program::command();
+        let subject = match &self.command {
+            None => program,
+            Some(name) => page_of(program, name)?,
+        };
+        let mut page = Vec::new();
+        clap_mangen::Man::new(subject).render(&mut page).map_err(Failure::os("write the page"))?;
+        print(String::from_utf8_lossy(&page).trim_end())?;
+        Ok(0)
+    }
+}
+
+/// The command, with the options that all commands have.
+fn page_of(mut program: Command, name: &str) -> Result<Command, Failure> {
+    program.build();
+    let found = program.find_subcommand(name).cloned();
+    let found = found.ok_or_else(|| Failure::Usage(format!("{name:?} is not a command")))?;
+    Ok(found.version(env!("CARGO_PKG_VERSION")))
+}

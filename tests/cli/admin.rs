@@ -1,0 +1,140 @@
+//! `redlatch force-release`, `doctor` and `quorum rejoin`; completions and the manual page.
+
+use redlatch::{Options, RestartGuard};
+use serde_json::Value;
+
+use crate::program::{on, output, program, run_on};
+use crate::support::{DURABLE, Deployment, Server, Topology};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn force_release_revokes_every_kind_of_lock() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mutex = locks.mutex("job").unwrap().lock().await.unwrap();
+    let ended = run_on(&server, &["force-release", "job"]).await;
+    assert!(ended.code == 64 && ended.stderr.contains("--yes"), "{ended:?}");
+    assert!(locks.mutex("job").unwrap().is_held_by(mutex.lease()).await.unwrap());
+    let words = ["force-release", "job", "--yes"];
+    let ended = run_on(&server, &words).await;
+    assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""));
+    mutex.release().await.unwrap_err();
+    let ended = run_on(&server, &words).await;
+    assert!(ended.code == 1 && ended.stderr.contains("was free"), "{ended:?}");
+
+    let reentrant = locks.reentrant("job").unwrap().lock().await.unwrap();
+    assert_eq!(run_on(&server, &words).await.code, 0);
+    reentrant.release().await.unwrap_err();
+    let readers = [
+        locks.rwlock("job").unwrap().read().await.unwrap(),
+        locks.rwlock("job").unwrap().read().await.unwrap(),
+    ];
+    assert_eq!(run_on(&server, &words).await.code, 0);
+    for reader in readers {
+        reader.release().await.unwrap_err();
+    }
+    let writer = locks.rwlock("job").unwrap().write().await.unwrap();
+    assert_eq!(run_on(&server, &words).await.code, 0);
+    writer.release().await.unwrap_err();
+    server.run::<()>(&["RPUSH", "lock:list", "x"]).await;
+    assert_eq!(run_on(&server, &["force-release", "list", "--yes"]).await.code, 69);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_has_a_verdict_in_its_exit_code() {
+    let fine = Server::start_with(&DURABLE).await;
+    let ended = run_on(&fine, &["doctor"]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(
+        ended.stdout.lines().count() >= 6 && ended.stdout.lines().all(|line| line.ends_with(": fine")),
+        "{ended:?}"
+    );
+
+    // The user may not run CONFIG GET.
+    let rights = ["ACL", "SETUSER", "locks", "on", ">secret", "~*", "&*", "+@all", "-config"];
+    fine.run::<()>(&rights).await;
+    let mut command = program(&["doctor"]);
+    command.env("REDLATCH_REDIS", format!("redis://locks:secret@127.0.0.1:{}/", fine.port()));
+    let ended = output(command, "").await;
+    assert!(ended.code == 2 && ended.stdout.contains(": unknown: "), "{ended:?}");
+
+    let volatile = Server::start().await;
+    let ended = run_on(&volatile, &["doctor"]).await;
+    assert!(ended.code == 1 && ended.stdout.contains("set appendonly yes"), "{ended:?}");
+    let ended = run_on(&volatile, &["doctor", "--json"]).await;
+    let findings: Vec<Value> = serde_json::from_str(&ended.stdout).unwrap();
+    let danger = findings.iter().find(|finding| finding["check"] == "persistence").unwrap();
+    assert_eq!(danger["verdict"], "danger");
+    assert!(danger["what"].is_string() && danger["remedy"].is_string() && danger["server"].is_string());
+    let other = findings.iter().find(|finding| finding["check"] == "eviction").unwrap();
+    assert!(other["verdict"] == "fine" && other["what"].is_null() && other["remedy"].is_null());
+
+    let mut command = program(&["doctor"]);
+    command.env("REDLATCH_REDIS", "redis://:s3cret@127.0.0.1:1/");
+    let ended = output(command, "").await;
+    assert!(ended.code == 1 && ended.stdout.contains("connection: danger"), "{ended:?}");
+    assert!(!format!("{ended:?}").contains("s3cret"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejoin_admits_the_nodes_of_a_new_quorum() {
+    let deployment = Deployment::start(Topology::Quorum3).await;
+    let urls: Vec<String> = deployment.masters().iter().map(Server::url).collect();
+    let command = |words: &[&str]| {
+        let mut command = program(words);
+        command.env("REDLATCH_REDIS", urls.join(" "));
+        command
+    };
+    let run = ["--restart-guard", "run", "--ttl", "1s", "job", "--", "true"];
+    let ended = output(command(&run), "").await;
+    assert_eq!(ended.code, 69, "no node has a vote: {ended:?}");
+    let ended = output(command(&["quorum", "rejoin", "--ttl", "1s"]), "").await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.stdout.matches(": votes\n").count(), 3, "{ended:?}");
+    let ended = output(command(&run), "").await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let again = output(command(&["quorum", "rejoin", "--ttl", "1s"]), "").await;
+    assert_eq!((again.code, again.stdout.as_str()), (0, "every node has a vote\n"), "{again:?}");
+    let options = Options::new().restart_guard(RestartGuard::On);
+    let locks = redlatch::Locks::builder().quorum(&urls).options(options).connect().await.unwrap();
+    assert!(locks.nodes().await.iter().all(redlatch::NodeStatus::is_voter));
+    // One server has no quorum.
+    let ended = output(on(&deployment.masters()[0], &["quorum", "rejoin"]), "").await;
+    assert_eq!(ended.code, 64, "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bench_measures_the_users_server_and_leaves_nothing() {
+    let server = Server::start().await;
+    let ended = run_on(&server, &["bench", "--quick", "--json"]).await;
+    let figures: Value = serde_json::from_str(&ended.stdout).unwrap();
+    for field in ["acquire_release_p50_us", "acquire_release_p99_us", "turns_per_second", "locks_per_second"]
+    {
+        assert!(figures[field].as_u64().is_some_and(|figure| figure > 0), "{field}: {ended:?}");
+    }
+    let ended = run_on(&server, &["bench", "--quick"]).await;
+    assert!(ended.code == 0 && ended.stdout.lines().count() == 3, "{ended:?}");
+    let keys: Vec<String> = server.run(&["KEYS", "*"]).await;
+    assert!(keys.iter().all(|key| key.ends_with(":fence") || key.ends_with(":waiters")), "{keys:?}");
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_and_the_manual_page_name_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ended = output(program(&["completions", shell]), "").await;
+        assert!(ended.code == 0 && ended.stdout.contains("force-release"), "{shell}: {ended:?}");
+    }
+    assert_eq!(output(program(&["completions", "dos"]), "").await.code, 64);
+    let page = output(program(&["man"]), "").await;
+    assert!(page.code == 0 && page.stdout.contains(".TH redlatch 1"), "{page:?}");
+    for word in ["run", "inspect", "list", "watch", "force\\-release", "doctor", "bench", "quorum"] {
+        assert!(page.stdout.contains(word), "{word} is not in the manual page");
+    }
+    let page = output(program(&["man", "run"]), "").await;
+    assert!(page.stdout.contains(".TH redlatch-run 1") && page.stdout.contains("REDLATCH_TOKEN"), "{page:?}");
+    assert_eq!(output(program(&["man", "walk"]), "").await.code, 64);
+    let help = output(program(&["--help"]), "").await;
+    assert!(help.code == 0 && help.stderr.is_empty() && help.stdout.contains("Exit codes"), "{help:?}");
+    let version = output(program(&["--version"]), "").await;
+    assert_eq!(version.stdout, format!("redlatch {}\n", env!("CARGO_PKG_VERSION")));
+}
