@@ -56,6 +56,7 @@ pub mod simulation {
 /// | to run | |
 /// |---|---|
 /// | [Running it](crate::guide::running) | a checklist for production |
+/// | [The program `redlatch`](crate::guide::cli) | for shells and cron jobs, and to look and to repair |
 /// | [Connecting](crate::guide::connecting) | topologies, pools, TLS, names |
 /// | [Topologies](crate::guide::topologies) | what each outlasts |
 /// | [Rights](crate::guide::rights) | keys and ACL rules |
@@ -84,10 +85,12 @@ pub mod guide {
     pub mod choosing {}
 
     #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/coming-from.md")]
-    pub mod coming_from {}
     #[doc = include_str!("../docs/cli.md")]
     pub mod cli {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/coming-from.md")]
+    pub mod coming_from {}
 
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/connecting.md")]

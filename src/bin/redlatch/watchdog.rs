@@ -70,12 +70,8 @@ impl Watchdog {
         }
         let (here, now) = (Instant::now(), machine_nanos());
         let nanos = |at: Instant| now.saturating_add(nanos(at.saturating_duration_since(here)));
-        self.send(&format!(
-            "until {} {}
-",
-            nanos(deadline.term_at()),
-            nanos(deadline.kill_at())
-        ));
+        let (term, kill) = (nanos(deadline.term_at()), nanos(deadline.kill_at()));
+        self.send(&format!("until {term} {kill}\n"));
     }
 
     /// Says that `run` has sent TERM, so that the group does not get another one.
