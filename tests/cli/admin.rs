@@ -84,7 +84,7 @@ async fn rejoin_admits_the_nodes_of_a_new_quorum() {
         command.env("REDLATCH_REDIS", urls.join(" "));
         command
     };
-    let run = ["--restart-guard", "run", "--ttl", "1s", "job", "--", "true"];
+    let run = ["--restart-guard", "run", "job", "--", "true"];
     let ended = output(command(&run), "").await;
     assert_eq!(ended.code, 69, "no node has a vote: {ended:?}");
     let ended = output(command(&["quorum", "rejoin", "--ttl", "1s"]), "").await;

@@ -22,7 +22,8 @@ pub fn program(words: &[&str]) -> Command {
     for name in ["REDLATCH_REDIS", "REDIS_URL", "REDLATCH_OWNER", "REDLATCH_NAME", "REDLATCH_TOKEN"] {
         command.env_remove(name);
     }
-    command.args(words).kill_on_drop(true);
+    // A busy machine may delay a server's reply for seconds.
+    command.args(["--node-timeout", "20s"]).args(words).kill_on_drop(true);
     command
 }
 

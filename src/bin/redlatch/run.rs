@@ -104,8 +104,12 @@ impl RunArgs {
             Ok(ended) => (Ok(ended.code), ended.was_lost),
             Err(failure) => (Err(failure), false),
         };
+        if was_lost {
+            // Released in the background, if a server answers: the lease ends soon anyway.
+            drop(guard);
+            return Ok(LOST);
+        }
         match guard.release().await {
-            _ if was_lost => Ok(LOST),
             Ok(()) => code,
             Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => {
                 say(&Failure::from(error).text());

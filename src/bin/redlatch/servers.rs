@@ -35,6 +35,9 @@ pub(crate) struct ServerArgs {
     /// The prefix of all keys.
     #[arg(long, global = true, value_name = "TEXT", default_value = "lock:")]
     key_prefix: String,
+    /// How long a server may take to connect or to reply.
+    #[arg(long, global = true, value_name = "DURATION", default_value = "2s", value_parser = crate::span::parse)]
+    node_timeout: Duration,
     /// The CA that signed the servers' certificates, in PEM.
     #[arg(long, global = true, value_name = "FILE")]
     cacert: Option<PathBuf>,
@@ -47,9 +50,9 @@ pub(crate) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// The options of the client: the prefix, and the guard of a quorum.
+    /// The options of the client that are the same for every command.
     pub(crate) fn options(&self) -> Options {
-        let options = Options::new().prefix(&self.key_prefix);
+        let options = Options::new().prefix(&self.key_prefix).node_timeout(self.node_timeout);
         if self.restart_guard { options.restart_guard(RestartGuard::On) } else { options }
     }
 
@@ -106,9 +109,6 @@ impl ServerArgs {
     }
 }
 
-/// How long a server may take to connect or to reply.
-const TIMEOUT: Duration = Duration::from_secs(2);
-
 /// A server that grants locks, for requests that no lock has.
 pub(crate) struct Master {
     connection: MultiplexedConnection,
@@ -119,7 +119,7 @@ impl ServerArgs {
     /// Connects to the server, to all nodes of a quorum, to all masters of a cluster, or to the
     /// master that the sentinels name.
     pub(crate) async fn masters(&self) -> Result<Vec<Master>, Failure> {
-        let certificates = self.certificates()?;
+        let (certificates, limit) = (self.certificates()?, self.node_timeout);
         let info = |url: &str| {
             let unusable = |cause| Failure::Lock(redlatch::ConfigError::Url { cause }.into());
             url.into_connection_info().map_err(unusable)
@@ -131,14 +131,14 @@ impl ServerArgs {
                     Some(_) => (Some(info(name)?), host(info(name)?.addr())),
                     None => (None, name.clone()),
                 };
-                vec![master_of(&infos, settings, &name, certificates.as_ref()).await?]
+                vec![master_of(&infos, settings, &name, certificates.as_ref(), limit).await?]
             }
-            None if self.cluster => nodes_of(&infos, certificates.as_ref()).await?,
+            None if self.cluster => nodes_of(&infos, certificates.as_ref(), limit).await?,
             None => infos,
         };
         let mut masters = Vec::new();
         for info in infos {
-            masters.push(Master::connect(info, certificates.as_ref()).await?);
+            masters.push(Master::connect(info, certificates.as_ref(), limit).await?);
         }
         Ok(masters)
     }
@@ -148,6 +148,7 @@ impl Master {
     async fn connect(
         info: ConnectionInfo,
         certificates: Option<&TlsCertificates>,
+        limit: Duration,
     ) -> Result<Master, Failure> {
         let address = info.addr().to_string();
         let connected = async {
@@ -157,7 +158,7 @@ impl Master {
                 None => Client::open(info)?,
             };
             let config = AsyncConnectionConfig::new();
-            let config = config.set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
+            let config = config.set_connection_timeout(Some(limit)).set_response_timeout(Some(limit));
             client.get_multiplexed_async_connection_with_config(&config).await
         };
         match connected.await {
@@ -201,11 +202,12 @@ fn at(info: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
 async fn first<T>(
     infos: &[ConnectionInfo],
     certificates: Option<&TlsCertificates>,
+    limit: Duration,
     ask: impl AsyncFn(Master, &ConnectionInfo) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let mut failure = Failure::Usage("no server is named".to_owned());
     for info in infos {
-        let answer = match Master::connect(info.clone(), certificates).await {
+        let answer = match Master::connect(info.clone(), certificates, limit).await {
             Ok(server) => ask(server, info).await,
             Err(error) => Err(error),
         };
@@ -222,8 +224,9 @@ async fn master_of(
     settings: Option<ConnectionInfo>,
     name: &str,
     certificates: Option<&TlsCertificates>,
+    limit: Duration,
 ) -> Result<ConnectionInfo, Failure> {
-    let (host, port) = first(sentinels, certificates, async |mut sentinel, _| {
+    let (host, port) = first(sentinels, certificates, limit, async |mut sentinel, _| {
         let mut question = cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(name);
         sentinel.ask::<(String, u16)>("find the master at", &question).await
@@ -239,8 +242,9 @@ async fn master_of(
 async fn nodes_of(
     seeds: &[ConnectionInfo],
     certificates: Option<&TlsCertificates>,
+    limit: Duration,
 ) -> Result<Vec<ConnectionInfo>, Failure> {
-    first(seeds, certificates, async |mut seed, info| {
+    first(seeds, certificates, limit, async |mut seed, info| {
         let mut question = cmd("CLUSTER");
         question.arg("SLOTS");
         let slots: Vec<Vec<Value>> = seed.ask("find the masters at", &question).await?;
