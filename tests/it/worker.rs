@@ -24,7 +24,7 @@ fn play() {
                 let (topology, wake) = (topology_of(topology), wake_of(wake));
                 let ports: Vec<u16> = ports.split(',').map(|port| port.parse().unwrap()).collect();
                 let ttl = Duration::from_millis(ttl_ms.parse().unwrap());
-                let options = Options::new().ttl(ttl).node_timeout(Duration::from_secs(5));
+                let options = patient().ttl(ttl);
                 let (host, ports) = (format!("{user}127.0.0.1"), ports.as_slice());
                 let open = || open_at(topology, &host, ports, Protocol::Resp3, wake, options.clone());
                 wait(open, Kind::from_name(kind), name, count.parse().unwrap()).await;
@@ -32,6 +32,15 @@ fn play() {
             unknown => panic!("no such role: {unknown:?}"),
         }
     });
+}
+
+/// Options of processes that start together, so that each gets little of the machine at first.
+fn patient() -> Options {
+    Options::new().node_timeout(Duration::from_secs(20))
+}
+
+async fn open(url: &str, options: Options) -> Locks {
+    Locks::builder().server(url).options(options).connect().await.unwrap()
 }
 
 fn say(word: &str, rest: impl std::fmt::Display) {
@@ -47,8 +56,7 @@ fn hear() -> String {
 
 /// Increments a number in a file, without any file lock.
 async fn count(url: &str, kind: &str, file: &str, turns: u32) {
-    let locks = Locks::open(url).await.unwrap();
-    let lock = Kind::from_name(kind).lock(&locks, "counter");
+    let lock = Kind::from_name(kind).lock(&open(url, patient()).await, "counter");
     say("ready", "");
     hear();
     for _ in 0..turns {
@@ -62,8 +70,7 @@ async fn count(url: &str, kind: &str, file: &str, turns: u32) {
 
 /// Acquires the lock, reports it, and follows commands.
 async fn hold(url: &str, kind: &str, ttl_ms: u64) {
-    let options = Options::new().ttl(Duration::from_millis(ttl_ms));
-    let locks = Locks::builder().server(url).options(options).connect().await.unwrap();
+    let locks = open(url, patient().ttl(Duration::from_millis(ttl_ms))).await;
     let lock = Kind::from_name(kind).lock(&locks, "held");
     let guard = lock.lock().await.unwrap();
     say("holding", guard.token());
@@ -87,7 +94,7 @@ fn measure() {
 
 /// Enters a lock that another process holds for the same owner.
 async fn reenter(url: &str, owner: &str) {
-    let locks = Locks::open(url).await.unwrap();
+    let locks = open(url, patient()).await;
     let guard = locks.reentrant("shared").unwrap().with_owner(&owner.parse().unwrap()).lock().await.unwrap();
     say("inside", guard.lease().fencing_token().unwrap());
     tokio::task::spawn_blocking(hear).await.unwrap();
