@@ -227,7 +227,7 @@ async fn quorum_waiting_tasks_fail_together_with_all_failed_nodes() {
             let (answered, failures) = no_quorum(outcome.unwrap());
             assert_eq!((answered, named(&failures)), (2, quorum.labels(0b01101)), "{kind:?}");
         }
-        assert!(start.undisturbed() < 5 * TIMEOUT, "{start:?}");
+        assert!(start.undisturbed() < 10 * TIMEOUT, "one after the other they take 60: {start:?}");
         quorum.resume(0b01101);
         eventually("the lock is free", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
     }
