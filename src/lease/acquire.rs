@@ -75,15 +75,15 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
     let waiting = async {
         let mut progress = Progress::default();
         let outcome = timeout(limit, wait(request, &mut progress)).await;
-        let Progress { unconfirmed, woken, in_flight } = progress;
+        let Progress { replica_failure, woken, in_flight } = progress;
         // As far as is known the lock was free: the server failed, or its replicas did. Most
         // requests that found the outage were those of other tasks; whether this call sent one is
         // known now that it was dropped. What it is granted is released.
         let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
-        let may_have_run = unconfirmed.is_some() || in_flight.is_some_and(|sent| sent.is_indeterminate());
+        let may_have_run = replica_failure.is_some() || in_flight.is_some_and(|sent| sent.is_indeterminate());
         let failed = |failure: Failure| request.error(failure.with_effect_if(may_have_run));
         let outcome =
-            outcome.unwrap_or_else(|_| Err(unconfirmed.or_else(outage).map_or_else(timed_out, failed)));
+            outcome.unwrap_or_else(|_| Err(replica_failure.or_else(outage).map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
     unless_closed(request, pin!(acquiring(request.traced(), pin!(waiting)))).await
@@ -109,7 +109,7 @@ pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> 
 #[derive(Default)]
 struct Progress {
     /// Set while the grant waits for replicas.
-    unconfirmed: Option<Failure>,
+    replica_failure: Option<Failure>,
     /// What caused the latest request.
     woken: WakeReason,
     /// The requests of the latest attempt.
@@ -151,7 +151,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                     // The lock was granted, but other clients may hold it until enough replicas
                     // have the grant. They may never have it: the server responds, so waiting for a
                     // lease to expire gains nothing.
-                    progress.unconfirmed = Some(failure.clone());
+                    progress.replica_failure = Some(failure.clone());
                     outage_deadline.has_queued = false;
                     if !waiter.guard.release_partial_grant(client.nodes.all_nodes()).await {
                         waiter.guard.abandon();
@@ -180,10 +180,10 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                     _ => backoff.pause(),
                 }
             }
-            AcquireOutcome::Busy { guard, free_in, dated } => {
-                progress.unconfirmed = None;
+            AcquireOutcome::Busy { guard, free_in, clock_sample } => {
+                progress.replica_failure = None;
                 waiter.guard = guard;
-                waiter.grant_clock = match (subscription, dated) {
+                waiter.grant_clock = match (subscription, clock_sample) {
                     (Some(subscription), Some((sample, generation))) => {
                         Some(GrantClock { sample, generation, subscription })
                     }
@@ -313,7 +313,7 @@ struct OutageDeadline<'a> {
     pause: Duration,
     /// When the call began, if the option limits how long it outlasts an outage. A call that may
     /// wait ten minutes must not fail at once because the outage is an hour old.
-    begun: Option<Moment>,
+    start: Option<Moment>,
 }
 
 impl OutageDeadline<'_> {
@@ -328,7 +328,7 @@ impl OutageDeadline<'_> {
             has_queued: false,
             failing_since: None,
             pause: PAUSES.0,
-            begun: limit.map(|_| Moment::now()),
+            start: limit.map(|_| Moment::now()),
         }
     }
 
@@ -355,7 +355,7 @@ impl OutageDeadline<'_> {
 
     /// From when an outage counts that began at `outage`.
     fn counts_from(&self, outage: Moment) -> Moment {
-        self.begun.map_or(outage, |begun| outage.max(begun))
+        self.start.map_or(outage, |start| outage.max(start))
     }
 
     /// The failure of other tasks, once it has lasted for as long as an unqueued attempt waits.

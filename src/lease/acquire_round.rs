@@ -27,7 +27,7 @@ pub(super) enum AcquireOutcome {
         free_in: Duration,
         /// A sample of the server's clock and the connection that it came through, if there is one
         /// clock.
-        dated: Option<(ClockSample, u64)>,
+        clock_sample: Option<(ClockSample, u64)>,
     },
     /// Some nodes granted the lock, but no majority; the others refused, or granted it to other
     /// attempts.
@@ -61,7 +61,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
         let proposed = proposals.proposed();
         let call = attempt.acquire(entry, proposals.proposal);
         guard.before_send(entry);
-        let begun = Moment::now();
+        let start = Moment::now();
         let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
         let mut tally = ReplyTally::new(nodes, &attempt, &votes);
         if tally.is_mixed(proposed) {
@@ -86,7 +86,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
             ProposalOutcome::Granted(token) => {
                 // The lease counts from when the first granted request was written: the time in the
                 // client's queue does not use it up.
-                let sent = tally.granted_since.unwrap_or(begun);
+                let sent = tally.granted_since.unwrap_or(start);
                 let until = sent + attempt.trusted(attempt.options.ttl);
                 if Moment::now() >= until {
                     guard.abandon();
@@ -160,8 +160,8 @@ impl TokenProposals {
 fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireOutcome {
     let majority = votes.deployment.majority();
     // This many nodes may refuse although a majority grants the lock.
-    let may_miss = tally.answered.saturating_sub(majority);
-    let decides = |some: usize| some > may_miss && tally.answered >= majority;
+    let may_miss = tally.replies.saturating_sub(majority);
+    let decides = |some: usize| some > may_miss && tally.replies >= majority;
     if decides(tally.unexpected.len())
         && let Some(failure) = tally.unexpected.into_iter().next()
     {
@@ -176,7 +176,7 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
         }
         return AcquireOutcome::Refused(refusal);
     }
-    if tally.answered < majority {
+    if tally.replies < majority {
         if !tally.granted.is_empty() {
             guard.attempt.in_flight.mark_unknown();
         }
@@ -194,13 +194,13 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
     let by = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
     match free_in {
         Some(free_in) if by.is_empty() => {
-            let dated = busy.first().filter(|_| guard.client.nodes.deployment.has_one_clock);
+            let clock_sample = busy.first().filter(|_| guard.client.nodes.deployment.has_one_clock);
             if let Some(busy) = busy.first() {
                 guard.note_queued(busy.time);
             }
-            let dated =
-                dated.map(|busy| (ClockSample { sent: busy.sent, server: busy.time }, busy.generation));
-            AcquireOutcome::Busy { guard, free_in, dated }
+            let clock_sample = clock_sample
+                .map(|busy| (ClockSample { sent: busy.sent, server: busy.time }, busy.generation));
+            AcquireOutcome::Busy { guard, free_in, clock_sample }
         }
         _ => AcquireOutcome::NoMajority { guard, by, taken_for: free_in.filter(|_| busy.len() >= majority) },
     }
@@ -217,7 +217,7 @@ struct ReplyTally {
     refused: Vec<i64>,
     /// Replies outside the contract of the scripts.
     unexpected: Vec<Failure>,
-    answered: usize,
+    replies: usize,
     majority: usize,
 }
 
@@ -237,12 +237,12 @@ impl ReplyTally {
             too_low: (0, 0),
             refused: Vec::new(),
             unexpected: Vec::new(),
-            answered: 0,
+            replies: 0,
             majority: nodes.deployment.majority(),
         };
         for (node, outcome) in &votes.received {
             let Ok(reply) = outcome else { continue };
-            tally.answered += 1;
+            tally.replies += 1;
             match reply.answer() {
                 Ok(Answer::Final(token @ 0..)) => {
                     tally.granted.push((*node, token.unsigned_abs()));
@@ -347,7 +347,7 @@ mod tests {
             too_low: (too_low.iter().copied().max().unwrap_or(0), too_low.len()),
             refused: Vec::new(),
             unexpected: Vec::new(),
-            answered: granted.len() + too_low.len(),
+            replies: granted.len() + too_low.len(),
             majority: 2,
         }
     }

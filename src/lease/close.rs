@@ -66,7 +66,7 @@ impl Keeper {
             tokio::pin!(notify);
             notify.as_mut().enable();
             // In this order: a call that ends has left what it had to the keeper before.
-            let is_quiet = self.closing.open_calls().is_empty() && self.schedule().awaited.is_empty();
+            let is_quiet = self.closing.open_calls().is_empty() && self.schedule().open_releases.is_empty();
             if is_quiet || self.has_ended() {
                 return;
             }
@@ -83,7 +83,7 @@ impl Keeper {
         }
         let schedule = self.schedule();
         if !all_released {
-            schedule.awaited.values().for_each(|name| left.add(name));
+            schedule.open_releases.values().for_each(|name| left.add(name));
         }
         if let Some(failed) = &schedule.unreleased {
             failed.names.iter().for_each(|name| left.add(name));

@@ -121,8 +121,8 @@ impl Keeper {
             return None; // its TTL ends it
         }
         // A hold on a minority of the nodes blocks no other attempt.
-        let is_awaited = nodes.len() > self.nodes.deployment.max_failures();
-        schedule.abandon(attempt, is_final, entry, nodes, is_awaited)
+        let must_await = nodes.len() > self.nodes.deployment.max_failures();
+        schedule.abandon(attempt, is_final, entry, nodes, must_await)
     }
 
     /// Waits until everything that was dropped has been released or abandoned.
@@ -131,7 +131,7 @@ impl Keeper {
             let notified = self.settled.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if self.schedule().awaited.is_empty() {
+            if self.schedule().open_releases.is_empty() {
                 return;
             }
             notified.await;
@@ -242,7 +242,7 @@ pub(super) struct Schedule {
     pub(super) cleanups: BTreeMap<(Moment, u64), PendingRelease>,
     /// Dropped attempts that are not released yet, by number, with the names of their locks: what
     /// `settled` and `close` wait for.
-    pub(super) awaited: BTreeMap<u64, Name>,
+    pub(super) open_releases: BTreeMap<u64, Name>,
     /// The leases of all guards by attempt, renewed or not, and how each attempt was queued.
     pub(super) holds: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
     /// Once the client is being closed: what could not be released.
@@ -261,12 +261,12 @@ pub(super) struct PendingRelease {
     pub(super) give_up: Moment,
     /// The nodes that may still hold it.
     pub(super) nodes: NodeSet,
-    /// Its number in `awaited`, while more than a minority of the nodes may hold it.
-    pub(super) awaited: Option<u64>,
+    /// Its number in `open_releases`, while more than a minority of the nodes may hold it.
+    pub(super) number: Option<u64>,
     /// How often it is sent again after an error reply that may or may not last.
     retries_left: u32,
     /// On how many nodes its release has failed for good.
-    pub(super) failed: usize,
+    pub(super) failures: usize,
 }
 
 impl PendingRelease {
@@ -316,7 +316,7 @@ impl Schedule {
         lease.end_as(how)
     }
 
-    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `is_awaited`
+    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `must_await`
     /// if it concerns more than a minority. If the schedule is full, it returns the attempt that is
     /// left to its TTL instead.
     pub(super) fn abandon(
@@ -325,28 +325,28 @@ impl Schedule {
         is_final: bool,
         entry: Option<QueueEntry>,
         nodes: NodeSet,
-        is_awaited: bool,
+        must_await: bool,
     ) -> Option<Arc<Attempt>> {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + RELEASE_GRACE;
-        let awaited = is_awaited.then(|| self.number_awaited(&attempt));
-        let (retries_left, failed) = (RETRIES, 0);
+        let number = must_await.then(|| self.number_release(&attempt));
+        let (retries_left, failures) = (RETRIES, 0);
         let pending =
-            PendingRelease { attempt, is_final, entry, give_up, nodes, awaited, retries_left, failed };
+            PendingRelease { attempt, is_final, entry, give_up, nodes, number, retries_left, failures };
         self.schedule_release(pending, now)
     }
 
     /// Counts one more attempt that is to be released, and returns its number.
-    fn number_awaited(&mut self, attempt: &Attempt) -> u64 {
+    fn number_release(&mut self, attempt: &Attempt) -> u64 {
         self.entries += 1;
-        self.awaited.insert(self.entries, attempt.name.clone());
+        self.open_releases.insert(self.entries, attempt.name.clone());
         self.entries
     }
 
     /// The release of an attempt has succeeded or has failed for good.
-    pub(super) fn end_awaited(&mut self, number: u64, failed: bool) {
-        if let Some(name) = self.awaited.remove(&number)
-            && let Some(unreleased) = self.unreleased.as_mut().filter(|_| failed)
+    pub(super) fn end_release(&mut self, number: u64, has_failed: bool) {
+        if let Some(name) = self.open_releases.remove(&number)
+            && let Some(unreleased) = self.unreleased.as_mut().filter(|_| has_failed)
         {
             unreleased.add(&name);
         }
@@ -355,14 +355,14 @@ impl Schedule {
     /// If the schedule is full, it returns the attempt that is left to its TTL instead. While the
     /// client is being closed there is no limit: no more come than it had.
     pub(super) fn schedule_release(&mut self, pending: PendingRelease, due: Moment) -> Option<Arc<Attempt>> {
-        let queue = if pending.awaited.is_some() { &mut self.pending_releases } else { &mut self.cleanups };
+        let queue = if pending.number.is_some() { &mut self.pending_releases } else { &mut self.cleanups };
         let is_full = queue.len() >= MAX_PENDING_RELEASES && self.unreleased.is_none();
         let given_up = if is_full { queue.pop_first() } else { None };
         self.entries += 1;
         queue.insert((due, self.entries), pending);
         let (_, given_up) = given_up?;
-        if let Some(number) = given_up.awaited {
-            self.end_awaited(number, true);
+        if let Some(number) = given_up.number {
+            self.end_release(number, true);
         }
         Some(given_up.attempt)
     }

@@ -171,9 +171,11 @@ impl Drop for AttemptGuard {
         let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
         // A cluster's client may send a request again unseen; it may be granted after "busy" was
         // answered.
-        let resent = self.has_sent && self.client.nodes.deployment.may_resend;
-        let may_have =
-            self.lease.is_some() || self.awaits_reply || resent || self.attempt.in_flight.is_indeterminate();
+        let may_resend = self.has_sent && self.client.nodes.deployment.may_resend;
+        let may_have = self.lease.is_some()
+            || self.awaits_reply
+            || may_resend
+            || self.attempt.in_flight.is_indeterminate();
         // If the client was closed, the keeper already has it.
         let nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
         if !self.is_disarmed() {

@@ -43,8 +43,8 @@ pub(crate) async fn decide(
         }
     }
     let some_did = !yes.is_empty();
-    let (silent, answered) = (votes.missing().len(), deployment.nodes - votes.missing().len());
-    let may_count_silent = trusts_silence && some_did && answered >= deployment.majority();
+    let (silent, replies) = (votes.missing().len(), deployment.nodes - votes.missing().len());
+    let may_count_silent = trusts_silence && some_did && replies >= deployment.majority();
     let decided = if yes.len() >= deployment.majority()
         || may_count_silent && yes.len() + silent >= deployment.majority()
     {
@@ -116,7 +116,7 @@ impl ReleaseTally {
         }
     }
 
-    fn answered(&self) -> NodeSet {
+    fn responders(&self) -> NodeSet {
         let refused = NodeSet::of(self.refused.iter().map(|(node, ..)| *node));
         self.released.union(self.not_held).union(self.doubtful).union(refused)
     }
@@ -135,7 +135,7 @@ impl ReleaseTally {
                     continue;
                 }
             };
-            if let Some(failure) = &reply.resent {
+            if let Some(failure) = &reply.first_failure {
                 self.unanswered = self.unanswered.with(*node);
                 self.why.get_or_insert(failure.clone());
             }
@@ -160,9 +160,9 @@ impl ReleaseTally {
     /// valid, so a majority held it, unless too many nodes deny it.
     fn decided(&self, deployment: Deployment) -> Option<ReleaseOutcome> {
         let majority = deployment.majority();
-        let silent = deployment.nodes - self.answered().len();
+        let silent = deployment.nodes - self.responders().len();
         if self.released.len() >= majority
-            || self.answered().len() >= majority && self.released.len() + silent >= majority
+            || self.responders().len() >= majority && self.released.len() + silent >= majority
         {
             return Some(ReleaseOutcome::Released);
         }
@@ -199,7 +199,7 @@ pub(super) async fn release(
         tries_left -= 1;
         tally.add(&votes, is_final)?;
         check_for_later_holders(client, attempt, token, &mut tally).await;
-        let silent = nodes.all_nodes().without(tally.answered());
+        let silent = nodes.all_nodes().without(tally.responders());
         if let Some(released) = tally.decided(nodes.deployment) {
             release_stragglers(client, attempt, entry.cloned(), silent, rest);
             return Ok(released);

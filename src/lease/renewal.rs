@@ -260,9 +260,9 @@ impl Keeper {
                 lasting.push((self.nodes.label(*node).to_owned(), failure));
             }
         }
-        pending.failed += lasting.len();
-        let failed = pending.failed > self.nodes.deployment.max_failures();
-        let ended = pending.awaited.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
+        pending.failures += lasting.len();
+        let has_failed = pending.failures > self.nodes.deployment.max_failures();
+        let ended = pending.number.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
         let _attempt = Arc::clone(&pending.attempt);
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();
@@ -271,8 +271,8 @@ impl Keeper {
             given_up = schedule.schedule_release(pending, now + RELEASE_PAUSE);
         }
         if let Some(number) = ended {
-            schedule.end_awaited(number, failed);
-            if schedule.awaited.is_empty() {
+            schedule.end_release(number, has_failed);
+            if schedule.open_releases.is_empty() {
                 self.settled.notify_waiters();
             }
         }

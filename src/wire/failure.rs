@@ -68,10 +68,10 @@ impl Failure {
         }
     }
 
-    /// A refused request has not run. If it was `resent`, only the last delivery was refused, and
+    /// A refused request has not run. If it `was_resent`, only the last delivery was refused, and
     /// an earlier one may have run.
-    pub(super) fn sent(source: RedisError, resent: bool) -> Failure {
-        let may_have_run = resent || !was_refused(&source);
+    pub(super) fn sent(source: RedisError, was_resent: bool) -> Failure {
+        let may_have_run = was_resent || !was_refused(&source);
         Failure::new(Cause::Sent(source), may_have_run)
     }
 

@@ -223,21 +223,21 @@ impl Node {
     }
 
     async fn try_call(&self, call: &Call<'_>, sent: &SentFlag) -> Result<Reply, Failure> {
-        let (script, begun) = (call.script(), Moment::now());
-        let (mut resent, mut tried_again) = (None, false);
+        let (script, start) = (call.script(), Moment::now());
+        let (mut first_failure, mut tried_again) = (None, false);
         loop {
             // The effect of the first delivery is unknown, whatever the second one returns: that is
             // reported.
             let connected = match self.connected_to(call.replicas().is_some()).await {
                 Ok(connected) => connected,
-                Err(source) => return Err(Failure::unsent(source).after(resent)),
+                Err(source) => return Err(Failure::unsent(source).after(first_failure)),
             };
             let generation = connected.generation;
             let error = match self.run(call, &connected, sent).await {
                 Ok(answered) => {
                     // A grant of an earlier delivery may count from before.
-                    let sent = if resent.is_some() { begun } else { answered.sent };
-                    let reply = Reply { script, value: answered.value, sent, generation, resent };
+                    let sent = if first_failure.is_some() { start } else { answered.sent };
+                    let reply = Reply { script, value: answered.value, sent, generation, first_failure };
                     if call.may_be_late() && reply.is_number(LATE) {
                         return Err(Failure::unsent(too_slow())); // refused, so it may be sent again
                     }
@@ -254,9 +254,9 @@ impl Node {
             };
             if tried_again || !broken {
                 let failure = find_corrupt_companion(&connected.batcher, call, failure).await;
-                return Err(resent.unwrap_or(failure));
+                return Err(first_failure.unwrap_or(failure));
             }
-            (resent, tried_again) = (sent.is_set().then_some(failure), true);
+            (first_failure, tried_again) = (sent.is_set().then_some(failure), true);
         }
     }
 
@@ -322,7 +322,7 @@ impl Node {
             let script = call.script();
             match answer {
                 Ok(value) => {
-                    let reply = Reply { script, value, sent, generation, resent: None };
+                    let reply = Reply { script, value, sent, generation, first_failure: None };
                     self.refuses(call, &reply);
                     Ok(reply)
                 }
@@ -435,7 +435,7 @@ impl InFlight {
     /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
     pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
         let doubtful = match outcome {
-            Ok(reply) => reply.resent.is_some(),
+            Ok(reply) => reply.first_failure.is_some(),
             Err(failure) => failure.is_indeterminate(),
         };
         if doubtful {

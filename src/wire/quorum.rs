@@ -393,9 +393,9 @@ impl Votes {
         for (_, outcome) in &mut self.received {
             if let Ok(reply) = outcome
                 && reply.is_number(0)
-                && let Some(resent) = reply.resent.clone()
+                && let Some(failure) = reply.first_failure.clone()
             {
-                *outcome = Err(resent);
+                *outcome = Err(failure);
             }
         }
     }

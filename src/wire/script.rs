@@ -483,7 +483,7 @@ pub(crate) struct Reply {
     pub(crate) generation: u64,
     /// The request was sent again after its connection broke with this failure: it may have run
     /// twice, or may run again later.
-    pub(crate) resent: Option<Failure>,
+    pub(crate) first_failure: Option<Failure>,
 }
 
 impl Reply {

@@ -61,9 +61,9 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/acquire_round.rs",
-                from: "let sent = tally.granted_since.unwrap_or(begun);",
+                from: "let sent = tally.granted_since.unwrap_or(start);",
                 times: 1,
-                to: "let (sent, _) = (Moment::now(), begun);",
+                to: "let (sent, _) = (Moment::now(), start);",
             },
             Edit {
                 file: "src/lease/renewal.rs",
