@@ -210,7 +210,7 @@ impl Lease {
                     holder = _lease.attempt().holder(),
                     server = _lease.attempt().server(),
                     reason = _reason,
-                    "lost a lease"
+                    "lost a lease: another client may hold the lock"
                 );
             })
         })

@@ -76,7 +76,7 @@ impl Handshake {
                             || finding.check == Check::Persistence && in_quorum)
                 };
                 for _finding in facts.findings(false, guarded).into_iter().filter(matters) {
-                    event!(warn, finding = %_finding, "a server endangers its locks");
+                    event!(warn, finding = %_finding, "a server may lose locks: see the finding");
                 }
             }
         });
@@ -137,7 +137,7 @@ impl Membership {
         };
         let run: Option<Arc<str>> = info_field(&info, "run_id").map(Arc::from);
         if run.is_none() {
-            event!(warn, server = %self.labels[node], "a node has no run id in its INFO: a restart could not be noticed");
+            event!(warn, server = %self.labels[node], "a node has no run id in its INFO: data loss in a restart is not noticed");
         }
         let problem = self.check_member(node, run.as_ref(), info_field(&info, "role"));
         self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);

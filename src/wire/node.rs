@@ -364,7 +364,7 @@ impl Node {
                 begins.then(|| -> Report {
                     let ((_server, _holds), _error) = (described(), failure.clone());
                     Box::new(move || {
-                        event!(warn, server = %_server, holds = _holds, error = %_error, "a server fails");
+                        event!(warn, server = %_server, holds = _holds, error = %_error, "a server fails: its leases expire unless it answers again");
                     })
                 })
             }

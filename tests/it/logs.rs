@@ -95,7 +95,11 @@ async fn lost_lease_is_logged_once_if_while_held_drops_its_guard() {
     soon("settled() returns", locks.settled()).await;
     let errors = errors_of("while-held");
     assert_eq!(errors.len(), 1, "{errors:?}");
-    assert!(errors[0].starts_with("ERROR lost a lease") && errors[0].contains("reason="), "{errors:?}");
+    assert!(
+        errors[0].starts_with("ERROR lost a lease: another client may hold the lock")
+            && errors[0].contains("reason="),
+        "{errors:?}"
+    );
     // A released lease is not logged as lost.
     locks.mutex("well").unwrap().lock().await.unwrap().release().await.unwrap();
     drop(locks.mutex("well").unwrap().lock().await.unwrap());
@@ -117,7 +121,7 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     let expected = |lock: &str, reason: &str| {
         let server = format!("127.0.0.1:{}", server.port());
         format!(
-            "ERROR lost a lease lock={lock} holder=\"billing:pod-7\" server=\"{server}\" reason=\"{reason}\""
+            "ERROR lost a lease: another client may hold the lock lock={lock} holder=\"billing:pod-7\" server=\"{server}\" reason=\"{reason}\""
         )
     };
     assert_eq!(errors_of("logged-holder"), [expected("logged-holder", "the server has ended it")]);
