@@ -18,7 +18,10 @@ pub struct Output {
 
 /// A command with the program, whose servers come from the arguments or the environment.
 pub fn program(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    // A shell without job control starts background jobs with INT ignored, and the program keeps
+    // ignored signals ignored: the tests must not depend on how they were started.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_redlatch")]);
     for name in ["REDLATCH_REDIS", "REDIS_URL", "REDLATCH_OWNER", "REDLATCH_NAME", "REDLATCH_TOKEN"] {
         command.env_remove(name);
     }

@@ -28,7 +28,10 @@ impl Terminal {
         let copy = || Stdio::from(OwnedFd::from(side.try_clone().unwrap()));
         // Makes the terminal of its stdin the controlling one.
         let mut command = Command::new("setsid");
-        command.args(["--ctty", "--wait"]).args(words).env("REDLATCH_REDIS", server.url());
+        command
+            .args(["--ctty", "--wait", "env", "--default-signal"])
+            .args(words)
+            .env("REDLATCH_REDIS", server.url());
         command.stdin(copy()).stdout(copy()).stderr(copy()).kill_on_drop(true);
         let child = command.spawn().unwrap();
         let keyboard = File::from(main);
