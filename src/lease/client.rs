@@ -14,6 +14,7 @@ use super::attempt::{Attempt, Kind, Queue};
 use super::keeper::Keeper;
 use crate::clock::Moment;
 use crate::error::{ConfigError, Context, Error, Operation};
+use crate::inspection::Holder;
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -267,9 +268,9 @@ impl LockRequest {
         let call = self.kind.inspect(&self.name);
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let named = |(_, outcome): &Vote| -> Option<String> {
-            // Status, last token, waiters, time; then owner, count and milliseconds left.
+            // Status, last token, waiters and time come first.
             let texts = outcome.as_ref().ok()?.texts().ok()?;
-            texts.into_iter().nth(4)
+            Holder::from_reply(texts.get(4..)?).map(|holder| holder.owner)
         };
         let owners: Vec<String> = votes.received.iter().filter_map(named).collect();
         let naming = |owner: &&String| owners.iter().filter(|other| other == owner).count();
