@@ -1,4 +1,4 @@
--- fenced/set: generated from lua/src/fenced/set.lua, do not edit.
+-- fenced/set: generated from its source in lua/src, do not edit.
 -- fenced/set: writes a value, unless a later lease has written. For the resource, not for the lock.
 --
 -- KEYS[1]  value   string: the value

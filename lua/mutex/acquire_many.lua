@@ -1,4 +1,4 @@
--- mutex/acquire_many: generated from lua/src/mutex/acquire_many.lua, do not edit.
+-- mutex/acquire_many: generated from its source in lua/src, do not edit.
 -- mutex/acquire_many: acquires those of many mutexes that are free and have no waiter.
 --
 -- KEYS[1]  lock           string: the attempt that holds the mutex, with a TTL

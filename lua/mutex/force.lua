@@ -1,4 +1,4 @@
--- mutex/force: generated from lua/src/mutex/force.lua, do not edit.
+-- mutex/force: generated from its source in lua/src, do not edit.
 -- mutex/force: revokes the holder's mutex.
 --
 -- KEYS[1]  lock           string: the attempt that holds the mutex
@@ -53,8 +53,8 @@ local function next_token()
   return token
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

@@ -1,4 +1,4 @@
--- mutex/inspect: generated from lua/src/mutex/inspect.lua, do not edit.
+-- mutex/inspect: generated from its source in lua/src, do not edit.
 -- mutex/inspect: the holder of the mutex, its remaining time, and the number of waiters. Writes
 -- nothing.
 --

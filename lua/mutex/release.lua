@@ -1,4 +1,4 @@
--- mutex/release: generated from lua/src/mutex/release.lua, do not edit.
+-- mutex/release: generated from its source in lua/src, do not edit.
 -- mutex/release: releases the mutex, or ends an attempt.
 --
 -- KEYS[1]  lock           string: the attempt that holds the mutex, with a TTL
@@ -30,8 +30,8 @@ if claim_ms and claim_ms ~= '' then
   if not claim or claim > 60000 then return -5 end
 end
 if channel and channel ~= '' then
-  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
-  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+  -- no other one: a release publishes with the rights of its own user, for whatever was queued.
   local function is_channel(text)
     return #text >= 37 and string.find(text, '^wake:%x+$', -37)
       or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
@@ -77,8 +77,8 @@ local function next_token()
   return token
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

@@ -1,4 +1,4 @@
--- mutex/release_many: generated from lua/src/mutex/release_many.lua, do not edit.
+-- mutex/release_many: generated from its source in lua/src, do not edit.
 -- mutex/release_many: releases those of many mutexes that have no waiter.
 --
 -- KEYS[1]  lock      string: the attempt that holds the mutex, with a TTL

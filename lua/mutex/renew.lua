@@ -1,4 +1,4 @@
--- mutex/renew: generated from lua/src/mutex/renew.lua, do not edit.
+-- mutex/renew: generated from its source in lua/src, do not edit.
 -- mutex/renew: extends the lease, if this attempt still has it.
 --
 -- KEYS[1]  lock      string: the attempt that holds the mutex, with a TTL

@@ -1,4 +1,4 @@
--- mutex/renew_many: generated from lua/src/mutex/renew_many.lua, do not edit.
+-- mutex/renew_many: generated from its source in lua/src, do not edit.
 -- mutex/renew_many: extends those of many leases that their attempts still have.
 --
 -- KEYS[1]  lock      string: the attempt that holds the mutex, with a TTL. Then the key of the next

@@ -1,4 +1,4 @@
--- quorum/admit: generated from lua/src/quorum/admit.lua, do not edit.
+-- quorum/admit: generated from its source in lua/src, do not edit.
 -- quorum/admit: admits a node to a guarded quorum, in two steps with the longest lease between
 -- them.
 --

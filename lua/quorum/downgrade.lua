@@ -1,4 +1,4 @@
--- quorum/downgrade: generated from lua/src/quorum/downgrade.lua, do not edit.
+-- quorum/downgrade: generated from its source in lua/src, do not edit.
 -- quorum/downgrade: turns a hold to write into one to read, on one node of a quorum.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
@@ -132,8 +132,8 @@ local function end_write()
   redis.call('HDEL', KEYS[1], 'write')
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

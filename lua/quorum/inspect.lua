@@ -1,4 +1,4 @@
--- quorum/inspect: generated from lua/src/quorum/inspect.lua, do not edit.
+-- quorum/inspect: generated from its source in lua/src, do not edit.
 -- quorum/inspect: what a node of a guarded quorum remembers. Writes nothing.
 --
 -- KEYS[1]  node   hash: as in admit

@@ -1,4 +1,4 @@
--- quorum/read_acquire_many: generated from lua/src/quorum/read_acquire_many.lua, do not edit.
+-- quorum/read_acquire_many: generated from its source in lua/src, do not edit.
 -- quorum/read_acquire_many: acquires those of many read-write locks to read that are free and
 -- have no waiter, on one node of a quorum.
 --

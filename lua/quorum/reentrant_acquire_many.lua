@@ -1,4 +1,4 @@
--- quorum/reentrant_acquire_many: generated from lua/src/quorum/reentrant_acquire_many.lua, do not edit.
+-- quorum/reentrant_acquire_many: generated from its source in lua/src, do not edit.
 -- quorum/reentrant_acquire_many: acquires those of many re-entrant locks that are free and have
 -- no waiter, on one node of a quorum.
 --

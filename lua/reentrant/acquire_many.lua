@@ -1,4 +1,4 @@
--- reentrant/acquire_many: generated from lua/src/reentrant/acquire_many.lua, do not edit.
+-- reentrant/acquire_many: generated from its source in lua/src, do not edit.
 -- reentrant/acquire_many: acquires those of many re-entrant locks that are free and have no waiter.
 --
 -- KEYS[1]  lock           hash: owner to count, mode, attempts, with a TTL

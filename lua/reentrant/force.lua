@@ -1,4 +1,4 @@
--- reentrant/force: generated from lua/src/reentrant/force.lua, do not edit.
+-- reentrant/force: generated from its source in lua/src, do not edit.
 -- reentrant/force: revokes the lock of its holder.
 --
 -- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
@@ -53,8 +53,8 @@ local function next_token()
   return token
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

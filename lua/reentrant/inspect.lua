@@ -1,4 +1,4 @@
--- reentrant/inspect: generated from lua/src/reentrant/inspect.lua, do not edit.
+-- reentrant/inspect: generated from its source in lua/src, do not edit.
 -- reentrant/inspect: the owner of the lock, its holds, its remaining time, and the number of
 -- waiters. Writes nothing.
 --

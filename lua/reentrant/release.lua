@@ -1,4 +1,4 @@
--- reentrant/release: generated from lua/src/reentrant/release.lua, do not edit.
+-- reentrant/release: generated from its source in lua/src, do not edit.
 -- reentrant/release: releases one hold, or ends an attempt.
 --
 -- KEYS[1]  lock           hash: the owner and its count, `mode`, and `:<attempt>` for each hold
@@ -34,8 +34,8 @@ if claim_ms and claim_ms ~= '' then
   if not claim or claim > 60000 then return -5 end
 end
 if channel and channel ~= '' then
-  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
-  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+  -- no other one: a release publishes with the rights of its own user, for whatever was queued.
   local function is_channel(text)
     return #text >= 37 and string.find(text, '^wake:%x+$', -37)
       or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
@@ -122,8 +122,8 @@ local function reentrant_token(mode)
   return is_redisson and 0 or nil
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

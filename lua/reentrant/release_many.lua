@@ -1,4 +1,4 @@
--- reentrant/release_many: generated from lua/src/reentrant/release_many.lua, do not edit.
+-- reentrant/release_many: generated from its source in lua/src, do not edit.
 -- reentrant/release_many: releases those of many re-entrant locks that have no waiter and no other
 -- hold.
 --

@@ -1,4 +1,4 @@
--- reentrant/renew: generated from lua/src/reentrant/renew.lua, do not edit.
+-- reentrant/renew: generated from its source in lua/src, do not edit.
 -- reentrant/renew: extends the lease of one hold, if its owner still has it.
 --
 -- KEYS[1]  lock      hash: the owner and its count, `mode`, and `:<attempt>` for each hold

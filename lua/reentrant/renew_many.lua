@@ -1,4 +1,4 @@
--- reentrant/renew_many: generated from lua/src/reentrant/renew_many.lua, do not edit.
+-- reentrant/renew_many: generated from its source in lua/src, do not edit.
 -- reentrant/renew_many: extends those of many leases that their attempts still have.
 --
 -- KEYS[1]  lock      hash: owner to count, mode, attempts, with a TTL. Then the key of the next

@@ -1,4 +1,4 @@
--- rwlock/inspect: generated from lua/src/rwlock/inspect.lua, do not edit.
+-- rwlock/inspect: generated from its source in lua/src, do not edit.
 -- rwlock/inspect: the holders of the lock, their holds, their remaining times, and the number of
 -- waiters. Writes nothing.
 --

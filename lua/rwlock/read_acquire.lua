@@ -1,4 +1,4 @@
--- rwlock/read_acquire: generated from lua/src/rwlock/read_acquire.lua, do not edit.
+-- rwlock/read_acquire: generated from its source in lua/src, do not edit.
 -- rwlock/read_acquire: acquires the lock to read, or queues for it.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
@@ -41,8 +41,8 @@ if claim_ms and claim_ms ~= '' then
   if not claim or claim > 60000 then return -5 end
 end
 if channel and channel ~= '' then
-  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
-  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+  -- no other one: a release publishes with the rights of its own user, for whatever was queued.
   local function is_channel(text)
     return #text >= 37 and string.find(text, '^wake:%x+$', -37)
       or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
@@ -215,8 +215,8 @@ local function end_write()
   redis.call('HDEL', KEYS[1], 'write')
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
@@ -260,8 +260,8 @@ local function queue(at, lane)
     redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
-  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
-  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+  -- no other one: a release publishes with the rights of its own user, for whatever was queued.
   local function is_channel(text)
     return #text >= 37 and string.find(text, '^wake:%x+$', -37)
       or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

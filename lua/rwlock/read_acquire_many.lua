@@ -1,4 +1,4 @@
--- rwlock/read_acquire_many: generated from lua/src/rwlock/read_acquire_many.lua, do not edit.
+-- rwlock/read_acquire_many: generated from its source in lua/src, do not edit.
 -- rwlock/read_acquire_many: acquires those of many read-write locks to read that are free and
 -- have no waiter.
 --

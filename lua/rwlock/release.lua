@@ -1,4 +1,4 @@
--- rwlock/release: generated from lua/src/rwlock/release.lua, do not edit.
+-- rwlock/release: generated from its source in lua/src, do not edit.
 -- rwlock/release: releases one hold, or ends an attempt.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
@@ -33,8 +33,8 @@ if claim_ms and claim_ms ~= '' then
   if not claim or claim > 60000 then return -5 end
 end
 if channel and channel ~= '' then
-  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
-  -- other one: a release publishes with the rights of its own user, for whatever was queued.
+  -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+  -- no other one: a release publishes with the rights of its own user, for whatever was queued.
   local function is_channel(text)
     return #text >= 37 and string.find(text, '^wake:%x+$', -37)
       or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
@@ -176,8 +176,8 @@ local function end_write()
   redis.call('HDEL', KEYS[1], 'write')
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

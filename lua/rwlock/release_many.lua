@@ -1,4 +1,4 @@
--- rwlock/release_many: generated from lua/src/rwlock/release_many.lua, do not edit.
+-- rwlock/release_many: generated from its source in lua/src, do not edit.
 -- rwlock/release_many: releases those of many read-write locks that have one hold and no waiter.
 --
 -- KEYS[1]  lock      hash: the holds, with a TTL. Then the key of the next lock, for at most 128

@@ -1,4 +1,4 @@
--- rwlock/renew: generated from lua/src/rwlock/renew.lua, do not edit.
+-- rwlock/renew: generated from its source in lua/src, do not edit.
 -- rwlock/renew: extends the lease of one hold, if its owner still has it.
 --
 -- KEYS[1]  lock      hash: the holds, and the field `mode`

@@ -1,4 +1,4 @@
--- rwlock/renew_many: generated from lua/src/rwlock/renew_many.lua, do not edit.
+-- rwlock/renew_many: generated from its source in lua/src, do not edit.
 -- rwlock/renew_many: extends the leases of those of many read-write locks that have one hold.
 --
 -- KEYS[1]  lock      hash: the holds, with a TTL. Then the key of the next lock, for at most 128

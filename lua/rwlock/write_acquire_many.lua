@@ -1,4 +1,4 @@
--- rwlock/write_acquire_many: generated from lua/src/rwlock/write_acquire_many.lua, do not edit.
+-- rwlock/write_acquire_many: generated from its source in lua/src, do not edit.
 -- rwlock/write_acquire_many: acquires those of many read-write locks to write that are free and
 -- have no waiter.
 --

@@ -1,4 +1,4 @@
--- rwlock/write_force: generated from lua/src/rwlock/write_force.lua, do not edit.
+-- rwlock/write_force: generated from its source in lua/src, do not edit.
 -- rwlock/write_force: revokes the holds of the writer.
 --
 -- KEYS[1]  lock           hash: the holds, and the field `mode`
@@ -115,8 +115,8 @@ local function end_write()
   redis.call('HDEL', KEYS[1], 'write')
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to no
--- other one: a release publishes with the rights of its own user, for whatever was queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
 local function is_channel(text)
   return #text >= 37 and string.find(text, '^wake:%x+$', -37)
     or #text >= 38 and string.find(text, '^wake:%x+~$', -38)

@@ -37,7 +37,7 @@ impl Sources {
     /// The scripts for Redis: each line that includes a fragment is replaced by the fragment.
     pub fn outputs(&self) -> BTreeMap<String, String> {
         let output = |(name, text): (&str, &str)| {
-            let mark = format!("-- {name}: generated from lua/src/{name}.lua, do not edit.\n");
+            let mark = format!("-- {name}: generated from its source in lua/src, do not edit.\n");
             (name.to_owned(), mark + &self.expand(name, text, 0))
         };
         self.scripts().map(output).collect()
