@@ -224,7 +224,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if l.Kind != Write {
 		return ErrWrongType
 	}
-	return l.extend(ctx, "downgrade", l.keys, l.client.floor())
+	return l.extend(ctx, "downgrade", l.keys, l.client.minToken())
 }
 
 func (l *Lease) extend(ctx context.Context, verb string, keys []string, minToken ...any) error {
@@ -264,7 +264,7 @@ func (l *Lease) giveUp() error {
 	defer cancel()
 	for ; ; time.Sleep(100 * time.Millisecond) {
 		answer, err := l.client.run(ctx, path.Dir(l.Kind)+"/release", l.keys, slices.Concat(
-			[]any{l.attempt}, l.owner, []any{l.client.floor(), 1}, l.queue, l.depth)...)
+			[]any{l.attempt}, l.owner, []any{l.client.minToken(), 1}, l.queue, l.depth)...)
 		if released, ok := answer.(int64); ok || ctx.Err() != nil || final.MatchString(err.Error()) {
 			return cmp.Or(err, refusals[max(released, 0)])
 		}

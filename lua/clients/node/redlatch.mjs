@@ -132,7 +132,7 @@ function obtain(client, kind, keys, { ttl, claim, timeout, signal, owner = "" })
       end(releaseHeld),
       sleep(REQUEST_TIMEOUT, undefined, { ref: false }),
     ]);
-    if (answer === undefined) throw fail("unavailable", "no answer to its release; retries go on");
+    if (answer === undefined) throw fail("unavailable", "no answer to its release; retries continue");
     return answer > 0;
   }
 
@@ -196,7 +196,7 @@ function obtain(client, kind, keys, { ttl, claim, timeout, signal, owner = "" })
     const limit = setTimeout(cancel, Math.min(timeout, MAX_DELAY), late);
     signal?.addEventListener("abort", abort);
     if (signal?.aborted) abort();
-    // A message for an attempt that is over: a failover has revived it, or it is being released.
+    // A message for an attempt that has ended: a failover has revived it, or it is being released.
     const notify = () => (isOver ? client.background(sendRelease()) : wake());
     client.attempts.set(id, { lock: keys[0], notify, cancel });
     const task = run()

@@ -207,7 +207,7 @@ class Lease(contextlib.AbstractContextManager):
         self._renew_at = sent + self.ttl / 3
 
     def _keep(self) -> None:
-        """Renews until the lease is over, and gives it up when its deadline has passed."""
+        """Renews until the lease has expired, and gives it up when its deadline has passed."""
         while not self._is_over.wait(max(0.0, self._renew_at - clock())):
             try:
                 self.renew()
