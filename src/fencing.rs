@@ -1,10 +1,10 @@
-//! [`FencingToken`]: a number that grows with each lease.
+//! [`FencingToken`]: a number that grows with each exclusive lease.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A number that only grows: each new lease on a lock has a larger one.
+/// A number that only grows: each exclusive lease on a lock has a larger one than all before.
 ///
 /// Send it with every write to the resource that the lock protects, and let the resource refuse a
 /// token smaller than the largest it has seen. Then a holder that was paused past its lease cannot

@@ -58,7 +58,7 @@ pub mod simulation {
 /// | [Running it](crate::guide::running) | a checklist for production |
 /// | [The program `redlatch`](crate::guide::cli) | for shells and cron jobs, and to look and to repair |
 /// | [Connecting](crate::guide::connecting) | topologies, pools, TLS, names |
-/// | [Topologies](crate::guide::topologies) | what each outlasts |
+/// | [Topologies](crate::guide::topologies) | what each survives |
 /// | [Rights](crate::guide::rights) | keys and ACL rules |
 /// | [Other libraries on the same key](crate::guide::other_libraries) | which can share a lock with this one |
 /// | [What can go wrong](crate::guide::faults) | from the symptom to the remedy |

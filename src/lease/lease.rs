@@ -35,8 +35,9 @@ pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// **What it does not**: checking and then acting is never one step. A process may be paused
 /// between the two for longer than the lease lasts.
 ///
-/// The lease also depends on the server keeping its data; the README lists what makes a server
-/// forget a lock. The [fencing token](Lease::fencing_token) covers both.
+/// The lease also depends on the server keeping its data; the guide
+/// [promises](crate::guide::promises) lists what makes a server forget a lock. The [fencing
+/// token](Lease::fencing_token) covers both.
 #[derive(Clone)]
 pub struct Lease(Arc<LeaseInner>);
 

@@ -37,9 +37,9 @@ impl Locks {
     ///
     /// Both steps need a majority of nodes that have a vote. With fewer, the quorum grants no lock.
     ///
-    /// Then this call admits the nodes only if all nodes reply, and founds the quorum anew: its
-    /// tokens begin above all known tokens and clocks, ignoring a clock that is more than a day
-    /// ahead of most. Otherwise nothing changes.
+    /// In that case this call admits the nodes only if all nodes reply. The tokens then begin above
+    /// all known tokens and clocks, ignoring a clock that is more than a day ahead of most. If a
+    /// node does not reply, nothing changes.
     ///
     /// It returns all nodes that had no vote, with their present state: [`NodeState::Voter`] if
     /// they were admitted. Nodes that do not reply are skipped, and their state says why; call it
@@ -70,13 +70,13 @@ impl Locks {
         if before.not_admitted().next().is_none() {
             return Ok(self.without_vote(voted, before));
         }
-        let Some(founding) = self.is_new(&before) else { return Err(self.too_few(before)) };
+        let Some(admits_all) = self.is_new(&before) else { return Err(self.too_few(before)) };
         let ticket = Uuid::new_v4().to_string();
         let mut admitting = Vec::new();
         // All clients use the same order: if two admit nodes at the same time, one of them fails at
         // the first node.
         for (place, run) in before.not_admitted() {
-            if let Some(ticket) = self.admit(place, run, &ticket, None, founding).await? {
+            if let Some(ticket) = self.admit(place, run, &ticket, None, admits_all).await? {
                 admitting.push((place, run, ticket));
             }
         }
@@ -95,16 +95,16 @@ impl Locks {
             // A request that was in flight has granted a longer lease.
             (waited, longest) = (longest, known(&after));
         };
-        // A majority had a vote before, and has none now. To found the quorum anew, start from the
+        // A majority had a vote before, and has none now. To admit all nodes again, start from the
         // beginning.
         match self.is_new(&after) {
-            Some(new) if new && !founding => return Err(self.not_admitted()),
+            Some(new) if new && !admits_all => return Err(self.not_admitted()),
             Some(_) => {}
             None => return Err(self.too_few(after)),
         }
         // In a new quorum, several nodes may have lost their tokens. Lost counters continue from
         // the clocks, so the latest clock stands for them.
-        let min_token = after.highest.max(if founding {
+        let min_token = after.highest.max(if admits_all {
             latest_clock(&after.clocks, nodes.deployment.majority())
         } else {
             0
@@ -112,7 +112,7 @@ impl Locks {
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         let mut admitted = NodeSet::of([]);
         for (place, run, ticket) in admitting {
-            if self.admit(place, run, &ticket, Some((min_token, ttl)), founding).await?.is_some() {
+            if self.admit(place, run, &ticket, Some((min_token, ttl)), admits_all).await?.is_some() {
                 admitted = admitted.with(place);
             }
         }
@@ -124,7 +124,7 @@ impl Locks {
         Ok(self.without_vote(voted, now))
     }
 
-    /// Whether to found the quorum anew: false if a majority of nodes has a vote, true if it has
+    /// Whether to admit all nodes again: false if a majority of nodes has a vote, true if it has
     /// not but all nodes reply. `None` if neither holds, so that no node can be admitted.
     fn is_new(&self, survey: &Survey) -> Option<bool> {
         let nodes = &self.client.nodes;
@@ -177,7 +177,7 @@ impl Locks {
         run: &str,
         ticket: &str,
         knowing: Option<(u64, u64)>,
-        founding: bool,
+        admits_all: bool,
     ) -> Result<Option<String>, Error> {
         let nodes = &self.client.nodes;
         let key = node_key(&self.options.prefix);
@@ -191,7 +191,7 @@ impl Locks {
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), WaitFor::All).await;
         let reply = match votes.received.pop() {
             Some((_, Ok(reply))) => reply,
-            Some((_, Err(failure))) if founding || !failure.is_no_reply() => {
+            Some((_, Err(failure))) if admits_all || !failure.is_no_reply() => {
                 let answers = nodes.no_replies().with(place, NodeReply::Failed(failure));
                 return Err(error(Failure::no_majority(answers)));
             }
