@@ -142,6 +142,17 @@ impl Keeper {
         self.has_ended.load(Ordering::Relaxed)
     }
 
+    /// Its task has ended: drops what is left, and wakes the callers that wait for it.
+    pub(super) fn end(&self) {
+        let left = {
+            let mut schedule = self.schedule();
+            self.has_ended.store(true, Ordering::Relaxed);
+            std::mem::take(&mut *schedule)
+        };
+        drop(left);
+        self.settled.notify_waiters();
+    }
+
     /// Poisoning does not matter: nothing under this lock panics.
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)

@@ -259,9 +259,10 @@ impl OwnedLease {
         scripts: &'static ScriptSet,
         kind: &'static Kind,
         options: Options,
+        operation: Operation,
     ) -> Result<OwnedLease, Error> {
         let (client, lease) = (Arc::clone(&self.guard.client), self.lease.clone());
-        let context = client.context(Operation::Downgrade, lease.name());
+        let context = client.context(operation, lease.name());
         let lost = || Error::Lost { context: context.clone() };
         let closed = || Error::Closed { context: context.clone() };
         let error = |failure: Failure| client.error(failure, context.clone());

@@ -34,10 +34,10 @@ impl Keeper {
     }
 
     async fn run(self: Arc<Keeper>) {
-        let _end_guard = EndGuard(Arc::clone(&self));
+        let _end_guard = EndGuard { keeper: Arc::clone(&self) };
         let mut batches = JoinSet::new();
-        // Batches of releases may wait for a node that hangs: never so many that renewals wait for
-        // them, and at most one with what only a minority may still have.
+        // Batches of releases may wait for a node that hangs: their number is limited, so that
+        // renewals need not wait for them. At most one has what only a minority may still have.
         let (mut releasing, mut cleaning_up) = (0, 0);
         loop {
             let next = loop {
@@ -344,16 +344,12 @@ fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
 }
 
 /// Wakes the callers that wait for the keeper when its task ends.
-struct EndGuard(Arc<Keeper>);
+struct EndGuard {
+    keeper: Arc<Keeper>,
+}
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        let left = {
-            let mut schedule = self.0.schedule();
-            self.0.has_ended.store(true, Ordering::Relaxed);
-            std::mem::take(&mut *schedule)
-        };
-        drop(left);
-        self.0.settled.notify_waiters();
+        self.keeper.end();
     }
 }

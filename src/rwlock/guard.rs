@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{DOWNGRADE, READ, reading};
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::lease::{Lease, OwnedLease};
 use crate::owner::Owner;
 
@@ -116,7 +116,7 @@ impl RwLockWriteGuard {
     /// Cancel safe: after a drop, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let options = reading(self.hold.options());
-        let hold = self.hold.convert(&DOWNGRADE, &READ, options).await?;
+        let hold = self.hold.convert(&DOWNGRADE, &READ, options, Operation::Downgrade).await?;
         Ok(RwLockReadGuard { owner: self.owner, hold })
     }
 

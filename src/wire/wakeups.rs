@@ -487,7 +487,7 @@ const MAX_COUNT: usize = 1_024;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The action for a message that a node sends to an attempt that has ended.
-type Answer = Arc<dyn Fn(usize) + Send + Sync>;
+type LateAction = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// Attempts that were queued and have ended. A server that was restored from an earlier state, or a
 /// replica that did not receive their removal, still has them in a queue, and would hold a lock for
@@ -498,7 +498,7 @@ pub(super) struct LateNotifications(Mutex<VecDeque<FormerWaiter>>);
 struct FormerWaiter {
     id: Uuid,
     since: Moment,
-    answer: Answer,
+    action: LateAction,
     /// When a message was last answered, by the places of the nodes that sent one.
     answered: Vec<(usize, Moment)>,
 }
@@ -517,28 +517,28 @@ impl FormerWaiter {
 }
 
 impl LateNotifications {
-    pub(super) fn expect(&self, id: Uuid, answer: Answer) {
+    pub(super) fn expect(&self, id: Uuid, action: LateAction) {
         let now = Moment::now();
         let mut former_waiters = self.former_waiters();
         let is_over = |former: &FormerWaiter| now.since(former.since) > QUEUES_LAST;
         while former_waiters.len() >= MAX_COUNT || former_waiters.front().is_some_and(is_over) {
             former_waiters.pop_front();
         }
-        former_waiters.push_back(FormerWaiter { id, since: now, answer, answered: Vec::new() });
+        former_waiters.push_back(FormerWaiter { id, since: now, action, answered: Vec::new() });
     }
 
     /// Handles a message for an attempt that does not wait.
     pub(super) fn receive(&self, id: Uuid, place: usize) {
-        // Called without the lock: the answer may log, and a log subscriber may drop another
+        // Called without the lock: the action may log, and a log subscriber may drop another
         // attempt.
-        let answer = self.answer(id, place);
-        answer.inspect(|answer| answer(place));
+        let action = self.action(id, place);
+        action.inspect(|action| action(place));
     }
 
-    fn answer(&self, id: Uuid, place: usize) -> Option<Answer> {
+    fn action(&self, id: Uuid, place: usize) -> Option<LateAction> {
         let mut former_waiters = self.former_waiters();
         let waiter = former_waiters.iter_mut().find(|waiter| waiter.id == id)?;
-        waiter.note(place).then(|| Arc::clone(&waiter.answer))
+        waiter.note(place).then(|| Arc::clone(&waiter.action))
     }
 
     /// Poisoning does not matter: the queue is consistent at any time.
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_may_drop_another_attempt() {
+    fn an_action_may_drop_another_attempt() {
         let (late_notifications, id) = (Arc::new(LateNotifications::default()), Uuid::new_v4());
         let within = Arc::clone(&late_notifications);
         late_notifications.expect(id, Arc::new(move |_| within.expect(Uuid::new_v4(), Arc::new(|_| {}))));

@@ -15,7 +15,7 @@ const TASKS: usize = 16;
 
 /// Measure locks on these servers, with locks of new names.
 ///
-/// It sends as many requests as the servers answer, for three times five seconds.
+/// It keeps the servers fully occupied with requests, for three times five seconds.
 #[derive(clap::Args)]
 pub(crate) struct BenchArgs {
     /// Three times one second.

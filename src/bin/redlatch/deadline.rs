@@ -37,8 +37,8 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// A lease that was handed over lasts for three seconds at first, however long the TTL, and is
-    /// renewed within one. So the grace shrinks with the time that is left.
+    /// A lease that was granted to a waiter lasts for three seconds at first, however long the TTL,
+    /// and is renewed within one. So the grace shrinks with the time that is left.
     pub(crate) fn new(valid_until: Instant, grace: Grace) -> Deadline {
         let left = valid_until.saturating_duration_since(Instant::now());
         let part = (left.as_secs_f64() / grace.ttl.as_secs_f64()).min(1.0);

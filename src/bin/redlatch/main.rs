@@ -12,7 +12,7 @@ mod foreground;
 mod gate;
 mod generate;
 mod list;
-mod locked;
+mod lock_args;
 mod run;
 mod servers;
 mod signals;

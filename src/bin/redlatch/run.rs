@@ -7,7 +7,7 @@ use redlatch::{Error, Locks, Owner};
 
 use crate::deadline::Grace;
 use crate::exit::{Failure, LOST, SIGNALED, say};
-use crate::locked::{Guard, LockArgs};
+use crate::lock_args::{Guard, LockArgs};
 use crate::servers::ServerArgs;
 use crate::signals::Signals;
 use crate::supervise;

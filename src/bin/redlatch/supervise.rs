@@ -20,7 +20,7 @@ use crate::signals::{Event, Signals};
 use crate::watchdog::Watchdog;
 
 /// How a command ended.
-pub(crate) struct Ended {
+pub(crate) struct CommandExit {
     pub(crate) code: u8,
     /// It was ended because the lease was lost, or could not be renewed.
     pub(crate) was_lost: bool,
@@ -34,7 +34,7 @@ pub(crate) async fn run(
     grace: Grace,
     ttl: Duration,
     signals: &mut Signals,
-) -> Result<Ended, Failure> {
+) -> Result<CommandExit, Failure> {
     let mut watchdog = Watchdog::start(grace).map_err(Failure::os("start the watchdog"))?;
     let gate = Gate::start(command, variables).map_err(Failure::os("start a process"))?;
     let group = Pid::from_child(&gate.child);
@@ -43,9 +43,9 @@ pub(crate) async fn run(
     watchdog.guard(group);
     let before = tokio::select! {
         biased;
-        signal = signals.forwarded() => Some(Ended { code: interrupted(signal), was_lost: false }),
+        signal = signals.forwarded() => Some(CommandExit { code: interrupted(signal), was_lost: false }),
         () = std::future::ready(()) => {
-            lease.is_lost().then_some(Ended { code: 0, was_lost: true })
+            lease.is_lost().then_some(CommandExit { code: 0, was_lost: true })
         }
     };
     if let Some(ended) = before {
@@ -77,7 +77,7 @@ struct Command {
 }
 
 impl Command {
-    async fn run(mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<Ended> {
+    async fn run(mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<CommandExit> {
         if let Err(error) = self.supervise(lease, ttl, signals).await {
             // The lock is released next, so the command must not run on.
             self.signal(Signal::KILL);
@@ -194,7 +194,7 @@ impl Command {
     }
 
     /// Reaps the command, and what is left of its group if the lock was lost.
-    async fn conclude(mut self) -> io::Result<Ended> {
+    async fn conclude(mut self) -> io::Result<CommandExit> {
         let was_lent = self.is_lent;
         self.return_terminal().await?;
         let mut was_lost = self.kill_at.is_some();
@@ -210,7 +210,7 @@ impl Command {
             // Ctrl-C reached the command alone. A script that called this program is to end too.
             let _ = kill_current_process_group(signal);
         }
-        Ok(Ended { code: code(status), was_lost })
+        Ok(CommandExit { code: code(status), was_lost })
     }
 }
 
