@@ -142,7 +142,10 @@ public final class Peer {
             .formatted((System.nanoTime() - start) / 1e9, pairs.get(), overlaps.get());
     }
 
-    /** Clients that contend for one lock name. A turn is an acquisition by another client than the one before. */
+    /**
+     * Clients that contend for one lock name. A turn is an acquisition by another client than the
+     * one before.
+     */
     private static void turns(String url, String kind, int clients, double seconds) throws Exception {
         AtomicLongArray counts = new AtomicLongArray(clients);
         AtomicInteger last = new AtomicInteger(-1);

@@ -16,8 +16,9 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /**
- * Locks of Redisson, for ../../../../others.py: a JSON object per line, in and out. Its asynchronous
- * methods name a thread, so each handle has one of its own, or the `thread` of the command.
+ * Locks of Redisson, for ../../../../others.py: a JSON object per line, in and out. Its
+ * asynchronous methods name a thread, so each handle has one of its own, or the `thread` of the
+ * command.
  */
 public final class Worker {
     private static final ObjectMapper JSON = new ObjectMapper();
