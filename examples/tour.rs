@@ -172,7 +172,7 @@ impl Demo {
         check(!successor.is_finished(), || "a living holder lost its lease".into())?;
         self.say("  one TTL has passed: the holder lives and renews its lease, this process still waits")?;
 
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let left = mutex.inspect().await?.holders.first().and_then(|holder| holder.remaining);
         let left = left.ok_or("the mutex has no holder")?;
         let killed = Instant::now();
@@ -184,7 +184,7 @@ impl Demo {
         let took = granted - killed;
         self.say(format!("  this process was granted it {took:.2?} after the kill, token {after}"))?;
         // The server counts whole milliseconds.
-        let earliest = asked + left - Duration::from_millis(2);
+        let earliest = requested_at + left - Duration::from_millis(2);
         check(granted >= earliest, || "too early: the lease was still valid".into())?;
         check(took <= TTL + LATE, || format!("too late: the TTL is {TTL:?}"))?;
         check(after > before, || format!("token {after} came after {before}"))?;

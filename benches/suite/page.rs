@@ -239,7 +239,7 @@ fn pairs_table(page: &mut String, peers: &Peers, exclusive: bool, sizes: &[usize
             write!(
                 page,
                 " | {}",
-                or_dash(ratio.filter(|ratio| ratio.is_finite()).map(|it| format!("{it:.2}")))
+                or_dash(ratio.filter(|ratio| ratio.is_finite()).map(|ratio| format!("{ratio:.2}")))
             )?;
         }
         let row = pairs_of(peers, subject, 256);

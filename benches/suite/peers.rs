@@ -285,7 +285,7 @@ impl Run {
                 }
             }
         }
-        let rate = |turns: &[Turns]| median(turns.iter().map(|it| it.turns as f64 / it.seconds).collect());
+        let rate = |turns: &[Turns]| median(turns.iter().map(|run| run.turns as f64 / run.seconds).collect());
         let best = results.iter().filter(|(subject, _)| !subject.is_ours()).map(|(_, turns)| rate(turns));
         let best = best.fold(f64::NAN, f64::max);
         for (_, subject) in &subjects {

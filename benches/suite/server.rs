@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::Outcome;
 
 /// How long a server may take to start, or to notice that its clients have disconnected.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// A private server. It is stopped when this is dropped.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Server {
 
     async fn is_up(&mut self) -> Outcome<bool> {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < LONGEST_WAIT {
             if self.connect().await.is_ok() {
                 return Ok(true);
             }
@@ -87,7 +87,7 @@ impl Server {
     }
 
     pub(crate) async fn observer(&self) -> Outcome<Observer> {
-        Ok(Observer { connection: self.connect().await?, asked: 0 })
+        Ok(Observer { connection: self.connect().await?, observations: 0 })
     }
 }
 
@@ -104,7 +104,7 @@ impl Drop for Server {
 pub(crate) struct Observer {
     connection: MultiplexedConnection,
     /// How often the number of commands was read.
-    asked: u64,
+    observations: u64,
 }
 
 impl Observer {
@@ -126,9 +126,9 @@ impl Observer {
 
     /// How many commands the server has run so far, without those that read this figure.
     pub(crate) async fn commands(&mut self) -> Outcome<u64> {
-        self.asked += 1;
+        self.observations += 1;
         let commands: u64 = self.info("stats", "total_commands_processed").await?.parse()?;
-        Ok(commands - (self.asked - 1))
+        Ok(commands - (self.observations - 1))
     }
 
     /// The bytes that the server has allocated.
@@ -154,7 +154,7 @@ impl Observer {
     pub(crate) async fn alone(&mut self) -> Outcome<()> {
         let start = Instant::now();
         while self.connections().await? > 0 {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > LONGEST_WAIT {
                 return Err("connections of an earlier section stay open".into());
             }
             sleep(Duration::from_millis(20)).await;

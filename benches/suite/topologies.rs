@@ -168,9 +168,9 @@ fn row(topology: &'static str, library: &'static str, tasks: usize, column: &[(f
         topology,
         library,
         tasks,
-        pairs_per_second: median(column.iter().map(|it| it.0).collect()),
-        server_us: median(column.iter().map(|it| it.1).collect()),
-        client_us: median(column.iter().map(|it| it.2).collect()),
+        pairs_per_second: median(column.iter().map(|run| run.0).collect()),
+        server_us: median(column.iter().map(|run| run.1).collect()),
+        client_us: median(column.iter().map(|run| run.2).collect()),
     }
 }
 
@@ -196,10 +196,10 @@ async fn processes(one: &mut Setting, clients: usize, plan: &Plan) -> Outcome<Pr
         for program in &mut programs {
             outside.push(program.end::<Turns>().await?);
         }
-        if inside.overlaps + outside.iter().map(|it| it.overlaps).sum::<u64>() > 0 {
+        if inside.overlaps + outside.iter().map(|run| run.overlaps).sum::<u64>() > 0 {
             return Err("redlatch: two holders at once".into());
         }
-        apart.push(outside.iter().map(|it| it.acquisitions as f64 / it.seconds).sum());
+        apart.push(outside.iter().map(|run| run.acquisitions as f64 / run.seconds).sum());
     }
     Ok(Processes { clients, in_processes: median(apart), in_one_process: median(together) })
 }

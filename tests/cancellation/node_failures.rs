@@ -62,7 +62,7 @@ fn cancelled_holds_leave_nothing_whenever_one_node_fails() {
 /// A node returns, and the lease is repaired on it.
 #[test]
 fn cancelled_repair_leaves_nothing() {
-    Case::new("mend", 15, &["renew", "acquire repair at 1", "release"])
+    Case::new("repair", 15, &["renew", "acquire repair at 1", "release"])
         .without_one(Outage::Refuses)
         .kinds(&[Kind::Mutex, Kind::Read])
         .run(async |fixture| {

@@ -10,7 +10,7 @@ use super::binary::binary;
 use super::port::{TRIES, free_port};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
 /// A server that listens on a socket in its own directory, and needs no port unless it has a
 /// replica.
@@ -40,7 +40,7 @@ impl Server {
         let replica = Server::start_with(&["--port", "0", "--replicaof", "127.0.0.1", &port]);
         let start = Instant::now();
         while server.run::<usize>(&["WAIT", "1", "100"]) == 0 {
-            assert!(start.elapsed() < PATIENCE, "the replica does not follow");
+            assert!(start.elapsed() < LONGEST_WAIT, "the replica does not follow");
         }
         server.replica = replica.map(Box::new);
         server
@@ -69,7 +69,7 @@ impl Server {
             if server.child.try_wait().unwrap().is_some() {
                 return None;
             }
-            assert!(start.elapsed() < PATIENCE, "{} does not start", binary().display());
+            assert!(start.elapsed() < LONGEST_WAIT, "{} does not start", binary().display());
             std::thread::sleep(Duration::from_millis(5));
         }
         let client = redis::Client::open(format!("unix://{}", server.socket.display())).unwrap();
@@ -79,7 +79,7 @@ impl Server {
 
     pub(super) fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(&self.socket).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(LONGEST_WAIT)).unwrap();
         stream
     }
 

@@ -1,6 +1,6 @@
 //! The command line of `scripts/check`.
 
-use crate::mutants::{MUTANTS, Mutant, Tested, all_tested};
+use crate::mutants::{MUTANTS, Mutant, TestMutant, all_test_mutants};
 use crate::plan::{Fault, topology_named};
 use crate::support::Topology;
 
@@ -35,7 +35,7 @@ pub struct Arguments {
     pub chosen: Vec<&'static Mutant>,
     pub tested_mutants: bool,
     /// The tested mutants to run; empty: all.
-    pub chosen_tested: Vec<&'static Tested>,
+    pub chosen_test_mutants: Vec<&'static TestMutant>,
 }
 
 pub fn read(words: &[String]) -> Result<Arguments, String> {
@@ -53,7 +53,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         mutants: false,
         chosen: Vec::new(),
         tested_mutants: false,
-        chosen_tested: Vec::new(),
+        chosen_test_mutants: Vec::new(),
     };
     let mut names = Vec::new();
     let mut words = words.iter();
@@ -95,8 +95,8 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
     for name in names {
         let unknown = || format!("no mutant is called {name}");
         if arguments.tested_mutants {
-            let found = all_tested().find(|mutant| mutant.name == name);
-            arguments.chosen_tested.push(found.ok_or_else(unknown)?);
+            let found = all_test_mutants().find(|mutant| mutant.name == name);
+            arguments.chosen_test_mutants.push(found.ok_or_else(unknown)?);
         } else {
             let found = MUTANTS.iter().find(|mutant| mutant.name == name);
             arguments.chosen.push(found.ok_or_else(unknown)?);

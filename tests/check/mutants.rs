@@ -2,11 +2,11 @@
 //! the judge finds each.
 
 mod build;
+mod client_test_mutants;
+mod quorum_test_mutants;
 mod table;
+mod test_mutants;
 mod test_run;
-mod tested;
-mod tested_client;
-mod tested_quorum;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use crate::plan::topology_name;
 use crate::support::Topology;
 use build::Tree;
+use client_test_mutants::CLIENT_TEST_MUTANTS;
+use quorum_test_mutants::QUORUM_TEST_MUTANTS;
 pub use table::MUTANTS;
-pub use test_run::{Tested, all as all_tested, run as run_tested};
-use tested::TESTED;
-use tested_client::TESTED_CLIENT;
-use tested_quorum::TESTED_QUORUM;
+use test_mutants::TEST_MUTANTS;
+pub use test_run::{TestMutant, all as all_test_mutants, run as run_test_mutants};
 
 /// The crate with one mistake, and the run that must show it.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Edit {
 /// mutants themselves run rarely.
 pub fn assert_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let tested = all_tested().flat_map(|mutant| mutant.edits);
+    let tested = all_test_mutants().flat_map(|mutant| mutant.edits);
     for edit in MUTANTS.iter().flat_map(|mutant| mutant.edits).chain(tested) {
         edit.source(root);
     }

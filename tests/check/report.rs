@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if arguments.tested_mutants {
-        return mutants::run_tested(&arguments.chosen_tested);
+        return mutants::run_test_mutants(&arguments.chosen_test_mutants);
     }
     if arguments.mutants || !arguments.chosen.is_empty() {
         return mutants::run(&arguments.chosen);

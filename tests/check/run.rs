@@ -15,7 +15,7 @@ use crate::observer::{Observation, ReaderEnds, Seen, observe};
 use crate::plan::{Fault, Lane, Plan, TTL};
 use crate::resource::Resource;
 use crate::support::{DURABLE, Deployment, Proxy, Random, Server, Topology};
-use crate::worker_processes::{CommonSettings, Ended, WORKERS, Workers, host};
+use crate::worker_processes::{CommonSettings, WORKERS, WorkerProblems, Workers, host};
 use crate::workload::LOCKS;
 
 /// One fault, from its start to its end.
@@ -112,7 +112,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     sleep_until(end).await;
 
     let ended = Time::now();
-    let Ended { died, hang: mut left } = workers.end(FINISH_LIMIT).await;
+    let WorkerProblems { died, hang: mut left } = workers.end(FINISH_LIMIT).await;
     sleep(TTL).await;
     let proxies: Vec<Arc<Proxy>> = proxies.into_iter().map(Arc::new).collect();
     drop(proxies);

@@ -35,7 +35,7 @@ pub struct Workers {
 }
 
 /// The workers that did not end properly.
-pub struct Ended {
+pub struct WorkerProblems {
     /// Workers that panicked, or ended before the command to end.
     pub died: Vec<String>,
     /// Workers that still ran when their time to finish was over.
@@ -126,13 +126,13 @@ impl Workers {
     }
 
     /// Lets all workers finish their current holds, and waits until they have ended.
-    pub async fn end(mut self, within: Duration) -> Ended {
+    pub async fn end(mut self, within: Duration) -> WorkerProblems {
         for process in &mut self.places {
             // The write fails if the worker has died: its exit status below reports that.
             let _ = writeln!(process.stdin, "end");
         }
         let start = Instant::now();
-        let mut ended = Ended { died: std::mem::take(&mut self.died), hang: Vec::new() };
+        let mut ended = WorkerProblems { died: std::mem::take(&mut self.died), hang: Vec::new() };
         for (place, process) in self.places.iter_mut().enumerate() {
             let status = loop {
                 if let Some(status) = process.child.try_wait().unwrap() {

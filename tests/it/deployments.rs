@@ -154,7 +154,7 @@ async fn deployment_proxies_replace_all_addresses() {
             assert_eq!(ask::<i64>(&behind(master), &script).await.unwrap(), 7);
         }
         assert_eq!(proxy.lost(), 1 + deployment.masters().len());
-        proxy.be_deaf(true);
+        proxy.set_drops_requests(true);
         assert_eq!(
             deployment.masters()[0].run::<i64>(&script).await,
             7,

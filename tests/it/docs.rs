@@ -70,10 +70,12 @@ impl Links {
             if mark == "`" {
                 continue;
             }
-            if let Some((destination, after)) = after.strip_prefix('(').and_then(|it| it.split_once(')')) {
+            if let Some((destination, after)) = after.strip_prefix('(').and_then(|text| text.split_once(')'))
+            {
                 links.inline.push(destination.to_owned());
                 rest = after;
-            } else if let Some((name, after)) = after.strip_prefix('[').and_then(|it| it.split_once(']')) {
+            } else if let Some((name, after)) = after.strip_prefix('[').and_then(|text| text.split_once(']'))
+            {
                 links.labels.insert(label(name));
                 rest = after;
             } else if !text.trim().is_empty() {
@@ -203,8 +205,9 @@ fn path_of(item: &str) -> String {
 #[test]
 fn links_to_docs_rs_lead_to_what_is_published() {
     let manifest: toml::Table = read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();
-    let included = manifest["package"]["include"].as_array().unwrap().iter().map(|it| it.as_str().unwrap());
-    let included: Vec<&str> = included.map(|it| it.trim_matches('/').trim_end_matches('*')).collect();
+    let included =
+        manifest["package"]["include"].as_array().unwrap().iter().map(|text| text.as_str().unwrap());
+    let included: Vec<&str> = included.map(|text| text.trim_matches('/').trim_end_matches('*')).collect();
     let (guide, others) = pages();
     for page in guide.iter().chain(&others).chain([&root().join("docs/links.md")]) {
         for destination in Links::of(page).destinations() {

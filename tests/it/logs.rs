@@ -6,11 +6,11 @@ use std::time::Duration;
 use redlatch::{Error, LeaseEnd, Locks, Options, Owner, Renewal, Wakeups};
 use tokio::task::JoinSet;
 
-use crate::support::events::{heard_of, listen, on_event};
+use crate::support::events::{listen, logged_with, on_event};
 use crate::support::{Server, eventually, soon, ttl};
 
 fn errors_of(name: &str) -> Vec<String> {
-    heard_of(name).into_iter().filter(|event| event.starts_with("ERROR")).collect()
+    logged_with(name).into_iter().filter(|event| event.starts_with("ERROR")).collect()
 }
 
 /// A subscriber drops a guard, and then panics: the guard's lock is released, and other leases are
@@ -151,7 +151,7 @@ async fn outage_is_logged_once_when_it_starts_and_once_when_it_ends() {
     }
     let label = format!("server=127.0.0.1:{}", server.port());
     let logged = |level: &str| {
-        let events = heard_of(&label).into_iter();
+        let events = logged_with(&label).into_iter();
         events.filter(|event| event.starts_with(level)).collect::<Vec<_>>()
     };
     server.pause();
@@ -165,7 +165,7 @@ async fn outage_is_logged_once_when_it_starts_and_once_when_it_ends() {
     }
     server.resume();
     eventually("the end of the outage is logged", || async { !logged("INFO").is_empty() }).await;
-    assert_eq!(logged("INFO").len(), 1, "{:?}", heard_of(&label));
+    assert_eq!(logged("INFO").len(), 1, "{:?}", logged_with(&label));
     assert_eq!(logged("WARN").len(), 1, "{:?}", logged("WARN"));
     for event in logged("WARN").iter().chain(&logged("INFO")) {
         assert!(event.contains("holds=50"), "{event}");
@@ -176,7 +176,7 @@ async fn outage_is_logged_once_when_it_starts_and_once_when_it_ends() {
 }
 
 fn traced(name: &str, what: &str) -> Vec<String> {
-    heard_of(&format!("lock={name} ")).into_iter().filter(|event| event.starts_with(what)).collect()
+    logged_with(&format!("lock={name} ")).into_iter().filter(|event| event.starts_with(what)).collect()
 }
 
 /// One span and one event for each call; the event says what woke it.
@@ -190,13 +190,13 @@ async fn acquiring_renewing_and_releasing_are_traced() {
     let woken = |by: &str| traced(name, &format!("DEBUG acquired lock={name} woken=\"{by}\" waited="));
 
     let guard = locks.mutex(name).unwrap().lock().await.unwrap();
-    assert_eq!(woken("at once").len(), 1, "{:?}", heard_of(name));
+    assert_eq!(woken("at once").len(), 1, "{:?}", logged_with(name));
     assert!(other.mutex(name).unwrap().try_lock().await.unwrap().is_none());
-    assert_eq!(traced(name, "DEBUG not acquired: the lock is held").len(), 1, "{:?}", heard_of(name));
+    assert_eq!(traced(name, "DEBUG not acquired: the lock is held").len(), 1, "{:?}", logged_with(name));
     eventually("renewals are traced", || async { traced(name, "DEBUG renewed").len() >= 2 }).await;
     let limit = Duration::from_millis(20);
     assert!(other.mutex(name).unwrap().lock_timeout(limit).await.is_err());
-    assert_eq!(traced(name, "DEBUG not acquired lock=").len(), 1, "{:?}", heard_of(name));
+    assert_eq!(traced(name, "DEBUG not acquired lock=").len(), 1, "{:?}", logged_with(name));
 
     let waits = |locks: &Locks| {
         let mutex = locks.mutex(name).unwrap();
@@ -207,7 +207,7 @@ async fn acquiring_renewing_and_releasing_are_traced() {
     eventually("the waiter queues", || async { !server.queues().await.is_empty() }).await;
     guard.release().await.unwrap();
     let guard = soon("the lock is granted", waiting).await.unwrap();
-    assert_eq!(woken("polled").len(), 1, "{:?}", heard_of(name));
+    assert_eq!(woken("polled").len(), 1, "{:?}", logged_with(name));
     // A task waits inside the client behind another task. Its turn comes once that task has the
     // lock; its request is granted if the lock is released before the request arrives.
     let in_background = || traced(name, "DEBUG released in the background").len();
@@ -246,11 +246,11 @@ async fn acquiring_renewing_and_releasing_are_traced() {
         guard = locks.mutex(name).unwrap().lock().await.unwrap();
     }
     guard.release().await.unwrap();
-    assert!(woken("notified").len() >= 3, "{:#?}", heard_of(name));
+    assert!(woken("notified").len() >= 3, "{:#?}", logged_with(name));
     assert!(!traced(name, "SPAN acquire").is_empty());
     assert_eq!(
         traced(name, "SPAN release").len(),
-        heard_of(name).iter().filter(|event| event.starts_with("DEBUG released lock=")).count(),
+        logged_with(name).iter().filter(|event| event.starts_with("DEBUG released lock=")).count(),
     );
     drop((locks, other, polling));
     server.assert_nothing_left().await;
@@ -269,7 +269,7 @@ async fn traces_have_no_complete_owner() {
     guard.release().await.unwrap();
     drop(lock.lock().await.unwrap());
     soon("settled() returns", locks.settled()).await;
-    let logged = heard_of("traced-owned");
+    let logged = logged_with("traced-owned");
     assert!(logged.iter().any(|event| event.contains("owner=")), "{logged:#?}");
     let whole = owner.to_string();
     assert!(logged.iter().all(|event| !event.contains(&whole)), "{logged:#?}");

@@ -27,12 +27,12 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
                 }
             }
             Fault::HalfOpen => {
-                proxy.be_deaf(true);
+                proxy.set_drops_requests(true);
                 proxy.hold_requests(true);
                 proxy.hold_replies(true);
                 sleep(span).await;
                 proxy.cut();
-                proxy.be_deaf(false);
+                proxy.set_drops_requests(false);
                 proxy.hold_replies(false);
                 proxy.hold_requests(false);
             }
@@ -44,7 +44,7 @@ pub async fn disturb(mut scene: Scene<'_>, proxies: &[Proxy]) {
                     if blocks_replies {
                         proxy.hold_replies(blocked);
                     } else {
-                        proxy.be_deaf(blocked);
+                        proxy.set_drops_requests(blocked);
                         proxy.hold_requests(blocked);
                     }
                 };

@@ -1,15 +1,15 @@
 //! Mistakes of the client that a named test of the suite must find: in its results, its waiting,
 //! and its logs and errors.
 
-use super::{Edit, Tested};
+use super::{Edit, TestMutant};
 
 /// An edit of a text that occurs once.
 const fn edit(file: &'static str, from: &'static str, to: &'static str) -> Edit {
     Edit { file, from, times: 1, to }
 }
 
-pub const TESTED_CLIENT: &[Tested] = &[
-    Tested {
+pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
+    TestMutant {
         name: "held-by-any-owner",
         edits: &[edit(
             "src/rwlock.rs",
@@ -18,7 +18,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "inspection::holders::is_held_by_accepts_a_lease_or_an_owner_on_every_kind",
     },
-    Tested {
+    TestMutant {
         name: "lost-reply-of-a-release-counts-as-not-held",
         edits: &[edit(
             "src/lease/release.rs",
@@ -27,7 +27,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "suite::mutex_standalone_push_resp2::release_succeeds_if_its_first_reply_is_lost",
     },
-    Tested {
+    TestMutant {
         name: "holder-not-announced-to-tasks-of-its-owner",
         edits: &[edit(
             "src/lease/acquire.rs",
@@ -36,7 +36,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "suite::reentrant_standalone_push_resp2::queued_owner_reenters_after_acquiring_elsewhere",
     },
-    Tested {
+    TestMutant {
         name: "unconfirmed-grant-kept-from-others",
         edits: &[edit(
             "src/lease/acquire.rs",
@@ -45,7 +45,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "replicas::grants::replicas_missed_by_a_waiter_leave_the_lock_to_the_next",
     },
-    Tested {
+    TestMutant {
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
             "src/lease/keeper.rs",
@@ -54,7 +54,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "lease::renewal::reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mutexes",
     },
-    Tested {
+    TestMutant {
         name: "short-leases-wait-long-between-renewals",
         edits: &[edit(
             "src/lease/renewal.rs",
@@ -63,12 +63,12 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "lease::renewal::leases_of_100_ms_survive_one_slow_renewal",
     },
-    Tested {
+    TestMutant {
         name: "limit-of-zero-tries-nothing",
         edits: &[edit("src/lease/acquire.rs", "if limit.is_zero() {", "if limit > limit {")],
         test: "standalone::time_limits::lock_timeout_of_zero_tries_once",
     },
-    Tested {
+    TestMutant {
         name: "revoked-lease-reported-as-lost",
         edits: &[edit(
             "src/lease/renewal.rs",
@@ -77,7 +77,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "lease::end::lease_end_is_revoked_after_force_release",
     },
-    Tested {
+    TestMutant {
         name: "subscriber-not-verified",
         edits: &[edit(
             "src/locks/builder.rs",
@@ -86,12 +86,12 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "locks::builder::subscriber_of_another_server_is_refused",
     },
-    Tested {
+    TestMutant {
         name: "outage-logged-for-each-failure",
         edits: &[edit("src/wire/node.rs", "begins.then(|| -> Report {", "true.then(|| -> Report {")],
         test: "logs::outage_is_logged_once_when_it_starts_and_once_when_it_ends",
     },
-    Tested {
+    TestMutant {
         name: "section-resets-what-it-does-not-name",
         edits: &[edit(
             "src/options/partial.rs",
@@ -100,12 +100,12 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "options::options_of_a_section_override_only_the_named_ones",
     },
-    Tested {
+    TestMutant {
         name: "outage-limit-ignored",
         edits: &[edit("src/lease/acquire.rs", "unqueued: limit.unwrap_or(unqueued),", "unqueued,")],
         test: "options::outage_limit_bounds_how_long_a_call_retries",
     },
-    Tested {
+    TestMutant {
         name: "evicting-server-accepted-in-silence",
         edits: &[edit(
             "src/wire/handshake.rs",
@@ -114,7 +114,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "locks::doctor::doctor_warning_is_logged_once_when_a_client_connects",
     },
-    Tested {
+    TestMutant {
         name: "doctor-blames-rights-for-a-wrong-password",
         edits: &[edit(
             "src/locks/doctor.rs",
@@ -123,7 +123,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         )],
         test: "locks::doctor::doctor_reports_only_the_password_if_it_is_wrong",
     },
-    Tested {
+    TestMutant {
         name: "requests-of-many-tasks-not-combined",
         edits: &[Edit {
             file: "src/lease/attempt.rs",
@@ -133,7 +133,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         }],
         test: "standalone::combined_requests::many_tasks_share_script_calls",
     },
-    Tested {
+    TestMutant {
         name: "renewals-of-many-leases-not-combined",
         edits: &[Edit {
             file: "src/lease/attempt.rs",
@@ -143,7 +143,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         }],
         test: "standalone::combined_requests::renewals_of_many_leases_share_script_calls",
     },
-    Tested {
+    TestMutant {
         name: "contended-lock-answers-for-itself",
         edits: &[Edit {
             file: "src/wire/script.rs",
@@ -153,7 +153,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         }],
         test: "standalone::combined_requests::one_locks_outcome_is_not_anothers",
     },
-    Tested {
+    TestMutant {
         name: "forbidden-lock-refuses-its-whole-call",
         edits: &[Edit {
             file: "src/wire/script.rs",
@@ -163,7 +163,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         }],
         test: "standalone::combined_requests::lack_of_rights_for_one_lock_is_not_anothers",
     },
-    Tested {
+    TestMutant {
         name: "free-lock-taken-ahead-of-its-waiters",
         edits: &[Edit {
             file: "lua/mutex/acquire_many.lua",
@@ -173,7 +173,7 @@ pub const TESTED_CLIENT: &[Tested] = &[
         }],
         test: "scripts::many::scripts_for_many_locks_acquire_what_is_free",
     },
-    Tested {
+    TestMutant {
         name: "lock-with-waiters-released-without-a-grant",
         edits: &[Edit {
             file: "lua/mutex/release_many.lua",

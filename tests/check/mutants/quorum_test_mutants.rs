@@ -1,16 +1,16 @@
 //! Mistakes that a named test of the suite must find: in a quorum, behind Sentinel, in options, and
 //! with many readers and waiting writers.
 
-use super::tested::without_grant;
-use super::{Edit, Tested};
+use super::test_mutants::without_grant;
+use super::{Edit, TestMutant};
 
 /// A script that admits the first batch of readers and notifies none of the rest.
 const fn without_rest(file: &'static str) -> Edit {
     Edit { file, from: "    if #waiting == 2 * batch_size then notify_rest(latest) end\n", times: 1, to: "" }
 }
 
-pub const TESTED_QUORUM: &[Tested] = &[
-    Tested {
+pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
+    TestMutant {
         name: "most-sentinels-believed",
         edits: &[Edit {
             file: "src/wire/sentinel.rs",
@@ -20,7 +20,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "sentinel::two_masters::sentinel_latest_configuration_counts",
     },
-    Tested {
+    TestMutant {
         name: "accepted-token-forgotten",
         edits: &[Edit {
             file: "src/lease/acquire_round.rs",
@@ -30,7 +30,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::tokens::quorum_first_proposal_exceeds_the_accepted_token",
     },
-    Tested {
+    TestMutant {
         name: "lost-lease-stays-on-a-minority",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
@@ -40,7 +40,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::leases::quorum_lease_is_lost_after_a_majority_lost_it",
     },
-    Tested {
+    TestMutant {
         name: "rejoin-waits-for-ttl-only",
         edits: &[Edit {
             file: "src/locks/rejoin.rs",
@@ -50,7 +50,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::rejoin::quorum_founding_waits_for_leases_of_either_side",
     },
-    Tested {
+    TestMutant {
         name: "rejoin-polls-once",
         edits: &[Edit {
             file: "src/locks/rejoin.rs",
@@ -60,7 +60,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::rejoin::quorum_rejoin_waits_for_a_longer_lease_granted_meanwhile",
     },
-    Tested {
+    TestMutant {
         name: "write-ttl-unchecked",
         edits: &[Edit {
             file: "src/options/check.rs",
@@ -70,7 +70,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
-    Tested {
+    TestMutant {
         name: "max-hold-compared-with-ttl-only",
         edits: &[Edit {
             file: "src/options/check.rs",
@@ -80,7 +80,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
-    Tested {
+    TestMutant {
         name: "no-readers-allowed",
         edits: &[Edit {
             file: "src/options/check.rs",
@@ -90,7 +90,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
-    Tested {
+    TestMutant {
         name: "inspection-shows-the-longest-ttl",
         edits: &[Edit {
             file: "src/inspection.rs",
@@ -100,7 +100,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::inspection::quorum_inspect_reports_holds_of_a_majority",
     },
-    Tested {
+    TestMutant {
         name: "inspection-shows-the-most-holds",
         edits: &[Edit {
             file: "src/inspection.rs",
@@ -110,7 +110,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::inspection::quorum_inspect_reports_holds_of_a_majority",
     },
-    Tested {
+    TestMutant {
         name: "inspection-shows-the-most-readers",
         edits: &[Edit {
             file: "src/inspection.rs",
@@ -120,7 +120,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::inspection::quorum_inspect_counts_readers_of_a_majority",
     },
-    Tested {
+    TestMutant {
         name: "queue-entry-left-on-a-minority",
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
@@ -130,7 +130,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "quorum::queue::quorum_release_leaves_the_queue_of_a_node_that_did_not_grant",
     },
-    Tested {
+    TestMutant {
         name: "lease-lost-late-not-released",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
@@ -140,7 +140,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "suite::mutex_standalone_push_resp2::lost_lease_is_released_once_replies_arrive",
     },
-    Tested {
+    TestMutant {
         name: "upgrade-queued-last",
         edits: &[
             Edit {
@@ -158,7 +158,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         ],
         test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
-    Tested {
+    TestMutant {
         name: "upgrade-keeps-its-earlier-place",
         edits: &[Edit {
             file: "lua/rwlock/write_acquire.lua",
@@ -168,7 +168,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
-    Tested {
+    TestMutant {
         name: "another-writer-admits-readers",
         edits: &[Edit {
             file: "lua/rwlock/write_acquire.lua",
@@ -178,37 +178,37 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "scripts::rwlock::second_writer_does_not_admit_new_readers_earlier",
     },
-    Tested {
+    TestMutant {
         name: "rest-of-readers-not-notified-by-release",
         edits: &[without_rest("lua/rwlock/release.lua")],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
     },
-    Tested {
+    TestMutant {
         name: "rest-of-readers-not-notified-by-downgrade",
         edits: &[without_rest("lua/rwlock/downgrade.lua")],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
     },
-    Tested {
+    TestMutant {
         name: "rest-of-readers-not-notified-by-write-force",
         edits: &[without_rest("lua/rwlock/write_force.lua")],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
     },
-    Tested {
+    TestMutant {
         name: "rest-of-readers-not-notified-by-read-force",
         edits: &[without_rest("lua/rwlock/read_force.lua")],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
     },
-    Tested {
+    TestMutant {
         name: "rest-of-readers-not-notified-by-read-acquire",
         edits: &[without_rest("lua/rwlock/read_acquire.lua")],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
     },
-    Tested {
+    TestMutant {
         name: "rest-of-readers-not-notified-by-write-acquire",
         edits: &[without_rest("lua/rwlock/write_acquire.lua")],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
     },
-    Tested {
+    TestMutant {
         name: "broken-subscriptions-noticed-by-heartbeat",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
@@ -218,7 +218,7 @@ pub const TESTED_QUORUM: &[Tested] = &[
         }],
         test: "suite::mutex_quorum3_push_resp3::waiter_is_notified_after_its_subscription_broke",
     },
-    Tested {
+    TestMutant {
         name: "force-on-a-quorum-grants-to-none",
         edits: &[without_grant("lua/mutex/force.lua")],
         test: "suite::mutex_quorum3_push_resp3::force_release_revokes_and_grants_to_waiter",

@@ -123,8 +123,8 @@ pub const MUTANTS: &[Mutant] = &[
             to: "\
 if ends < now + ttl then
   for _, each in ipairs(redis.call('HKEYS', KEYS[1])) do
-    local its = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', KEYS[1], each), ' .*$')
-    if its then redis.call('HSET', KEYS[1], each, now + ttl .. its) end
+    local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', KEYS[1], each), ' .*$')
+    if rest then redis.call('HSET', KEYS[1], each, now + ttl .. rest) end
   end
 ",
         }],

@@ -1,6 +1,6 @@
 //! Mistakes that a named test of the suite must find, on one server and in every kind.
 
-use super::{Edit, Tested};
+use super::{Edit, TestMutant};
 
 /// A script that publishes nothing, and counts each notified waiter as reached.
 const fn without_publish(file: &'static str) -> Edit {
@@ -22,8 +22,8 @@ const fn without_admission(file: &'static str) -> Edit {
     Edit { file, from: "\nadmit_waiters()\ndelete_if_free()", times: 1, to: "\ndelete_if_free()" }
 }
 
-pub const TESTED: &[Tested] = &[
-    Tested {
+pub const TEST_MUTANTS: &[TestMutant] = &[
+    TestMutant {
         name: "handed-over-renewed-by-ttl",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
@@ -33,7 +33,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::mutex_standalone_push_resp2::granted_lease_is_renewed_before_its_claim_ends",
     },
-    Tested {
+    TestMutant {
         name: "claim-trusted-without-renewal",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
@@ -43,7 +43,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::mutex_standalone_push_resp2::grant_lasts_whole_ttl_if_never_renewed",
     },
-    Tested {
+    TestMutant {
         name: "renewed-beyond-the-longest-hold",
         edits: &[Edit {
             file: "src/lease/lease.rs",
@@ -53,7 +53,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::mutex_standalone_push_resp2::lease_ends_after_max_hold",
     },
-    Tested {
+    TestMutant {
         name: "downgrade-counts-from-its-reply",
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
@@ -63,7 +63,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::write_standalone_push_resp2::late_downgrade_reply_yields_no_longer_lease",
     },
-    Tested {
+    TestMutant {
         name: "inner-write-shortens-the-outer",
         edits: &[Edit {
             file: "lua/rwlock/write_acquire.lua",
@@ -73,7 +73,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::write_standalone_push_resp2::inner_write_keeps_larger_ttl",
     },
-    Tested {
+    TestMutant {
         name: "downgrade-shortens-the-outer-write",
         edits: &[Edit {
             file: "lua/rwlock/downgrade.lua",
@@ -83,7 +83,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
-    Tested {
+    TestMutant {
         name: "downgrade-shortens-the-other-read",
         edits: &[Edit {
             file: "lua/rwlock/downgrade.lua",
@@ -93,27 +93,27 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
-    Tested {
+    TestMutant {
         name: "mutex-force-grants-to-none",
         edits: &[without_grant("lua/mutex/force.lua")],
         test: "suite::mutex_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
-    Tested {
+    TestMutant {
         name: "reentrant-force-grants-to-none",
         edits: &[without_grant("lua/reentrant/force.lua")],
         test: "suite::reentrant_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
-    Tested {
+    TestMutant {
         name: "read-force-grants-to-none",
         edits: &[without_admission("lua/rwlock/read_force.lua")],
         test: "suite::read_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
-    Tested {
+    TestMutant {
         name: "write-force-grants-to-none",
         edits: &[without_admission("lua/rwlock/write_force.lua")],
         test: "suite::write_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
-    Tested {
+    TestMutant {
         name: "message-trusted-on-another-connection",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
@@ -123,7 +123,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "standalone::wakeups::message_is_not_trusted_after_the_request_connection_was_replaced",
     },
-    Tested {
+    TestMutant {
         name: "message-trusted-on-another-subscription",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
@@ -133,7 +133,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "standalone::wakeups::message_is_not_trusted_after_the_subscription_was_replaced",
     },
-    Tested {
+    TestMutant {
         name: "waiters-not-woken-after-resubscribing",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
@@ -143,7 +143,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
     },
-    Tested {
+    TestMutant {
         name: "broken-subscription-noticed-by-heartbeat",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
@@ -153,7 +153,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
     },
-    Tested {
+    TestMutant {
         name: "old-local-hold-removes-the-new-one",
         edits: &[Edit {
             file: "src/lease/shared_hold.rs",
@@ -163,7 +163,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::reentrant_standalone_push_resp2::local_nesting_makes_no_round_trip",
     },
-    Tested {
+    TestMutant {
         name: "renewals-do-not-raise-the-minimum-token",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
@@ -173,7 +173,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "lease::renewal::renewals_raise_the_minimum_token_of_a_client",
     },
-    Tested {
+    TestMutant {
         name: "poll-cap-ignored",
         edits: &[Edit {
             file: "src/lease/client.rs",
@@ -183,7 +183,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "standalone::wakeups::waiters_poll_every_poll_cap_or_half_claim",
     },
-    Tested {
+    TestMutant {
         name: "notified-waiter-polls-once-a-claim",
         edits: &[Edit {
             file: "src/lease/client.rs",
@@ -193,47 +193,47 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "standalone::wakeups::waiters_poll_every_poll_cap_or_half_claim",
     },
-    Tested {
+    TestMutant {
         name: "mutex-release-publishes-nothing",
         edits: &[without_publish("lua/mutex/release.lua")],
         test: "suite::mutex_standalone_push_resp2::release_grants_at_once_to_waiter",
     },
-    Tested {
+    TestMutant {
         name: "mutex-force-publishes-nothing",
         edits: &[without_publish("lua/mutex/force.lua")],
         test: "suite::mutex_standalone_push_resp2::force_release_revokes_and_grants_to_waiter",
     },
-    Tested {
+    TestMutant {
         name: "read-force-publishes-nothing",
         edits: &[without_publish("lua/rwlock/read_force.lua")],
         test: "suite::write_standalone_push_resp2::force_release_revokes_one_side_only",
     },
-    Tested {
+    TestMutant {
         name: "write-force-publishes-nothing",
         edits: &[without_publish("lua/rwlock/write_force.lua")],
         test: "suite::write_standalone_push_resp2::force_release_revokes_one_side_only",
     },
-    Tested {
+    TestMutant {
         name: "upgrade-publishes-nothing",
         edits: &[without_publish("lua/rwlock/release.lua")],
         test: "suite::write_standalone_push_resp2::upgrade_succeeds_once_owner_is_sole_reader",
     },
-    Tested {
+    TestMutant {
         name: "cancelled-upgrade-publishes-nothing",
         edits: &[without_publish("lua/rwlock/release.lua")],
         test: "suite::write_standalone_push_resp2::cancelled_upgrade_admits_waiting_readers",
     },
-    Tested {
+    TestMutant {
         name: "writer-that-gives-up-publishes-nothing",
         edits: &[without_publish("lua/rwlock/release.lua")],
         test: "suite::write_standalone_push_resp2::readers_enter_after_waiting_writer_gave_up",
     },
-    Tested {
+    TestMutant {
         name: "downgrade-publishes-nothing",
         edits: &[without_publish("lua/rwlock/downgrade.lua")],
         test: "suite::write_standalone_push_resp2::downgrade_admits_readers_before_any_writer",
     },
-    Tested {
+    TestMutant {
         name: "waiter-sleeps-before-it-polls-again",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
@@ -243,7 +243,7 @@ pub const TESTED: &[Tested] = &[
         }],
         test: "suite::mutex_standalone_push_resp2::waiter_finds_release_before_its_subscription",
     },
-    Tested {
+    TestMutant {
         name: "end-of-the-lease-not-waited-for",
         edits: &[Edit {
             file: "src/lease/acquire.rs",

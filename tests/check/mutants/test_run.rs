@@ -8,11 +8,11 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use super::build::Tree;
-use super::{Edit, TESTED, TESTED_CLIENT, TESTED_QUORUM};
+use super::{CLIENT_TEST_MUTANTS, Edit, QUORUM_TEST_MUTANTS, TEST_MUTANTS};
 
 /// The crate with one mistake, and the test that must fail on it.
 #[derive(Debug)]
-pub struct Tested {
+pub struct TestMutant {
     pub name: &'static str,
     pub(super) edits: &'static [Edit],
     /// The whole name of a test of the binary `it`. An ignored test is run as well.
@@ -23,8 +23,8 @@ pub struct Tested {
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// The mutants of all tables.
-pub fn all() -> impl Iterator<Item = &'static Tested> {
-    TESTED.iter().chain(TESTED_CLIENT).chain(TESTED_QUORUM)
+pub fn all() -> impl Iterator<Item = &'static TestMutant> {
+    TEST_MUTANTS.iter().chain(CLIENT_TEST_MUTANTS).chain(QUORUM_TEST_MUTANTS)
 }
 
 #[derive(Debug, PartialEq)]
@@ -37,7 +37,7 @@ enum Outcome {
 
 /// Runs the chosen mutants, or all of them. Before them, the unbroken copy runs each of their
 /// tests, which must pass: the failure of a test then proves that it found the mistake.
-pub fn run(chosen: &[&'static Tested]) -> ExitCode {
+pub fn run(chosen: &[&'static TestMutant]) -> ExitCode {
     let mutants: Vec<_> = if chosen.is_empty() { all().collect() } else { chosen.to_vec() };
     let tree = Tree::copy();
     std::fs::create_dir_all(tree.runs()).unwrap();
@@ -61,7 +61,7 @@ pub fn run(chosen: &[&'static Tested]) -> ExitCode {
 }
 
 /// Runs all named tests without a mistake. Returns whether all pass.
-fn controls(tree: &Tree, mutants: &[&'static Tested]) -> bool {
+fn controls(tree: &Tree, mutants: &[&'static TestMutant]) -> bool {
     let binary = tree.build("it");
     let tests: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.test).collect();
     let mut failed = 0;

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::{open, tag_at};
 use crate::support::failover::{
-    Contended, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, stat, urls,
+    Contention, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, stat, urls,
 };
 use crate::support::{Deployment, Kind, Proxy, Stopwatch, Topology, eventually, notified_only, soon, ttl};
 
@@ -39,7 +39,7 @@ async fn cluster_clients_continue_after_a_master_was_killed() {
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let options = notified_only().ttl(Duration::from_secs(8));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let survivors = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
+    let survivors = Contention::of_each_kind(&deployment, &here, &locks, &others).await;
     let mut later = Vec::new();
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("{here}later-{}", kind.name()));
@@ -101,7 +101,7 @@ async fn cluster_hung_master_does_not_delay_other_masters() {
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let (locks, others) =
         (open(&deployment, notified_only()).await, open(&deployment, notified_only()).await);
-    let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
+    let contended = Contention::of_each_kind(&deployment, &here, &locks, &others).await;
     let (elsewhere, watch) = watched(&locks, &there).await;
     deployment.masters()[0].pause();
     for round in 0..3 {
@@ -153,7 +153,7 @@ async fn cluster_clients_continue_after_a_hung_master_was_replaced() {
     let here = tag_at(&deployment, 0).await;
     let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
+    let contended = Contention::of_each_kind(&deployment, &here, &locks, &others).await;
     caught_up(&deployment.masters()[0], 1).await;
     let start = Stopwatch::start();
     deployment.masters()[0].pause();
@@ -190,7 +190,7 @@ async fn cluster_silent_connection_is_replaced() {
     let others = open(&deployment, notified_only()).await;
     let options = ttl(3_000);
     let contended =
-        Contended::of_each_kind(&deployment, &here, &locks.with_options(options).unwrap(), &others).await;
+        Contention::of_each_kind(&deployment, &here, &locks.with_options(options).unwrap(), &others).await;
     silent.hold_requests(true);
     sleep(Duration::from_secs(5)).await;
     for held in &contended {
@@ -216,7 +216,7 @@ async fn cluster_calls_fail_in_time_while_a_master_is_missing() {
     let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
     let options = notified_only().ttl(Duration::from_secs(60));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind(&deployment, &here, &locks, &others).await;
+    let contended = Contention::of_each_kind(&deployment, &here, &locks, &others).await;
     let master = &deployment.masters()[0];
     // With `key-load-delay`, each key takes microseconds to load. Meanwhile the server reads
     // requests now and then: every 2 MB, where that is no option.

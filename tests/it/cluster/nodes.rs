@@ -7,7 +7,7 @@ use redlatch::deadpool_redis::{PoolConfig, Runtime};
 use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
 
 use super::{open, tag_at};
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, stat, urls};
+use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, stat, urls};
 use crate::support::{
     Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, renewed_by, ttl,
 };
@@ -29,7 +29,7 @@ async fn cluster_waiter_is_notified_through_any_node() {
             Locks::builder().cluster([place.url()]).options(notified_only()).connect().await.unwrap();
         for kind in KINDS {
             let name = format!("{tag}{}-{}", kind.name(), place.port());
-            let contended = Contended::new(&deployment, kind, &name, &locks, &others).await;
+            let contended = Contention::new(&deployment, kind, &name, &locks, &others).await;
             assert_eq!(place.subscribers().await.len(), 1, "the client is subscribed there");
             let took = contended.grant_to_waiter(&deployment).await;
             println!("notified at {} after {took:?}", place.port());
@@ -48,7 +48,7 @@ async fn cluster_waiter_is_notified_through_any_node() {
     let mut contended = Vec::new();
     for kind in KINDS {
         contended.push(
-            Contended::new(&deployment, kind, &format!("{tag}{}-gone", kind.name()), &locks, &others).await,
+            Contention::new(&deployment, kind, &format!("{tag}{}-gone", kind.name()), &locks, &others).await,
         );
     }
     deployment.replicas_mut()[2].kill();
@@ -63,8 +63,8 @@ async fn cluster_waiter_is_notified_through_any_node() {
     };
     eventually("it is subscribed to another server", is_subscribed).await;
     println!("subscribed again after {:?}", start.elapsed());
-    for it in contended {
-        let took = it.grant_to_waiter(&deployment).await;
+    for contention in contended {
+        let took = contention.grant_to_waiter(&deployment).await;
         println!("redirected after {took:?}");
         assert!(took.undisturbed() < Duration::from_millis(500), "{took:?}");
     }

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{open, tag_at};
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK};
+use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK};
 use crate::support::{Deployment, Kind, Stopwatch, Topology, eventually, notified_only, soon, ttl};
 
 /// `release` sends the request three times within this time; then the keeper takes over.
@@ -22,7 +22,7 @@ async fn cluster_lock_stays_held_while_its_slot_moves() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let (locks, others) = (open(&deployment, ttl(2_400)).await, open(&deployment, notified_only()).await);
     let tag = tag_at(&deployment, 0).await;
-    let contended = Contended::of_each_kind(&deployment, &tag, &locks, &others).await;
+    let contended = Contention::of_each_kind(&deployment, &tag, &locks, &others).await;
     let mut released = Vec::new();
     for kind in KINDS {
         let lock = kind.lock(&locks, &format!("{tag}released-{}", kind.name()));
@@ -78,7 +78,7 @@ async fn cluster_lock_stays_held_while_its_slot_moves() {
 }
 
 /// Checks that rivals are refused, or fail in time.
-async fn assert_no_other_holder(contended: &[Contended]) {
+async fn assert_no_other_holder(contended: &[Contention]) {
     let start = Stopwatch::start();
     let mut tries = JoinSet::new();
     for held in contended {

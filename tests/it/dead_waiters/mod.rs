@@ -4,7 +4,7 @@
 mod crash_loop;
 mod delays;
 mod queue;
-mod resumed;
+mod resumption;
 
 use std::time::Duration;
 

@@ -64,12 +64,12 @@ async fn release_is_indeterminate_if_its_first_reply_was_lost() {
     let mutex = locks.mutex("lost").unwrap();
     mutex.lock().await.unwrap().release().await.unwrap(); // loads the scripts
     let guard = mutex.lock().await.unwrap();
-    proxy.be_deaf(true); // later deliveries do not arrive
+    proxy.set_drops_requests(true); // later deliveries do not arrive
     proxy.lose_next_reply();
     let error = guard.release().await.unwrap_err();
     assert_eq!(server.run::<u32>(&["EXISTS", "lock:lost"]).await, 0, "the first delivery has released it");
     assert!(error.is_indeterminate() && error.is_transient(), "{error:?}");
-    proxy.be_deaf(false);
+    proxy.set_drops_requests(false);
     proxy.cut();
     locks.settled().await;
     drop((mutex, locks));

@@ -7,7 +7,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 use crate::support::{
-    AnyGuard, Deployment, Kind, PATIENCE, Proxy, Server, Stopwatch, Topology, count_waiters, eventually,
+    AnyGuard, Deployment, Kind, LONGEST_WAIT, Proxy, Server, Stopwatch, Topology, count_waiters, eventually,
     soon, ttl,
 };
 
@@ -80,7 +80,7 @@ async fn releases_holds_and_waiters(topology: Topology) {
     names.push("forgotten".to_owned());
 
     let clone = locks.clone();
-    locks.close(PATIENCE).await.unwrap();
+    locks.close(LONGEST_WAIT).await.unwrap();
     for name in &names {
         assert!(free_on(&deployment, name).await >= topology.majority(), "{name}");
     }
@@ -184,7 +184,7 @@ async fn close_leaves_nothing_of_concurrent_calls() {
             });
         }
         sleep(Duration::from_millis(round)).await;
-        locks.close(PATIENCE).await.unwrap();
+        locks.close(LONGEST_WAIT).await.unwrap();
         let keys: Vec<String> = server.run(&["KEYS", "lock:*"]).await;
         assert_eq!(keys, [""; 0], "round {round}");
         while let Some(error) = tasks.join_next().await {
@@ -207,11 +207,11 @@ async fn close_does_not_report_guards_dropped_after_a_close() {
     for number in 0..500 {
         guards.push(locks.mutex(number.to_string()).unwrap().lock().await.unwrap());
     }
-    locks.close(PATIENCE).await.unwrap();
+    locks.close(LONGEST_WAIT).await.unwrap();
     let dropping = std::thread::spawn(move || drop(guards));
     let mut closes = 0;
     while closes == 0 || !dropping.is_finished() {
-        locks.close(PATIENCE).await.unwrap();
+        locks.close(LONGEST_WAIT).await.unwrap();
         closes += 1;
     }
     dropping.join().unwrap();
@@ -243,7 +243,7 @@ async fn close_waits_for_calls_in_flight() {
         let outcome = locks.close(Duration::from_millis(300)).await;
         assert!(matches!(outcome, Err(Error::Unreleased { count: 1, .. })), "{what}: {outcome:?}");
         proxy.hold_requests(false);
-        locks.close(PATIENCE).await.unwrap();
+        locks.close(LONGEST_WAIT).await.unwrap();
         let exists: i64 = server.run(&["EXISTS", &format!("lock:{what}")]).await;
         assert_eq!(exists, 0, "{what}");
         let outcome = soon("the call returns", call).await.unwrap();
@@ -289,7 +289,7 @@ async fn close_returns_at_its_limit_if_no_server_responds() {
         }
         assert!(locks.close(Duration::ZERO).await.is_err(), "the locks are still left");
         deployment.resume();
-        locks.close(PATIENCE).await.unwrap();
+        locks.close(LONGEST_WAIT).await.unwrap();
         for kind in KINDS {
             assert!(free_on(&deployment, &format!("held-{}", kind.name())).await >= topology.majority());
         }
@@ -307,7 +307,7 @@ async fn close_of_a_quorum_needs_only_a_majority() {
         guards.push(kind.lock(&locks, kind.name()).lock().await.unwrap());
     }
     deployment.masters_mut()[0].kill();
-    locks.close(PATIENCE).await.unwrap();
+    locks.close(LONGEST_WAIT).await.unwrap();
     for server in &deployment.masters()[1..] {
         assert_eq!(server.run::<Vec<String>>(&["KEYS", "lock:*"]).await, [""; 0]);
     }
@@ -332,7 +332,7 @@ async fn close_reports_a_call_that_is_not_polled() {
     let text = outcome.unwrap_err().to_string();
     assert!(text.contains("\"stuck\"") && text.contains("300ms"), "{text}");
     drop(call);
-    locks.close(PATIENCE).await.unwrap();
+    locks.close(LONGEST_WAIT).await.unwrap();
     assert_eq!(server.run::<u64>(&count_waiters(queue)).await, 0);
     held.release().await.unwrap();
 }
@@ -348,7 +348,7 @@ async fn close_reports_refused_releases() {
     let guards =
         [locks.mutex("a").unwrap().lock().await.unwrap(), locks.mutex("b").unwrap().lock().await.unwrap()];
     server.run::<()>(&["ACL", "SETUSER", "app", "-evalsha", "-eval"]).await;
-    let outcome = soon("close() returns before its limit", locks.close(10 * PATIENCE)).await;
+    let outcome = soon("close() returns before its limit", locks.close(10 * LONGEST_WAIT)).await;
     let Err(Error::Unreleased { count: 2, names, .. }) = &outcome else { panic!("{outcome:?}") };
     assert_eq!(names.len(), 2);
     let kept: i64 = server.run(&["EXISTS", "lock:a", "lock:b"]).await;
@@ -365,7 +365,7 @@ fn close_fails_after_the_clients_runtime_ended() {
     let locks = first.block_on(server.locks());
     let guard = first.block_on(locks.mutex("held").unwrap().lock()).unwrap();
     drop(first);
-    let outcome = second.block_on(soon("close() does not wait", locks.close(10 * PATIENCE)));
+    let outcome = second.block_on(soon("close() does not wait", locks.close(10 * LONGEST_WAIT)));
     assert!(matches!(outcome, Err(Error::RuntimeEnded { .. })), "{outcome:?}");
     drop(guard);
 }

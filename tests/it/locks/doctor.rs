@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Check, Finding, Locks, Options, Verdict};
 
-use crate::support::events::{heard_of, listen};
+use crate::support::events::{listen, logged_with};
 use crate::support::{Deployment, Server, Topology, eventually, soon};
 
 /// The verdicts of one check, in words: one for each server.
@@ -85,7 +85,7 @@ async fn doctor_reports_missing_rights() {
     for (user, more, scripts, notifications) in [
         ("enough", "+@all -info -config", "fine", "fine"),
         ("mute", "+@all -info -config -publish", "fine", "danger"),
-        ("deaf", "+@all -info -config -subscribe", "fine", "danger"),
+        ("unsubscribed", "+@all -info -config -subscribe", "fine", "danger"),
         ("useless", "+@all -info -config -evalsha -eval", "danger", "fine"),
     ] {
         let mut words = vec!["ACL", "SETUSER", user];
@@ -186,16 +186,16 @@ async fn doctor_warning_is_logged_once_when_a_client_connects() {
     let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).await;
     let label = format!("127.0.0.1:{}: eviction: danger", server.port());
     let locks = server.locks().await;
-    eventually("the warning is logged", || async { heard_of(&label).len() == 1 }).await;
+    eventually("the warning is logged", || async { logged_with(&label).len() == 1 }).await;
     server.kill_connections().await;
     locks.mutex("again").unwrap().lock().await.unwrap().release().await.unwrap();
-    assert_eq!(heard_of(&label).len(), 1);
-    assert!(heard_of(&label)[0].starts_with("WARN"), "{:?}", heard_of(&label));
+    assert_eq!(logged_with(&label).len(), 1);
+    assert!(logged_with(&label)[0].starts_with("WARN"), "{:?}", logged_with(&label));
     // A quorum's node that loses its data may grant a held lock again.
     let deployment = Deployment::start(Topology::Quorum3).await;
     let _locks = deployment.client(Options::new()).await;
     for server in deployment.masters() {
         let label = format!("127.0.0.1:{}: persistence: danger", server.port());
-        eventually("the warning is logged", || async { heard_of(&label).len() == 1 }).await;
+        eventually("the warning is logged", || async { logged_with(&label).len() == 1 }).await;
     }
 }

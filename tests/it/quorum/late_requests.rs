@@ -91,14 +91,14 @@ async fn quorum_dropped_try_releases_its_partial_grant() {
         })
         .await;
         // The client receives the grant; its next requests to this node are lost.
-        proxies[2].be_deaf(true);
+        proxies[2].set_drops_requests(true);
         proxies[2].hold_requests(true);
         proxies[2].hold_replies(false);
         sleep(TIMEOUT / 3).await;
         trying.abort();
         sleep(TIMEOUT * 2).await;
         proxies[2].cut();
-        proxies[2].be_deaf(false);
+        proxies[2].set_drops_requests(false);
         proxies[2].hold_requests(false);
         let start = Stopwatch::start();
         eventually("the third node has released it", || async {

@@ -133,7 +133,7 @@ async fn quorum_lease_is_lost_after_a_majority_lost_it() {
 async fn quorum_lease_is_repaired_on_nodes_that_return() {
     let mut quorum = Quorum::start(5).await;
     let client = quorum.client(short(1_500)).await;
-    let locks = KINDS.map(|kind| kind.lock(&client, &format!("mended-{}", kind.name())));
+    let locks = KINDS.map(|kind| kind.lock(&client, &format!("repaired-{}", kind.name())));
     quorum.kill(0b00011);
     let mut guards = Vec::new();
     for lock in &locks {
@@ -307,7 +307,7 @@ async fn quorum_downgrade_reaches_nodes_that_return() {
         if dies {
             quorum.kill(0b100);
         } else {
-            proxies[2].be_deaf(true);
+            proxies[2].set_drops_requests(true);
             proxies[2].hold_requests(true);
         }
         let start = Stopwatch::start();
@@ -319,7 +319,7 @@ async fn quorum_downgrade_reaches_nodes_that_return() {
             quorum.restart(0b100).await;
         } else {
             proxies[2].cut();
-            proxies[2].be_deaf(false);
+            proxies[2].set_drops_requests(false);
             proxies[2].hold_requests(false);
         }
         let other = quorum.client(Options::new()).await;
@@ -366,10 +366,10 @@ async fn quorum_downgrade_covers_a_late_write_acquire() {
     })
     .await;
     assert_eq!(quorum.having(0b111, lock.key()).await, 0b110);
-    let asked = quorum.servers[0].scripts_run().await;
+    let scripts_before = quorum.servers[0].scripts_run().await;
     let reading = writing.downgrade().await.unwrap();
     eventually("the downgrade finds nothing on the first node", || async {
-        quorum.servers[0].scripts_run().await > asked
+        quorum.servers[0].scripts_run().await > scripts_before
     })
     .await;
     proxies[0].hold_requests(false);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::RestartGuard;
 
 use super::{KINDS, Quorum, options};
-use crate::support::events::{heard_of, listen};
+use crate::support::events::{listen, logged_with};
 use crate::support::eventually;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,12 +24,12 @@ async fn quorum_logs_count_nodes_of_a_failed_renewal() {
         }
         quorum.hang(hanging);
         for (_, name) in &guards {
-            let is_logged = || heard_of(name).iter().any(|event| event.contains("no majority renewed"));
+            let is_logged = || logged_with(name).iter().any(|event| event.contains("no majority renewed"));
             eventually("the failed renewal is logged", || async { is_logged() }).await;
         }
         quorum.resume(hanging);
         for (guard, name) in guards {
-            let event = heard_of(&name).swap_remove(0);
+            let event = logged_with(&name).swap_remove(0);
             println!("{event}");
             assert!(event.starts_with("DEBUG no majority renewed a lease: retrying"), "{event}");
             assert!(event.contains(counts), "{event}");
@@ -49,7 +49,7 @@ async fn quorum_logs_a_node_without_vote_once() {
     let options = options().ttl(Duration::from_millis(900)).restart_guard(RestartGuard::On);
     let client = quorum.client(options).await;
     let logged = |place: u32| {
-        let events = heard_of(&quorum.labels(1 << place)[0]);
+        let events = logged_with(&quorum.labels(1 << place)[0]);
         events.iter().filter(|event| event.starts_with("WARN a node has no vote")).count()
     };
     for round in 1..=2 {
@@ -59,7 +59,7 @@ async fn quorum_logs_a_node_without_vote_once() {
             }
         }
         for place in 0..3 {
-            assert_eq!(logged(place), round, "{:?}", heard_of(&quorum.labels(1 << place)[0]));
+            assert_eq!(logged(place), round, "{:?}", logged_with(&quorum.labels(1 << place)[0]));
         }
         client.rejoin().await.unwrap();
         for kind in KINDS {

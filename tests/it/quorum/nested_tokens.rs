@@ -50,7 +50,7 @@ async fn quorum_nested_hold_ignores_the_token_of_a_single_node() {
         let client = quorum.client(options()).await;
         let waiting = waits(&client, kind, &name, &owner);
         quorum.queued(0b111, &lock, 1).await;
-        proxies[2].be_deaf(true);
+        proxies[2].set_drops_requests(true);
         proxies[2].hold_requests(true);
         let earlier = first.token();
         first.release().await.unwrap();
@@ -58,7 +58,7 @@ async fn quorum_nested_hold_ignores_the_token_of_a_single_node() {
         // Through a new connection, which knows the node's clock: the node's token is larger than
         // the one that was agreed on.
         proxies[2].cut();
-        proxies[2].be_deaf(false);
+        proxies[2].set_drops_requests(false);
         proxies[2].hold_requests(false);
         releasing.settled().await;
         quorum.queued(0b111, &lock, 0).await;
@@ -101,7 +101,7 @@ async fn quorum_nested_holds_agree_on_a_token_before_the_outer_has_one() {
         let waiting = waits(&silent, kind, &name, &owner);
         quorum.queued(0b111, &lock, 1).await;
         for proxy in &proxies {
-            proxy.be_deaf(true);
+            proxy.set_drops_requests(true);
             proxy.hold_requests(true);
         }
         // Through a client that has just read the clocks: each node makes a token by its own clock.
@@ -111,7 +111,7 @@ async fn quorum_nested_holds_agree_on_a_token_before_the_outer_has_one() {
         let inner = take(&other, kind, &name, &owner).await;
         assert!(is_known(&quorum, 0b111, lock.key(), inner.token()).await, "{kind:?}: {}", inner.token());
         for proxy in &proxies {
-            proxy.be_deaf(false);
+            proxy.set_drops_requests(false);
             proxy.hold_requests(false);
         }
         let outer = waiting.await.unwrap();

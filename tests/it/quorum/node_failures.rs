@@ -63,7 +63,7 @@ impl Failing {
 
     fn pass(&self, set: u32, passes: bool) {
         for place in places(set) {
-            self.proxies[place].be_deaf(!passes);
+            self.proxies[place].set_drops_requests(!passes);
             self.proxies[place].hold_requests(!passes);
         }
     }

@@ -181,7 +181,7 @@ async fn quorum_claim_of_a_silent_waiter_expires() {
         for proxy in &proxies {
             proxy.hold_replies(true);
             proxy.hold_requests(true);
-            proxy.be_deaf(true);
+            proxy.set_drops_requests(true);
         }
         let start = Stopwatch::start();
         guard.release().await.unwrap();
@@ -193,7 +193,7 @@ async fn quorum_claim_of_a_silent_waiter_expires() {
         for proxy in &proxies {
             proxy.hold_replies(false);
             proxy.hold_requests(false);
-            proxy.be_deaf(false);
+            proxy.set_drops_requests(false);
         }
         // The silent waiter has acquired the lock after its return, or has failed.
         let _ = soon("the silent waiter returns", hanging).await.unwrap();

@@ -53,16 +53,16 @@ async fn quorum_grant_of_a_rejected_proposal_is_released() {
         for place in [1, 2] {
             proxies[place].hold_replies(true);
         }
-        let asked = [quorum.servers[1].scripts_run().await, quorum.servers[2].scripts_run().await];
+        let scripts_before = [quorum.servers[1].scripts_run().await, quorum.servers[2].scripts_run().await];
         let trying = tokio::spawn({
             let lock = lock.clone();
             async move { lock.try_lock().await.map(|guard| guard.is_some()) }
         });
         eventually("the first node grants it", || async { quorum.having(0b001, lock.key()).await == 0b001 })
             .await;
-        for (place, asked) in [1, 2].into_iter().zip(asked) {
+        for (place, scripts_before) in [1, 2].into_iter().zip(scripts_before) {
             eventually("the other nodes have run the request", || async {
-                quorum.servers[place].scripts_run().await > asked
+                quorum.servers[place].scripts_run().await > scripts_before
             })
             .await;
         }

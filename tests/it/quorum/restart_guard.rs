@@ -67,7 +67,7 @@ async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
             quorum.run::<String>(0b010, &["SAVE"]).await;
         }
         let first = quorum.client_behind(&proxies, options.clone()).await;
-        proxies[2].be_deaf(true);
+        proxies[2].set_drops_requests(true);
         proxies[2].cut();
         let second = quorum.client(options.clone()).await;
         let mut guards = Vec::new();
@@ -104,7 +104,7 @@ async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
             doubles += u32::from(granted);
             refused[place] += failed;
         }
-        proxies[2].be_deaf(false);
+        proxies[2].set_drops_requests(false);
         first.settled().await;
         second.settled().await;
         drop(first);
@@ -223,7 +223,7 @@ async fn quorum_rejoin_waits_for_a_downgraded_lease_with_a_longer_ttl() {
     let proxies = quorum.proxies().await;
     let long = guarded().write_ttl(Duration::from_secs(1)).read_ttl(READ).renewal(Renewal::Never);
     let long = quorum.client_behind(&proxies, long).await;
-    proxies[2].be_deaf(true);
+    proxies[2].set_drops_requests(true);
     proxies[2].cut();
     let writing = soon("two nodes grant the lock", long.rwlock("longer").unwrap().write()).await.unwrap();
     let reading = writing.downgrade().await.unwrap();

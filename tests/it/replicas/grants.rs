@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
 use tokio::time::{Instant, sleep};
 
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, urls};
+use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, urls};
 use crate::support::{
     AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon, ttl,
 };
@@ -178,7 +178,7 @@ async fn replicas_do_not_notify_a_waiter_that_the_master_skips() {
         replicas[0].subscribers().await.len() == 1
     })
     .await;
-    let contended = Contended::of_each_kind(&master, "", &locks, &others).await;
+    let contended = Contention::of_each_kind(&master, "", &locks, &others).await;
     let master = Arc::new(master);
     let mut granting = tokio::task::JoinSet::new();
     for held in contended {

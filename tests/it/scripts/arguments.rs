@@ -109,7 +109,7 @@ fn verbs() -> Vec<String> {
 enum Lock {
     Free,
     /// Free, while another attempt waits.
-    Contended,
+    Contention,
     /// Another attempt holds it, and this one waits.
     Busy,
     /// This attempt holds it.
@@ -118,7 +118,7 @@ enum Lock {
     Nested,
 }
 
-const LOCKS: [Lock; 5] = [Lock::Free, Lock::Contended, Lock::Busy, Lock::Held, Lock::Nested];
+const LOCKS: [Lock; 5] = [Lock::Free, Lock::Contention, Lock::Busy, Lock::Held, Lock::Nested];
 
 impl Lock {
     /// Creates the lock in this state, with the script's kind.
@@ -137,7 +137,7 @@ impl Lock {
         };
         match self {
             Lock::Free => {}
-            Lock::Contended => {
+            Lock::Contention => {
                 assert!(matches!(take(rival, "p", "b").await, Final(1..)));
                 assert_eq!(take(acquire, "q", "c").await, Busy);
                 client.run::<()>(&["DEL", KEYS[0]]).await;

@@ -143,7 +143,8 @@ async fn readers_beyond_one_batch_are_admitted_batch_by_batch() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let mut subscriber = Subscriber::of(&server, "lock:wake:*").await;
-    for (is_for_quorum, trigger) in [false, true].into_iter().flat_map(|it| Trigger::ALL.map(|one| (it, one)))
+    for (is_for_quorum, trigger) in
+        [false, true].into_iter().flat_map(|quorum| Trigger::ALL.map(|one| (quorum, one)))
     {
         let [read, _] = sides(is_for_quorum);
         let waiting: Vec<Request> = (0..READERS)

@@ -195,8 +195,9 @@ fn is_equal(expected: &Json, reply: &Result<Value, String>, names: &mut Names) -
             let number = if let Value::Int(number) = reply { Some(*number) } else { None };
             let is_in_range = match (bound("min", names), bound("max", names)) {
                 (None, None) => true,
-                (low, high) => number
-                    .is_some_and(|it| low.is_none_or(|low| low <= it) && high.is_none_or(|high| it <= high)),
+                (low, high) => number.is_some_and(|number| {
+                    low.is_none_or(|low| low <= number) && high.is_none_or(|high| number <= high)
+                }),
             };
             if let Some(name) = fields.get("bind") {
                 names.insert(name.as_str().unwrap().to_owned(), text(reply).unwrap());

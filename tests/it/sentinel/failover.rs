@@ -8,7 +8,7 @@ use redlatch::{Error, Locks, Name, Options};
 use tokio::time::sleep;
 
 use super::{MASTER, monitor, open};
-use crate::support::failover::{Contended, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, urls};
+use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, urls};
 use crate::support::{
     AnyLock, Deployment, Kind, LockState, Oracle, Server, Stopwatch, Topology, eventually, notified_only,
     soon,
@@ -24,7 +24,7 @@ async fn sentinel_clients_continue_after_the_master_was_killed() {
     deployment.allow_failover().await;
     let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let survivors = Contended::of_each_kind(&deployment, "", &locks, &others).await;
+    let survivors = Contention::of_each_kind(&deployment, "", &locks, &others).await;
     let later: Vec<AnyLock> =
         KINDS.iter().map(|kind| kind.lock(&locks, &format!("later-{}", kind.name()))).collect();
     for lock in &later {
@@ -99,7 +99,7 @@ async fn leave_a_demoted_master(options: Options) {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let options = options.ttl(Duration::from_secs(6));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let mut contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
+    let mut contended = Contention::of_each_kind(&deployment, "", &locks, &others).await;
     let notified_later = contended.split_off(2);
     demote(&deployment).await;
     deployment.has_failed_over(0).await;
@@ -190,7 +190,7 @@ async fn sentinel_clients_leave_a_master_without_replicas() {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
+    let contended = Contention::of_each_kind(&deployment, "", &locks, &others).await;
     let (master, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
     caught_up(master, deployment.replicas().len()).await;
     promoted.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
@@ -228,7 +228,7 @@ async fn sentinel_clients_continue_after_a_hung_master_was_replaced() {
     deployment.allow_failover().await;
     let options = notified_only().ttl(Duration::from_secs(10));
     let (locks, others) = (open(&deployment, options.clone()).await, open(&deployment, options).await);
-    let contended = Contended::of_each_kind(&deployment, "", &locks, &others).await;
+    let contended = Contention::of_each_kind(&deployment, "", &locks, &others).await;
     caught_up(&deployment.masters()[0], deployment.replicas().len()).await;
     let start = Stopwatch::start();
     deployment.masters()[0].pause();
@@ -352,7 +352,7 @@ async fn sentinel_passwords_and_database_survive_a_failover() {
     let locks =
         Locks::builder().sentinel([&by_sentinel], &name).options(options.clone()).connect().await.unwrap();
     let others = Locks::builder().sentinel([&by_sentinel], &name).options(options).connect().await.unwrap();
-    let contended = Contended::of_each_kind(&Database(by(&master)), "", &locks, &others).await;
+    let contended = Contention::of_each_kind(&Database(by(&master)), "", &locks, &others).await;
     for held in &contended {
         assert_eq!(ask::<u64>(&by(&master), &["EXISTS", held.lock.key()]).await.unwrap(), 1, "in database 3");
         eventually("the lock is replicated", || async {

@@ -156,12 +156,12 @@ async fn waiters_poll_as_soon_as_a_broken_subscription_is_replaced() {
     for _ in 0..5 {
         let guard = holder.lock().await.unwrap();
         let waiting = client.waits(&server).await;
-        client.messages.be_deaf(true);
+        client.messages.set_drops_requests(true);
         client.messages.cut();
         let start = Stopwatch::start();
         eventually("the subscription has ended", || async { server.subscribers().await.is_empty() }).await;
         guard.release().await.unwrap();
-        client.messages.be_deaf(false);
+        client.messages.set_drops_requests(false);
         client.messages.cut(); // also a connection that was made meanwhile
         eventually("the client is subscribed again", || async { server.subscribers().await.len() == 1 })
             .await;

@@ -245,7 +245,7 @@ pub async fn grant_with_lost_reply_is_released_after_reconnect(setup: Setup) {
     let lock = setup.lock_behind(&proxy, "dead-line", options).await;
     let watcher = setup.lock("dead-line").await;
     lock.lock().await.unwrap().release().await.unwrap();
-    proxy.be_deaf(true);
+    proxy.set_drops_requests(true);
     setup.lose_next_answer(&proxy);
     let outcome = lock.try_lock().await;
     assert!(setup.failed(&outcome), "{outcome:?}");
@@ -253,7 +253,7 @@ pub async fn grant_with_lost_reply_is_released_after_reconnect(setup: Setup) {
         setup.deployment.is_locked(&watcher).await,
         "the server granted it, but the client does not know"
     );
-    proxy.be_deaf(false);
+    proxy.set_drops_requests(false);
     let start = Stopwatch::start();
     eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
     assert!(start.undisturbed() < Duration::from_secs(5), "{start:?}");

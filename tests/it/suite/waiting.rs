@@ -203,14 +203,14 @@ pub async fn waiter_acquires_after_holder_expires(setup: Setup) {
 pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.rival("gap").await;
-    for deaf in [true, false] {
+    for drops_requests in [true, false] {
         let mut times = Vec::new();
         for _ in 0..3 {
             // A client of its own has no subscription yet.
             let options = Options::new().poll_cap(NEVER);
             let other = setup.lock_behind(&proxy, "gap", options).await;
             let guard = lock.lock().await.unwrap();
-            proxy.be_deaf(deaf);
+            proxy.set_drops_requests(drops_requests);
             let (before, acquires) = (proxy.connections(), setup.deployment.scripts_run().await);
             let waiting = tokio::spawn(async move { other.lock().await });
             eventually("the first attempt ran", || async { setup.deployment.scripts_run().await > acquires })
@@ -222,12 +222,15 @@ pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
             guard.release().await.unwrap();
             let next = soon("the waiter finds the release", waiting).await.unwrap().unwrap();
             times.push(start.stop());
-            proxy.be_deaf(false);
+            proxy.set_drops_requests(false);
             next.release().await.unwrap();
         }
         times.sort_by_key(Stopwatch::undisturbed);
         // A waiter that sleeps before its second attempt does so for more than a second.
-        assert!(times[1].undisturbed() < Duration::from_secs(1), "deaf: {deaf}: {times:?}");
+        assert!(
+            times[1].undisturbed() < Duration::from_secs(1),
+            "drops_requests: {drops_requests}: {times:?}"
+        );
     }
     drop(lock);
     setup.finish().await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::deployment::{PROMPT, servers};
-use super::{PATIENCE, Server, eventually};
+use super::{LONGEST_WAIT, Server, eventually};
 
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
@@ -68,7 +68,7 @@ async fn introduce(servers: &[Server]) {
     let mut introduced: Option<Instant> = None;
     for server in servers {
         while !server.run::<String>(&["CLUSTER", "INFO"]).await.contains(&known) {
-            assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: all nodes know each other");
+            assert!(start.elapsed() < LONGEST_WAIT, "not within {LONGEST_WAIT:?}: all nodes know each other");
             if introduced.is_none_or(|last| last.elapsed() > Duration::from_secs(2)) {
                 for (place, server) in servers.iter().enumerate() {
                     for other in &servers[..place] {
@@ -147,8 +147,8 @@ struct Node {
     slots: Vec<(u16, u16)>,
 }
 
-async fn node(asked: &Server, id: &str) -> Option<Node> {
-    let nodes: String = asked.try_run(&["CLUSTER", "NODES"]).await.ok()?;
+async fn node(server: &Server, id: &str) -> Option<Node> {
+    let nodes: String = server.try_run(&["CLUSTER", "NODES"]).await.ok()?;
     // id, address, flags, master, ping, pong, epoch, link; then slots, as 5, 5-7 or [5->-to].
     let line: Vec<&str> = nodes.lines().find(|line| line.starts_with(id))?.split(' ').collect();
     let range = |words: &&str| {
@@ -163,9 +163,9 @@ async fn slot(server: &Server, key: &str) -> u16 {
     server.run(&["CLUSTER", "KEYSLOT", key]).await
 }
 
-/// Whether a node owns this slot, in the view of the asked server.
-async fn has(asked: &Server, id: &str, slot: u16) -> bool {
-    let node = node(asked, id).await;
+/// Whether a node owns this slot, in the view of that server.
+async fn has(server: &Server, id: &str, slot: u16) -> bool {
+    let node = node(server, id).await;
     node.is_some_and(|node| node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)))
 }
 

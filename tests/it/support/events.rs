@@ -10,7 +10,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 /// The events of all tests as `LEVEL message field=value …`, and spans as `SPAN name …`.
 /// DEBUG events and spans are recorded only for locks with [`TRACED`] in their names, and for
 /// rounds without a majority.
-static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// The prefix of locks whose DEBUG events and spans are recorded too.
 pub const TRACED: &str = "traced-";
@@ -33,8 +33,8 @@ pub fn listen() {
 }
 
 /// The events that contain a word. The word must be unique to the test: a port, or a lock's name.
-pub fn heard_of(word: &str) -> Vec<String> {
-    HEARD.lock().unwrap().iter().filter(|event| event.contains(word)).cloned().collect()
+pub fn logged_with(word: &str) -> Vec<String> {
+    EVENTS.lock().unwrap().iter().filter(|event| event.contains(word)).cloned().collect()
 }
 
 struct Listener;
@@ -50,11 +50,11 @@ impl Subscriber for Listener {
         let line = format!("{} {}{}", line.level, line.message, line.fields);
         if *event.metadata().level() == Level::DEBUG {
             if line.contains(TRACED) || line.starts_with("DEBUG no majority") {
-                HEARD.lock().unwrap().push(line);
+                EVENTS.lock().unwrap().push(line);
             }
             return;
         }
-        HEARD.lock().unwrap().push(line.clone());
+        EVENTS.lock().unwrap().push(line.clone());
         let position =
             |actions: &[(String, Action)]| actions.iter().position(|(word, _)| line.contains(word));
         // Removed from the list before it runs: it may cause events itself.
@@ -72,7 +72,7 @@ impl Subscriber for Listener {
         span.record(&mut line);
         let line = format!("SPAN {}{}", span.metadata().name(), line.fields);
         if line.contains(TRACED) {
-            HEARD.lock().unwrap().push(line);
+            EVENTS.lock().unwrap().push(line);
         }
         Id::from_u64(1)
     }

@@ -21,21 +21,21 @@ pub fn urls(host: &str, servers: &[Server]) -> Vec<String> {
 }
 
 /// A held lock, and a second client that is queued for it.
-pub struct Contended {
+pub struct Contention {
     pub lock: AnyLock,
     pub guard: AnyGuard,
     pub rival: AnyLock,
     pub waiting: JoinHandle<Result<AnyGuard, Error>>,
 }
 
-impl Contended {
+impl Contention {
     pub async fn new(
         servers: &impl Oracle,
         kind: Kind,
         name: &str,
         locks: &Locks,
         others: &Locks,
-    ) -> Contended {
+    ) -> Contention {
         let lock = kind.lock(locks, name);
         let rival = kind.rival().lock(others, name);
         let guard = lock.lock().await.unwrap();
@@ -45,7 +45,7 @@ impl Contended {
         });
         eventually("the rival queues", || async { servers.lock_state(lock.name()).await.waiters() == 1 })
             .await;
-        Contended { lock, guard, rival, waiting }
+        Contention { lock, guard, rival, waiting }
     }
 
     pub async fn of_each_kind(
@@ -53,11 +53,11 @@ impl Contended {
         tag: &str,
         locks: &Locks,
         others: &Locks,
-    ) -> Vec<Contended> {
+    ) -> Vec<Contention> {
         let mut contended = Vec::new();
         for kind in KINDS {
             contended
-                .push(Contended::new(servers, kind, &format!("{tag}{}", kind.name()), locks, others).await);
+                .push(Contention::new(servers, kind, &format!("{tag}{}", kind.name()), locks, others).await);
         }
         contended
     }

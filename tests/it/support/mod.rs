@@ -1,5 +1,6 @@
 //! Private servers in every topology, worker processes, and proxies that break connections.
 
+mod address_rewriter;
 mod binary;
 mod cluster;
 mod deployment;
@@ -9,7 +10,6 @@ pub mod failover;
 mod idle;
 mod lock_state;
 mod locks;
-mod moved;
 mod open;
 mod oracle;
 mod port;
@@ -51,13 +51,13 @@ use redlatch::{Lease, Locks};
 use tokio::task::JoinHandle;
 
 /// Longer than any step of a test takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Polls a condition until it is true, and panics if it is not within [`PATIENCE`].
+/// Polls a condition until it is true, and panics if it is not within [`LONGEST_WAIT`].
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> F) {
     let start = Instant::now();
     while !ask().await {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < LONGEST_WAIT, "not within {LONGEST_WAIT:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -85,9 +85,11 @@ pub async fn renewed_by(lease: &Lease, span: Duration) {
     .await;
 }
 
-/// Awaits a future, and panics if it takes longer than [`PATIENCE`].
+/// Awaits a future, and panics if it takes longer than [`LONGEST_WAIT`].
 pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+    tokio::time::timeout(LONGEST_WAIT, work)
+        .await
+        .unwrap_or_else(|_| panic!("not within {LONGEST_WAIT:?}: {what}"))
 }
 
 /// Makes the client wait for its own lock until it is notified, so that it subscribes at one of the

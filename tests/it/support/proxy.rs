@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-use super::moved::Moved;
+use super::address_rewriter::AddressRewriter;
 
 /// The addresses of servers and of proxies. They have the same length, so replacing one by the
 /// other keeps the lengths in replies right.
@@ -45,7 +45,7 @@ struct Faults {
     hold_replies: watch::Sender<bool>,
     /// Requests are held back on all connections up to this number.
     hold_requests: watch::Sender<usize>,
-    deaf: AtomicBool,
+    drops_requests: AtomicBool,
     /// The port that new connections lead to instead.
     elsewhere: Mutex<Option<u16>>,
     /// The delay of each piece of data.
@@ -133,8 +133,8 @@ impl Proxy {
     }
 
     /// New connections are accepted and then ignored, or are served again.
-    pub fn be_deaf(&self, deaf: bool) {
-        self.faults.deaf.store(deaf, Ordering::SeqCst);
+    pub fn set_drops_requests(&self, drops_requests: bool) {
+        self.faults.drops_requests.store(drops_requests, Ordering::SeqCst);
     }
 
     /// New connections go to another server.
@@ -286,7 +286,7 @@ async fn relay(
 ) {
     let cut = faults.cut.notified();
     tokio::pin!(cut);
-    if faults.deaf.load(Ordering::SeqCst) {
+    if faults.drops_requests.load(Ordering::SeqCst) {
         tokio::select! {
             () = cut => {}
             () = swallow(&mut client, faults) => {}
@@ -304,11 +304,11 @@ async fn relay(
     server.set_nodelay(true).unwrap();
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    let asked = AtomicBool::new(false);
+    let has_script = AtomicBool::new(false);
     let is_cut = tokio::select! {
         () = cut => true,
-        () = requests(from_client, to_server, number, faults, &asked) => false,
-        () = replies(from_server, to_client, host, faults, lost, &asked) => false,
+        () = requests(from_client, to_server, number, faults, &has_script) => false,
+        () = replies(from_server, to_client, host, faults, lost, &has_script) => false,
     };
     if is_cut && faults.resets.load(Ordering::SeqCst) {
         // Fails on a connection that the other side has closed, which needs no reset.
@@ -324,13 +324,13 @@ async fn swallow(client: &mut TcpStream, faults: &Faults) {
     }
 }
 
-/// Relays requests. Sets `asked` if a script is among them.
+/// Relays requests. Sets `has_script` if a script is among them.
 async fn requests(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
     number: usize,
     faults: &Faults,
-    asked: &AtomicBool,
+    has_script: &AtomicBool,
 ) {
     let mut buffer = vec![0; 1 << 16];
     let mut held = faults.hold_requests.subscribe();
@@ -364,7 +364,7 @@ async fn requests(
             bytes[place..place + info.len()].copy_from_slice(b"$4\r\nNONE");
         }
         let (passed, is_cut) = faults.passes(&faults.cut_after, bytes.len());
-        asked.fetch_or(bytes[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
+        has_script.fetch_or(bytes[..passed].windows(4).any(|word| word == b"EVAL"), Ordering::SeqCst);
         if faults.write(&mut to, &bytes[..passed]).await.is_err() || is_cut {
             return;
         }
@@ -377,11 +377,11 @@ async fn replies(
     host: &str,
     faults: &Faults,
     lost: &AtomicUsize,
-    asked: &AtomicBool,
+    has_script: &AtomicBool,
 ) {
     let mut buffer = vec![0; 1 << 16];
     let mut held = faults.hold_replies.subscribe();
-    let mut moved = Moved::to(host, faults.hides.load(Ordering::SeqCst));
+    let mut moved = AddressRewriter::to(host, faults.hides.load(Ordering::SeqCst));
     loop {
         let count = match from.read(&mut buffer).await {
             Ok(0) | Err(_) => return,
@@ -395,7 +395,7 @@ async fn replies(
         }
         // Only replies to scripts are lost: other requests run in the background, so that losing
         // their replies would test nothing.
-        let is_of_script = asked.swap(false, Ordering::SeqCst);
+        let is_of_script = has_script.swap(false, Ordering::SeqCst);
         if is_of_script && faults.loses(lost) {
             return;
         }

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::binary::binary;
 use super::port::{TRIES, free_port};
 use super::process::stop;
-use super::{PATIENCE, eventually};
+use super::{LONGEST_WAIT, eventually};
 
 pub struct Server {
     child: Child,
@@ -99,7 +99,7 @@ impl Server {
             if self.child.try_wait().unwrap().is_some() {
                 return false;
             }
-            assert!(start.elapsed() < PATIENCE, "the server on port {} does not answer", self.port);
+            assert!(start.elapsed() < LONGEST_WAIT, "the server on port {} does not answer", self.port);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -127,8 +127,8 @@ impl Server {
 
     async fn try_connection(&self) -> redis::RedisResult<MultiplexedConnection> {
         let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(LONGEST_WAIT))
+            .set_response_timeout(Some(LONGEST_WAIT));
         redis::Client::open(self.url())?.get_multiplexed_async_connection_with_config(&config).await
     }
 

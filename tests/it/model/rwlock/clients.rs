@@ -7,9 +7,9 @@ pub struct Attempt {
     pub owner: usize,
     pub writes: bool,
     /// Its requests may be late, so its release ends the attempt for ever.
-    pub doubted: bool,
+    pub has_late_requests: bool,
     /// Its channel has no subscriber, so it counts as disconnected.
-    pub deaf: bool,
+    pub is_unsubscribed: bool,
 }
 
 /// The source of the tokens.
@@ -24,7 +24,7 @@ pub enum Fencing {
 
 /// Attempts, each used once, and the bounds of the search.
 #[derive(Debug)]
-pub struct Cast {
+pub struct Scenario {
     pub title: &'static str,
     pub attempts: Vec<Attempt>,
     pub owners: Vec<&'static str>,
@@ -51,29 +51,35 @@ pub const CLAIM_MS: &str = "60000";
 pub const MAX_DEPTH: &str = "9";
 
 /// A channel without subscribers.
-pub const DEAF_CHANNEL: &str = "wake:00000000000000000000000000000000";
+pub const UNSUBSCRIBED_CHANNEL: &str = "wake:00000000000000000000000000000000";
 
-impl Cast {
+impl Scenario {
     /// `words` has one word per attempt, like `A:w1!`:
     /// - `A` or `B`: its owner; `-`: a stranger, without an owner.
     /// - `r`: it reads; `w`: it writes.
     /// - `!`: its requests may be late.
     /// - `?`: no message reaches it.
-    pub fn new(title: &'static str, begun: usize, words: &'static str) -> Cast {
+    pub fn new(title: &'static str, begun: usize, words: &'static str) -> Scenario {
         let (mut attempts, mut owners) = (Vec::new(), Vec::new());
         for word in words.split(' ') {
             let (owner, name) = word.split_once(':').unwrap();
-            let (doubted, deaf) = (name.contains('!'), name.contains('?'));
+            let (has_late_requests, is_unsubscribed) = (name.contains('!'), name.contains('?'));
             let name = name.trim_end_matches(['!', '?']);
             let owner = if owner == "-" { name } else { owner };
             if !owners.contains(&owner) {
                 owners.push(owner);
             }
             let owner = owners.iter().position(|one| *one == owner).unwrap();
-            attempts.push(Attempt { name, owner, writes: name.starts_with('w'), doubted, deaf });
+            attempts.push(Attempt {
+                name,
+                owner,
+                writes: name.starts_with('w'),
+                has_late_requests,
+                is_unsubscribed,
+            });
         }
         let begun = (begun + more()).min(attempts.len());
-        Cast {
+        Scenario {
             title,
             attempts,
             owners,
@@ -87,27 +93,27 @@ impl Cast {
     }
 
     /// Searches only the states within this number of steps.
-    pub fn within(self, steps: usize) -> Cast {
-        Cast { steps: steps + more(), ..self }
+    pub fn within(self, steps: usize) -> Scenario {
+        Scenario { steps: steps + more(), ..self }
     }
 
     /// Adds a waiter of another kind and the marks of other attempts to the queue.
-    pub fn beside_others(self) -> Cast {
-        Cast { others: true, ..self }
+    pub fn beside_others(self) -> Scenario {
+        Scenario { others: true, ..self }
     }
 
     /// Keeps all waiters alive in an ordinary run: there are too many states otherwise.
-    pub fn all_alive(self) -> Cast {
-        Cast { may_miss: more() > 0, ..self }
+    pub fn all_alive(self) -> Scenario {
+        Scenario { may_miss: more() > 0, ..self }
     }
 
-    pub fn fenced(self, fencing: Fencing) -> Cast {
-        Cast { fencing, ..self }
+    pub fn fenced(self, fencing: Fencing) -> Scenario {
+        Scenario { fencing, ..self }
     }
 
-    pub fn on_quorum(self) -> Cast {
+    pub fn on_quorum(self) -> Scenario {
         let fencing = if self.fencing == Fencing::Off { Fencing::Off } else { Fencing::Proposed };
-        Cast { quorum: true, fencing, ..self }
+        Scenario { quorum: true, fencing, ..self }
     }
 
     /// The smallest answer of a grant.
@@ -117,8 +123,11 @@ impl Cast {
 
     /// The text of an attempt's entry in the queue.
     pub fn waiter(&self, one: usize) -> String {
-        let Attempt { name, owner, writes, deaf, .. } = &self.attempts[one];
-        let (kind, channel) = (if *writes { "write" } else { "read" }, if *deaf { DEAF_CHANNEL } else { "" });
+        let Attempt { name, owner, writes, is_unsubscribed, .. } = &self.attempts[one];
+        let (kind, channel) = (
+            if *writes { "write" } else { "read" },
+            if *is_unsubscribed { UNSUBSCRIBED_CHANNEL } else { "" },
+        );
         let owner = Some(self.owners[*owner]).filter(|owner| owner != name).unwrap_or("");
         format!("{name} {kind} {CLAIM_MS} {channel} {owner} {MAX_DEPTH}")
     }

@@ -1,7 +1,7 @@
 //! No stuck lock: from every state, with any set of dead clients, the others acquire and release,
 //! and nothing is left.
 
-use super::lock_state::Kept;
+use super::lock_state::ServerState;
 use super::search::{Found, Search};
 use super::steps::{Belief, Move};
 use Belief::{Done, Ended, Idle, Lost, Refused, Waits};
@@ -68,7 +68,7 @@ impl Search<'_> {
     /// meanwhile.
     fn release_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) {
         let beliefs = &self.nodes[*at].state.beliefs;
-        let owner = |one: usize| self.cast.attempts[one].owner;
+        let owner = |one: usize| self.scenario.attempts[one].owner;
         let waits =
             |one: usize| order.iter().any(|other| beliefs[*other] == Waits && owner(*other) == owner(one));
         for one in order {
@@ -85,10 +85,10 @@ impl Search<'_> {
     /// Lets one hold of dead clients expire, or one mark that no live client refreshes.
     fn expire_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) -> bool {
         let state = &self.nodes[*at].state;
-        let kept: &Kept = &state.kept;
+        let kept: &ServerState = &state.kept;
         let writer_waits = |owner: Option<usize>| {
             order.iter().any(|one| {
-                let attempt = &self.cast.attempts[*one];
+                let attempt = &self.scenario.attempts[*one];
                 attempt.writes
                     && state.beliefs[*one] == Waits
                     && owner.is_none_or(|owner| owner == attempt.owner)
@@ -97,14 +97,14 @@ impl Search<'_> {
         let all_dead = |attempts: &[usize]| attempts.iter().all(|one| !order.contains(one));
         let step = if kept.writes().is_some_and(|hold| all_dead(&hold.attempts)) {
             Move::WriteOver
-        } else if let Some(owner) = (0..self.cast.owners.len())
+        } else if let Some(owner) = (0..self.scenario.owners.len())
             .find(|owner| kept.reads(*owner).is_some_and(|hold| all_dead(&hold.attempts)))
         {
             Move::ReadOver(owner)
         } else if let Some((one, _)) = kept
             .queue
             .iter()
-            .find(|(one, _)| self.cast.may_miss && !order.contains(one) && kept.is_alive(*one))
+            .find(|(one, _)| self.scenario.may_miss && !order.contains(one) && kept.is_alive(*one))
         {
             Move::Missed(*one)
         } else if kept.upgrade.is_some_and(|(live, owner)| live && !writer_waits(Some(owner))) {
@@ -128,11 +128,17 @@ impl Search<'_> {
     }
 
     fn stuck(&self, from: usize, dead: &[bool], steps: &[Move], what: &str) -> Found {
-        let dead: Vec<&str> =
-            self.cast.attempts.iter().zip(dead).filter(|(_, dead)| **dead).map(|(one, _)| one.name).collect();
+        let dead: Vec<&str> = self
+            .scenario
+            .attempts
+            .iter()
+            .zip(dead)
+            .filter(|(_, dead)| **dead)
+            .map(|(one, _)| one.name)
+            .collect();
         let mut found = self.found(from, None, what.to_owned());
         found.way.push(format!("from here on, dead: {dead:?}"));
-        found.way.extend(steps.iter().map(|step| step.describe(self.cast, None)));
+        found.way.extend(steps.iter().map(|step| step.describe(self.scenario, None)));
         found
     }
 }

@@ -1,7 +1,7 @@
 //! The rules that hold after every step.
 
-use super::clients::{Cast, Fencing};
-use super::lock_state::{Hold, Kept, Mode, Seen};
+use super::clients::{Fencing, Scenario};
+use super::lock_state::{Hold, Mode, Seen, ServerState};
 use super::steps::{Answer, Belief, Move, State};
 use Answer::{Busy, Final};
 use Belief::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
@@ -10,7 +10,7 @@ macro_rules! must {
     ($holds:expr, $($what:tt)+) => { if !$holds { return Err(format!($($what)+)); } };
 }
 
-impl Kept {
+impl ServerState {
     /// Whether a hold or the queue names an attempt.
     pub fn names(&self, one: usize) -> bool {
         let held = |hold: &Option<Hold>| hold.as_ref().is_some_and(|hold| hold.attempts.contains(&one));
@@ -20,7 +20,7 @@ impl Kept {
 
 /// Judges a request that was delivered twice, and returns the state after it.
 pub fn judge(
-    cast: &Cast,
+    scenario: &Scenario,
     before: &State,
     step: Move,
     answers: [Answer; 2],
@@ -30,20 +30,22 @@ pub fn judge(
     let (once, mut twice) = (first.kept.swept(), second.kept.swept());
     // A reader is granted the largest known token, and the first delivery may have made a larger
     // one for a writer that turned out to be disconnected.
-    if matches!(step, Move::Try(one) | Move::Ask(one) | Move::Unheard(one) if !cast.attempts[one].writes)
-        && cast.fencing == Fencing::Proposed
+    if matches!(step, Move::Try(one) | Move::Ask(one) | Move::LostReply(one) if !scenario.attempts[one].writes)
+        && scenario.fencing == Fencing::Proposed
         && twice.token == once.counter
     {
         twice.token = once.token;
     }
-    must!(once == twice, "a second delivery changes more: {}", once.change(&twice, cast));
+    must!(once == twice, "a second delivery changes more: {}", once.change(&twice, scenario));
     let [answer, again] = answers;
     let alike = match (step, answer) {
         (Move::Downgrade(_), Final(1..)) => matches!(again, Final(1..)),
-        (Move::Release(one) | Move::Leave(one), _) if !cast.attempts[one].doubted => again == Final(0),
+        (Move::Release(one) | Move::Leave(one), _) if !scenario.attempts[one].has_late_requests => {
+            again == Final(0)
+        }
         // The first delivery may have granted the owner's write, with a newer token.
-        (Move::Try(one) | Move::Ask(one) | Move::Unheard(one), Final(token @ 1..))
-            if !cast.attempts[one].writes =>
+        (Move::Try(one) | Move::Ask(one) | Move::LostReply(one), Final(token @ 1..))
+            if !scenario.attempts[one].writes =>
         {
             matches!(again, Final(newer) if newer >= token)
         }
@@ -51,22 +53,22 @@ pub fn judge(
         _ => again == answer,
     };
     must!(alike, "the second delivery gets the answer {again:?}, not {answer:?}");
-    let beliefs = learn(cast, before, step, answer, &first)?;
-    let written = tokens(cast, before, step, &first.kept)?;
+    let beliefs = learn(scenario, before, step, answer, &first)?;
+    let written = tokens(scenario, before, step, &first.kept)?;
     let mut noted = before.noted.clone();
     if let (Move::Ask(one), Busy(time)) = (step, answer) {
         noted[one].get_or_insert(time);
     }
     let after = State { kept: first.kept, beliefs, written, noted };
-    consistent(cast, &after)?;
-    fair(cast, before, step, &after)?;
-    dead(cast, before, step, &after.kept)?;
+    consistent(scenario, &after)?;
+    fair(scenario, before, step, &after)?;
+    dead(scenario, before, step, &after.kept)?;
     Ok(after)
 }
 
 /// Judges a request that was delivered late or once more, and must change nothing.
 pub fn judge_idle(
-    cast: &Cast,
+    scenario: &Scenario,
     before: &State,
     step: Move,
     answer: Answer,
@@ -74,35 +76,35 @@ pub fn judge_idle(
 ) -> Result<(), String> {
     let kept = &before.kept;
     let (was, is) = (kept.swept(), seen.kept.swept());
-    must!(was == is, "the request must change nothing: {}", was.change(&is, cast));
+    must!(was == is, "the request must change nothing: {}", was.change(&is, scenario));
     let expected = match step {
         Move::Renew(one) | Move::Downgrade(one) if before.beliefs[one].holds() => {
             must!(seen.lasting.contains(&one), "the hold does not last for a TTL");
             matches!(answer, Final(1..))
         }
         Move::Renew(one) if matches!(before.beliefs[one], Lost | Refused) => match answer {
-            Final(1..) => kept.holds(cast, one),
-            _ => answer == Final(0) && !kept.holds(cast, one),
+            Final(1..) => kept.holds(scenario, one),
+            _ => answer == Final(0) && !kept.holds(scenario, one),
         },
         Move::Renew(_) | Move::Downgrade(_) => answer == Final(0),
         Move::Release(one) => Some(answer) == kept.ended[one].map(Final),
-        Move::Unheard(_) => answer == Final(-1),
+        Move::LostReply(_) => answer == Final(-1),
         _ => false,
     };
     must!(expected, "the answer {answer:?} is unexpected");
     Ok(())
 }
 
-impl Kept {
-    fn holds(&self, cast: &Cast, one: usize) -> bool {
+impl ServerState {
+    fn holds(&self, scenario: &Scenario, one: usize) -> bool {
         let has = |hold: Option<&Hold>| hold.is_some_and(|hold| hold.attempts.contains(&one));
-        has(self.writes()) || has(self.reads(cast.attempts[one].owner))
+        has(self.writes()) || has(self.reads(scenario.attempts[one].owner))
     }
 }
 
 /// The clients' views after a request.
 fn learn(
-    cast: &Cast,
+    scenario: &Scenario,
     before: &State,
     step: Move,
     answer: Answer,
@@ -111,28 +113,31 @@ fn learn(
     let mut beliefs = before.beliefs.clone();
     let kept = &seen.kept;
     match (step, answer) {
-        (Move::Try(one) | Move::Ask(one), Final(token)) if token >= cast.least_token() => {
+        (Move::Try(one) | Move::Ask(one), Final(token)) if token >= scenario.least_token() => {
             let newest = kept.counter.unwrap_or(0);
-            let least = if cast.attempts[one].writes { newest } else { before.written };
-            let known = cast.fencing == Fencing::Off || (least..=newest).contains(&token);
+            let least = if scenario.attempts[one].writes { newest } else { before.written };
+            let known = scenario.fencing == Fencing::Off || (least..=newest).contains(&token);
             must!(known, "granted with the token {token}, the last token is {newest}");
             must!(seen.lasting.contains(&one), "granted for less than a TTL");
-            beliefs[one] = if cast.attempts[one].writes { Writes(token) } else { Reads(token) };
+            beliefs[one] = if scenario.attempts[one].writes { Writes(token) } else { Reads(token) };
         }
         (Move::Try(_), Busy(_)) => {}
         (Move::Ask(one), Busy(_)) => {
             let upgrader = before.kept.upgrade.filter(|(live, owner)| *live && kept.reads(*owner).is_some());
-            let refused = upgrader.is_some_and(|(_, owner)| owner != cast.attempts[one].owner)
-                && deadlock(cast, before, kept, one);
-            must!(!refused || !cast.attempts[one].writes, "a writer waits for an upgrader that waits for it");
+            let refused = upgrader.is_some_and(|(_, owner)| owner != scenario.attempts[one].owner)
+                && deadlock(scenario, before, kept, one);
+            must!(
+                !refused || !scenario.attempts[one].writes,
+                "a writer waits for an upgrader that waits for it"
+            );
             beliefs[one] = Waits;
         }
-        (Move::Unheard(one), _) if !matches!(answer, Final(token) if token < cast.least_token()) => {
+        (Move::LostReply(one), _) if !matches!(answer, Final(token) if token < scenario.least_token()) => {
             match (beliefs[one], answer) {
                 (Idle, _) => beliefs[one] = Waits,
                 (Reads(token) | Writes(token), _) => {
                     must!(seen.lasting.contains(&one), "the hold does not last for a TTL");
-                    let least = token.max(cast.least_token());
+                    let least = token.max(scenario.least_token());
                     must!(
                         matches!(answer, Final(answer) if answer >= least),
                         "the hold has the token {token}"
@@ -142,9 +147,10 @@ fn learn(
             }
         }
         // The hold was downgraded since: the answer must not be taken for a write grant.
-        (Move::Unheard(one), Final(-1)) if cast.attempts[one].writes && matches!(beliefs[one], Reads(_)) => {}
-        (Move::Try(one) | Move::Ask(one) | Move::Unheard(one), Final(-6)) => {
-            must!(deadlock(cast, before, kept, one), "refused as a deadlock, but it is none");
+        (Move::LostReply(one), Final(-1))
+            if scenario.attempts[one].writes && matches!(beliefs[one], Reads(_)) => {}
+        (Move::Try(one) | Move::Ask(one) | Move::LostReply(one), Final(-6)) => {
+            must!(deadlock(scenario, before, kept, one), "refused as a deadlock, but it is none");
             if let Move::Ask(one) = step {
                 beliefs[one] = Refused;
             }
@@ -155,14 +161,14 @@ fn learn(
                 answer == 0 || beliefs[one] != Done,
                 "the release of a released attempt gets the answer {answer}"
             );
-            beliefs[one] = if cast.attempts[one].doubted { Ended } else { Done };
+            beliefs[one] = if scenario.attempts[one].has_late_requests { Ended } else { Done };
         }
         (Move::Downgrade(one), Final(1..)) => {
             must!(seen.lasting.contains(&one), "downgraded for less than a TTL");
             let Writes(token) = beliefs[one] else {
                 unreachable!("only what is held to write is downgraded")
             };
-            let last = match cast.fencing {
+            let last = match scenario.fencing {
                 Fencing::Counted => Some(token) == kept.counter,
                 Fencing::Proposed => Some(token) <= kept.counter,
                 Fencing::Off => true,
@@ -184,39 +190,39 @@ fn learn(
 }
 
 /// Whether the owner of this attempt reads, and so does another owner that waits to write.
-fn deadlock(cast: &Cast, before: &State, kept: &Kept, one: usize) -> bool {
-    let owner = cast.attempts[one].owner;
+fn deadlock(scenario: &Scenario, before: &State, kept: &ServerState, one: usize) -> bool {
+    let owner = scenario.attempts[one].owner;
     kept.reads(owner).is_some()
-        && cast.attempts.iter().zip(&before.beliefs).any(|(other, belief)| {
-            let wants =
-                other.writes && (*belief == Waits || other.doubted && matches!(belief, Lost | Refused));
+        && scenario.attempts.iter().zip(&before.beliefs).any(|(other, belief)| {
+            let wants = other.writes
+                && (*belief == Waits || other.has_late_requests && matches!(belief, Lost | Refused));
             other.owner != owner && wants && kept.reads(other.owner).is_some()
         })
 }
 
 /// Checks exclusion, and that holds, queue and marks agree with the clients' views.
-pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
+pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
     let kept = &state.kept;
     for (one, belief) in state.beliefs.iter().enumerate() {
         let Writes(_) = belief else { continue };
         for (other, belief) in state.beliefs.iter().enumerate() {
-            let both = belief.holds() && cast.attempts[one].owner != cast.attempts[other].owner;
-            let (one, other) = (cast.attempts[one].name, cast.attempts[other].name);
+            let both = belief.holds() && scenario.attempts[one].owner != scenario.attempts[other].owner;
+            let (one, other) = (scenario.attempts[one].name, scenario.attempts[other].name);
             must!(!both, "{one} writes, and {other} believes to hold the lock as well");
         }
     }
     if let Some(write) = kept.writes() {
-        for owner in (0..cast.owners.len()).filter(|owner| *owner != write.owner) {
-            let (writer, reader) = (cast.owners[write.owner], cast.owners[owner]);
+        for owner in (0..scenario.owners.len()).filter(|owner| *owner != write.owner) {
+            let (writer, reader) = (scenario.owners[write.owner], scenario.owners[owner]);
             must!(kept.reads(owner).is_none(), "{writer} writes, and {reader} reads");
         }
     }
-    let writers = kept.waiters(cast, true);
+    let writers = kept.waiters(scenario, true);
     let gated = kept.writer_wait_until == Some(true);
     must!(!gated || !writers.is_empty(), "new readers are kept out, but no live writer waits");
     if let Some((true, owner)) = kept.upgrade {
-        let waits = writers.iter().any(|one| cast.attempts[*one].owner == owner);
-        must!(waits, "{} has the upgrade's mark, but does not wait", cast.owners[owner]);
+        let waits = writers.iter().any(|one| scenario.attempts[*one].owner == owner);
+        must!(waits, "{} has the upgrade's mark, but does not wait", scenario.owners[owner]);
     }
     let fields = kept.reads.iter().flatten().count() as i64;
     must!(
@@ -224,7 +230,7 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
         "{fields} readers are counted as {:?}",
         kept.readers
     );
-    for (one, attempt) in cast.attempts.iter().enumerate() {
+    for (one, attempt) in scenario.attempts.iter().enumerate() {
         let places = |hold: &Option<Hold>, live: bool| {
             let hold = hold.as_ref().filter(|hold| hold.live == live);
             hold.map_or(0, |hold| hold.attempts.iter().filter(|named| **named == one).count())
@@ -240,7 +246,7 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
             Waits | Refused => all <= 1 && if attempt.writes { reads == 0 } else { writes == 0 },
             Reads(_) => reads == 1 && all + over == 1,
             Writes(_) => writes == 1 && all + over == 1,
-            Lost => all <= usize::from(attempt.doubted),
+            Lost => all <= usize::from(attempt.has_late_requests),
         };
         must!(
             right,
@@ -260,8 +266,8 @@ pub fn consistent(cast: &Cast, state: &State) -> Result<(), String> {
 
 /// Checks that a new writer has a larger token than all before, and that no other step makes one.
 /// Returns the token of the last writer.
-fn tokens(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<i64, String> {
-    if cast.fencing == Fencing::Off {
+fn tokens(scenario: &Scenario, before: &State, step: Move, after: &ServerState) -> Result<i64, String> {
+    if scenario.fencing == Fencing::Off {
         return Ok(0);
     }
     let (last, token) = (before.kept.counter.unwrap_or(0), after.counter.unwrap_or(0));
@@ -276,7 +282,7 @@ fn tokens(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<i64, 
         );
         let same = before.kept.writes().is_some_and(|hold| is_same(hold, write));
         must!(same || token > last, "a new writer has the old token {token}");
-        let raised = cast.fencing == Fencing::Proposed || token == last;
+        let raised = scenario.fencing == Fencing::Proposed || token == last;
         must!(!same || raised, "the same writer has a new token {token}");
         written = token;
     }
@@ -292,14 +298,14 @@ fn is_same(before: &Hold, after: &Hold) -> bool {
 
 /// Checks fairness: a waiting writer keeps new readers out; after a writer, all waiting readers are
 /// admitted; and a release admits a waiter.
-fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), String> {
+fn fair(scenario: &Scenario, before: &State, step: Move, after: &State) -> Result<(), String> {
     let (was, is) = (&before.kept, &after.kept);
-    let waiting = is.waiters(cast, true);
+    let waiting = is.waiters(scenario, true);
     let gated = was.writer_wait_until == Some(true)
-        && was.waiters(cast, true).iter().any(|one| waiting.contains(one));
-    let writer = was.waiters(cast, true).into_iter().filter_map(|one| was.queued(one)).min();
+        && was.waiters(scenario, true).iter().any(|one| waiting.contains(one));
+    let writer = was.waiters(scenario, true).into_iter().filter_map(|one| was.queued(one)).min();
     let writer = writer.unwrap_or(i64::MAX);
-    for (owner, name) in cast.owners.iter().enumerate() {
+    for (owner, name) in scenario.owners.iter().enumerate() {
         let Some(hold) = is.reads(owner) else { continue };
         let left = is.writer_left != was.writer_left;
         if !gated || was.writes().is_some() || was.reads(owner).is_some() || left {
@@ -313,9 +319,9 @@ fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), St
     }
     let left = was.writes().is_some_and(|hold| !is.writes().is_some_and(|now| is_same(hold, now)));
     if left {
-        for one in was.waiters(cast, false) {
-            let attempt = &cast.attempts[one];
-            let there = !attempt.deaf && step != Move::Leave(one);
+        for one in was.waiters(scenario, false) {
+            let attempt = &scenario.attempts[one];
+            let there = !attempt.is_unsubscribed && step != Move::Leave(one);
             let reads = is.reads(attempt.owner).is_some_and(|hold| hold.attempts.contains(&one));
             must!(!there || reads, "a writer's hold has ended, but {} still waits to read", attempt.name);
         }
@@ -325,26 +331,29 @@ fn fair(cast: &Cast, before: &State, step: Move, after: &State) -> Result<(), St
         must!(is.queue.is_empty(), "the lock became free, but no waiter was admitted");
     }
     if ends && waiting.is_empty() && is.writes().is_none() && is.writer_wait_until != Some(true) {
-        must!(is.waiters(cast, false).is_empty(), "readers wait, but no writer keeps them out");
+        must!(is.waiters(scenario, false).is_empty(), "readers wait, but no writer keeps them out");
     }
     Ok(())
 }
 
 /// Checks that a waiter that has not polled within its claim is never granted the lock, and leaves
 /// the queue when another one polls.
-fn dead(cast: &Cast, before: &State, step: Move, after: &Kept) -> Result<(), String> {
+fn dead(scenario: &Scenario, before: &State, step: Move, after: &ServerState) -> Result<(), String> {
     let was = &before.kept;
     let polls = match step {
-        Move::Ask(one) | Move::Unheard(one) => was.is_alive(one) && after.queued(one).is_some(),
+        Move::Ask(one) | Move::LostReply(one) => was.is_alive(one) && after.queued(one).is_some(),
         _ => false,
     };
     for (one, _) in &was.queue {
-        let own = matches!(step, Move::Try(asks) | Move::Ask(asks) | Move::Unheard(asks) if asks == *one);
+        let own = matches!(step, Move::Try(asks) | Move::Ask(asks) | Move::LostReply(asks) if asks == *one);
         if own || was.is_alive(*one) {
             continue;
         }
-        let name = cast.attempts[*one].name;
-        must!(was.holds(cast, *one) || !after.holds(cast, *one), "{name} is dead, but is granted the lock");
+        let name = scenario.attempts[*one].name;
+        must!(
+            was.holds(scenario, *one) || !after.holds(scenario, *one),
+            "{name} is dead, but is granted the lock"
+        );
         must!(!polls || after.queued(*one).is_none(), "{name} is dead, but keeps its place");
     }
     Ok(())

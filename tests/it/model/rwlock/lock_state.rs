@@ -1,6 +1,6 @@
 //! The state of a lock on a server, and its parser.
 
-use super::clients::Cast;
+use super::clients::Scenario;
 use super::state_scripts::OTHERS;
 
 /// A hold: its owner, its attempts, and whether it has expired.
@@ -25,7 +25,7 @@ pub enum Mode {
 /// Times are microseconds relative to the moment at which the state is written to the server, by
 /// this process's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct ServerState {
     pub mode: Mode,
     pub write: Option<Hold>,
     pub reads: Vec<Option<Hold>>,
@@ -46,7 +46,7 @@ pub struct Kept {
 /// A state read from the server.
 #[derive(Debug)]
 pub struct Seen {
-    pub kept: Kept,
+    pub kept: ServerState,
     /// The attempts whose hold lasts for a TTL, not only for a claim.
     pub lasting: Vec<usize>,
 }
@@ -66,8 +66,8 @@ pub const PASSED: i64 = 99_000_000;
 impl Seen {
     /// Parses the answer of [`Tools::look`](super::state_scripts::Tools::look). `Err`: a rule that
     /// the state breaks.
-    pub fn read(cast: &Cast, instant: i64, text: &str) -> Result<Seen, String> {
-        let mut kept = Kept::new(cast);
+    pub fn read(scenario: &Scenario, instant: i64, text: &str) -> Result<Seen, String> {
+        let mut kept = ServerState::new(scenario);
         let mut lasting = Vec::new();
         let mut others = 0;
         let mut lines = text.split('\n');
@@ -81,7 +81,7 @@ impl Seen {
             let number = || value.parse::<f64>().unwrap() as i64;
             let live = value != "over";
             let mut hold = |owner, words: std::str::Split<'_, char>| {
-                let attempts: Vec<usize> = words.map(|word| cast.attempt(word)).collect();
+                let attempts: Vec<usize> = words.map(|word| scenario.attempt(word)).collect();
                 if value == "long" {
                     lasting.extend(&attempts);
                 }
@@ -90,11 +90,11 @@ impl Seen {
             match name {
                 "mode" => kept.mode = Mode::Several,
                 "write" => {
-                    let owner = cast.owner(words.next().unwrap());
+                    let owner = scenario.owner(words.next().unwrap());
                     kept.write = Some(hold(owner, words));
                 }
                 "sole" => {
-                    let (side, owner) = (words.next().unwrap(), cast.owner(words.next().unwrap()));
+                    let (side, owner) = (words.next().unwrap(), scenario.owner(words.next().unwrap()));
                     let hold = Some(hold(owner, words));
                     kept.mode = Mode::Sole;
                     if side == "read" {
@@ -108,37 +108,37 @@ impl Seen {
                 }
                 "readers" => kept.readers = Some(number()),
                 "writer_wait_until" => kept.writer_wait_until = Some(live),
-                "upgrade" => kept.upgrade = Some((live, cast.owner(words.next().unwrap()))),
+                "upgrade" => kept.upgrade = Some((live, scenario.owner(words.next().unwrap()))),
                 "writer_left" => kept.writer_left = Some(number() - instant),
                 "token" => kept.token = Some(number()),
                 "counter" => kept.counter = Some(number()),
                 "queued" | "seen" | "ended"
-                    if cast.others && OTHERS.iter().any(|entry| line.contains(entry)) =>
+                    if scenario.others && OTHERS.iter().any(|entry| line.contains(entry)) =>
                 {
                     others += 1;
                 }
                 "queued" => {
                     let entry = line.splitn(3, ' ').nth(2).unwrap();
-                    let one = cast.attempt(words.next().unwrap());
+                    let one = scenario.attempt(words.next().unwrap());
                     let score = number();
-                    let place = match (cast.attempts[one].writes, score) {
+                    let place = match (scenario.attempts[one].writes, score) {
                         (true, 0) => UPGRADES,
                         (true, 1..) => score - instant,
                         (false, ..0) => score + LANE - instant,
                         _ => return Err(format!("an impossible place: {line}")),
                     };
-                    if entry != cast.waiter(one) {
+                    if entry != scenario.waiter(one) {
                         return Err(format!("an unknown waiter: {line}"));
                     }
                     kept.queue.push((one, place));
                 }
-                "seen" => kept.seen[cast.attempt(value)] = true,
+                "seen" => kept.seen[scenario.attempt(value)] = true,
                 // The marks of force requests, each of which is an attempt of its own.
                 "ended" if value == "f" => {}
-                "ended" => kept.ended[cast.attempt(value)] = Some(words.next().unwrap().parse().unwrap()),
+                "ended" => kept.ended[scenario.attempt(value)] = Some(words.next().unwrap().parse().unwrap()),
                 _ => match name.strip_prefix("read:") {
                     Some(owner) => {
-                        let owner = cast.owner(owner);
+                        let owner = scenario.owner(owner);
                         kept.reads[owner] = Some(hold(owner, words));
                     }
                     None => return Err(format!("an unknown field: {line}")),
@@ -153,18 +153,18 @@ impl Seen {
                 return Err("attempts wait beside a sole hold".to_owned());
             }
         }
-        if cast.others && others != OTHERS.len() {
+        if scenario.others && others != OTHERS.len() {
             return Err("an entry of another kind, or a mark of another attempt, was removed".to_owned());
         }
         Ok(Seen { kept, lasting })
     }
 }
 
-impl Kept {
-    pub fn new(cast: &Cast) -> Kept {
-        let (attempts, owners) = (cast.attempts.len(), cast.owners.len());
+impl ServerState {
+    pub fn new(scenario: &Scenario) -> ServerState {
+        let (attempts, owners) = (scenario.attempts.len(), scenario.owners.len());
         let (seen, ended) = (vec![false; attempts], vec![None; attempts]);
-        Kept { reads: vec![None; owners], seen, ended, ..Kept::default() }
+        ServerState { reads: vec![None; owners], seen, ended, ..ServerState::default() }
     }
 
     pub fn writes(&self) -> Option<&Hold> {
@@ -185,9 +185,9 @@ impl Kept {
     }
 
     /// The live waiters of one side.
-    pub fn waiters(&self, cast: &Cast, writes: bool) -> Vec<usize> {
+    pub fn waiters(&self, scenario: &Scenario, writes: bool) -> Vec<usize> {
         let queued = self.queue.iter().map(|(one, _)| *one);
-        queued.filter(|one| cast.attempts[*one].writes == writes && self.is_alive(*one)).collect()
+        queued.filter(|one| scenario.attempts[*one].writes == writes && self.is_alive(*one)).collect()
     }
 
     pub fn is_free(&self) -> bool {
@@ -201,8 +201,8 @@ impl Kept {
 
     /// The state without expired holds and marks and without dead waiters, of which each script
     /// removes some.
-    pub fn swept(&self) -> Kept {
-        Kept {
+    pub fn swept(&self) -> ServerState {
+        ServerState {
             mode: Mode::Free,
             write: self.writes().cloned(),
             reads: (0..self.reads.len()).map(|owner| self.reads(owner).cloned()).collect(),
@@ -216,17 +216,18 @@ impl Kept {
     }
 
     /// Describes the differences between two states.
-    pub fn change(&self, other: &Kept, cast: &Cast) -> String {
-        let parts = |kept: &Kept| {
-            let names = |some: &[usize]| some.iter().map(|one| cast.attempts[*one].name).collect::<Vec<_>>();
-            let holds = |hold: &Hold| (cast.owners[hold.owner], names(&hold.attempts));
+    pub fn change(&self, other: &ServerState, scenario: &Scenario) -> String {
+        let parts = |kept: &ServerState| {
+            let names =
+                |some: &[usize]| some.iter().map(|one| scenario.attempts[*one].name).collect::<Vec<_>>();
+            let holds = |hold: &Hold| (scenario.owners[hold.owner], names(&hold.attempts));
             let queue: Vec<usize> = kept.queue.iter().map(|(one, _)| *one).collect();
             [
                 format!("write {:?}", kept.write.as_ref().map(holds)),
                 format!("read {:?}", kept.reads.iter().flatten().map(holds).collect::<Vec<_>>()),
                 format!("queue {:?}", names(&queue)),
                 format!("writer_wait_until {:?}", kept.writer_wait_until),
-                format!("upgrade {:?}", kept.upgrade.map(|(_, owner)| cast.owners[owner])),
+                format!("upgrade {:?}", kept.upgrade.map(|(_, owner)| scenario.owners[owner])),
                 format!(
                     "writer_left {:?}, token {:?}, counter {:?}",
                     kept.writer_left, kept.token, kept.counter
@@ -240,17 +241,17 @@ impl Kept {
 
     /// Expires the two marks without a live waiter. A waiter extends them with every poll, for the
     /// length of its claim.
-    pub fn lapse(&mut self, cast: &Cast) {
-        let writers = self.waiters(cast, true);
+    pub fn lapse(&mut self, scenario: &Scenario) {
+        let writers = self.waiters(scenario, true);
         if writers.is_empty() {
             self.writer_wait_until = self.writer_wait_until.map(|_| false);
         }
-        let upgrades = |owner| writers.iter().any(|one| cast.attempts[*one].owner == owner);
+        let upgrades = |owner| writers.iter().any(|one| scenario.attempts[*one].owner == owner);
         self.upgrade = self.upgrade.map(|(live, owner)| (live && upgrades(owner), owner));
     }
 
     /// Appends what distinguishes this state from others: no times and no tokens, only their order.
-    pub fn outline(&self, cast: &Cast, outline: &mut Vec<u8>) {
+    pub fn outline(&self, scenario: &Scenario, outline: &mut Vec<u8>) {
         let mut hold = |hold: &Option<Hold>| {
             if let Some(hold) = hold {
                 outline.extend([b'L' + u8::from(hold.live), hold.owner as u8]);
@@ -273,7 +274,8 @@ impl Kept {
             _ => 3,
         });
         for (one, place) in &self.queue {
-            let first = !cast.attempts[*one].writes && self.writer_left.is_some_and(|left| *place <= left);
+            let first =
+                !scenario.attempts[*one].writes && self.writer_left.is_some_and(|left| *place <= left);
             let alive = u8::from(self.is_alive(*one)) + u8::from(self.seen[*one]);
             outline.extend([*one as u8, u8::from(*place == UPGRADES), u8::from(first), alive]);
         }

@@ -24,39 +24,39 @@ mod steps;
 use std::time::Instant;
 
 pub use clients::more;
-use clients::{Cast, Fencing};
+use clients::{Fencing, Scenario};
 use search::{Found, Search};
 use state_scripts::Tools;
 use steps::{SCRIPTS, Sums};
 
 use crate::support::Server;
 
-/// The casts of an ordinary search, small ones first. They suffice to find the mutants.
-fn casts() -> Vec<Cast> {
+/// The scenarios of an ordinary search, small ones first. They suffice to find the mutants.
+fn scenarios() -> Vec<Scenario> {
     vec![
-        Cast::new("a reader and a writer", 2, "A:r1 B:w2"),
-        Cast::new("the same, with late requests", 2, "A:r1! B:w2!"),
-        Cast::new("the same, beside other entries of the queue", 2, "A:r1! B:w2!").beside_others(),
-        Cast::new("the same, without fencing", 2, "A:r1! B:w2!").fenced(Fencing::Off),
-        Cast::new("an owner that writes twice", 3, "A:w1 A:w2 B:r3"),
-        Cast::new("an owner on both sides, twice", 4, "A:r1 A:r2 A:w3 A:w4"),
-        Cast::new("two owners that no message reaches", 4, "A:r1? A:w2? B:r3? B:w4?"),
-        Cast::new("two owners, three attempts", 3, "A:r1 A:w2 B:r3 B:w4"),
-        Cast::new("two owners", 4, "A:r1 A:w2 B:r3 B:w4").all_alive(),
+        Scenario::new("a reader and a writer", 2, "A:r1 B:w2"),
+        Scenario::new("the same, with late requests", 2, "A:r1! B:w2!"),
+        Scenario::new("the same, beside other entries of the queue", 2, "A:r1! B:w2!").beside_others(),
+        Scenario::new("the same, without fencing", 2, "A:r1! B:w2!").fenced(Fencing::Off),
+        Scenario::new("an owner that writes twice", 3, "A:w1 A:w2 B:r3"),
+        Scenario::new("an owner on both sides, twice", 4, "A:r1 A:r2 A:w3 A:w4"),
+        Scenario::new("two owners that no message reaches", 4, "A:r1? A:w2? B:r3? B:w4?"),
+        Scenario::new("two owners, three attempts", 3, "A:r1 A:w2 B:r3 B:w4"),
+        Scenario::new("two owners", 4, "A:r1 A:w2 B:r3 B:w4").all_alive(),
     ]
 }
 
-fn large_casts() -> Vec<Cast> {
+fn large_scenarios() -> Vec<Scenario> {
     vec![
-        Cast::new("an owner beside a stranger", 4, "A:r1 A:w2 -:r3 -:w4"),
-        Cast::new("readers, one of which upgrades without messages", 4, "A:r1 A:w2? B:r3 -:r4"),
-        Cast::new(
+        Scenario::new("an owner beside a stranger", 4, "A:r1 A:w2 -:r3 -:w4"),
+        Scenario::new("readers, one of which upgrades without messages", 4, "A:r1 A:w2? B:r3 -:r4"),
+        Scenario::new(
             "an owner with late requests beside a stranger without messages",
             3,
             "A:r1! A:w2! -:r3? -:w4?",
         ),
-        Cast::new("two owners and a stranger", 3, "A:r1 A:w2 B:r3 B:w4 -:r5 -:w6"),
-        Cast::new("two owners and a stranger, all at once", 5, "A:r1 A:w2! B:r3 B:w4 -:r5").within(6),
+        Scenario::new("two owners and a stranger", 3, "A:r1 A:w2 B:r3 B:w4 -:r5 -:w6"),
+        Scenario::new("two owners and a stranger, all at once", 5, "A:r1 A:w2! B:r3 B:w4 -:r5").within(6),
     ]
 }
 
@@ -92,11 +92,11 @@ impl Lab {
     }
 
     /// Searches and drains all states, and returns the size of the search.
-    async fn search(&self, cast: &Cast, sums: &Sums) -> Result<String, Found> {
+    async fn search(&self, scenario: &Scenario, sums: &Sums) -> Result<String, Found> {
         let start = Instant::now();
-        let search = Search::run(cast, &self.server.connection().await, &self.tools, sums).await?;
+        let search = Search::run(scenario, &self.server.connection().await, &self.tools, sums).await?;
         // The last states of a bounded search have no known next states.
-        let drained = if cast.steps == usize::MAX { search.drain()? } else { 0 };
+        let drained = if scenario.steps == usize::MAX { search.drain()? } else { 0 };
         let (states, requests) = (search.nodes.len(), search.requests);
         Ok(format!("{states} states, {requests} requests, {drained} drained, {:?}", start.elapsed()))
     }
@@ -107,9 +107,10 @@ async fn model_rwlock_standalone_excludes_loses_nothing_and_never_sticks() {
     let lab = Lab::open().await;
     let sums = lab.load(|_, text| text).await;
     let mut broken = String::new();
-    for cast in casts().into_iter().chain(large_casts()) {
-        let bounds = format!("{}, {} of {} attempts", cast.title, cast.begun, cast.attempts.len());
-        match lab.search(&cast, &sums).await {
+    for scenario in scenarios().into_iter().chain(large_scenarios()) {
+        let bounds =
+            format!("{}, {} of {} attempts", scenario.title, scenario.begun, scenario.attempts.len());
+        match lab.search(&scenario, &sums).await {
             Ok(size) => println!("{bounds}: {size}"),
             Err(found) => broken += &format!("{bounds}:\n{found}\n"),
         }
@@ -124,9 +125,10 @@ async fn model_rwlock_scripts_for_quorums_exclude_lose_nothing_and_never_stick()
     let for_quorums = ["read_acquire", "write_acquire", "downgrade"];
     let folder = |name: &str| if for_quorums.contains(&name) { "quorum" } else { "rwlock" };
     let sums = lab.load_from(folder, |_, text| text).await;
-    for cast in casts().into_iter().map(Cast::on_quorum) {
-        let size = lab.search(&cast, &sums).await.unwrap_or_else(|found| panic!("{}:\n{found}", cast.title));
-        println!("{}: {size}", cast.title);
+    for scenario in scenarios().into_iter().map(Scenario::on_quorum) {
+        let size =
+            lab.search(&scenario, &sums).await.unwrap_or_else(|found| panic!("{}:\n{found}", scenario.title));
+        println!("{}: {size}", scenario.title);
     }
 }
 
@@ -137,8 +139,8 @@ async fn model_rwlock_standalone_search_finds_every_mutant() {
     for mutant in mutants::ALL {
         let sums = lab.load(|name, text| mutant.apply(name, text)).await;
         let mut found = None;
-        for cast in casts() {
-            if let Err(broken) = lab.search(&cast, &sums).await {
+        for scenario in scenarios() {
+            if let Err(broken) = lab.search(&scenario, &sums).await {
                 found = Some(broken);
                 break;
             }

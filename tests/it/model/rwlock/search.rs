@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
 
-use super::clients::Cast;
+use super::clients::Scenario;
 use super::invariants::{consistent, judge, judge_idle};
 use super::lock_state::Seen;
 use super::state_scripts::{Tools, instant};
@@ -39,10 +39,10 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// All states that a cast can reach.
+/// All states that a scenario can reach.
 #[derive(Debug)]
 pub struct Search<'a> {
-    pub cast: &'a Cast,
+    pub scenario: &'a Scenario,
     pub nodes: Vec<Node>,
     /// The number of requests judged.
     pub requests: usize,
@@ -52,23 +52,23 @@ pub struct Search<'a> {
 impl<'a> Search<'a> {
     /// Searches until a rule is broken or all states are known.
     pub async fn run(
-        cast: &'a Cast,
+        scenario: &'a Scenario,
         connection: &MultiplexedConnection,
         tools: &Tools,
         sums: &Sums,
     ) -> Result<Search<'a>, Found> {
-        let mut search = Search { cast, nodes: Vec::new(), requests: 0, known: HashMap::new() };
-        search.reach(State::first(cast), None);
+        let mut search = Search { scenario, nodes: Vec::new(), requests: 0, known: HashMap::new() };
+        search.reach(State::first(scenario), None);
         let look = tools.look();
-        let (mut next, mut asked) = (0, VecDeque::new());
+        let (mut next, mut in_flight) = (0, VecDeque::new());
         let mut judged = Ok(());
         loop {
             // The server runs one batch while the answers of another are judged.
-            while judged.is_ok() && asked.len() < 2 {
+            while judged.is_ok() && in_flight.len() < 2 {
                 let end = search.nodes.len().min(next + BATCH);
                 let instant = instant();
                 let batch: Vec<usize> =
-                    (next..end).filter(|at| search.nodes[*at].depth < cast.steps).collect();
+                    (next..end).filter(|at| search.nodes[*at].depth < scenario.steps).collect();
                 next = end;
                 if batch.is_empty() {
                     break;
@@ -79,10 +79,10 @@ impl<'a> Search<'a> {
                 }
                 let mut connection = connection.clone();
                 let answers = async move { pipe.query_async::<Vec<Value>>(&mut connection).await };
-                asked.push_back((batch, instant, tokio::spawn(answers)));
+                in_flight.push_back((batch, instant, tokio::spawn(answers)));
             }
             // No request may be in flight when this returns.
-            let Some((batch, instant, answers)) = asked.pop_front() else { break };
+            let Some((batch, instant, answers)) = in_flight.pop_front() else { break };
             let mut values = answers.await.unwrap().expect("the server answers").into_iter();
             for at in batch {
                 judged = judged.and_then(|()| search.explore(at, instant, &mut values));
@@ -95,9 +95,9 @@ impl<'a> Search<'a> {
     /// each.
     fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, sums: &Sums, tools: &Tools, look: &Cmd) {
         let state = &self.nodes[at].state;
-        let (moves, idle) = state.moves(self.cast);
-        let request = |step: Move| step.request(self.cast, sums, state, instant).expect("a request");
-        let place = tools.place(self.cast, &state.kept, instant);
+        let (moves, idle) = state.moves(self.scenario);
+        let request = |step: Move| step.request(self.scenario, sums, state, instant).expect("a request");
+        let place = tools.place(self.scenario, &state.kept, instant);
         pipe.add_command(place.clone());
         for step in idle {
             pipe.add_command(request(step));
@@ -120,31 +120,32 @@ impl<'a> Search<'a> {
         instant: i64,
         values: &mut impl Iterator<Item = Value>,
     ) -> Result<(), Found> {
-        let cast = self.cast;
+        let scenario = self.scenario;
         let state = self.nodes[at].state.clone();
-        let (moves, idle) = state.moves(cast);
+        let (moves, idle) = state.moves(scenario);
         values.next();
         for step in idle {
             let answer = answer(instant, values.next());
             self.requests += 1;
-            let seen = seen(cast, instant, values.next());
-            let judged = seen.and_then(|seen| judge_idle(cast, &state, step, answer, &seen));
+            let seen = seen(scenario, instant, values.next());
+            let judged = seen.and_then(|seen| judge_idle(scenario, &state, step, answer, &seen));
             judged.map_err(|what| self.found(at, Some((step, Some(answer))), what))?;
         }
         for step in moves {
             let (after, answered) = if step.is_request() {
                 values.next();
-                let mut delivered = || (answer(instant, values.next()), seen(cast, instant, values.next()));
+                let mut delivered =
+                    || (answer(instant, values.next()), seen(scenario, instant, values.next()));
                 let (first, second) = (delivered(), delivered());
                 self.requests += 2;
                 let judged = match (first.1, second.1) {
-                    (Ok(one), Ok(two)) => judge(cast, &state, step, [first.0, second.0], [one, two]),
+                    (Ok(one), Ok(two)) => judge(scenario, &state, step, [first.0, second.0], [one, two]),
                     (one, two) => one.and(two).map(|_| unreachable!("both were seen")),
                 };
                 (judged, Some(first.0))
             } else {
-                let after = state.pass(cast, step);
-                (consistent(cast, &after).map(|()| after), None)
+                let after = state.pass(scenario, step);
+                (consistent(scenario, &after).map(|()| after), None)
             };
             let after = after.map_err(|what| self.found(at, Some((step, answered)), what))?;
             let to = self.reach(after, Some((at, step, answered)));
@@ -154,9 +155,9 @@ impl<'a> Search<'a> {
     }
 
     fn reach(&mut self, mut state: State, came: Option<(usize, Move, Option<Answer>)>) -> usize {
-        state.settle(self.cast);
+        state.simplify(self.scenario);
         let next = self.nodes.len();
-        let at = *self.known.entry(state.outline(self.cast)).or_insert(next);
+        let at = *self.known.entry(state.outline(self.scenario)).or_insert(next);
         if at == next {
             let depth = came.map_or(0, |(from, ..)| self.nodes[from].depth + 1);
             self.nodes.push(Node { state, depth, came, steps: Vec::new() });
@@ -167,9 +168,9 @@ impl<'a> Search<'a> {
     /// A broken rule with the path to a node and one more step.
     pub fn found(&self, mut at: usize, step: Option<(Move, Option<Answer>)>, what: String) -> Found {
         let mut way = Vec::new();
-        way.extend(step.map(|(step, answer)| step.describe(self.cast, answer)));
+        way.extend(step.map(|(step, answer)| step.describe(self.scenario, answer)));
         while let Some((from, step, answer)) = self.nodes[at].came {
-            way.push(step.describe(self.cast, answer));
+            way.push(step.describe(self.scenario, answer));
             at = from;
         }
         way.reverse();
@@ -188,9 +189,9 @@ fn answer(instant: i64, value: Option<Value>) -> Answer {
     }
 }
 
-fn seen(cast: &Cast, instant: i64, value: Option<Value>) -> Result<Seen, String> {
+fn seen(scenario: &Scenario, instant: i64, value: Option<Value>) -> Result<Seen, String> {
     match value {
-        Some(Value::BulkString(text)) => Seen::read(cast, instant, std::str::from_utf8(&text).unwrap()),
+        Some(Value::BulkString(text)) => Seen::read(scenario, instant, std::str::from_utf8(&text).unwrap()),
         other => panic!("the read of the state answers {other:?}"),
     }
 }

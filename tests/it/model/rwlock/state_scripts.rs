@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::Cmd;
 
-use super::clients::{Cast, KEYS};
-use super::lock_state::{Kept, LANE, Mode, PASSED, UPGRADES};
+use super::clients::{KEYS, Scenario};
+use super::lock_state::{LANE, Mode, PASSED, ServerState, UPGRADES};
 
 /// Writes a state. The keys last for less than a claim, so a grant has to extend them.
 const PLACE: &str = r"
@@ -91,8 +91,8 @@ end
 return table.concat(seen, '\n')
 ";
 
-/// Entries of the queue's key that belong to no attempt of the cast: a waiter of another kind, the
-/// mark that keeps it alive, and the mark of an attempt that was ended.
+/// Entries of the queue's key that belong to no attempt of the scenario: a waiter of another kind,
+/// the mark that keeps it alive, and the mark of an attempt that was ended.
 pub const OTHERS: [&str; 3] = ["o mutex 60000  ", "seen o", "ended x"];
 
 /// The SHA1 sums of both scripts.
@@ -120,7 +120,7 @@ impl Tools {
         cmd
     }
 
-    pub fn place(&self, cast: &Cast, kept: &Kept, instant: i64) -> Cmd {
+    pub fn place(&self, scenario: &Scenario, kept: &ServerState, instant: i64) -> Cmd {
         let end = |live| if live { 'L' } else { 'O' };
         let mut hash: Vec<String> = Vec::new();
         let mut field = |name: &str, value: Option<String>| {
@@ -129,12 +129,12 @@ impl Tools {
             }
         };
         let words = |attempts: &[usize]| {
-            attempts.iter().map(|one| format!(" {}", cast.attempts[*one].name)).collect::<String>()
+            attempts.iter().map(|one| format!(" {}", scenario.attempts[*one].name)).collect::<String>()
         };
         let sole = kept.mode == Mode::Sole;
         let write = kept.write.as_ref().map(|hold| ("write", hold));
         for (side, hold) in write.into_iter().chain(kept.reads.iter().flatten().map(|hold| ("read", hold))) {
-            let (end, owner, words) = (end(hold.live), cast.owners[hold.owner], words(&hold.attempts));
+            let (end, owner, words) = (end(hold.live), scenario.owners[hold.owner], words(&hold.attempts));
             match side {
                 _ if sole => field("mode", Some(format!("sole {side} {owner}{words}"))),
                 "write" => field("write", Some(format!("{end} {owner}{words}"))),
@@ -146,16 +146,19 @@ impl Tools {
         field("token", kept.token.filter(|_| !sole || kept.write.is_some()).map(|token| token.to_string()));
         field("readers", kept.readers.map(|count| count.to_string()));
         field("writer_wait_until", kept.writer_wait_until.map(|live| end(live).to_string()));
-        field("upgrade", kept.upgrade.map(|(live, owner)| format!("{} {}", end(live), cast.owners[owner])));
+        field(
+            "upgrade",
+            kept.upgrade.map(|(live, owner)| format!("{} {}", end(live), scenario.owners[owner])),
+        );
         field("writer_left", kept.writer_left.map(|time| (instant + time).to_string()));
 
         let mut queue: Vec<(i64, String)> = Vec::new();
         for (one, place) in &kept.queue {
-            let lane = if cast.attempts[*one].writes { 0 } else { -LANE };
+            let lane = if scenario.attempts[*one].writes { 0 } else { -LANE };
             let score = if *place == UPGRADES { 0 } else { instant + place + lane };
-            queue.push((score, cast.waiter(*one)));
+            queue.push((score, scenario.waiter(*one)));
         }
-        for (one, attempt) in cast.attempts.iter().enumerate() {
+        for (one, attempt) in scenario.attempts.iter().enumerate() {
             let queued = kept.queued(one).is_some();
             // An expired mark has no effect.
             let seen = if kept.seen[one] { instant + 121_000_000 } else { instant + 60_000_000 };
@@ -167,7 +170,7 @@ impl Tools {
                 queue.push((LANE + until + answer + 10, format!("ended {}", attempt.name)));
             }
         }
-        if cast.others {
+        if scenario.others {
             let until = (instant / 1_000_000 + 60) * 1_000_000 + 10;
             queue.extend([
                 (instant - 2 * PASSED, OTHERS[0].to_owned()),

@@ -2,8 +2,8 @@
 
 use redis::Cmd;
 
-use super::clients::{CLAIM_MS, Cast, DEAF_CHANNEL, Fencing, KEYS, MAX_DEPTH};
-use super::lock_state::{Kept, Mode, PASSED, RECENT, UPGRADES};
+use super::clients::{CLAIM_MS, Fencing, KEYS, MAX_DEPTH, Scenario, UNSUBSCRIBED_CHANNEL};
+use super::lock_state::{Mode, PASSED, RECENT, ServerState, UPGRADES};
 
 /// A client's view of one of its attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Belief {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    pub kept: Kept,
+    pub kept: ServerState,
     pub beliefs: Vec<Belief>,
     /// The token of the last writer.
     pub written: i64,
@@ -48,7 +48,7 @@ pub enum Move {
     /// Acquires or queues.
     Ask(usize),
     /// The same request, but its client receives no answer.
-    Unheard(usize),
+    LostReply(usize),
     Release(usize),
     /// Releases and leaves the queue.
     Leave(usize),
@@ -94,7 +94,7 @@ impl Move {
 
     /// The command to send; `None` for an expiry. The places in the state are relative to this
     /// instant.
-    pub fn request(self, cast: &Cast, sums: &Sums, state: &State, instant: i64) -> Option<Cmd> {
+    pub fn request(self, scenario: &Scenario, sums: &Sums, state: &State, instant: i64) -> Option<Cmd> {
         let send = |script: &str, keys: usize, arguments: &[&str]| {
             let mut cmd = redis::cmd("EVALSHA");
             let sum = &sums.0[SCRIPTS.iter().position(|name| *name == script).unwrap()];
@@ -102,41 +102,51 @@ impl Move {
             Some(cmd)
         };
         let names = |one: usize| {
-            let name = cast.attempts[one].name;
-            (name, Some(cast.owners[cast.attempts[one].owner]).filter(|owner| *owner != name).unwrap_or(""))
+            let name = scenario.attempts[one].name;
+            (
+                name,
+                Some(scenario.owners[scenario.attempts[one].owner])
+                    .filter(|owner| *owner != name)
+                    .unwrap_or(""),
+            )
         };
-        let entry =
-            |one: usize| [CLAIM_MS, if cast.attempts[one].deaf { DEAF_CHANNEL } else { "" }, MAX_DEPTH];
-        let least = if cast.fencing == Fencing::Off { "" } else { "7" };
-        let proposal = match cast.fencing {
+        let entry = |one: usize| {
+            [
+                CLAIM_MS,
+                if scenario.attempts[one].is_unsubscribed { UNSUBSCRIBED_CHANNEL } else { "" },
+                MAX_DEPTH,
+            ]
+        };
+        let least = if scenario.fencing == Fencing::Off { "" } else { "7" };
+        let proposal = match scenario.fencing {
             Fencing::Proposed => (state.kept.counter.unwrap_or(instant) + 5).to_string(),
             _ => String::new(),
         };
         let acquire = |one: usize, entry: [&str; 3], place: Option<i64>| {
             let (name, owner) = names(one);
-            let script = if cast.attempts[one].writes { "write_acquire" } else { "read_acquire" };
+            let script = if scenario.attempts[one].writes { "write_acquire" } else { "read_acquire" };
             let place = place.map_or_else(String::new, |place| (instant + place).to_string());
             let mut arguments = vec![name, TTL, owner];
-            if cast.quorum {
+            if scenario.quorum {
                 arguments.extend([&proposal, ""]);
             } else {
                 arguments.push(least);
             }
             arguments.extend(entry);
             arguments.extend([&place, "", ""]);
-            arguments.extend(cast.quorum.then_some(""));
-            arguments.extend((!cast.attempts[one].writes).then_some("100"));
+            arguments.extend(scenario.quorum.then_some(""));
+            arguments.extend((!scenario.attempts[one].writes).then_some("100"));
             send(script, 3, &arguments)
         };
         match self {
             Move::Try(one) => acquire(one, ["", "", MAX_DEPTH], None),
             Move::Ask(one) => acquire(one, entry(one), state.noted[one]),
-            Move::Unheard(one) => acquire(one, entry(one), None),
+            Move::LostReply(one) => acquire(one, entry(one), None),
             Move::Release(one) | Move::Leave(one) => {
                 let (name, owner) = names(one);
                 let [claim, channel, depth] = entry(one);
                 match self {
-                    _ if cast.attempts[one].doubted => {
+                    _ if scenario.attempts[one].has_late_requests => {
                         send("release", 3, &[name, owner, least, "1", claim, channel, depth])
                     }
                     Move::Leave(_) => send("release", 3, &[name, owner, least, "", claim, channel, depth]),
@@ -152,15 +162,15 @@ impl Move {
     }
 
     /// Describes the step and its answer.
-    pub fn describe(self, cast: &Cast, answer: Option<Answer>) -> String {
+    pub fn describe(self, scenario: &Scenario, answer: Option<Answer>) -> String {
         let name = |one: usize| {
-            let (owner, name) = (cast.owners[cast.attempts[one].owner], cast.attempts[one].name);
+            let (owner, name) = (scenario.owners[scenario.attempts[one].owner], scenario.attempts[one].name);
             if owner == name { name.to_owned() } else { format!("{owner}'s {name}") }
         };
         let what = match self {
             Move::Try(one) => format!("{} tries", name(one)),
             Move::Ask(one) => format!("{} tries and queues", name(one)),
-            Move::Unheard(one) => format!("{} tries and queues, and its answer is lost or late", name(one)),
+            Move::LostReply(one) => format!("{} tries and queues, and its answer is lost or late", name(one)),
             Move::Release(one) => format!("{} is released", name(one)),
             Move::Leave(one) => format!("{} is released and leaves the queue", name(one)),
             Move::Renew(one) => format!("{} is renewed", name(one)),
@@ -168,7 +178,7 @@ impl Move {
             Move::ForceReaders => "the readers' holds are revoked".to_owned(),
             Move::ForceWriter => "the writer's hold is revoked".to_owned(),
             Move::WriteOver => "the writer's hold expires".to_owned(),
-            Move::ReadOver(owner) => format!("the read hold of {} expires", cast.owners[owner]),
+            Move::ReadOver(owner) => format!("the read hold of {} expires", scenario.owners[owner]),
             Move::GateOver => "the gate for new readers expires".to_owned(),
             Move::UpgradeOver => "the upgrade's mark expires".to_owned(),
             Move::KeyOver => "the key expires".to_owned(),
@@ -183,10 +193,10 @@ impl Move {
 }
 
 impl State {
-    pub fn first(cast: &Cast) -> State {
-        let attempts = cast.attempts.len();
+    pub fn first(scenario: &Scenario) -> State {
+        let attempts = scenario.attempts.len();
         State {
-            kept: Kept::new(cast),
+            kept: ServerState::new(scenario),
             beliefs: vec![Idle; attempts],
             written: 0,
             noted: vec![None; attempts],
@@ -195,22 +205,22 @@ impl State {
 
     /// The possible next steps; and the requests that can arrive, late or once more, but must
     /// change nothing.
-    pub fn moves(&self, cast: &Cast) -> (Vec<Move>, Vec<Move>) {
+    pub fn moves(&self, scenario: &Scenario) -> (Vec<Move>, Vec<Move>) {
         let (mut moves, mut idle) = (Vec::new(), Vec::new());
         let begun = self.beliefs.iter().filter(|belief| **belief != Idle).count();
-        for (one, attempt) in cast.attempts.iter().enumerate() {
+        for (one, attempt) in scenario.attempts.iter().enumerate() {
             match self.beliefs[one] {
-                Idle if begun == cast.begun => {}
+                Idle if begun == scenario.begun => {}
                 Idle => {
                     moves.extend([Move::Try(one), Move::Ask(one)]);
-                    moves.extend(attempt.doubted.then_some(Move::Unheard(one)));
+                    moves.extend(attempt.has_late_requests.then_some(Move::LostReply(one)));
                 }
                 Waits => {
                     moves.extend([Move::Ask(one), Move::Leave(one)]);
-                    moves.extend(attempt.doubted.then_some(Move::Unheard(one)));
+                    moves.extend(attempt.has_late_requests.then_some(Move::LostReply(one)));
                 }
                 Writes(_) => {
-                    moves.extend([Move::Release(one), Move::Downgrade(one), Move::Unheard(one)]);
+                    moves.extend([Move::Release(one), Move::Downgrade(one), Move::LostReply(one)]);
                     idle.push(Move::Renew(one));
                 }
                 Reads(_) => {
@@ -219,39 +229,41 @@ impl State {
                     if attempt.writes {
                         idle.push(Move::Downgrade(one));
                     }
-                    moves.extend((attempt.doubted || !attempt.writes).then_some(Move::Unheard(one)));
+                    moves.extend(
+                        (attempt.has_late_requests || !attempt.writes).then_some(Move::LostReply(one)),
+                    );
                 }
                 Lost | Refused => {
                     let leaves = self.beliefs[one] == Refused;
                     moves.push(if leaves { Move::Leave(one) } else { Move::Release(one) });
                     idle.push(Move::Renew(one));
-                    moves.extend(attempt.doubted.then_some(Move::Unheard(one)));
+                    moves.extend(attempt.has_late_requests.then_some(Move::LostReply(one)));
                 }
                 Done => {
                     moves.push(Move::Release(one));
                     idle.push(Move::Renew(one));
                     idle.extend(attempt.writes.then_some(Move::Downgrade(one)));
                 }
-                Ended => idle.extend([Move::Unheard(one), Move::Release(one)]),
+                Ended => idle.extend([Move::LostReply(one), Move::Release(one)]),
             }
         }
         let kept = &self.kept;
         if kept.writes().is_some() {
             moves.extend([Move::WriteOver, Move::ForceWriter]);
         }
-        let readers = (0..cast.owners.len()).filter(|owner| kept.reads(*owner).is_some());
+        let readers = (0..scenario.owners.len()).filter(|owner| kept.reads(*owner).is_some());
         moves.extend(readers.clone().map(Move::ReadOver));
         moves.extend(readers.clone().next().map(|_| Move::ForceReaders));
         moves.extend((kept.writer_wait_until == Some(true)).then_some(Move::GateOver));
         moves.extend(kept.upgrade.is_some_and(|(live, _)| live).then_some(Move::UpgradeOver));
         moves.extend((kept.is_free() && !kept.is_gone()).then_some(Move::KeyOver));
-        let missed = (0..cast.attempts.len()).filter(|one| cast.may_miss && kept.is_alive(*one));
+        let missed = (0..scenario.attempts.len()).filter(|one| scenario.may_miss && kept.is_alive(*one));
         moves.extend(missed.map(Move::Missed));
         (moves, idle)
     }
 
     /// The state after an expiry.
-    pub fn pass(&self, cast: &Cast, passes: Move) -> State {
+    pub fn pass(&self, scenario: &Scenario, passes: Move) -> State {
         let mut next = self.clone();
         let kept = &mut next.kept;
         let over = match passes {
@@ -270,12 +282,12 @@ impl State {
         match passes {
             Move::GateOver => kept.writer_wait_until = Some(false),
             Move::UpgradeOver => kept.upgrade = kept.upgrade.map(|(_, owner)| (false, owner)),
-            Move::Missed(one) => next.miss(cast, one),
+            Move::Missed(one) => next.miss(scenario, one),
             Move::WriteOver | Move::ReadOver(_) if kept.mode != Mode::Sole => {}
             _ => {
                 let (queue, seen) = (std::mem::take(&mut kept.queue), std::mem::take(&mut kept.seen));
                 let (counter, ended) = (kept.counter, std::mem::take(&mut kept.ended));
-                *kept = Kept { queue, seen, ended, counter, ..Kept::new(cast) };
+                *kept = ServerState { queue, seen, ended, counter, ..ServerState::new(scenario) };
             }
         }
         next
@@ -283,7 +295,7 @@ impl State {
 
     /// A claim passes without a poll of this attempt, nor of those that queued before it and have
     /// not polled since.
-    fn miss(&mut self, cast: &Cast, one: usize) {
+    fn miss(&mut self, scenario: &Scenario, one: usize) {
         self.kept.seen[one] = false;
         let missed = self.kept.queued(one);
         for time in self.times() {
@@ -291,7 +303,7 @@ impl State {
                 *time -= PASSED;
             }
         }
-        self.kept.lapse(cast);
+        self.kept.lapse(scenario);
     }
 
     fn times(&mut self) -> impl Iterator<Item = &mut i64> {
@@ -317,10 +329,10 @@ impl State {
 
     /// Sets lost and refused attempts to `Done` if the server has nothing left of them and no
     /// request is in flight: both have the same next steps.
-    pub fn settle(&mut self, cast: &Cast) {
+    pub fn simplify(&mut self, scenario: &Scenario) {
         for (one, belief) in self.beliefs.iter_mut().enumerate() {
-            let settled = !cast.attempts[one].doubted && !self.kept.names(one);
-            if settled && matches!(belief, Lost | Refused) {
+            let is_done = !scenario.attempts[one].has_late_requests && !self.kept.names(one);
+            if is_done && matches!(belief, Lost | Refused) {
                 *belief = Done;
             }
             // Its later requests have no place.
@@ -332,7 +344,7 @@ impl State {
     }
 
     /// The bytes that distinguish this state from others.
-    pub fn outline(&self, cast: &Cast) -> Vec<u8> {
+    pub fn outline(&self, scenario: &Scenario) -> Vec<u8> {
         let mut outline = Vec::with_capacity(64);
         for belief in &self.beliefs {
             outline.push(match belief {
@@ -351,7 +363,7 @@ impl State {
             let matters = noted.is_some() && self.kept.queued(one).is_none_or(|place| place == UPGRADES);
             outline.push(u8::from(matters) + u8::from(matters && *noted <= self.kept.writer_left));
         }
-        self.kept.outline(cast, &mut outline);
+        self.kept.outline(scenario, &mut outline);
         outline
     }
 }

@@ -66,7 +66,7 @@ fn wrong_coverage(rules: &Rules, size: &Size) -> Vec<&'static str> {
         ("acquisitions", size.acquired > 0, true),
         ("writes after another acquisition", size.in_turn[0] > 0, writers),
         ("reads after another acquisition", size.in_turn[1] > 0, writers && readers),
-        ("late requests", size.unheard > 0, true),
+        ("late requests", size.lost_replies > 0, true),
         ("second rounds", size.taken > 0, readers),
         ("re-creations", size.recreated > 0, rules.recreate != Recreate::Never),
         ("crashes", size.crashed > 0, rules.crashes > 0),

@@ -45,7 +45,7 @@ pub struct Way {
 
 /// A step of a node that lost its data, before it votes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mend {
+pub enum Repair {
     /// Waits for longer than the longest TTL: attempts that counted an earlier answer of this node
     /// have ended by then.
     Wait,
@@ -89,7 +89,7 @@ pub struct Rules {
     /// The number of crashes. A node that crashes loses its holders, and may return to a smaller
     /// largest number.
     pub crashes: u32,
-    pub mends: &'static [Mend],
+    pub repairs: &'static [Repair],
     pub outcome: Outcome,
 }
 
@@ -108,7 +108,7 @@ const STRICT: Rules = Rules {
     recreate: Recreate::Never,
     twice: false,
     crashes: 0,
-    mends: &[Mend::Wait, Mend::Copy],
+    repairs: &[Repair::Wait, Repair::Copy],
     outcome: Outcome::Holds(0),
 };
 const TWO: Rules = Rules { attempts: "ww", proposals: 2, ..STRICT };
@@ -205,10 +205,10 @@ pub const MUTANTS: &[Rules] = &[
     ),
     breaks("two of four nodes are a majority", 8, Rules { nodes: 4, ..TWO }),
     breaks("a key is re-created below a larger number", 17, Rules { recreate: Recreate::Anywhere, ..STRICT }),
-    breaks("a node that lost its data votes at once", 9, Rules { mends: &[], ..CRASH }),
-    breaks("it waits, and copies nothing", 10, Rules { mends: &[Mend::Wait], ..CRASH }),
-    breaks("it copies, and does not wait", 11, Rules { mends: &[Mend::Copy], ..CRASH }),
-    breaks("it copies, and then it waits", 12, Rules { mends: &[Mend::Copy, Mend::Wait], ..CRASH }),
+    breaks("a node that lost its data votes at once", 9, Rules { repairs: &[], ..CRASH }),
+    breaks("it waits, and copies nothing", 10, Rules { repairs: &[Repair::Wait], ..CRASH }),
+    breaks("it copies, and does not wait", 11, Rules { repairs: &[Repair::Copy], ..CRASH }),
+    breaks("it copies, and then it waits", 12, Rules { repairs: &[Repair::Copy, Repair::Wait], ..CRASH }),
     breaks(
         "a reader takes the largest answer, and stores it nowhere",
         12,

@@ -14,7 +14,7 @@ pub struct Size {
     pub acquired: usize,
     /// Acquisitions that began after another one had finished: of writers, of readers.
     pub in_turn: [usize; 2],
-    pub unheard: usize,
+    pub lost_replies: usize,
     pub taken: usize,
     pub recreated: usize,
     pub crashed: usize,
@@ -33,7 +33,7 @@ impl Size {
                     self.in_turn[get(word, READS) as usize] += 1;
                 }
             }
-            Step::Unheard { .. } => self.unheard += 1,
+            Step::LostReply { .. } => self.lost_replies += 1,
             Step::Take { .. } => self.taken += 1,
             Step::Recreate { .. } => self.recreated += 1,
             Step::Crash { .. } => self.crashed += 1,
@@ -61,7 +61,7 @@ impl std::fmt::Display for Found {
 }
 
 /// A state, the state from which it was first reached, and the number of the step.
-struct Reached {
+struct Visit {
     state: State,
     from: usize,
     step: usize,
@@ -72,7 +72,7 @@ pub fn search(rules: &Rules) -> Result<Size, Found> {
     let mut size = Size::default();
     let mut known = HashSet::with_hasher(BuildQuick::default());
     let (first, ..) = State::first(rules).sorted(rules);
-    let mut reached = vec![Reached { state: first, from: 0, step: 0 }];
+    let mut reached = vec![Visit { state: first, from: 0, step: 0 }];
     known.insert(first);
     let (mut at, mut next) = (0, Vec::new());
     while at < reached.len() {
@@ -85,7 +85,7 @@ pub fn search(rules: &Rules) -> Result<Size, Found> {
             }
             let (state, ..) = after.sorted(rules);
             if known.insert(state) {
-                reached.push(Reached { state, from: at, step: number });
+                reached.push(Visit { state, from: at, step: number });
             }
         }
         at += 1;
@@ -112,7 +112,7 @@ fn broken(before: &State, step: Step) -> Option<String> {
 
 /// Describes the steps to a state, and one more. Attempts and nodes are sorted in each state, so
 /// the steps are repeated to follow each of them.
-fn way(rules: &Rules, reached: &[Reached], mut at: usize, last: usize) -> Vec<String> {
+fn way(rules: &Rules, reached: &[Visit], mut at: usize, last: usize) -> Vec<String> {
     let mut numbers = vec![last];
     while at != 0 {
         numbers.push(reached[at].step);

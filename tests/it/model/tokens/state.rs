@@ -22,7 +22,7 @@ pub const HELD: usize = 4;
 /// The largest number that the node accepted.
 pub const MAX: usize = 5;
 /// 0 if the node votes, otherwise one more than the number of repair steps that it has done.
-pub const MENDS: usize = 6;
+pub const REPAIRS: usize = 6;
 /// Whether a node that lost its data has copied from this one.
 pub const COPIED: usize = 7;
 

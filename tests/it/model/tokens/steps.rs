@@ -1,9 +1,9 @@
 //! The possible steps from a state.
 
-use super::protocols::{Mend, Recreate, Request, Rules, Take};
+use super::protocols::{Recreate, Repair, Request, Rules, Take};
 use super::state::{
-    ARRIVED, COPIED, DONE, FINISHED, FIRST, FREE, HELD, IDLE, MAX, MENDS, OVER, PHASE, READS, SECOND, SENDS,
-    SHARED, State, TAKES, get, set,
+    ARRIVED, COPIED, DONE, FINISHED, FIRST, FREE, HELD, IDLE, MAX, OVER, PHASE, READS, REPAIRS, SECOND,
+    SENDS, SHARED, State, TAKES, get, set,
 };
 
 /// The limit of the nodes' counters.
@@ -22,7 +22,7 @@ pub enum Step {
         answer: u32,
     },
     /// A request that arrives late or once more, or whose answer is lost.
-    Unheard {
+    LostReply {
         one: usize,
         node: usize,
         sent: u32,
@@ -65,7 +65,7 @@ impl Step {
             Step::Grant { one, node, answer } => {
                 format!("{} grants {}, and answers {answer}", node_name(node), name(one))
             }
-            Step::Unheard { one, node, sent } => {
+            Step::LostReply { one, node, sent } => {
                 format!("{} serves the {sent} of {}, whose answer is lost", node_name(node), name(one))
             }
             Step::Take { one, takes } => format!("{} takes {takes}, and sends that", name(one)),
@@ -184,7 +184,7 @@ impl State {
             None => (way.first, get(word, SENDS)),
         };
         for node in 0..rules.nodes {
-            if get(self.nodes[node], MENDS) != 0 {
+            if get(self.nodes[node], REPAIRS) != 0 {
                 continue;
             }
             let pending = get(self.nodes[node], one) == 0;
@@ -204,13 +204,13 @@ impl State {
                     if !rules.twice {
                         set(&mut after.nodes[node], one, ARRIVED);
                     }
-                    next.push((Step::Unheard { one, node, sent }, after));
+                    next.push((Step::LostReply { one, node, sent }, after));
                 }
             }
             if second.is_some() && rules.twice {
                 let sent = get(word, SENDS);
                 let served = self.serve(way.first, sent, one, node).filter(|(_, after)| after != self);
-                next.extend(served.map(|(_, after)| (Step::Unheard { one, node, sent }, after)));
+                next.extend(served.map(|(_, after)| (Step::LostReply { one, node, sent }, after)));
             }
         }
     }
@@ -247,7 +247,7 @@ impl State {
         for node in 0..rules.nodes {
             let (held, max) = (get(self.nodes[node], HELD), get(self.nodes[node], MAX));
             let missing = held == FREE || held == SHARED && holder == SHARED && max != token;
-            let votes = get(self.nodes[node], MENDS) == 0;
+            let votes = get(self.nodes[node], REPAIRS) == 0;
             if votes && missing && (max <= token || rules.recreate == Recreate::Anywhere) {
                 let mut after = *self;
                 set(&mut after.nodes[node], MAX, token);
@@ -271,21 +271,21 @@ impl State {
     /// expired leases and late requests.
     fn crash(&self, rules: &Rules, node: usize, next: &mut Next) {
         let word = self.nodes[node];
-        let Some(mended) = get(word, MENDS).checked_sub(1) else {
-            if self.crashes > 0 && self.nodes.iter().all(|node| get(*node, MENDS) == 0) {
+        let Some(repairs_done) = get(word, REPAIRS).checked_sub(1) else {
+            if self.crashes > 0 && self.nodes.iter().all(|node| get(*node, REPAIRS) == 0) {
                 for left in 0..get(word, MAX) {
                     let mut after = *self;
                     after.crashes -= 1;
                     set(&mut after.nodes[node], MAX, left);
                     set(&mut after.nodes[node], HELD, FREE);
-                    after.mended(rules, node, 0);
+                    after.repair_ends(rules, node, 0);
                     next.push((Step::Crash { node, left }, after));
                 }
             }
             return;
         };
-        match rules.mends[mended as usize] {
-            Mend::Wait => {
+        match rules.repairs[repairs_done as usize] {
+            Repair::Wait => {
                 let mut after = *self;
                 for one in 0..rules.attempts.len() {
                     let live = matches!(get(self.attempts[one], PHASE), FIRST | SECOND);
@@ -293,10 +293,10 @@ impl State {
                         after.end(one, OVER, rules);
                     }
                 }
-                after.mended(rules, node, mended + 1);
+                after.repair_ends(rules, node, repairs_done + 1);
                 next.push((Step::Wait { node }, after));
             }
-            Mend::Copy => {
+            Repair::Copy => {
                 let others = (0..rules.nodes).filter(|from| *from != node);
                 for from in others.filter(|from| get(self.nodes[*from], COPIED) == 0) {
                     let mut after = *self;
@@ -306,7 +306,7 @@ impl State {
                     let copied = after.nodes.iter().filter(|node| get(**node, COPIED) == 1).count();
                     if copied > (rules.nodes - 1) / 2 {
                         after.nodes.iter_mut().for_each(|node| set(node, COPIED, 0));
-                        after.mended(rules, node, mended + 1);
+                        after.repair_ends(rules, node, repairs_done + 1);
                     }
                     next.push((Step::Copy { node, from }, after));
                 }
@@ -315,8 +315,8 @@ impl State {
     }
 
     /// A node votes again once all repair steps are done.
-    fn mended(&mut self, rules: &Rules, node: usize, mended: u32) {
-        let more = (mended as usize) < rules.mends.len();
-        set(&mut self.nodes[node], MENDS, if more { mended + 1 } else { 0 });
+    fn repair_ends(&mut self, rules: &Rules, node: usize, repairs_done: u32) {
+        let more = (repairs_done as usize) < rules.repairs.len();
+        set(&mut self.nodes[node], REPAIRS, if more { repairs_done + 1 } else { 0 });
     }
 }
