@@ -1,14 +1,21 @@
 //! TLS in every topology, with a private CA and client certificates.
 
+use std::time::Duration;
+
 use redlatch::redis::{Client, ClientTlsConfig, TlsCertificates};
-use redlatch::{ConfigError, Error, Locks, LocksBuilder};
+use redlatch::{ConfigError, Error, Locks, LocksBuilder, Options};
 
 use crate::support::tls::{Authority, is_available, url};
 use crate::support::{Server, subscribe};
 
+/// Many handshakes at a time take long on a busy machine.
+fn options() -> Options {
+    Options::new().node_timeout(Duration::from_secs(10))
+}
+
 /// Requests and messages both pass.
 async fn is_usable(builder: LocksBuilder, servers: &[&Server]) {
-    subscribe(&builder.connect().await.unwrap(), servers).await;
+    subscribe(&builder.options(options()).connect().await.unwrap(), servers).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,7 +72,7 @@ async fn tls_cluster_takes_a_private_ca_and_a_client_certificate() {
     let builder = || Locks::builder().cluster([url(one.1)]);
     is_usable(builder().tls(authority.certificates()), &[&one.0, &other.0]).await;
     // Of two names at least one is at the node that was not named.
-    let locks = builder().tls(authority.certificates()).connect().await.unwrap();
+    let locks = builder().tls(authority.certificates()).options(options()).connect().await.unwrap();
     for name in ["x", "y", "z", "a", "b", "c"] {
         locks.mutex(name).unwrap().lock().await.unwrap().release().await.unwrap();
     }

@@ -12,7 +12,7 @@ use crate::support::{Stopwatch, eventually, soon};
 const NEVER: Duration = Duration::from_secs(10);
 
 fn patient() -> Options {
-    Options::new().poll_cap(NEVER)
+    Options::new().poll_cap(NEVER).node_timeout(Duration::from_secs(10))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,6 +137,10 @@ async fn quorum_release_skips_a_dead_waiter() {
             async move { lock.lock().await }
         });
         quorum.queued(0b11111, &lock, 2).await;
+        for server in &quorum.servers {
+            eventually("both waiters are subscribed", || async { server.subscribers().await.len() == 2 })
+                .await;
+        }
         runtime.shutdown_background();
         assert!(dead.await.is_err(), "it waited until its runtime ended");
         for server in &quorum.servers {

@@ -23,8 +23,15 @@ async fn rwlock_standalone_release_sends_one_message_per_client() {
         let mut readers = JoinSet::new();
         for _ in 0..CLIENTS {
             let other = client(&server, notified_only()).await;
-            // A client's first waiter subscribes; the subscription serves all of them.
-            for _ in 0..READERS {
+            let subscribers = server.subscribers().await;
+            for reader in 0..READERS {
+                if reader == 1 {
+                    // A client's first waiter subscribes; the subscription serves all of them.
+                    eventually("the client subscribes", || async {
+                        server.subscribers().await.iter().any(|id| !subscribers.contains(id))
+                    })
+                    .await;
+                }
                 let (other, inside) = (other.clone(), Arc::clone(&inside));
                 readers.spawn(async move {
                     let guard = other.read().await.unwrap();
