@@ -24,11 +24,18 @@ const NODE: &str = "{}node";
 #[derive(Clone)]
 pub struct Name(Arc<Keys>);
 
+/// The keys, in one text: a client may hold very many locks.
 struct Keys {
-    prefix: usize,
-    lock: String,
-    fence: String,
-    waiters: String,
+    /// The fencing counter's key, which contains the lock's, and then the queue's.
+    text: Box<str>,
+    /// Where the lock's key begins: behind the brace that makes it a hash tag.
+    lock: u32,
+    /// Where the name begins, behind the prefix.
+    name: u32,
+    /// Where the lock's key ends.
+    end: u32,
+    /// Where the fencing counter's key ends.
+    waiters: u32,
 }
 
 impl Name {
@@ -45,40 +52,43 @@ impl Name {
         if !tagged && lock.contains('}') {
             return Err(problem(NameProblem::BrokenHashTag));
         }
-        let companion = |suffix: &str| {
-            if tagged { format!("{lock}:{suffix}") } else { format!("{{{lock}}}:{suffix}") }
-        };
-        let (fence, waiters) = (companion(FENCE), companion(WAITERS));
         // Two kinds of tagged keys collide with other locks: `{a}:fence` is the fencing counter of
         // the lock `a`, and a lock `{a}` would share its companion keys with `a`.
         let is_tag = lock.starts_with('{') && lock.find('}') == Some(lock.len() - 1);
         if tagged && (is_tag || belongs_to_another(&lock) || lock.ends_with(NODE)) {
             return Err(problem(NameProblem::Reserved));
         }
-        Ok(Name(Arc::new(Keys { prefix: prefix.len(), lock, fence, waiters })))
+        let (open, close) = if tagged { ("", "") } else { ("{", "}") };
+        let text = format!("{open}{lock}{close}:{FENCE}{open}{lock}{close}:{WAITERS}").into_boxed_str();
+        // A name and a prefix are far shorter than 4 GB.
+        let place = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let (start, end) = (open.len(), open.len() + lock.len());
+        let waiters = end + close.len() + 1 + FENCE.len();
+        let (lock, name) = (place(start), place(start + prefix.len()));
+        Ok(Name(Arc::new(Keys { text, lock, name, end: place(end), waiters: place(waiters) })))
     }
 
     /// Returns the name as it was given, without the prefix.
     pub fn as_str(&self) -> &str {
-        &self.0.lock[self.0.prefix..]
+        &self.0.text[self.0.name as usize..self.0.end as usize]
     }
 
     /// Returns the lock's key.
     pub fn key(&self) -> &str {
-        &self.0.lock
+        &self.0.text[self.0.lock as usize..self.0.end as usize]
     }
 
     pub(crate) fn fence(&self) -> &str {
-        &self.0.fence
+        &self.0.text[..self.0.waiters as usize]
     }
 
     pub(crate) fn waiters(&self) -> &str {
-        &self.0.waiters
+        &self.0.text[self.0.waiters as usize..]
     }
 
     /// Returns the key of a guarded quorum's node. No lock can have it, since it is no valid name.
     pub(crate) fn node(&self) -> String {
-        node_key(&self.0.lock[..self.0.prefix])
+        node_key(&self.0.text[self.0.lock as usize..self.0.name as usize])
     }
 }
 
@@ -209,6 +219,10 @@ mod tests {
     fn a_name_is_shown_without_its_prefix() {
         let name = Name::new("lock:", "backup").unwrap();
         assert_eq!((name.as_str(), name.key()), ("backup", "lock:backup"));
-        assert_eq!(name.fence(), "{lock:backup}:fence");
+        assert_eq!((name.fence(), name.waiters()), ("{lock:backup}:fence", "{lock:backup}:waiters"));
+        assert_eq!(name.node(), "lock:{}node");
+        let tagged = Name::new("lock:", "{a}b").unwrap();
+        assert_eq!((tagged.as_str(), tagged.key()), ("{a}b", "lock:{a}b"));
+        assert_eq!((tagged.fence(), tagged.waiters()), ("lock:{a}b:fence", "lock:{a}b:waiters"));
     }
 }

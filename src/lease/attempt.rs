@@ -32,12 +32,21 @@ pub(super) struct Proposal {
     pub(super) is_nested: bool,
 }
 
-/// How an attempt is queued: how long a grant is kept for it, and on which channel it is notified.
-/// The same in each of its requests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct QueueEntry {
-    pub(super) claim: Duration,
-    pub(super) channel: Option<Arc<str>>,
+/// How an attempt is queued. The same in each of its requests. Cheap to clone, and small: each
+/// lease has a place for one, although few were queued.
+#[derive(Clone)]
+pub(super) struct QueueEntry(Arc<QueueTerms>);
+
+struct QueueTerms {
+    claim: Duration,
+    channel: Option<Arc<str>>,
+}
+
+impl QueueEntry {
+    /// How long a grant is kept for the attempt.
+    pub(super) fn claim(&self) -> Duration {
+        self.0.claim
+    }
 }
 
 /// One try to get a lock. Each of its requests carries its id, which makes the requests idempotent.
@@ -46,10 +55,10 @@ pub(crate) struct Attempt {
     pub(super) name: Name,
     pub(super) options: Arc<Options>,
     /// `None`: the attempt itself.
-    owner: Option<String>,
+    owner: Option<Box<str>>,
     pub(super) id: Uuid,
     /// The id and the labels of the client, as the server stores them.
-    text: String,
+    text: Box<str>,
     /// Its requests whose effect is unknown.
     pub(super) in_flight: Arc<InFlight>,
     /// Not the nodes: a lease outlives its client, and would keep the connections open.
@@ -69,7 +78,7 @@ impl Attempt {
         owner: Option<String>,
     ) -> Attempt {
         let id = Uuid::new_v4();
-        let text = format!("{}{}", id.simple(), suffix);
+        let (text, owner) = (format!("{}{suffix}", id.simple()).into(), owner.map(String::into));
         let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
         let (deployment, labels) = (nodes.deployment, Arc::clone(nodes.labels()));
         Attempt { kind, name, options, owner, id, text, in_flight, deployment, labels, queued_at }
@@ -111,7 +120,7 @@ impl Attempt {
 
     /// How this attempt is queued, notified through `channel` or polling.
     pub(super) fn queue_entry(&self, channel: Option<&Arc<str>>) -> QueueEntry {
-        QueueEntry { claim: self.claim(), channel: channel.cloned() }
+        QueueEntry(Arc::new(QueueTerms { claim: self.claim(), channel: channel.cloned() }))
     }
 
     /// How long the lock is kept for this attempt once it is granted while it waits.
@@ -303,9 +312,9 @@ fn keys(name: &Name) -> [&str; 3] {
 
 fn queued_as<'a>(call: Call<'a>, entry: Option<&QueueEntry>) -> Call<'a> {
     match entry {
-        Some(QueueEntry { claim, channel }) => {
-            let call = call.number(millis(*claim));
-            match channel {
+        Some(QueueEntry(terms)) => {
+            let call = call.number(millis(terms.claim));
+            match &terms.channel {
                 Some(channel) => call.owned(channel.to_string()),
                 None => call.default(),
             }
