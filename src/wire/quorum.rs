@@ -2,9 +2,11 @@
 //! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 //! [`Votes`]: their replies to one request.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::Value;
@@ -239,17 +241,22 @@ impl Nodes {
         let call = Arc::new(call.to_owned());
         // Each node sends once, so no sender ever waits.
         let (sender, mut answers) = mpsc::channel(among.len().max(1));
+        let mut pending = Vec::with_capacity(among.len());
         for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
             in_flight.sent();
-            let (node, call, in_flight, sender) =
-                (Arc::clone(node), Arc::clone(&call), Arc::clone(in_flight), sender.clone());
-            self.runtime.spawn(async move {
+            let (node, call, in_flight) = (Arc::clone(node), Arc::clone(&call), Arc::clone(in_flight));
+            pending.push(Box::pin(async move {
                 let outcome = node.vote(&call).await;
                 in_flight.record(&outcome);
-                let _decided_without_it = sender.send((place, outcome)).await;
-            });
+                (place, outcome)
+            }));
         }
-        drop(sender);
+        // One task for all nodes: switching between tasks costs more than polling the requests.
+        self.runtime.spawn(async move {
+            while let Some(vote) = next_ready(&mut pending).await {
+                let _decided_without_it = sender.send(vote).await;
+            }
+        });
         let replicas = call.replicas().map_or(0, |(count, _)| count);
         let mut votes = self.votes(Vec::new(), wait_for);
         let grace = sleep(Duration::MAX);
@@ -487,6 +494,20 @@ impl Drop for HoldCount {
 pub(crate) fn median_clock(mut clocks: Vec<u64>, majority: usize) -> Option<u64> {
     clocks.sort_unstable();
     clocks.get(majority - 1).copied()
+}
+
+/// Returns the output of the future that ends first; `None` after the last one.
+async fn next_ready<F: Future>(pending: &mut Vec<Pin<Box<F>>>) -> Option<F::Output> {
+    poll_fn(|context| {
+        for place in 0..pending.len() {
+            if let Poll::Ready(output) = pending[place].as_mut().poll(context) {
+                drop(pending.swap_remove(place));
+                return Poll::Ready(Some(output));
+            }
+        }
+        if pending.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
 }
 
 fn is_positive(vote: &Result<Reply, Failure>, least: i64) -> bool {
