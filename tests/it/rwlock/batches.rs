@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -15,14 +16,16 @@ use crate::support::{Oracle, Server, Stopwatch, eventually, soon};
 async fn rwlock_standalone_release_sends_one_message_per_client() {
     const CLIENTS: usize = 3;
     const READERS: usize = 5;
+    // A client that cannot subscribe in time on a busy machine would poll.
+    let options = || notified_only().node_timeout(Duration::from_secs(10));
     let server = Server::start().await;
-    let lock = client(&server, notified_only()).await;
+    let lock = client(&server, options()).await;
     for _ in 0..3 {
         let writing = lock.write().await.unwrap();
         let inside = Arc::new(Barrier::new(CLIENTS * READERS));
         let mut readers = JoinSet::new();
         for _ in 0..CLIENTS {
-            let other = client(&server, notified_only()).await;
+            let other = client(&server, options()).await;
             let subscribers = server.subscribers().await;
             for reader in 0..READERS {
                 if reader == 1 {
@@ -46,7 +49,7 @@ async fn rwlock_standalone_release_sends_one_message_per_client() {
         })
         .await;
         let writer = queued(&server, &lock, {
-            let other = client(&server, notified_only()).await;
+            let other = client(&server, options()).await;
             async move { other.write().await }
         })
         .await;

@@ -9,7 +9,7 @@ pub const NEVER: Duration = Duration::from_secs(10);
 
 /// Options of waiters that acquire early only if they are notified.
 pub fn notified_only() -> Options {
-    Options::new().poll_cap(NEVER).node_timeout(Duration::from_secs(10))
+    Options::new().poll_cap(NEVER)
 }
 
 pub async fn see(lock: &RwLock) -> RwInspection {
