@@ -175,10 +175,16 @@ impl Lease {
         }
     }
 
-    /// Moves the deadline to what a renewal promises that was sent at `sent`. False if it is too
-    /// late.
+    /// Moves the deadline to what a renewal promises that was sent at `sent`, and never beyond the
+    /// longest hold. False if it is too late.
+    ///
+    /// A is to renew for the last 100 ms of its longest hold, but sends that request 50 ms late.
+    /// The next one is for what is left then, and makes the key expire where the longest hold ends:
+    /// the deadline of the first one would be 50 ms after that, while B may acquire the lock.
     pub(super) fn extend(&self, sent: Moment, ttl: Duration) -> bool {
-        let extended = self.0.deadline.extend(sent + self.attempt().trusted(ttl));
+        let until = sent + self.attempt().trusted(ttl);
+        let until = self.longest_until().map_or(until, |longest| until.min(longest));
+        let extended = self.0.deadline.extend(until);
         self.0.notify.notify_waiters();
         extended
     }
@@ -198,7 +204,9 @@ impl Lease {
         let _reason = match end {
             LeaseEnd::Revoked => "the server has ended it",
             _ if self.options().renewal == Renewal::Never => "its TTL expired; renewal is off",
-            _ if self.has_reached_max_hold() => "it has reached max_hold",
+            _ if self.longest_until().is_some_and(|longest| longest <= Moment::now()) => {
+                "it has reached max_hold"
+            }
             _ => "it was not renewed in time",
         };
         let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
@@ -235,10 +243,10 @@ impl Lease {
         (ttl >= Duration::from_millis(1)).then_some(ttl)
     }
 
-    fn has_reached_max_hold(&self) -> bool {
+    /// Where its longest hold ends.
+    fn longest_until(&self) -> Option<Moment> {
         let attempt = &self.0.attempt;
-        let trusted = attempt.options.max_hold.map(|longest| attempt.trusted(longest));
-        trusted.is_some_and(|trusted| Moment::now().since(self.0.counts_from) >= trusted)
+        attempt.options.max_hold.map(|longest| self.0.counts_from + attempt.trusted(longest))
     }
 
     /// The owner as the server knows it.

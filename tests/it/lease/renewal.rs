@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use redlatch::Locks;
+use tokio::task::JoinSet;
 
 use crate::support::{AnyGuard, Kind, Proxy, Server, Stopwatch, eventually, soon, ttl};
 
@@ -109,6 +110,34 @@ async fn renewals_raise_the_minimum_token_of_a_client() {
     guard.release().await.unwrap();
     drop(locks);
     server.assert_nothing_left().await;
+}
+
+/// The last renewals are for what is left of the longest hold. One that is sent late must not be
+/// trusted beyond it: the next one, which is shorter, makes the key expire there.
+#[tokio::test]
+async fn a_renewal_that_is_sent_late_does_not_exceed_max_hold() {
+    let longest = Duration::from_millis(700);
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600).max_hold(longest)).await;
+    // Other tasks on the only thread of the runtime delay each request.
+    let mut busy = JoinSet::new();
+    for _ in 0..5 {
+        busy.spawn(async {
+            loop {
+                std::thread::sleep(Duration::from_millis(12));
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+    for round in 0..5 {
+        let guard = locks.mutex(format!("late-{round}")).unwrap().lock().await.unwrap();
+        let end = guard.lease().valid_until() + (longest - Duration::from_millis(600));
+        while !guard.lease().is_lost() {
+            let until = guard.lease().valid_until();
+            assert!(until <= end || guard.lease().is_lost(), "{:?} too long", until - end);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
 }
 
 /// The shortest TTL: each lease has one renewal whose reply is about 30 ms late.
