@@ -18,9 +18,9 @@ static PROGRAM: LazyLock<String> = LazyLock::new(|| {
     let target = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let arguments = ["build", "--quiet", "--all-features", "--example", "service", "--target-dir"];
     let mut cargo = Command::new(env!("CARGO"));
-    // Else the build scripts of dependencies run again, for another package as it seems.
+    // Else everything is built again, as if for another package or another toolchain.
     let package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars().filter(|(name, _)| package(name)) {
+    for (name, _) in std::env::vars().filter(|(name, _)| package(name) || name == "RUSTC_BOOTSTRAP") {
         cargo.env_remove(name);
     }
     let built = cargo.args(arguments).arg(target).arg("--message-format=json");
