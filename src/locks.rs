@@ -94,7 +94,7 @@ impl Locks {
     pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
         let options = options.with_defaults(&self.options);
         options.check()?;
-        if self.client.nodes.deployment.may_resend {
+        if self.client.nodes.has_cluster() {
             options.check_for_cluster()?;
         }
         if self.client.nodes.deployment.decides_alone() {

@@ -169,8 +169,7 @@ impl Drop for AttemptGuard {
             self.call = Some(OpenCall::new(&self.client.keeper, &self.attempt.name));
         }
         let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
-        // A cluster's client may send a request again unseen; it may be granted after "busy" was
-        // answered.
+        // If a request may be sent again unseen, it may be granted after "busy" was answered.
         let may_resend = self.has_sent && self.client.nodes.deployment.may_resend;
         let may_have = self.lease.is_some()
             || self.awaits_reply

@@ -1,5 +1,5 @@
-//! A cluster: the library's client, with limits where the library has none; the nodes to subscribe
-//! at; and requests to all masters.
+//! A cluster: the library's client, with limits where the library has none, which runs each request
+//! at most once; the nodes to subscribe at; and requests to all masters.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,19 +10,20 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
-use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value,
+};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout_at};
 
+use super::failure::{too_slow, was_redirected};
 use super::transport::Certificates;
 
-/// How often the library sends one request at most, following slots that move and servers that fail
-/// over. The request's limit covers all of these.
-const RETRIES: u32 = 16;
 /// The library connects to all seeds, then to all servers that one of them names, and waits for
 /// each. It waits twice for a server that hangs, and that must leave time for the others.
 const CONNECTS: u32 = 3;
-/// The pauses between retries, in milliseconds. The library's own are 1.3 seconds and 11 minutes.
-const PAUSES: (u64, u64) = (10, 200);
+/// The first and the longest pause before a request follows its slot once more.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 pub(crate) fn cluster(
     seeds: Vec<ConnectionInfo>,
@@ -46,11 +47,65 @@ pub(crate) fn cluster(
         .connection_timeout(limit / CONNECTS)
         .response_timeout(limit)
         .overall_response_timeout(Some(limit))
-        .retries(RETRIES)
-        .min_retry_wait(PAUSES.0)
-        .max_retry_wait(PAUSES.1)
+        // It would send a request again after an error that does not say whether it has run, and
+        // not report that: every release would have to leave a mark that refuses late requests.
+        .retries(0)
         .build()?;
     Ok((client, Seeds::new(seeds)))
+}
+
+/// Sends a request, and follows its slot from server to server until one of them runs it.
+///
+/// # Cancel safety
+/// Not cancel safe: the request may still run.
+pub(super) async fn send(
+    mut connection: ClusterConnection,
+    request: &Cmd,
+    limit: Duration,
+) -> Result<Value, RedisError> {
+    let deadline = Instant::now() + limit;
+    let mut pause = Duration::ZERO;
+    loop {
+        let sending = send_to_slot(&mut connection, request);
+        let error = match timeout_at(deadline, sending).await.unwrap_or_else(|_| Err(too_slow())) {
+            Err(error) if was_redirected(&error) => error,
+            outcome => return outcome,
+        };
+        if Instant::now() + pause >= deadline {
+            return Err(error);
+        }
+        // The first time at once: the library has learned where the slot is now.
+        sleep(pause).await;
+        pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
+    }
+}
+
+async fn send_to_slot(connection: &mut ClusterConnection, request: &Cmd) -> Result<Value, RedisError> {
+    let outcome = request.query_async(connection).await;
+    match outcome.as_ref().err().and_then(asked_target) {
+        Some(target) => ask(connection, request, target).await,
+        None => outcome,
+    }
+}
+
+/// The server that has the keys already while their slot moves.
+fn asked_target(error: &RedisError) -> Option<SingleNodeRoutingInfo> {
+    let (address, _slot) =
+        error.redirect_node().filter(|_| error.kind() == ErrorKind::Server(ServerErrorKind::Ask))?;
+    let (host, port) = address.rsplit_once(':')?;
+    Some(SingleNodeRoutingInfo::ByAddress { host: host.to_owned(), port: port.parse().ok()? })
+}
+
+async fn ask(
+    connection: &mut ClusterConnection,
+    request: &Cmd,
+    target: SingleNodeRoutingInfo,
+) -> Result<Value, RedisError> {
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline.add_command(redis::cmd("ASKING")).add_command(request.clone());
+    let replies = connection.route_pipeline(pipeline, 1, 1, target).await?;
+    let missing = || RedisError::from((ErrorKind::UnexpectedReturnType, "no reply of a pipeline"));
+    replies.into_iter().next().ok_or_else(missing)?.extract_error()
 }
 
 /// Servers of a cluster. A subscriber of any of them receives messages published on any other.

@@ -28,7 +28,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
 #[cfg(feature = "cluster")]
-use super::cluster::{ask_masters, masters_answer};
+use super::cluster::{ask_masters, masters_answer, send as send_to_cluster};
 use super::failure::{is_broken, too_slow};
 use super::script::{CombinedCall, ContendedLocks, PreparedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
@@ -59,10 +59,7 @@ impl Connection {
                 request.query_async(&mut connection).await
             }
             #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => {
-                let mut connection = connection.clone();
-                timeout(limit, request.query_async(&mut connection)).await.unwrap_or_else(|_| Err(too_slow()))
-            }
+            Connection::Cluster(connection) => send_to_cluster(connection.clone(), request, limit).await,
         }
     }
 

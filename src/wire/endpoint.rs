@@ -140,7 +140,23 @@ impl Endpoint {
         !self.finds_master() && !self.is_cluster()
     }
 
-    /// Whether one connection reaches many servers, and may send a request again by itself.
+    /// Whether its connection may send a request again by itself. A pool's client is configured by
+    /// the application.
+    pub(super) fn may_resend(&self) -> bool {
+        match self {
+            #[cfg(all(feature = "cluster", feature = "pool"))]
+            Endpoint::ClusterPool(_) => true,
+            #[cfg(feature = "cluster")]
+            Endpoint::Cluster(_) => false,
+            Endpoint::Server(_) => false,
+            #[cfg(feature = "pool")]
+            Endpoint::Pool(_) => false,
+            #[cfg(feature = "sentinel")]
+            Endpoint::Sentinel(_) => false,
+        }
+    }
+
+    /// Whether one connection reaches many servers.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]

@@ -68,10 +68,7 @@ impl Failure {
         }
     }
 
-    /// A refused request has not run. If it `was_resent`, only the last delivery was refused, and
-    /// an earlier one may have run.
-    pub(super) fn sent(source: RedisError, was_resent: bool) -> Failure {
-        let may_have_run = was_resent || !was_refused(&source);
+    pub(super) fn sent(source: RedisError, may_have_run: bool) -> Failure {
         Failure::new(Cause::Sent(source), may_have_run)
     }
 
@@ -365,6 +362,14 @@ pub(super) fn was_refused(error: &RedisError) -> bool {
         return false;
     }
     REFUSED.contains(&code) || code == "ERR" && UNKNOWN_COMMAND.iter().any(|text| detail.starts_with(text))
+}
+
+/// Whether a server of a cluster replied that another one serves the slot, or none at the moment:
+/// it has not run the request. Errors of other kinds may be those of another request: the library
+/// fails all requests in flight when it cannot learn the slots.
+pub(super) fn was_redirected(error: &RedisError) -> bool {
+    use ServerErrorKind as Kind;
+    matches!(error.kind(), ErrorKind::Server(Kind::Moved | Kind::Ask | Kind::TryAgain | Kind::ClusterDown))
 }
 
 /// Whether Redis 6 wrapped an error with this code into that of the script.

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::connection::{Batcher, SentFlag, TimedReply};
 use super::endpoint::Endpoint;
-use super::failure::{Failure, is_broken, too_slow};
+use super::failure::{Failure, is_broken, too_slow, was_redirected, was_refused};
 use super::handshake::{Facts, Handshake, Membership};
 use super::script::{Call, LATE, NOT_ADMITTED, PreparedCall, Reply};
 use super::shared_connection::{LiveConnection, ScriptLoader, SharedConnection};
@@ -22,6 +22,11 @@ use crate::event::{Report, event};
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
 /// looks ten times a second.
 const TICK: Duration = Duration::from_millis(100);
+
+/// How often a request to a cluster is sent while connections turn out to be broken, and by how
+/// much each pause is longer than the one before.
+const CLUSTER_TRIES: u32 = 8;
+const CLUSTER_PAUSE: Duration = Duration::from_millis(5);
 
 /// One deployment, reached through one shared connection, and a second one to wait for replicas.
 pub(crate) struct Node {
@@ -78,10 +83,14 @@ impl Node {
         self.connection.generation()
     }
 
-    /// Whether the node consists of many servers, of which one may reply for another, and a request
-    /// may be sent again unseen.
+    /// Whether the node consists of many servers, of which one may reply for another.
     pub(crate) fn is_cluster(&self) -> bool {
         self.connection.is_cluster()
+    }
+
+    /// Whether a request may be sent again unseen.
+    pub(super) fn may_resend(&self) -> bool {
+        self.connection.may_resend()
     }
 
     /// Whether all connections lead to one server. Otherwise another server may grant beside it, or
@@ -157,7 +166,8 @@ impl Node {
     }
 
     /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if
-    /// the connection turns out to be broken, which every script must tolerate.
+    /// the connection turns out to be broken, which every script must tolerate. A cluster has many
+    /// connections, and a broken one is found by using it: there it tries again more often.
     ///
     /// # Cancel safety
     /// Not cancel safe: a request that was written may run, now or later; `sent` says whether one
@@ -224,7 +234,7 @@ impl Node {
 
     async fn try_call(&self, call: &Call<'_>, sent: &SentFlag) -> Result<Reply, Failure> {
         let (script, start) = (call.script(), Moment::now());
-        let (mut first_failure, mut tried_again) = (None, false);
+        let (mut first_failure, mut tries) = (None, 0);
         loop {
             // The effect of the first delivery is unknown, whatever the second one returns: that is
             // reported.
@@ -248,15 +258,22 @@ impl Node {
             self.connection.drop_if_spent(generation, &error);
             let broken = error.is_connection_dropped();
             let failure = if sent.is_set() {
-                Failure::sent(error, self.is_cluster())
+                self.sent(error)
             } else {
                 Failure::unsent(error) // still queued
             };
-            if tried_again || !broken {
+            tries += 1;
+            let is_last = if self.is_cluster() {
+                tries >= CLUSTER_TRIES || Moment::now().since(start) >= self.limit / 2
+            } else {
+                tries > 1
+            };
+            if is_last || !broken {
                 let failure = find_corrupt_companion(&connected.batcher, call, failure).await;
                 return Err(first_failure.unwrap_or(failure));
             }
-            (first_failure, tried_again) = (sent.is_set().then_some(failure), true);
+            first_failure = first_failure.or(sent.is_set().then_some(failure));
+            sleep(CLUSTER_PAUSE * (tries - 1)).await;
         }
     }
 
@@ -326,7 +343,7 @@ impl Node {
                     self.refuses(call, &reply);
                     Ok(reply)
                 }
-                Err(source) => Err(Failure::sent(source, self.is_cluster())),
+                Err(source) => Err(self.sent(source)),
             }
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
@@ -335,6 +352,15 @@ impl Node {
         let failure = replies.iter().find_map(|reply| reply.as_ref().err()).filter(|_| !is_there);
         self.report_later(self.note(failure));
         replies
+    }
+
+    /// The failure of a request that was sent.
+    fn sent(&self, error: RedisError) -> Failure {
+        let has_not_run = match self.is_cluster() {
+            true => !self.may_resend() && was_redirected(&error),
+            false => was_refused(&error),
+        };
+        Failure::sent(error, !has_not_run)
     }
 
     fn prepare<'a>(&self, call: &'a Call<'a>, connected: &'a LiveConnection) -> PreparedCall<'a> {

@@ -59,7 +59,7 @@ impl Nodes {
         let deployment = Deployment {
             nodes: all.len(),
             has_one_clock: matches!(all.as_slice(), [node] if node.is_one_server()),
-            may_resend: has_cluster,
+            may_resend: all.iter().any(|node| node.may_resend()),
             counts_all_subscribers: !has_cluster,
         };
         Nodes {
@@ -71,6 +71,10 @@ impl Nodes {
             has_connected: AtomicBool::new(false),
             holds,
         }
+    }
+
+    pub(crate) fn has_cluster(&self) -> bool {
+        self.all.iter().any(|node| node.is_cluster())
     }
 
     /// Since when more nodes have failed than a decision allows, and with which failure. Missing

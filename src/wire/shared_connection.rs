@@ -116,6 +116,10 @@ impl SharedConnection {
         self.endpoint.is_cluster()
     }
 
+    pub(super) fn may_resend(&self) -> bool {
+        self.endpoint.may_resend()
+    }
+
     pub(super) fn is_one_server(&self) -> bool {
         self.endpoint.is_one_server()
     }

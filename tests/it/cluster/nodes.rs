@@ -92,8 +92,24 @@ async fn assert_no_requests_on_subscriptions(deployment: &Deployment) {
     assert!(scripts > 0, "there are some");
 }
 
-/// The client library repeats a request whose reply was lost, without reporting it: the script runs
-/// twice.
+/// Each request is sent once, so a release need not leave a mark that refuses later ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_release_leaves_no_queue() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    let locks = open(&deployment, Options::new()).await;
+    for kind in KINDS {
+        for number in 0..20 {
+            let lock = kind.lock(&locks, &format!("{}-{number}", kind.name()));
+            lock.lock().await.unwrap().release().await.unwrap();
+        }
+    }
+    let keys = deployment.run::<Vec<String>>(&["KEYS", "*"]).await.concat();
+    assert!(keys.len() >= 20 && keys.iter().all(|key| key.ends_with(":fence")), "{keys:?}");
+    drop(locks);
+    deployment.assert_nothing_left().await;
+}
+
+/// A request whose reply was lost is sent once more: the script runs twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_repeated_request_counts_once() {
     let deployment = Deployment::start(Topology::Cluster).await;
