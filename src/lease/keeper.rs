@@ -26,6 +26,8 @@ const FIRST_REPAIR: Duration = Duration::from_millis(100);
 
 /// How many requests one batch has at most.
 const BATCH_SIZE: usize = 128;
+/// The part of its TTL by which a lease may be renewed earlier than it is due.
+const EARLIEST: u32 = 30;
 /// How many dropped attempts each of two queues remembers. Beyond that, one is left to its TTL:
 /// while a server is down for long, memory must not grow with every caller that gives up.
 const MAX_PENDING_RELEASES: usize = 65_536;
@@ -382,7 +384,7 @@ impl Schedule {
     pub(super) fn take(&mut self, now: Moment, limits: BatchLimits) -> Result<Batch, Option<Moment>> {
         let mut batch = Batch::default();
         while batch.renewals.len() < BATCH_SIZE
-            && let Some(lease) = self.due.pop(now)
+            && let Some(lease) = self.due.pop(now, !batch.renewals.is_empty())
         {
             let ttl = lease.next_ttl(now);
             // A lease that has reached its longest hold is left to its deadline.
@@ -450,9 +452,13 @@ impl DueQueue {
         self.forget(lease, key);
     }
 
-    /// The next lease that is due.
-    pub(super) fn pop(&mut self, now: Moment) -> Option<Lease> {
-        let first = self.soonest.first_entry().filter(|first| first.key().0 <= now)?;
+    /// The next lease that is due; beside others, also one that is due soon. From then on they are
+    /// renewed together, however far apart they were acquired: alone, each one would cost a request
+    /// of its own for as long as it lives.
+    pub(super) fn pop(&mut self, now: Moment, is_beside_others: bool) -> Option<Lease> {
+        let due_soon = |lease: &Lease| is_beside_others && lease.options().renewal == Renewal::Automatic;
+        let latest = |lease: &Lease| if due_soon(lease) { now + lease.options().ttl / EARLIEST } else { now };
+        let first = self.soonest.first_entry().filter(|first| first.key().0 <= latest(first.get()))?;
         let (key, lease) = first.remove_entry();
         self.forget(&lease, key);
         Some(lease)

@@ -1,6 +1,6 @@
 //! Requests of many tasks travel as one script call over many locks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::{Error, Locks, Options};
 use tokio::task::JoinSet;
@@ -107,6 +107,40 @@ async fn renewals_of_many_leases_share_script_calls() {
         .await;
         let renewals = server.scripts_run().await - before;
         assert!(renewals <= TASKS / 10, "{}: {renewals} calls for {TASKS} leases", kind.name());
+        drop(guards);
+        soon("settled() returns", locks.settled()).await;
+    }
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// The same for leases that were acquired one after the other: one that is due soon is renewed with
+/// one that is due.
+#[tokio::test]
+async fn renewals_of_leases_from_different_times_share_script_calls() {
+    const LEASES: usize = 30;
+    let server = Server::start().await;
+    let (ttl, earliest) = (Duration::from_secs(6), Duration::from_millis(200));
+    let options = Options::new().node_timeout(Duration::from_secs(20)).ttl(ttl).read_ttl(ttl);
+    let locks = server.locks_with(options).await;
+    for kind in KINDS {
+        let (start, mut guards) = (Instant::now(), Vec::new());
+        for number in 0..LEASES {
+            let lock = kind.lock(&locks, &format!("{}-{number}", kind.name()));
+            guards.push(lock.try_lock().await.unwrap().expect("the lock is free"));
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        // One call for each span in which leases are renewed early, and one more for a server that
+        // does not know the script.
+        let most = 2 + start.elapsed().as_millis() / earliest.as_millis();
+        let granted: Vec<_> = guards.iter().map(|guard| guard.lease().valid_until()).collect();
+        let before = server.scripts_run().await;
+        eventually("all leases are renewed", || async {
+            guards.iter().zip(&granted).all(|(guard, until)| guard.lease().valid_until() > *until)
+        })
+        .await;
+        let renewals = server.scripts_run().await - before;
+        assert!(u128::from(renewals) <= most, "{}: {renewals} calls, at most {most}", kind.name());
         drop(guards);
         soon("settled() returns", locks.settled()).await;
     }
