@@ -71,7 +71,9 @@ impl Tree {
                 messages.iter().filter_map(|message| message["message"]["rendered"].as_str()).collect();
             panic!("the copy does not build:\n{}", errors.concat());
         }
-        let mut binaries = messages.iter().filter_map(|message| message["executable"].as_str());
+        // The program `redlatch` is built as well, before the test or after it.
+        let tests = messages.iter().filter(|message| message["target"]["kind"][0] == "test");
+        let mut binaries = tests.filter_map(|message| message["executable"].as_str());
         binaries.next_back().expect("cargo names the binary").into()
     }
 }
