@@ -4,6 +4,7 @@
 //! The caller's future carries a span. The keeper has none: a subscriber that panics when a span is
 //! entered would end it. Owners are shortened, since a complete one is enough to release a lock.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -66,13 +67,12 @@ pub(crate) async fn acquiring<T>(
     call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
 ) -> Result<T, Error> {
     use tracing::Instrument;
-    let owner = owner.map(shortened);
     let span = tracing::debug_span!(
         target: "redlatch",
         "acquire",
         lock = %lock,
         kind,
-        owner = owner.as_deref(),
+        owner = owner.map(shortened).as_deref(),
     );
     let traced = async {
         let begun = Moment::now();
@@ -104,13 +104,17 @@ pub(crate) async fn acquiring<T>(
 
 /// Runs a release that its caller waits for, in a span.
 #[cfg(feature = "tracing")]
-pub(crate) async fn releasing(
-    (lock, owner): (&Name, &str),
+pub(crate) async fn releasing<'a>(
+    (lock, owner): (&Name, impl Fn() -> Cow<'a, str>),
     call: Pin<&mut impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
     use tracing::Instrument;
-    let owner = shortened(owner);
-    let span = tracing::debug_span!(target: "redlatch", "release", lock = %lock, owner = owner.as_str());
+    let span = tracing::debug_span!(
+        target: "redlatch",
+        "release",
+        lock = %lock,
+        owner = shortened(&owner()).as_str(),
+    );
     let traced = async {
         let outcome = call.await;
         match &outcome {
@@ -123,8 +127,8 @@ pub(crate) async fn releasing(
 }
 
 #[cfg(not(feature = "tracing"))]
-pub(crate) async fn releasing(
-    _released: (&Name, &str),
+pub(crate) async fn releasing<'a>(
+    _released: (&Name, impl Fn() -> Cow<'a, str>),
     call: Pin<&mut impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
     call.await
@@ -133,12 +137,12 @@ pub(crate) async fn releasing(
 /// A report that a lease was renewed, to be called under no lock. `None` if no subscriber records
 /// DEBUG events; checking that runs no code of a subscriber.
 #[cfg(feature = "tracing")]
-pub(crate) fn renewed(lock: &Name, owner: &str, until: Moment) -> Option<Report> {
+pub(crate) fn renewed<'a>(lock: &Name, owner: impl Fn() -> Cow<'a, str>, until: Moment) -> Option<Report> {
     use tracing::level_filters::LevelFilter;
     if LevelFilter::current() < LevelFilter::DEBUG {
         return None;
     }
-    let (lock, owner) = (lock.clone(), shortened(owner));
+    let (lock, owner) = (lock.clone(), shortened(&owner()));
     Some(Box::new(move || {
         let left = until.since(Moment::now());
         event!(debug, lock = %lock, owner = owner.as_str(), valid_for = ?left, "renewed");
@@ -146,11 +150,11 @@ pub(crate) fn renewed(lock: &Name, owner: &str, until: Moment) -> Option<Report>
 }
 
 #[cfg(not(feature = "tracing"))]
-pub(crate) fn renewed(_lock: &Name, _owner: &str, _until: Moment) -> Option<Report> {
+pub(crate) fn renewed<'a>(_lock: &Name, _owner: impl Fn() -> Cow<'a, str>, _until: Moment) -> Option<Report> {
     None
 }
 
 /// Reports the release of a dropped guard or of a dropped call. To be called under no lock.
-pub(crate) fn released_in_background(_lock: &Name, _owner: &str) {
-    event!(debug, lock = %_lock, owner = shortened(_owner).as_str(), "released in the background");
+pub(crate) fn released_in_background<'a>(_lock: &Name, _owner: impl Fn() -> Cow<'a, str>) {
+    event!(debug, lock = %_lock, owner = shortened(&_owner()).as_str(), "released in the background");
 }

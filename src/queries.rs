@@ -31,7 +31,7 @@ pub trait Sealed {
 
 impl Sealed for Lease {
     fn sought(&self) -> SoughtHolder<'_> {
-        SoughtHolder { owner: Cow::Borrowed(self.owner()), of: Some((self.name(), self.kind())) }
+        SoughtHolder { owner: self.owner(), of: Some((self.name(), self.kind())) }
     }
 }
 

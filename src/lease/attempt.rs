@@ -1,6 +1,7 @@
 //! [`Attempt`]: one try to get a lock, from its first request to the release of what it got.
 //! [`Kind`]: what differs from one kind of lock to another, as data.
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -49,6 +50,22 @@ impl QueueEntry {
     }
 }
 
+/// What all attempts of a client share.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    /// Not the nodes: a lease outlives its client, and would keep the connections open.
+    deployment: Deployment,
+    nodes: Arc<[String]>,
+    /// What the text of each attempt ends with: the [labels](crate::labels::Labels).
+    suffix: String,
+}
+
+impl Origin {
+    pub(super) fn new(nodes: &Nodes, suffix: String) -> Origin {
+        Origin { deployment: nodes.deployment, nodes: Arc::clone(nodes.labels()), suffix }
+    }
+}
+
 /// One try to get a lock. Each of its requests carries its id, which makes the requests idempotent.
 pub(crate) struct Attempt {
     pub(super) kind: &'static Kind,
@@ -57,40 +74,33 @@ pub(crate) struct Attempt {
     /// `None`: the attempt itself.
     owner: Option<Box<str>>,
     pub(super) id: Uuid,
-    /// The id and the labels of the client, as the server stores them.
-    text: Box<str>,
+    origin: Arc<Origin>,
     /// Its requests whose effect is unknown.
     pub(super) in_flight: Arc<InFlight>,
-    /// Not the nodes: a lease outlives its client, and would keep the connections open.
-    deployment: Deployment,
-    labels: Arc<[String]>,
     /// Its position in the queues, sent again to a node that has lost it.
     queued_at: OnceLock<u64>,
 }
 
 impl Attempt {
-    /// Without an owner, the attempt itself is the owner. `suffix` has the client's labels.
+    /// Without an owner, the attempt itself is the owner.
     pub(crate) fn new(
-        (nodes, suffix): (&Nodes, &str),
+        origin: Arc<Origin>,
         kind: &'static Kind,
         name: Name,
         options: Arc<Options>,
         owner: Option<String>,
     ) -> Attempt {
-        let id = Uuid::new_v4();
-        let (text, owner) = (format!("{}{suffix}", id.simple()).into(), owner.map(String::into));
+        let (id, owner) = (Uuid::new_v4(), owner.map(String::into));
         let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        let (deployment, labels) = (nodes.deployment, Arc::clone(nodes.labels()));
-        Attempt { kind, name, options, owner, id, text, in_flight, deployment, labels, queued_at }
+        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at }
     }
 
     /// The same hold as another kind, with other options.
     pub(super) fn converted(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
-        let (name, owner, id, text) = (self.name.clone(), self.owner.clone(), self.id, self.text.clone());
-        let (in_flight, deployment, labels) =
-            (Arc::clone(&self.in_flight), self.deployment, Arc::clone(&self.labels));
-        let queued_at = self.queued_at.clone();
-        Attempt { kind, name, options, owner, id, text, in_flight, deployment, labels, queued_at }
+        let (name, owner, id, origin) =
+            (self.name.clone(), self.owner.clone(), self.id, Arc::clone(&self.origin));
+        let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
+        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at }
     }
 
     /// Converts a hold of this attempt into one of this attempt's kind.
@@ -98,24 +108,30 @@ impl Attempt {
         let guarded = self.options.restart_guard == RestartGuard::On;
         let call = Call::new(scripts.pick(guarded), &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
-        let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
+        let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(self.options.ttl)));
         call.minimum_token().optional(self.token_ttl())
     }
 
+    /// The id and the labels of the client, as the server stores them.
+    fn text(&self) -> String {
+        format!("{}{}", self.id.simple(), self.origin.suffix)
+    }
+
     /// The owner as the server knows it.
-    pub(super) fn owner(&self) -> &str {
-        self.owner.as_deref().unwrap_or(&self.text)
+    pub(super) fn owner(&self) -> Cow<'_, str> {
+        self.owner.as_deref().map_or_else(|| Cow::Owned(self.text()), Cow::Borrowed)
     }
 
     /// The label of the node that decides alone; none in a quorum, where each one has its failure.
     pub(super) fn server(&self) -> Option<&str> {
-        self.labels.first().filter(|_| self.deployment.decides_alone()).map(String::as_str)
+        let Origin { nodes, deployment, .. } = &*self.origin;
+        nodes.first().filter(|_| deployment.decides_alone()).map(String::as_str)
     }
 
     /// The client that the attempt belongs to, for logs.
     #[cfg(feature = "tracing")]
     pub(super) fn holder(&self) -> Option<String> {
-        Labels::of_attempt(&self.text).joined()
+        Labels::of_attempt(&self.text()).joined()
     }
 
     /// How this attempt is queued, notified through `channel` or polling.
@@ -184,7 +200,8 @@ impl Attempt {
             }
             None => {
                 let call = Call::new(&self.kind.acquire.server, &self.keys());
-                let call = self.with_owner(call.text(&self.text).number(millis(self.options.ttl)));
+                let call =
+                    self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(self.options.ttl)));
                 let call =
                     if self.options.fencing == Fencing::On { call.minimum_token() } else { call.default() };
                 // The script for many locks knows no place in a queue and no time limit.
@@ -212,7 +229,7 @@ impl Attempt {
         let guarded = self.options.restart_guard == RestartGuard::On;
         let call = Call::new(&self.kind.acquire.proposing, &self.keys());
         let call = if guarded { call.key(self.name.node()) } else { call };
-        let call = self.with_owner(call.text(&self.text).number(millis(ttl)));
+        let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(ttl)));
         let call = call.optional(token.filter(|_| self.options.fencing == Fencing::On)).text(purpose);
         let call = self.with_options(call, entry);
         self.with_capacity(if guarded { call.run() } else { call.default() })
@@ -267,14 +284,16 @@ impl Attempt {
     pub(super) fn renew(&self, ttl: Option<Duration>) -> Call<'_> {
         debug_assert!(ttl.is_some() || self.kind.may_reenter, "asking would end the lease");
         let ttl = ttl.map_or(1, millis);
-        self.with_owner(Call::new(&self.kind.renew, &[self.name.key()]).text(&self.text).number(ttl))
-            .with_others(Some(&self.kind.renew_many))
+        self.with_owner(
+            Call::new(&self.kind.renew, &[self.name.key()]).id(self.id, &self.origin.suffix).number(ttl),
+        )
+        .with_others(Some(&self.kind.renew_many))
     }
 
     /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
     /// refuses requests of it that arrive later.
     pub(super) fn release(&self, is_final: bool, entry: Option<&QueueEntry>) -> Call<'_> {
-        let call = Call::new(&self.kind.release, &self.keys()).text(&self.text);
+        let call = Call::new(&self.kind.release, &self.keys()).id(self.id, &self.origin.suffix);
         let call = self.with_owner(call).minimum_token();
         let call = queued_as(call.optional(is_final.then_some(1)), entry);
         let is_common = !is_final && entry.is_none();
@@ -285,7 +304,10 @@ impl Attempt {
 
     /// Revokes the lock from its holder. This attempt only identifies the request.
     pub(crate) fn force(&self) -> Call<'_> {
-        Call::new(&self.kind.force, &self.keys()).text(&self.text).minimum_token().optional(self.token_ttl())
+        Call::new(&self.kind.force, &self.keys())
+            .id(self.id, &self.origin.suffix)
+            .minimum_token()
+            .optional(self.token_ttl())
     }
 
     /// What the nodes know about the lock.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use uuid::Uuid;
 
-use super::attempt::{Attempt, Kind, Queue};
+use super::attempt::{Attempt, Kind, Origin, Queue};
 use super::keeper::Keeper;
 use crate::clock::Moment;
 use crate::error::{ConfigError, Context, Error, Operation};
@@ -28,8 +28,7 @@ pub(crate) struct Client {
     pub(crate) wakeups: Wakeups,
     pub(super) keeper: Arc<Keeper>,
     pub(super) local_queues: LocalQueues,
-    /// What each attempt ends with: the [labels](crate::labels::Labels).
-    pub(super) attempt_suffix: String,
+    origin: Arc<Origin>,
 }
 
 /// Where a client connects.
@@ -81,7 +80,7 @@ impl Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,
             local_queues: LocalQueues::default(),
-            attempt_suffix,
+            origin: Arc::new(Origin::new(&nodes, attempt_suffix)),
             nodes,
         })
     }
@@ -225,8 +224,8 @@ pub(crate) struct LockRequest {
 
 impl LockRequest {
     pub(crate) fn attempt(&self) -> Attempt {
-        let of = (&*self.client.nodes, &*self.client.attempt_suffix);
-        Attempt::new(of, self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
+        let origin = Arc::clone(&self.client.origin);
+        Attempt::new(origin, self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
     }
 
     /// What spans say of it: the lock, its kind, and the owner.

@@ -42,14 +42,14 @@ impl Keeper {
             self.closing.has_begun.store(true, Ordering::SeqCst);
             schedule.unreleased.get_or_insert_default();
             let holds = mem::take(&mut schedule.holds);
-            for (lease, _) in holds.values() {
+            for (_, (lease, _)) in &holds {
                 schedule.remove(lease, LeaseEnd::Closed);
             }
             holds
         };
         self.closing.notify.notify_waiters();
         let mut reports = Vec::new();
-        for (lease, entry) in holds.into_values() {
+        for (_, (lease, entry)) in holds {
             // The lease is not trusted any more: only now may its release be sent.
             reports.extend(lease.announce());
             let attempt = lease.attempt();

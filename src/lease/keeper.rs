@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use slab::Slab;
 use tokio::sync::Notify;
-use uuid::Uuid;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::lease::{Key, Lease, LeaseEnd};
@@ -85,7 +84,8 @@ impl Keeper {
             Renewal::Never => lease.attempt().kind.may_reenter.then(|| lease.until()),
         };
         let mut schedule = self.schedule();
-        schedule.holds.insert(lease.attempt().id, (lease.clone(), entry));
+        let hold = schedule.holds.insert((lease.clone(), entry));
+        lease.entry().hold.store(hold, Ordering::Relaxed);
         if let Some(due) = due {
             schedule.insert(lease, due, &self.notify);
         }
@@ -256,8 +256,8 @@ pub(super) struct Schedule {
     /// Dropped attempts that are not released yet, by number, with the names of their locks: what
     /// `settled` and `close` wait for.
     pub(super) open_releases: BTreeMap<u64, Name>,
-    /// The leases of all guards by attempt, renewed or not, and how each attempt was queued.
-    pub(super) holds: HashMap<Uuid, (Lease, Option<QueueEntry>)>,
+    /// The leases of all guards, renewed or not, and how each attempt was queued.
+    pub(super) holds: Slab<(Lease, Option<QueueEntry>)>,
     /// Once the client is being closed: what could not be released.
     pub(super) unreleased: Option<UnreleasedHolds>,
     entries: u64,
@@ -325,7 +325,11 @@ impl Schedule {
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         lease.entry().has_ended.store(true, Ordering::Relaxed);
         self.due.remove(lease);
-        self.holds.remove(&lease.attempt().id);
+        let hold = lease.entry().hold.load(Ordering::Relaxed);
+        // It may have been removed before, and another lease may have its place.
+        if self.holds.get(hold).is_some_and(|(held, _)| held.is_same(lease)) {
+            self.holds.remove(hold);
+        }
         lease.end_as(how)
     }
 
@@ -492,5 +496,5 @@ impl DueQueue {
 /// The lock and the owner, for kinds that an owner may hold several times.
 fn owned(lease: &Lease) -> Option<(Name, String)> {
     let attempt = lease.attempt();
-    attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner().to_owned()))
+    attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner().into_owned()))
 }

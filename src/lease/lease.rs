@@ -1,9 +1,10 @@
 //! [`Lease`]: a lock that was granted, until a deadline that renewals move. Below it, the
 //! arithmetic of deadlines.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -249,8 +250,13 @@ impl Lease {
         attempt.options.max_hold.map(|longest| self.0.counts_from + attempt.trusted(longest))
     }
 
+    /// Whether both are the same lease, not only of the same lock.
+    pub(super) fn is_same(&self, other: &Lease) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The owner as the server knows it.
-    pub(crate) fn owner(&self) -> &str {
+    pub(crate) fn owner(&self) -> Cow<'_, str> {
         self.attempt().owner()
     }
 
@@ -318,6 +324,8 @@ impl LeaseEnd {
 #[derive(Default)]
 pub(super) struct ScheduleEntry {
     pub(super) place: DuePlace,
+    /// Its place among the holds.
+    pub(super) hold: AtomicUsize,
     pub(super) has_ended: AtomicBool,
 }
 

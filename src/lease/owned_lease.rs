@@ -98,7 +98,7 @@ impl AttemptGuard {
         }
         self.client.keeper.keep(&lease, is_unanimous, self.entry.clone());
         if self.attempt.kind.may_reenter {
-            self.client.local_queues.announce_grant(&self.attempt.name, self.attempt.owner());
+            self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
         }
         self.lease = Some((lease.clone(), self.client.nodes.count_hold()));
         OwnedLease { guard: self, lease }
@@ -209,7 +209,7 @@ impl OwnedLease {
     /// Dropped, the release continues in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
         let attempt = Arc::clone(&self.guard.attempt);
-        releasing((&attempt.name, attempt.owner()), pin!(self.release_untraced())).await
+        releasing((&attempt.name, || attempt.owner()), pin!(self.release_untraced())).await
     }
 
     async fn release_untraced(mut self) -> Result<(), Error> {

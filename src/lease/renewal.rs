@@ -174,7 +174,7 @@ impl Keeper {
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / 3, &self.notify);
-                        reports.extend(renewed(lease.name(), lease.attempt().owner(), lease.until()));
+                        reports.extend(renewed(lease.name(), || lease.owner(), lease.until()));
                     }
                     None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.notify),
                     _ => self.lose_late(schedule, lease, reports),
@@ -280,7 +280,7 @@ impl Keeper {
         reports.push(Box::new(move || {
             log_given_up(given_up);
             if is_released {
-                released_in_background(&_attempt.name, _attempt.owner());
+                released_in_background(&_attempt.name, || _attempt.owner());
             }
             for (_server, _failure) in lasting {
                 event!(

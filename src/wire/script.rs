@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::failure::{Failure, was_refused};
 use crate::clock::Moment;
@@ -52,6 +53,7 @@ pub(crate) struct Call<'a> {
     script: &'static Script,
     keys: Vec<Cow<'a, str>>,
     args: Vec<Arg<'a>>,
+    id_suffix: Cow<'a, str>,
     replicas: Option<(u32, Duration)>,
     only_reads: bool,
     many: Option<&'static ManyScript>,
@@ -60,6 +62,9 @@ pub(crate) struct Call<'a> {
 #[derive(Clone, Debug)]
 enum Arg<'a> {
     Text(Cow<'a, str>),
+    /// An id, as 32 digits, with the suffix of the call. Written into the request, so that no
+    /// attempt has to keep it as a text.
+    Id(Uuid),
     Number(u64),
     /// The default. Trailing defaults are not sent.
     Default,
@@ -74,7 +79,8 @@ enum Arg<'a> {
 impl<'a> Call<'a> {
     pub(crate) fn new(script: &'static Script, keys: &[&'a str]) -> Call<'a> {
         let keys = keys.iter().map(|key| Cow::Borrowed(*key)).collect();
-        Call { script, keys, args: Vec::with_capacity(8), replicas: None, only_reads: false, many: None }
+        let (args, id_suffix) = (Vec::with_capacity(8), Cow::Borrowed(""));
+        Call { script, keys, args, id_suffix, replicas: None, only_reads: false, many: None }
     }
 
     /// Adds a key.
@@ -85,6 +91,12 @@ impl<'a> Call<'a> {
 
     pub(crate) fn text(self, text: &'a str) -> Call<'a> {
         self.arg(Arg::Text(Cow::Borrowed(text)))
+    }
+
+    /// Adds an id and what follows it: the same for all ids of a call.
+    pub(crate) fn id(mut self, id: Uuid, suffix: &'a str) -> Call<'a> {
+        self.id_suffix = Cow::Borrowed(suffix);
+        self.arg(Arg::Id(id))
     }
 
     pub(crate) fn owned(self, text: String) -> Call<'a> {
@@ -177,6 +189,7 @@ impl<'a> Call<'a> {
         let own = |text: &Cow<'_, str>| Cow::Owned(text.to_string());
         let arg = |arg: &Arg<'_>| match arg {
             Arg::Text(text) => Arg::Text(own(text)),
+            Arg::Id(id) => Arg::Id(*id),
             Arg::Number(number) => Arg::Number(*number),
             Arg::Default => Arg::Default,
             Arg::MinimumToken => Arg::MinimumToken,
@@ -187,6 +200,7 @@ impl<'a> Call<'a> {
             script: self.script,
             keys: self.keys.iter().map(own).collect(),
             args: self.args.iter().map(arg).collect(),
+            id_suffix: own(&self.id_suffix),
             replicas: self.replicas,
             only_reads: self.only_reads,
             many: self.many,
@@ -223,7 +237,7 @@ impl PreparedCall<'_> {
     }
 
     fn cmd(&self, verb: &str, script: &str) -> Cmd {
-        let Call { keys, args, .. } = self.call;
+        let Call { keys, args, id_suffix, .. } = self.call;
         let size = 256 + script.len() + keys.iter().map(|key| key.len()).sum::<usize>();
         let mut cmd = Cmd::with_capacity(3 + keys.len() + args.len(), size);
         cmd.arg(verb).arg(script).arg(keys.len());
@@ -235,6 +249,11 @@ impl PreparedCall<'_> {
             match arg {
                 Arg::Default => cmd.arg(""),
                 Arg::Text(text) => cmd.arg(&**text),
+                Arg::Id(id) => {
+                    let mut digits = Uuid::encode_buffer();
+                    let digits = &*id.simple().encode_lower(&mut digits);
+                    if id_suffix.is_empty() { cmd.arg(digits) } else { cmd.arg([digits, id_suffix].concat()) }
+                }
                 Arg::Number(number) => cmd.arg(number),
                 Arg::MinimumToken => cmd.arg(self.minimum_token),
                 Arg::Until(_) if self.clock == 0 => cmd.arg(""),
