@@ -219,6 +219,24 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         test: "suite::mutex_quorum3_push_resp3::waiter_is_notified_after_its_subscription_broke",
     },
     TestMutant {
+        name: "minority-grants-not-released",
+        edits: &[
+            Edit {
+                file: "src/lease/owned_lease.rs",
+                from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
+                times: 1,
+                to: "    pub(super) fn abandon(self) {\n        self.disarm();",
+            },
+            Edit {
+                file: "src/lease/owned_lease.rs",
+                from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
+                times: 1,
+                to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
+            },
+        ],
+        test: "quorum::contention::quorum_try_ends_soon_if_a_minority_lost_the_lock",
+    },
+    TestMutant {
         name: "force-on-a-quorum-grants-to-none",
         edits: &[without_grant("lua/mutex/force.lua")],
         test: "suite::mutex_quorum3_push_resp3::force_release_revokes_and_grants_to_waiter",

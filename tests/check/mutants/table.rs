@@ -186,25 +186,6 @@ if ends < now + ttl then
         rules: &["exclusion", "backing", "release"],
     },
     Mutant {
-        name: "minority-grants-not-released",
-        edits: &[
-            Edit {
-                file: "src/lease/owned_lease.rs",
-                from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
-                times: 1,
-                to: "    pub(super) fn abandon(self) {\n        self.disarm();",
-            },
-            Edit {
-                file: "src/lease/owned_lease.rs",
-                from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
-                times: 1,
-                to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
-            },
-        ],
-        setting: MINORITY,
-        rules: &["waiting"],
-    },
-    Mutant {
         name: "dropped-guards-not-released",
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",

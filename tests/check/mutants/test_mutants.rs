@@ -47,11 +47,11 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "renewed-beyond-the-longest-hold",
         edits: &[Edit {
             file: "src/lease/lease.rs",
-            from: "        let ttl = options.ttl.min(left);\n",
+            from: "until.min(longest));\n        let extended",
             times: 1,
-            to: "        let ttl = if left.is_zero() { left } else { options.ttl };\n",
+            to: "until.max(longest.min(until)));\n        let extended",
         }],
-        test: "suite::mutex_standalone_push_resp2::lease_ends_after_max_hold",
+        test: "lease::renewal::a_renewal_that_is_sent_late_does_not_exceed_max_hold",
     },
     TestMutant {
         name: "downgrade-counts-from-its-reply",

@@ -9,7 +9,7 @@ use redlatch::{Locks, Options, Renewal};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::{ALONE, KINDS, Quorum, options};
+use super::{ALONE, CLEANED, KINDS, Quorum, options};
 use crate::support::{AnyLock, Kind, Stopwatch, eventually, soon};
 
 /// What the two tasks of a race share. They start each try together and end it together.
@@ -187,10 +187,12 @@ async fn quorum_try_ends_soon_if_a_minority_lost_the_lock() {
         times.sort_by_key(Stopwatch::undisturbed);
         println!("FIG {kind:?}: half within {:?}, at most {:?}", times[10], times[19]);
         assert!(times[10].undisturbed() < Duration::from_millis(100), "{times:?}");
+        let start = Stopwatch::start();
         eventually("the try leaves nothing on the third node", || async {
             quorum.having(0b111, lock.key()).await == 0b011
         })
         .await;
+        assert!(start.undisturbed() < CLEANED, "{start:?} of a TTL of 30 s");
         guard.release().await.unwrap();
     }
     quorum.finish().await;
