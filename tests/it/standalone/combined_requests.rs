@@ -89,6 +89,17 @@ async fn many_tasks_share_script_calls() {
     server.assert_nothing_left().await;
 }
 
+/// The number of script calls until each lease has been renewed.
+async fn calls_until_renewed(server: &Server, guards: &[AnyGuard]) -> u64 {
+    let granted: Vec<_> = guards.iter().map(|guard| guard.lease().valid_until()).collect();
+    let before = server.scripts_run().await;
+    eventually("all leases are renewed", || async {
+        guards.iter().zip(&granted).all(|(guard, until)| guard.lease().valid_until() > *until)
+    })
+    .await;
+    server.scripts_run().await - before
+}
+
 /// The renewals of many leases share script calls, and none is missing.
 #[tokio::test]
 async fn renewals_of_many_leases_share_script_calls() {
@@ -99,13 +110,7 @@ async fn renewals_of_many_leases_share_script_calls() {
         let outcomes = acquire_together(&server, &locks, kind, names(kind.name())).await;
         let guards: Vec<AnyGuard> =
             outcomes.into_iter().map(|(_, outcome)| outcome.unwrap().expect("the lock is free")).collect();
-        let granted: Vec<_> = guards.iter().map(|guard| guard.lease().valid_until()).collect();
-        let before = server.scripts_run().await;
-        eventually("all leases are renewed", || async {
-            guards.iter().zip(&granted).all(|(guard, until)| guard.lease().valid_until() > *until)
-        })
-        .await;
-        let renewals = server.scripts_run().await - before;
+        let renewals = calls_until_renewed(&server, &guards).await;
         assert!(renewals <= TASKS / 10, "{}: {renewals} calls for {TASKS} leases", kind.name());
         drop(guards);
         soon("settled() returns", locks.settled()).await;
@@ -133,13 +138,7 @@ async fn renewals_of_leases_from_different_times_share_script_calls() {
         // One call for each span in which leases are renewed early, and one more for a server that
         // does not know the script.
         let most = 2 + start.elapsed().as_millis() / earliest.as_millis();
-        let granted: Vec<_> = guards.iter().map(|guard| guard.lease().valid_until()).collect();
-        let before = server.scripts_run().await;
-        eventually("all leases are renewed", || async {
-            guards.iter().zip(&granted).all(|(guard, until)| guard.lease().valid_until() > *until)
-        })
-        .await;
-        let renewals = server.scripts_run().await - before;
+        let renewals = calls_until_renewed(&server, &guards).await;
         assert!(u128::from(renewals) <= most, "{}: {renewals} calls, at most {most}", kind.name());
         drop(guards);
         soon("settled() returns", locks.settled()).await;
