@@ -83,7 +83,7 @@ server's time for it is reading and writing on three sockets, which no script ca
 - **Quorum.** Each request is three, and fewer than 32 are in flight to each node most of the time, so \
 that few are combined. The nodes agree on a token, and a release waits for the last node.
 - **Cluster.** A script takes keys of one slot, so requests for different names cannot share a call. \
-The library may send a request again unseen, so each release leaves a mark for a minute.
+Each one is sent alone, since a pipeline of the library fails as a whole if one slot has moved.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls once a second; a \
 poll is 11 to 19 commands inside its script. Tasks that wait to read each wait in Redis, since one \
 release admits all of them.

@@ -109,7 +109,7 @@ async fn cluster_release_leaves_no_queue() {
     deployment.assert_nothing_left().await;
 }
 
-/// A request whose reply was lost is sent once more: the script runs twice.
+/// If a reply is lost, the client sends the request again: the script runs twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_repeated_request_counts_once() {
     let deployment = Deployment::start(Topology::Cluster).await;

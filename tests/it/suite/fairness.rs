@@ -15,9 +15,9 @@ const HOLD: Duration = Duration::from_millis(10);
 /// A waiter polls at least this often.
 const POLL: Duration = Duration::from_secs(1);
 
-/// A release whose reply is late is sent again. Once the next task holds the lock, the effect of
-/// the first request stays unknown: [`Unconfirmed`](redlatch::Error::Unconfirmed). A machine that
-/// stalls for the default second would fail these tests, which are about turns only.
+/// If the reply to a release is late, the client sends it again. Once the next task holds the lock,
+/// the effect of the first request stays unknown: [`Unconfirmed`](redlatch::Error::Unconfirmed). A
+/// machine that stalls for the default second would fail these tests, which are about turns only.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 
 async fn lock(setup: &Setup) -> RwLock {
