@@ -58,8 +58,11 @@ impl Connection {
                 }
                 request.query_async(&mut connection).await
             }
+            // Boxed: otherwise each call to a single server would have room for this future.
             #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => send_to_cluster(connection.clone(), request, limit).await,
+            Connection::Cluster(connection) => {
+                Box::pin(send_to_cluster(connection.clone(), request, limit)).await
+            }
         }
     }
 
