@@ -170,14 +170,18 @@ pub async fn acquire_is_refused_after_its_attempt_ended(setup: Setup) {
 pub async fn clients_take_turns_while_connections_are_cut(setup: Setup) {
     let proxy = setup.proxy().await;
     let (inside, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let cuts = Arc::new(AtomicUsize::new(0));
     let options = Options::new().poll_cap(Duration::from_millis(100));
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let lock = setup.lock_behind(&proxy, "reset", options.clone()).await;
         let topology = setup.topology();
-        let (inside, turns) = (Arc::clone(&inside), Arc::clone(&turns));
+        let (inside, turns, cuts) = (Arc::clone(&inside), Arc::clone(&turns), Arc::clone(&cuts));
         tasks.spawn(async move {
-            for _ in 0..10 {
+            let mut own_turns = 0;
+            // On a fast machine, ten turns end before the connections were cut often enough.
+            while own_turns < 10 || cuts.load(Ordering::SeqCst) < 4 {
+                own_turns += 1;
                 let guard = soon("the lock is acquired", lock.lock()).await.unwrap();
                 assert!(!inside.swap(true, Ordering::SeqCst), "two clients hold the lock");
                 sleep(Duration::from_millis(1)).await;
@@ -193,7 +197,7 @@ pub async fn clients_take_turns_while_connections_are_cut(setup: Setup) {
     }
     // Each node's connection is cut equally often, whatever the number of nodes.
     let pause = Duration::from_millis(7) * setup.nodes() as u32;
-    let (mut cuts, mut in_vain, mut seen) = (0, 0, 0);
+    let (mut in_vain, mut seen) = (0, 0);
     while !tasks.is_empty() {
         tokio::select! {
             Some(outcome) = tasks.join_next() => outcome.unwrap(),
@@ -205,12 +209,11 @@ pub async fn clients_take_turns_while_connections_are_cut(setup: Setup) {
                 // connections are not the subject of this test.
                 if in_vain < 5 {
                     proxy.cut();
-                    cuts += 1;
+                    cuts.fetch_add(1, Ordering::SeqCst);
                 }
             }
         }
     }
-    assert!(cuts > 3, "{cuts}");
     setup.finish().await;
 }
 
