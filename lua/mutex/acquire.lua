@@ -238,10 +238,11 @@ local function message(attempts, granted_token)
 end
 
 -- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
--- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
--- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not believe that they own a lock that goes to the next
--- waiter.
+-- waiter may listen to another node of a cluster, which PUBLISH does not count.
+--
+-- An error is a channel that this user may not publish to. The message is not replicated:
+-- subscribers of a replica are not in our count, and must not believe that they own a lock that
+-- goes to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
@@ -257,10 +258,11 @@ end
 -- Grants the free lock to the waiter of this kind that has waited longest and is alive, for its
 -- claim: that ends at a time of the clock that the message is dated by. Waiters of other kinds keep
 -- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
--- was granted; nothing if there is no such waiter before this attempt. Of a long queue of dead
--- waiters, each call removes some; the lock is busy until they are gone, so that nothing overtakes.
--- If there is no token for the waiter, returns nil, false and a refusal: a release still frees the
--- lock, but no other attempt may be granted it before the waiter.
+-- was granted; nothing if there is no such waiter before this attempt.
+--
+-- Of a long queue of dead waiters, each call removes some; the lock is busy until they are gone, so
+-- that nothing overtakes. If there is no token for the waiter, returns nil, false and a refusal: a
+-- release still frees the lock, but no other attempt may be granted it before the waiter.
 local new_token
 local function grant_next()
   local others = 0

@@ -356,10 +356,11 @@ local function message(attempts, granted_token)
 end
 
 -- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
--- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
--- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not believe that they own a lock that goes to the next
--- waiter.
+-- waiter may listen to another node of a cluster, which PUBLISH does not count.
+--
+-- An error is a channel that this user may not publish to. The message is not replicated:
+-- subscribers of a replica are not in our count, and must not believe that they own a lock that
+-- goes to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)

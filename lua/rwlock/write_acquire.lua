@@ -27,9 +27,10 @@
 --                         would wait for the other
 --
 -- Busy: another owner writes or reads. While it waits, new readers stay out, for claim_ms after
--- each poll. A nested hold has the token of the first one. An owner that reads is granted the lock
--- once it is the only reader. A second delivery grants nothing more, and the hold lasts longer by
--- as little as the deliveries are apart.
+-- each poll. A nested hold has the token of the first one.
+--
+-- An owner that reads is granted the lock once it is the only reader. A second delivery grants
+-- nothing more, and the hold lasts longer by as little as the deliveries are apart.
 local attempt, ttl_ms, owner, min_token, claim_ms, channel, max_depth, queued_at, grant_before,
   token_ttl_ms = unpack(ARGV)
 local kind = 'write'
@@ -297,10 +298,11 @@ local function message(attempts, granted_token)
 end
 
 -- False: the channel has no subscriber, so the waiter is dead. Where a channel ends in "~", the
--- waiter may listen to another node of a cluster, which PUBLISH does not count. An error is a
--- channel that this user may not publish to. The message is not replicated: subscribers of a
--- replica are not in our count, and must not believe that they own a lock that goes to the next
--- waiter.
+-- waiter may listen to another node of a cluster, which PUBLISH does not count.
+--
+-- An error is a channel that this user may not publish to. The message is not replicated:
+-- subscribers of a replica are not in our count, and must not believe that they own a lock that
+-- goes to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)

@@ -26,9 +26,10 @@
 --                         would wait for the other
 --
 -- Busy: another owner writes or reads. While it waits, new readers stay out, for claim_ms after
--- each poll. A nested hold has the token of the first one. An owner that reads is granted the lock
--- once it is the only reader. A second delivery grants nothing more, and the hold lasts longer by
--- as little as the deliveries are apart.
+-- each poll. A nested hold has the token of the first one.
+--
+-- An owner that reads is granted the lock once it is the only reader. A second delivery grants
+-- nothing more, and the hold lasts longer by as little as the deliveries are apart.
 local attempt, ttl_ms, owner, min_token, claim_ms, channel, max_depth, queued_at, grant_before,
   token_ttl_ms = unpack(ARGV)
 local kind = 'write'
