@@ -19,13 +19,13 @@ use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::wire::{
-    Endpoint, Failure, Membership, Node, NodeReply, Nodes, Vote, WaitFor, WakeupEndpoint, Wakeups,
+    Endpoint, Failure, Membership, Node, NodeReply, Nodes, Vote, WaitFor, WakeupEndpoint, WakeupSubscription,
 };
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
 pub(crate) struct Client {
     pub(crate) nodes: Arc<Nodes>,
-    pub(crate) wakeups: Wakeups,
+    pub(crate) wakeups: WakeupSubscription,
     pub(super) keeper: Arc<Keeper>,
     pub(super) local_queues: LocalQueues,
     origin: Arc<Origin>,
@@ -68,7 +68,7 @@ impl Client {
         let channel = format!("{prefix}wake:{}{uncounted}", Uuid::new_v4().simple());
         let has_wakeups = options.wakeups != crate::options::Wakeups::Poll
             && wakeup_endpoints.len() == nodes.deployment.nodes;
-        let wakeups = Wakeups::new(
+        let wakeups = WakeupSubscription::new(
             channel,
             has_wakeups.then_some(wakeup_endpoints),
             nodes.deployment,

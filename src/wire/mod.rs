@@ -33,4 +33,4 @@ pub(crate) use script::{Answer, Call, ManyScript, Reply, Script};
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelMaster;
 pub(crate) use transport::{Certificates, provide_cryptography, with_certificates, with_settings};
-pub(crate) use wakeups::{Mailbox, Wakeups};
+pub(crate) use wakeups::{Mailbox, WakeupSubscription};

@@ -33,7 +33,7 @@ use crate::labels::attempt_id;
 ///
 /// A message begins with the attempts that it is for, separated by commas. An attempt is the id of
 /// a mailbox, followed by the client's labels. The rest of the message is for the waiters.
-pub(crate) struct Wakeups {
+pub(crate) struct WakeupSubscription {
     channel: Arc<str>,
     /// One for each node.
     wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
@@ -48,15 +48,15 @@ pub(crate) struct Wakeups {
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Wakeups {
+impl WakeupSubscription {
     /// Must be called on the client's runtime.
     pub(crate) fn new(
         channel: String,
         wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
         deployment: Deployment,
         limit: Duration,
-    ) -> Wakeups {
-        Wakeups {
+    ) -> WakeupSubscription {
+        WakeupSubscription {
             channel: channel.into(),
             wakeup_endpoints,
             limit,
@@ -73,14 +73,14 @@ impl Wakeups {
     }
 
     /// Sets the connections' name in `CLIENT LIST`.
-    pub(crate) fn named(mut self, name: Option<String>) -> Wakeups {
+    pub(crate) fn named(mut self, name: Option<String>) -> WakeupSubscription {
         self.name = name.map(Arc::from);
         self
     }
 
     /// On one node, the first subscription counts only after it has received a message that was
     /// published through these nodes, unless the user may not publish.
-    pub(crate) fn verified_with(mut self, nodes: Arc<Nodes>) -> Wakeups {
+    pub(crate) fn verified_with(mut self, nodes: Arc<Nodes>) -> WakeupSubscription {
         self.verified_with = Some(nodes);
         self
     }
@@ -160,7 +160,7 @@ impl Wakeups {
     }
 }
 
-impl Drop for Wakeups {
+impl Drop for WakeupSubscription {
     fn drop(&mut self) {
         for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
