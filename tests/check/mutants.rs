@@ -77,6 +77,9 @@ pub fn assert_current() {
     }
 }
 
+/// What a run prints, in its folder.
+const STDOUT: &str = "output.txt";
+
 /// How much longer than its duration a run may take, since it starts and stops servers.
 const OVERHEAD: Duration = Duration::from_secs(150);
 
@@ -119,7 +122,11 @@ fn controls(tree: &Tree, mutants: &[&'static Mutant]) -> bool {
         let output = tree.runs().join(format!("unbroken-{number}"));
         let failure = match setting.run(&binary, &output) {
             Ok((status, violated)) if violated.is_empty() && status.success() => continue,
-            Ok((status, violated)) => format!("violated: {violated:?}; the run ended with {status}"),
+            Ok((status, violated)) => {
+                let result = std::fs::read_to_string(output.join(STDOUT)).unwrap();
+                let summary = result.lines().last().unwrap_or_default();
+                format!("violated: {violated:?}; the run ended with {status}: {summary}")
+            }
             Err(why) => why,
         };
         failed += 1;
@@ -149,7 +156,7 @@ impl Setting {
         // The folder exists only if mutants ran before.
         let _ = std::fs::remove_dir_all(output);
         std::fs::create_dir_all(output).unwrap();
-        let stdout = output.join("output.txt");
+        let stdout = output.join(STDOUT);
         let mut child = Command::new(binary)
             .args(["--topology", topology_name(self.topology)])
             .args(["--seconds", &self.seconds.to_string(), "--linger", &self.linger.to_string()])

@@ -310,7 +310,7 @@ if ends < now + ttl then
                 to: "let is_degraded = false && tally.state(",
             },
         ],
-        setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["failover"] },
+        setting: Setting { topology: Cluster, seconds: 90, linger: 6, faults: &["failover"] },
         rules: &["bounded loss"],
     },
     Mutant {
