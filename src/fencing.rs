@@ -20,8 +20,10 @@ use serde::{Deserialize, Serialize};
 /// should not remember a reader's token, since other readers may have smaller ones.
 ///
 /// Tokens are below 2^53, so they survive JavaScript, Lua, JSON, and an `i64` of SQL. A renewal
-/// keeps the token. A further hold of the same owner has the same token, with two exceptions. In
-/// these it has a larger token, and the resource refuses the first one from then on:
+/// keeps the token.
+///
+/// A further hold of the same owner has the same token, with two exceptions. In these it has a
+/// larger token, and the resource refuses the first one from then on:
 /// - a hold to write inside one that is older than
 ///   [`Options::token_ttl`](crate::Options::token_ttl);
 /// - a quorum in which no majority of the nodes knows the first token any more.

@@ -96,8 +96,9 @@ impl Mutex {
     ///
     /// # Errors
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once. A
-    ///   transient one is returned once all requests have failed for two [node
+    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once.
+    ///
+    ///   A transient one is returned once all requests have failed for two [node
     ///   timeouts](crate::Options::node_timeout), or for one TTL if the task was queued. During an
     ///   outage that this client already knows, the first failed request returns it: pause before
     ///   you retry, or set [`outage_limit`](crate::Options::outage_limit).

@@ -114,9 +114,10 @@ const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 ///
 /// **What it does not**:
 /// - Recognize that two calls without an owner belong together. A task that holds the lock to read
-///   and then calls `write` deadlocks. A task that reads twice deadlocks if a writer queued in
-///   between: the second read waits for the writer, and the writer waits for the first read. Calls
-///   that nest must all use one [`Owner`].
+///   and then calls `write` deadlocks.
+///
+///   A task that reads twice deadlocks if a writer queued in between: the second read waits for the
+///   writer, and the writer waits for the first read. Calls that nest must all use one [`Owner`].
 /// - Undo what a writer wrote before it crashed: the next readers see it.
 /// - Protect writers from an owner whose holds to read overlap without end: an owner that reads may
 ///   always read again.
@@ -207,8 +208,9 @@ impl RwLock {
     ///   lock or wait for it.
     /// - [`Error::TooDeep`]: the owner has [`max_depth`](Options::max_depth) holds to read.
     /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once. A
-    ///   transient one is returned once all requests have failed for two [node
+    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once.
+    ///
+    ///   A transient one is returned once all requests have failed for two [node
     ///   timeouts](Options::node_timeout), or for one TTL if the task was queued. During an outage
     ///   that this client already knows, the first failed request returns it: pause before you
     ///   retry, or set [`outage_limit`](Options::outage_limit).

@@ -1,6 +1,7 @@
 //! [`Script`]: a file of `lua/`, called by the SHA1 of its bytes. [`Call`]: one call of a script,
-//! with its keys and arguments. [`Reply`]: what comes back. [`ManyScript`]: one call for many
-//! locks.
+//! with its keys and arguments.
+//!
+//! [`Reply`]: what comes back. [`ManyScript`]: one call for many locks.
 //!
 //! Requests of many callers that wait for the same connection are combined into calls for many
 //! locks, which cost a server little more than half as much. Such a script handles the common case

@@ -1,7 +1,8 @@
 //! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
-//! [`ScriptLoader`]: which of these requests sends a script's source. [`ServerClock`]: the minimum
-//! token, which follows the clock of the node's servers. New fencing tokens must be larger,
-//! whatever a server has lost.
+//! [`ScriptLoader`]: which of these requests sends a script's source.
+//!
+//! [`ServerClock`]: the minimum token, which follows the clock of the node's servers. New fencing
+//! tokens must be larger, whatever a server has lost.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};

@@ -1,9 +1,10 @@
 //! The gate: a copy of this program that becomes the command once it may start.
 //!
 //! The command must not run before the watchdog knows its process group and the terminal is its
-//! own. So `run` first starts a copy of itself in the new group. Its stdin is a socket, over which
-//! it receives the real stdin; then it executes the command. If `run` dies before, the socket
-//! closes, and the copy ends.
+//! own. So `run` first starts a copy of itself in the new group.
+//!
+//! Its stdin is a socket, over which it receives the real stdin; then it executes the command. If
+//! `run` dies before, the socket closes, and the copy ends.
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
