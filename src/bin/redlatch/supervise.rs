@@ -128,13 +128,14 @@ impl Command {
                 Event::Forward(signal) => self.signal(signal),
                 Event::Continued => self.continue_command(),
                 Event::Child => {
-                    if self.has_ended()? {
+                    let state = state_of(self.group)?;
+                    if state == ChildState::Ended {
                         return Ok(());
                     }
                     if let Err(error) = self.watchdog.check() {
                         say(&format!("the watchdog was killed, and another one cannot be started: {error}"));
                     }
-                    if self.has_stopped()? {
+                    if state == ChildState::Stopped {
                         self.stop_with_command().await?;
                     }
                 }
@@ -158,17 +159,6 @@ impl Command {
     /// Signals the group. It exists until its leader is reaped.
     fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.group, signal);
-    }
-
-    /// Whether the command has ended. It is not reaped yet, so its number stays its own.
-    fn has_ended(&self) -> io::Result<bool> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        Ok(waitid(WaitId::Pid(self.group), options)?.is_some())
-    }
-
-    fn has_stopped(&self) -> io::Result<bool> {
-        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
-        Ok(waitid(WaitId::Pid(self.group), options)?.is_some())
     }
 
     /// The command was stopped, by Ctrl-Z for instance. At a terminal this program stops as well,
@@ -214,6 +204,32 @@ impl Command {
     }
 }
 
+#[derive(Debug, PartialEq, Eq)]
+enum ChildState {
+    Runs,
+    /// Since the last look.
+    Stopped,
+    Ended,
+}
+
+/// What has become of a child. One that has ended is not reaped, so its number stays its own.
+///
+/// One system call, not one for each state: a child that ended between them is not known to one
+/// that looks only for stopped children, which fails.
+fn state_of(child: Pid) -> io::Result<ChildState> {
+    let any = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
+    let status = waitid(WaitId::Pid(child), any | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?;
+    Ok(match status {
+        None => ChildState::Runs,
+        Some(status) if status.stopped() => {
+            // Looks away from this stop. If the child has ended meanwhile, that is seen next time.
+            let _ = waitid(WaitId::Pid(child), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+            ChildState::Stopped
+        }
+        Some(_) => ChildState::Ended,
+    })
+}
+
 fn signal_of(status: ExitStatus) -> Option<Signal> {
     status.signal().and_then(Signal::from_named_raw)
 }
@@ -221,4 +237,35 @@ fn signal_of(status: ExitStatus) -> Option<Signal> {
 fn code(status: ExitStatus) -> u8 {
     let signaled = || SIGNALED.saturating_add(u8::try_from(status.signal().unwrap_or(0)).unwrap_or(0));
     status.code().map_or_else(signaled, |code| u8::try_from(code).unwrap_or(u8::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+    use super::*;
+    use rustix::process::kill_process;
+
+    /// The state of a child, which changes some time after its cause.
+    fn next_state(child: Pid, before: ChildState) -> ChildState {
+        loop {
+            match state_of(child).unwrap() {
+                state if state == before => std::thread::yield_now(),
+                state => return state,
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_stops_once_continues_and_ends() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        assert_eq!(state_of(pid).unwrap(), ChildState::Runs);
+        kill_process(pid, Signal::STOP).unwrap();
+        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Stopped);
+        assert_eq!(state_of(pid).unwrap(), ChildState::Runs, "a stop is reported once");
+        kill_process(pid, Signal::KILL).unwrap();
+        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Ended);
+        assert_eq!(state_of(pid).unwrap(), ChildState::Ended, "it is not reaped");
+        child.wait().unwrap();
+    }
 }
