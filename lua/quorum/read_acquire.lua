@@ -281,7 +281,8 @@ end
 -- polls leave a mark.
 local function is_alive(waiter_attempt, waiter_place, ms)
   if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-  if math.abs(time - waiter_place) < ms * 1000 then return true end -- also if the clock was set back a little
+  -- Also if the clock was set back a little.
+  if math.abs(time - waiter_place) < ms * 1000 then return true end
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
@@ -326,7 +327,8 @@ local function queue(at, lane)
   -- polls leave a mark.
   local function is_alive(waiter_attempt, waiter_place, ms)
     if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-    if math.abs(time - waiter_place) < ms * 1000 then return true end -- also if the clock was set back a little
+    -- Also if the clock was set back a little.
+    if math.abs(time - waiter_place) < ms * 1000 then return true end
     return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
   end
   redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
@@ -369,8 +371,8 @@ local function notify(waiter_channel, text)
   return receivers ~= 0 or string.sub(waiter_channel, -1) == '~'
 end
 
--- How many waiters one script looks at is bounded. While there are more of them, the lock is busy,
--- so that nothing overtakes those behind.
+-- The number of waiters that one script checks is bounded. While there are more of them, the lock
+-- is busy, so that nothing overtakes those behind.
 local checks_left, is_unfinished = 128, false
 
 -- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
@@ -396,7 +398,7 @@ local function first_writer()
   is_unfinished = true
 end
 
--- False also if there are too many waiters to tell: new readers must then stay out.
+-- False also if there are too many waiters to check: new readers must then stay out.
 local function no_writer_waits()
   return not first_writer() and not is_unfinished
 end

@@ -1,5 +1,5 @@
--- How many waiters one script looks at is bounded. While there are more of them, the lock is busy,
--- so that nothing overtakes those behind.
+-- The number of waiters that one script checks is bounded. While there are more of them, the lock
+-- is busy, so that nothing overtakes those behind.
 local checks_left, is_unfinished = 128, false
 
 -- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
@@ -25,7 +25,7 @@ local function first_writer()
   is_unfinished = true
 end
 
--- False also if there are too many waiters to tell: new readers must then stay out.
+-- False also if there are too many waiters to check: new readers must then stay out.
 local function no_writer_waits()
   return not first_writer() and not is_unfinished
 end
