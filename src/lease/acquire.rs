@@ -49,8 +49,8 @@ async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
         match acquire_round(guard, None).await {
             AcquireOutcome::Granted(hold) => return Ok(Some(hold)),
             AcquireOutcome::Busy { .. } => return Ok(None),
-            AcquireOutcome::NoMajority { guard: parted, by, .. } => {
-                guard = parted;
+            AcquireOutcome::NoMajority { guard: same, by, .. } => {
+                guard = same;
                 if backoff.pauses == MAX_RETRIES || !guard.release_partial_grant(by).await {
                     guard.abandon();
                     return Ok(None);
@@ -148,9 +148,9 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                 request.client.local_queues.announce(&request.name, LockEvent::Failing);
                 waiter.guard = guard;
                 if failure.replicas().is_some() {
-                    // The lock was granted, but other clients may hold it until enough replicas
-                    // have the grant. They may never have it: the server responds, so waiting for a
-                    // lease to expire gains nothing.
+                    // The lock was granted, but other clients may hold it until the required
+                    // replicas have the grant. They may never have it: the server responds, so
+                    // waiting for a lease to expire gains nothing.
                     progress.replica_failure = Some(failure.clone());
                     outage_deadline.has_queued = false;
                     if !waiter.guard.release_partial_grant(client.nodes.all_nodes()).await {
@@ -287,11 +287,11 @@ impl ContentionBackoff {
     /// ever, each node at another point of its queue.
     fn releases_partial_grant(&mut self, by: NodeSet) -> bool {
         self.rounds += 1;
-        let enough = !by.is_empty() && self.rounds >= by.len().pow(2) * 2 - 1;
-        if enough {
+        let is_due = !by.is_empty() && self.rounds >= by.len().pow(2) * 2 - 1;
+        if is_due {
             self.rounds = 0;
         }
-        enough
+        is_due
     }
 
     /// A random pause, so that the same attempts do not collide again.
@@ -332,8 +332,8 @@ impl OutageDeadline<'_> {
         }
     }
 
-    fn restore(&mut self, queued: bool) {
-        self.has_queued |= queued;
+    fn restore(&mut self, is_queued: bool) {
+        self.has_queued |= is_queued;
         self.failing_since = None;
         self.pause = PAUSES.0;
     }
@@ -448,8 +448,8 @@ impl Waiter {
         waiter
     }
 
-    fn new(request: &LockRequest, notified: bool) -> Waiter {
-        if notified { Waiter::notified(request) } else { Waiter::polling(request) }
+    fn new(request: &LockRequest, is_notified: bool) -> Waiter {
+        if is_notified { Waiter::notified(request) } else { Waiter::polling(request) }
     }
 
     fn polling(request: &LockRequest) -> Waiter {

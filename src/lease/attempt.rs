@@ -105,9 +105,9 @@ impl Attempt {
 
     /// Converts a hold of this attempt into one of this attempt's kind.
     pub(super) fn convert(&self, scripts: &'static ScriptSet) -> Call<'_> {
-        let guarded = self.options.restart_guard == RestartGuard::On;
-        let call = Call::new(scripts.pick(guarded), &self.keys());
-        let call = if guarded { call.key(self.name.node()) } else { call };
+        let is_guarded = self.options.restart_guard == RestartGuard::On;
+        let call = Call::new(scripts.pick(is_guarded), &self.keys());
+        let call = if is_guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(self.options.ttl)));
         call.minimum_token().optional(self.token_ttl())
     }
@@ -226,13 +226,13 @@ impl Attempt {
         purpose: &'static str,
         entry: Option<&QueueEntry>,
     ) -> Call<'_> {
-        let guarded = self.options.restart_guard == RestartGuard::On;
+        let is_guarded = self.options.restart_guard == RestartGuard::On;
         let call = Call::new(&self.kind.acquire.proposing, &self.keys());
-        let call = if guarded { call.key(self.name.node()) } else { call };
+        let call = if is_guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(ttl)));
         let call = call.optional(token.filter(|_| self.options.fencing == Fencing::On)).text(purpose);
         let call = self.with_options(call, entry);
-        self.with_capacity(if guarded { call.run() } else { call.default() })
+        self.with_capacity(if is_guarded { call.run() } else { call.default() })
     }
 
     fn with_owner<'a>(&'a self, call: Call<'a>) -> Call<'a> {

@@ -73,12 +73,12 @@ impl AttemptGuard {
         }
     }
 
-    /// Records the replies to a request. If they `decided`, the attempt has a lease, which is
-    /// released on all nodes.
-    pub(super) fn record(&mut self, votes: &Votes, decided: bool) {
+    /// Records the replies to a request. If a majority has decided, the attempt has a lease, which
+    /// is released on all nodes.
+    pub(super) fn record(&mut self, votes: &Votes, has_decided: bool) {
         self.awaits_reply = false;
         // A node that has not answered may still grant the lock, unnoticed.
-        if !decided && votes.rest.is_some() {
+        if !has_decided && votes.rest.is_some() {
             self.attempt.in_flight.mark_unknown();
         }
     }

@@ -20,7 +20,7 @@ use crate::error::NodeProblem;
 use crate::event::{Report, event};
 
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
-/// looks ten times a second.
+/// checks ten times a second.
 const TICK: Duration = Duration::from_millis(100);
 
 /// How often a request to a cluster is sent while connections turn out to be broken, and by how
