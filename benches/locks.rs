@@ -89,10 +89,10 @@ fn peer_targets(peers: &Peers) -> Vec<Target> {
             targets.push(Target::at_least(limit, row.to_reference, least));
         }
     }
-    let floor = pairs(&Subject::new("set-nx", "mutex"), 256);
-    if let (Some(ours), Some(floor)) = (pairs(&Subject::new("redlatch", "mutex"), 256), floor) {
+    let baseline = pairs(&Subject::new("set-nx", "mutex"), 256);
+    if let (Some(ours), Some(baseline)) = (pairs(&Subject::new("redlatch", "mutex"), 256), baseline) {
         let limit = "mutex, 256 tasks: server time at most 1.4 x that of SET NX PX";
-        targets.push(Target::at_most(limit, ours.server_us / floor.server_us, 1.4));
+        targets.push(Target::at_most(limit, ours.server_us / baseline.server_us, 1.4));
     }
     let is_mutex = |subject: &Subject| subject.is_ours() && subject.kind == "mutex";
     for row in peers.turns.iter().filter(|row| is_mutex(&row.subject)) {
@@ -113,8 +113,9 @@ fn targets(report: &Report) -> Vec<Target> {
     let mut targets = Vec::new();
     for row in report.pairs.iter().filter(|row| row.is_main()) {
         let server = row.placement.title();
-        let limit = format!("lock and release, 1 task, server {server}: median at most 1.15 x the floor's");
-        targets.push(Target::at_most(limit, row.to_floor, 1.15));
+        let limit =
+            format!("lock and release, 1 task, server {server}: median at most 1.15 x the baseline's");
+        targets.push(Target::at_most(limit, row.to_baseline, 1.15));
     }
     if let Some(row) = report.handover.last() {
         let limit = format!("handover among {} clients: at least 0.75 x the rate of 2", row.clients);
@@ -137,7 +138,7 @@ fn targets(report: &Report) -> Vec<Target> {
     targets
 }
 
-/// Returns the target of a kind. The floors have none.
+/// Returns the target of a kind. The baselines have none.
 fn server_cpu_target(row: &server_cpu::Row) -> Option<Target> {
     let title = row.kind.title();
     let most = match row.kind {
@@ -152,8 +153,8 @@ fn server_cpu_target(row: &server_cpu::Row) -> Option<Target> {
         }
     };
     Some(Target::at_most(
-        format!("server CPU time, {title}: at most {most:.1} x the floor's"),
-        row.to_floor,
+        format!("server CPU time, {title}: at most {most:.1} x the baseline's"),
+        row.to_baseline,
         most,
     ))
 }

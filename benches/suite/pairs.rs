@@ -29,8 +29,8 @@ pub(crate) struct Row {
     pub(crate) pairs_per_second: f64,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
-    /// The median over all rounds of this median divided by that of the floor.
-    pub(crate) to_floor: f64,
+    /// The median over all rounds of this median divided by that of the baseline.
+    pub(crate) to_baseline: f64,
     pub(crate) server_cpu_us_per_pair: f64,
 }
 
@@ -87,9 +87,9 @@ async fn compare(
         // The first round loads scripts and makes the keys.
         if round > 0 {
             slices.sort_by_key(|(index, _)| *index);
-            let floor = slices[0].1.samples.median();
+            let baseline = slices[0].1.samples.median();
             for (index, slice) in slices {
-                tallies[index].add(slice, floor);
+                tallies[index].add(slice, baseline);
             }
         }
     }
@@ -161,14 +161,14 @@ async fn repeat(
 struct Tally {
     samples: Samples,
     rates: Vec<f64>,
-    to_floor: Vec<f64>,
+    to_baseline: Vec<f64>,
     server_cpu: Duration,
 }
 
 impl Tally {
-    fn add(&mut self, mut slice: Slice, floor: f64) {
+    fn add(&mut self, mut slice: Slice, baseline: f64) {
         self.rates.push(slice.samples.len() as f64 / slice.took.as_secs_f64());
-        self.to_floor.push(slice.samples.median() / floor);
+        self.to_baseline.push(slice.samples.median() / baseline);
         self.server_cpu += slice.server_cpu;
         self.samples.append(slice.samples);
     }
@@ -183,7 +183,7 @@ impl Tally {
             pairs_per_second: median(self.rates),
             median_us: self.samples.median(),
             p99_us: self.samples.quantile(0.99),
-            to_floor: median(self.to_floor),
+            to_baseline: median(self.to_baseline),
             server_cpu_us_per_pair: self.server_cpu.as_secs_f64() * 1e6 / pairs as f64,
         }
     }

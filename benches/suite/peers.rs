@@ -160,7 +160,9 @@ impl Run {
     /// The locks to measure, each with the index of its program.
     fn subjects(&self, of: impl Fn(&Library) -> Vec<String>) -> Vec<(usize, Subject)> {
         let mut subjects = Vec::new();
-        for (program, libraries) in self.programs.iter().enumerate().map(|(at, it)| (at, &it.libraries)) {
+        for (program, libraries) in
+            self.programs.iter().enumerate().map(|(at, program)| (at, &program.libraries))
+        {
             for library in libraries {
                 subjects.extend(of(library).iter().map(|kind| (program, Subject::new(&library.name, kind))));
             }

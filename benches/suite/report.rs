@@ -42,7 +42,7 @@ impl Report {
         println!("\nuncontended: each task has a lock of its own; one connection for all");
         println!(
             "{:>5}  {:<9} {:<25} {:>9} {:>10} {:>10} {:>8} {:>14}",
-            "tasks", "server", "pair", "pairs/s", "median us", "p99 us", "x floor", "server CPU us"
+            "tasks", "server", "pair", "pairs/s", "median us", "p99 us", "x baseline", "server CPU us"
         );
         for row in &self.pairs {
             println!(
@@ -53,7 +53,7 @@ impl Report {
                 row.pairs_per_second,
                 row.median_us,
                 row.p99_us,
-                row.to_floor,
+                row.to_baseline,
                 row.server_cpu_us_per_pair,
             );
         }
@@ -112,14 +112,14 @@ impl Report {
         );
         println!(
             "{:<25} {:>14} {:>8} {:>12} {:>9} {:>14}",
-            "pair", "server us/pair", "x floor", "x pipelined", "pairs/s", "client us/pair"
+            "pair", "server us/pair", "x baseline", "x pipelined", "pairs/s", "client us/pair"
         );
         for row in &self.server_cpu {
             println!(
                 "{:<25} {:>14.2} {:>8.2} {:>12.2} {:>9.0} {:>14.2}",
                 row.kind.title(),
                 row.server_us,
-                row.to_floor,
+                row.to_baseline,
                 row.to_pipelined,
                 row.pairs_per_second,
                 row.client_us,

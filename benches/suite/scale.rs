@@ -149,10 +149,10 @@ async fn own_tasks(server: &Server, observer: &mut Observer, span: Duration) -> 
     observer.alone().await?;
     let bench = Bench::new(server).await?;
     let mut trips = Samples::default();
-    let mut floor = bench.pair(Work::Floor, 0)?;
+    let mut baseline = bench.pair(Work::Baseline, 0)?;
     for _ in 0..2_000 {
         let start = Instant::now();
-        floor.run().await?; // two round trips
+        baseline.run().await?; // two round trips
         trips.push(start.elapsed() / 2);
     }
     let client = Locks::open(&server.url()).await?;

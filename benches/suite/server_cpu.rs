@@ -23,7 +23,7 @@ const CLIENTS: usize = 64;
 /// The first round loads the scripts, and is not counted.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// The first one is the floor, the second one the floor in pipelines.
+/// The first one is the baseline, the second one the baseline in pipelines.
 const KINDS: [Kind; 8] = [
     Kind::Pair(Work::SetNx),
     Kind::Pair(Work::SetNxPipelined),
@@ -58,11 +58,11 @@ impl Kind {
 pub(crate) struct Row {
     pub(crate) kind: Kind,
     pub(crate) server_us: f64,
-    /// The median divided by that of the floor. Other load on the machine moves the floor: its
-    /// median was from 3.9 to 5.8 us on two cores.
-    pub(crate) to_floor: f64,
-    /// The median divided by that of the floor in pipelines, which the crate's requests use as
-    /// well: that floor was from 3.3 to 3.7 us in the same runs.
+    /// The median divided by that of the baseline. Other load on the machine moves the baseline:
+    /// its median was from 3.9 to 5.8 us on two cores.
+    pub(crate) to_baseline: f64,
+    /// The median divided by that of the baseline in pipelines, which the crate's requests use as
+    /// well: that baseline was from 3.3 to 3.7 us in the same runs.
     pub(crate) to_pipelined: f64,
     pub(crate) pairs_per_second: f64,
     /// CPU time of this process, with all tasks and clients in it.
@@ -83,15 +83,15 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
             }
         }
     }
-    let (floor, pipelined) = (server_us(&columns[0]), server_us(&columns[1]));
-    Ok(KINDS.into_iter().zip(&columns).map(|(kind, costs)| row(kind, costs, floor, pipelined)).collect())
+    let (baseline, pipelined) = (server_us(&columns[0]), server_us(&columns[1]));
+    Ok(KINDS.into_iter().zip(&columns).map(|(kind, costs)| row(kind, costs, baseline, pipelined)).collect())
 }
 
-fn row(kind: Kind, costs: &[Cost], floor: f64, pipelined: f64) -> Row {
+fn row(kind: Kind, costs: &[Cost], baseline: f64, pipelined: f64) -> Row {
     Row {
         kind,
         server_us: server_us(costs),
-        to_floor: server_us(costs) / floor,
+        to_baseline: server_us(costs) / baseline,
         to_pipelined: server_us(costs) / pipelined,
         pairs_per_second: median(costs.iter().map(|cost| cost.pairs_per_second).collect()),
         client_us: median(costs.iter().map(|cost| cost.client_us).collect()),

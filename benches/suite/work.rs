@@ -13,7 +13,7 @@ use super::server::Server;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
     /// Two bare round trips of a script that does nothing: less than any lock can do.
-    Floor,
+    Baseline,
     Mutex,
     MutexWithoutFencing,
     MutexTryLock,
@@ -40,7 +40,7 @@ const TTL_MS: usize = 30_000;
 impl Work {
     /// The kinds that the section `pairs` compares.
     pub(crate) const ALL: [Work; 7] = [
-        Work::Floor,
+        Work::Baseline,
         Work::Mutex,
         Work::MutexWithoutFencing,
         Work::MutexTryLock,
@@ -51,23 +51,23 @@ impl Work {
 
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Work::Floor => "floor: two bare EVALSHA",
+            Work::Baseline => "baseline: two bare EVALSHA",
             Work::Mutex => "mutex lock+release",
             Work::MutexWithoutFencing => "mutex, Fencing::Off",
             Work::MutexTryLock => "mutex try_lock+release",
             Work::Reentrant => "reentrant lock+release",
             Work::NestedCounted => "nested, Nesting::Counted",
             Work::NestedLocal => "nested, Nesting::Local",
-            Work::SetNx => "floor: SET NX, EVALSHA",
-            Work::SetNxPipelined => "floor, in pipelines",
+            Work::SetNx => "baseline: SET NX, EVALSHA",
+            Work::SetNxPipelined => "baseline, in pipelines",
             Work::Read => "read+release",
             Work::Write => "write+release",
         }
     }
 
-    /// Whether it measures redlatch, and not a floor.
+    /// Whether it measures redlatch, and not a baseline.
     pub(crate) fn is_ours(self) -> bool {
-        !matches!(self, Work::Floor | Work::SetNx | Work::SetNxPipelined)
+        !matches!(self, Work::Baseline | Work::SetNx | Work::SetNxPipelined)
     }
 
     pub(crate) fn pairs_at_once(self) -> usize {
@@ -102,10 +102,10 @@ impl Bench {
         let mutex = || format!("mutex:{task}");
         let reentrant = |locks: &Locks| locks.reentrant(format!("reentrant:{task}"));
         Ok(match work {
-            Work::Floor => Pair::Bare {
+            Work::Baseline => Pair::Bare {
                 connection: self.bare.clone(),
                 sha1: self.trivial.clone(),
-                key: format!("floor:{task}"),
+                key: format!("baseline:{task}"),
             },
             Work::Mutex => Pair::Lock(self.locks.mutex(mutex())?),
             Work::MutexWithoutFencing => Pair::Lock(self.unfenced.mutex(mutex())?),

@@ -159,7 +159,7 @@ class RedisPy:
         async def measure():
             turns = Turns(clients)
             connections = [self.connect(poll) for _ in range(clients)]
-            running = [asyncio.create_task(self.contend(it, number, turns)) for number, it in enumerate(connections)]
+            running = [asyncio.create_task(self.contend(one, number, turns)) for number, one in enumerate(connections)]
             await asyncio.sleep(span / 5)
             # Another thread waits, so that the tasks continue meanwhile.
             await asyncio.to_thread(wait_for_go)
@@ -227,7 +227,7 @@ class PythonRedisLock:
                 lock.release()
 
         connections = [redis.Redis.from_url(self.url) for _ in range(clients)]
-        threads = [threading.Thread(target=contend, args=(it, number)) for number, it in enumerate(connections)]
+        threads = [threading.Thread(target=contend, args=(one, number)) for number, one in enumerate(connections)]
         for thread in threads:
             thread.start()
         time.sleep(span / 5)
