@@ -28,6 +28,7 @@ async fn unreachable_server_ends_the_group_with_term_then_kill_before_the_lease_
     let (_, after) = ended.stdout.split_once("term\n").expect("it got TERM before KILL");
     let last = after.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
     let ran = last.expect("it ran on").saturating_sub(paused);
+    // The promise itself: no stall of the machine excuses a command that outlasts its lease.
     assert!(ran < Duration::from_secs(6), "the command ran for {ran:?} after the last renewal");
     is_held(&server, "job", false).await;
 }

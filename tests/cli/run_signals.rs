@@ -65,7 +65,8 @@ async fn signal_is_forwarded_and_the_command_decides() {
         let ended = running.end().await;
         // A shell lets its background jobs ignore INT and QUIT.
         if [Signal::INT, Signal::QUIT].contains(&signal) {
-            let _ = kill_process(grandchild, Signal::KILL); // it may have ended before it ignored them
+            // It may have ended before it ignored them.
+            let _ = kill_process(grandchild, Signal::KILL);
         }
         ends(grandchild).await;
         assert_eq!(ended.code, 128 + signal.as_raw(), "{signal:?}: {ended:?}");

@@ -4,7 +4,9 @@
 
 COMMAND starts the worker of a language: worker.rs for "ours", others/* for "theirs". A language
 without a worker is a notice. WORD is a part of a library's name or of a cell's; without one, all
-cells run. The server is private: $REDLATCH_SERVER, or redis-server. Exit status 1: a cell failed,
+cells run.
+
+The server is private: $REDLATCH_SERVER, or redis-server. Exit status 1: a cell failed,
 so either the crate or the library has changed, and the page is wrong.
 """
 

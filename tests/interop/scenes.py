@@ -4,7 +4,9 @@
 
 COMMAND starts the worker of a language; lua/clients/*/worker* accept the same commands as
 worker.rs. A language without a worker is a notice. SCENE is a part of a title; without one, all
-scenes run. The servers are private: $REDLATCH_SERVER, or redis-server. Exit status 1: a scene
+scenes run.
+
+The servers are private: $REDLATCH_SERVER, or redis-server. Exit status 1: a scene
 failed.
 """
 

@@ -112,7 +112,8 @@ async fn run(command: &Value) -> Outcome {
             GUARDS.lock().await.insert(handle.to_owned(), guard);
             return Ok(json!({ "held": true }));
         }
-        ("renew", _, Some(lease)) => return Ok(json!({ "held": !lease.is_lost() })), // renewed by the crate
+        // The crate renews it.
+        ("renew", _, Some(lease)) => return Ok(json!({ "held": !lease.is_lost() })),
         ("is_valid", _, Some(lease)) => return Ok(json!({ "valid": lease.end().is_none() })),
         ("lost", _, Some(lease)) => drop(timeout(limit, lease.lost()).await.map_err(|_| "timed_out")?),
         ("count", ..) => return count(opened?, command).await,

@@ -19,6 +19,7 @@ mod model;
 mod name;
 mod options;
 mod owner;
+mod prose;
 mod quorum;
 mod reentrant;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]

@@ -143,13 +143,15 @@ async fn quorum_nested_write_token_is_not_smaller_than_a_read_before_it() {
     let outer = lock.with_owner(&owner).write().await.unwrap();
     quorum.restart(0b100).await;
     quorum.hang(0b010);
-    let between = loop {
-        // The client may still be connecting to the third node.
-        match lock.with_owner(&owner).read().await {
-            Ok(guard) => break guard,
-            Err(error) => assert!(matches!(error, redlatch::Error::NoQuorum { .. }), "{error}"),
+    let between = soon("the client is connected to the third node", async {
+        loop {
+            match lock.with_owner(&owner).read().await {
+                Ok(guard) => break guard,
+                Err(error) => assert!(matches!(error, redlatch::Error::NoQuorum { .. }), "{error}"),
+            }
         }
-    };
+    })
+    .await;
     quorum.resume(0b010);
     let after = lock.with_owner(&owner).write().await.unwrap();
     let [first, second, third] =

@@ -8,6 +8,7 @@ use redlatch::{Mode, Options, Owner, Renewal, RwLock};
 use tokio::task::JoinSet;
 
 use super::{READ_LANE, client, queued};
+use crate::scripts::YARDSTICK;
 use crate::support::{Oracle, Server, eventually, soon};
 
 /// Acquires this many read holds without owners.
@@ -46,14 +47,14 @@ async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
     let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
     let long = Options::new().read_ttl(Duration::from_secs(3_600));
     let others = server.locks_with(long.renewal(Renewal::Never)).await;
-    let (alone, crowded) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
+    let (alone, shared) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
     let guards = read_by_many(&lock, READERS).await;
     let one = alone.read().await.unwrap();
     assert_eq!(server.lock_state(lock.name()).await.readers.len(), READERS);
     // Alternating, so that other load affects both measurements.
     let mut costs = [Vec::new(), Vec::new()];
     for _ in 0..31 {
-        for (lock, costs) in [&alone, &crowded].into_iter().zip(&mut costs) {
+        for (lock, costs) in [&alone, &shared].into_iter().zip(&mut costs) {
             server.run::<()>(&["CONFIG", "RESETSTAT"]).await;
             for _ in 0..PAIRS {
                 lock.read().await.unwrap().release().await.unwrap();
@@ -61,42 +62,40 @@ async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
             costs.push(script_time(&server).await);
         }
     }
-    let [alone_us, crowded_us] = costs.map(|mut costs| {
+    let [alone_us, shared_us] = costs.map(|mut costs| {
         costs.sort_by(f64::total_cmp);
         costs[costs.len() / 2]
     });
-    println!("server time of a script beside 1 reader {alone_us:.2} us, beside {READERS} {crowded_us:.2} us");
-    assert!(
-        crowded_us < alone_us * 1.3,
-        "{crowded_us} us beside {READERS} readers, {alone_us} us beside one"
-    );
+    println!("server time of a script beside 1 reader {alone_us:.2} us, beside {READERS} {shared_us:.2} us");
+    assert!(shared_us < alone_us * 1.3, "{shared_us} us beside {READERS} readers, {alone_us} us beside one");
     one.release().await.unwrap();
     drop(guards);
     eventually("all readers are released", || async {
         server.lock_state(lock.name()).await.readers.is_empty()
     })
     .await;
-    drop((lock, alone, crowded, others));
+    drop((lock, alone, shared, others));
     server.assert_nothing_left().await;
 }
 
 /// No script takes longer than 5 ms beside ten thousand readers: not a writer's attempt, not the
-/// removal of dead readers, not an inspection, not `force`. The server's CPU time counts, of the
-/// least of five runs: a busy machine takes the core away from a process, but adds little to that.
-/// The bound is four times as wide; a script that visits all readers takes longer.
+/// removal of dead readers, not an inspection, not `force`. The server's CPU time counts, beside
+/// that of a yardstick in the same run, which takes about 3 ms: the median of five runs. The bound
+/// is about four times as wide; a script that visits all readers takes longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
     let server =
         Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
-    let mut least: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..5 {
+        let yardstick = yardstick(&server).await as f64;
         let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
         let other = client(&server, Options::new()).await;
         let owner = Owner::new();
         let one = lock.with_owner(&owner).read().await.unwrap();
         let guards = read_by_many(&lock, READERS).await;
         let mut note = |what, micros: u64| {
-            least.entry(what).and_modify(|best| *best = micros.min(*best)).or_insert(micros);
+            ratios.entry(what).or_default().push(micros as f64 / yardstick);
         };
 
         let took = cpu_time(&server, async {
@@ -152,9 +151,10 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
         let _: i64 = server.run(&["DEL", "lock:rw"]).await;
         drop((lock, other));
     }
-    println!("{least:?} us");
-    for (what, micros) in least {
-        assert!(micros < 4 * 5_000, "{what}: {micros} us");
+    for (what, mut ratios) in ratios {
+        ratios.sort_by(f64::total_cmp);
+        println!("FIG {what}: {ratios:.2?} of the yardstick");
+        assert!(ratios[ratios.len() / 2] < 7.0, "{what}: {ratios:.2?} of the yardstick");
     }
     server.assert_nothing_left().await;
 }
@@ -192,14 +192,9 @@ async fn longest(server: &Server, work: impl Future<Output = ()>) -> u64 {
     longest.saturating_sub(waited)
 }
 
-/// The processor time that a script with a fixed amount of work takes, in microseconds. It is about
-/// 3,000, about half of what a script may take.
+/// The processor time that the yardstick takes, in microseconds.
 async fn yardstick(server: &Server) -> u64 {
-    let work = "
-        redis.call('ZADD', KEYS[1], 1, 'a', 2, 'b')
-        for _ = 1, 1600 do redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES') end
-        redis.call('DEL', KEYS[1])";
-    cpu_time(server, async { server.run::<()>(&["EVAL", work, "1", "yardstick"]).await }).await
+    cpu_time(server, async { server.run::<()>(&["EVAL", YARDSTICK, "1", "yardstick"]).await }).await
 }
 
 /// Moves the expiry of all other readers into the past.
@@ -223,13 +218,8 @@ async fn rwlock_standalone_release_is_short_past_thousands_of_dead_waiters() {
     // Dead by their age, or because their channel has no subscriber.
     for (is_old, owners_differ) in [(false, true), (false, false), (true, true), (true, false)] {
         for channels_differ in [false, true] {
-            let (mut best, mut took_best) = (f64::MAX, 0);
-            // Other load on the machine only adds to a time: the least of a few runs is the
-            // script's.
-            for _ in 0..20 {
-                if best < 3.0 {
-                    break;
-                }
+            let mut ratios = Vec::new();
+            for _ in 0..3 {
                 let writing = lock.write().await.unwrap();
                 let mut queue = redis::pipe();
                 let now = if is_old { 1_000_000_000_000_000 } else { server.time().await };
@@ -248,16 +238,14 @@ async fn rwlock_standalone_release_is_short_past_thousands_of_dead_waiters() {
                     reading.release().await.unwrap();
                 });
                 let took = took.await;
-                let ratio = took as f64 / yardstick(&server).await as f64;
-                if ratio < best {
-                    (best, took_best) = (ratio, took);
-                }
+                ratios.push(took as f64 / yardstick(&server).await as f64);
                 let _: i64 = server.run(&["DEL", "{lock:rw}:waiters"]).await;
             }
             let case =
                 format!("old {is_old}, owners differ {owners_differ}, channels differ {channels_differ}");
-            println!("FIG {case}: {took_best} us, {best:.2} of the yardstick");
-            assert!(best < 5.0, "{case}: {took_best} us, {best:.2} of the yardstick");
+            ratios.sort_by(f64::total_cmp);
+            println!("FIG {case}: {ratios:.2?} of the yardstick");
+            assert!(ratios[1] < 5.0, "{case}: {ratios:.2?} of the yardstick");
         }
     }
     drop(lock);
