@@ -713,8 +713,7 @@ async function runVectors(file, plain, sender) {
     const fill = (_, name, by) => (by ? Number(names[name]) + Number(by) : names[name]);
     await plain.flushall();
     for (const unfilled of [...vector.steps, ...vector.after]) {
-      const text = JSON.stringify(unfilled).replace(/\$(\w+)([+-]\d+)?/g, fill);
-      const step = JSON.parse(text);
+      const step = JSON.parse(JSON.stringify(unfilled).replace(/\$(\w+)([+-]\d+)?/g, fill));
       let got = null;
       if (step.time) names[step.time] = await plain.time().then(([s, us]) => s * 1e6 + Number(us));
       if (step.wait) await sleep(step.wait);
@@ -723,7 +722,7 @@ async function runVectors(file, plain, sender) {
       if (step.message) got = messages.shift() ?? null;
       if (step.command) got = await plain.call(...step.command).catch((error) => error);
       if (step.run) got = await sender.send(step.run, step.keys, step.args).catch((error) => error);
-      const message = `${file}: ${vector.name}: ${text} answered ${inspect(got)}`;
+      const message = `${file}: ${vector.name}: ${inspect(step)} answered ${inspect(got)}`;
       assert.ok(isEqual(step.answer ?? {}, got, names), message);
     }
     news.disconnect();
@@ -731,10 +730,9 @@ async function runVectors(file, plain, sender) {
 }
 
 function isEqual(want, got, names) {
-  if (Array.isArray(want)) {
-    const isList = Array.isArray(got) && got.length === want.length;
-    return isList && want.every((each, index) => isEqual(each, got[index], names));
-  }
+  const hasEqual = (each, index) => isEqual(each, got[index], names);
+  const isList = Array.isArray(got) && got.length === want?.length;
+  if (Array.isArray(want)) return isList && want.every(hasEqual);
   // ioredis 6.0.0 reads integers above 2^53 - 58 as one more.
   if (got > 2 ** 53 - 58 && Number(want) === got - 1) return true;
   if (typeof want === "string") return String(got) === want;
