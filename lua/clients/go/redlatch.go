@@ -31,6 +31,10 @@ var (
 	ErrTooManyReaders = errors.New("redlatch: the maximum number of readers hold the lock or wait")
 	refusals          = map[int64]error{0: ErrLost, -1: ErrLost, -2: ErrWrongType, -3: ErrWrongType,
 		-4: ErrTooDeep, -5: ErrMalformed, -6: ErrWouldDeadlock, -7: ErrTooManyReaders}
+	final    = regexp.MustCompile(`^(ERR|NOAUTH|NOPERM|OOM|WRONG)|closed$`) // do not repeat
+	tagged   = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
+	reserved = regexp.MustCompile(`(?s)^\{[^}]+\}$|\}.*:(fence|waiters)$|\{\}node$`)
+	started  = time.Now()
 )
 
 const Mutex, Reentrant = "mutex/acquire", "reentrant/acquire" // kinds of locks, by script
@@ -42,13 +46,6 @@ type Lock struct {
 	TTL               time.Duration // how long the lock stays held without a renewal
 	NoWait            bool          // fail with ErrBusy if another client holds the lock
 }
-
-var (
-	started  = time.Now()
-	hashTag  = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
-	reserved = regexp.MustCompile(`^\{[^}]+\}$|:fence$|:waiters$|\{\}node$`) // with a hash tag
-	final    = regexp.MustCompile(`^(ERR|NOAUTH|NOPERM|OOM|WRONG)|closed$`)  // do not repeat
-)
 
 // Client acquires locks. All of them share one subscription.
 type Client struct {
@@ -64,116 +61,104 @@ type Client struct {
 // New reads the scripts from the folder of the protocol and subscribes. Rust's prefix is "lock:".
 func New(ctx context.Context, db redis.UniversalClient, lua fs.FS, prefix string) (*Client, error) {
 	c := &Client{db: db, prefix: prefix, scripts: map[string]*redis.Script{}}
-	files, _ := fs.Glob(lua, "*/*.lua")
+	files, err := fs.Glob(lua, "*/*.lua")
 	for _, file := range append(files, "mutex/acquire.lua") { // fails in any other folder
-		text, err := fs.ReadFile(lua, file)
-		if err != nil {
-			return nil, err
-		}
+		text, fileErr := fs.ReadFile(lua, file)
 		c.scripts[strings.TrimSuffix(file, ".lua")] = redis.NewScript(string(text))
+		err = errors.Join(err, fileErr)
 	}
-	c.channel = fmt.Sprintf("%swake:%x", prefix, rand.Text()[:16])
-	if _, ok := db.(*redis.ClusterClient); ok {
-		c.channel += "~" // PUBLISH counts only the subscribers of its own node
-	}
+	_, ok := db.(*redis.ClusterClient) // there, PUBLISH counts the subscribers of one node only
+	c.channel = fmt.Sprintf("%swake:%x%s", prefix, rand.Text()[:16], map[bool]string{true: "~"}[ok])
 	c.news = db.Subscribe(ctx, c.channel)
-	_, err := c.news.ReceiveTimeout(ctx, 5*time.Second) // the confirmation
+	_, newsErr := c.news.ReceiveTimeout(ctx, 5*time.Second) // the confirmation
 	now, timeErr := db.Time(ctx).Result()
-	if err = errors.Join(err, timeErr); err != nil {
+	if err = errors.Join(err, newsErr, timeErr); err != nil {
 		return nil, errors.Join(err, c.news.Close())
 	}
 	c.observe(now.UnixMicro())
-	go c.listen()
+	go func() { // go-redis renews the subscription if its connection breaks or is silent
+		for event := range c.news.ChannelWithSubscriptions() {
+			message, _ := event.(*redis.Message) // nil: a new subscription, messages may be lost
+			for attempt, wake := range c.waiters.Range {
+				if message == nil || strings.Contains(message.Payload, attempt.(string)) {
+					wake.(context.CancelFunc)()
+				}
+			}
+		}
+	}()
 	return c, nil
 }
 
 // Close waits until the attempts that are being given up have ended. Release all leases before.
-func (c *Client) Close() error { c.background.Wait(); return c.news.Close() }
-
-func (c *Client) listen() {
-	for event := range c.news.ChannelWithSubscriptions() {
-		if message, ok := event.(*redis.Message); ok {
-			for attempt := range strings.SplitSeq(strings.Split(message.Payload, " ")[0], ",") {
-				if wake, ok := c.waiters.Load(attempt); ok {
-					wake.(context.CancelFunc)()
-				}
-			}
-		} else { // a new connection has subscribed: messages may have been lost
-			c.waiters.Range(func(_, wake any) bool { wake.(context.CancelFunc)(); return true })
-		}
-	}
+func (c *Client) Close() error {
+	c.background.Wait()
+	return c.news.Close()
 }
 
-// run returns when ctx ends, even if go-redis still waits for the reply.
-func (c *Client) run(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+// run leaves out nil arguments. It returns when ctx ends, even if go-redis waits for a reply.
+func (c *Client) run(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
+	args = slices.DeleteFunc(args, func(arg any) bool { return arg == nil })
 	done := make(chan *redis.Cmd, 1)
 	go func() { done <- c.scripts[script].Run(ctx, c.db, keys, args...) }()
 	select {
 	case reply := <-done:
-		return reply.Result()
+		return reply
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return redis.NewCmdResult(nil, ctx.Err())
 	}
 }
 
 // minToken returns min_token in steps of 5 s, since each slows down the next acquire of each lock.
-func (c *Client) minToken() int64 {
-	return (c.offset.Load() + time.Since(started).Microseconds()) / 5_000_000 * 5_000_000
-}
-
-func (c *Client) observe(serverTime int64) {
-	c.offset.Store(max(c.offset.Load(), serverTime-time.Since(started).Microseconds()))
-}
+func (c *Client) minToken() int64   { return (c.offset.Load() + micros()) / 5_000_000 * 5_000_000 }
+func (c *Client) observe(now int64) { c.offset.Store(max(c.offset.Load(), now-micros())) }
+func micros() int64                 { return time.Since(started).Microseconds() }
 
 // Acquire waits until the lock is granted or ctx ends, also while no server answers.
 func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
-	key, base := c.prefix+lock.Name, c.prefix+lock.Name
-	isTagged := hashTag.MatchString(key)
-	if c.scripts[lock.Kind] == nil || lock.Name == "" || len(lock.Name) > 512 || len(c.prefix) > 128 ||
-		isTagged && reserved.MatchString(key) || !isTagged && strings.Contains(key, "}") {
+	l := &Lease{Lock: lock, c: c, attempt: rand.Text(), ttl: lock.TTL.Milliseconds()}
+	key, base := c.prefix+l.Name, c.prefix+l.Name
+	if c.scripts[l.Kind] == nil || l.Name == "" || len(l.Name) > 512 || len(c.prefix) > 128 ||
+		reserved.MatchString(key) || strings.Contains(key, "}") && !tagged.MatchString(key) {
 		return nil, ErrInvalidLock
-	} else if !isTagged {
-		base = "{" + key + "}"
+	} else if !tagged.MatchString(key) {
+		base = "{" + key + "}" // all keys of a lock are in one slot
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // also of all pauses
-	l, place := &Lease{Lock: lock, client: c, attempt: rand.Text()}, []any(nil)
 	l.keys = []string{key, base + ":fence", base + ":waiters"}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	claim := min(lock.TTL, 3*time.Second)
-	if !lock.NoWait {
-		l.queue = []any{claim.Milliseconds(), c.channel}
+	claim := min(l.TTL, 3*time.Second)
+	if !l.NoWait {
+		l.claim, l.channel = claim.Milliseconds(), c.channel
 	}
-	if lock.Kind != Mutex {
-		l.owner, l.depth = []any{lock.Owner}, []any{""}
+	if l.Kind != Mutex {
+		l.owner, l.depth = l.Owner, ""
 	}
+	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
-		if c.waiters.Delete(l.attempt); err != nil && err != ErrBusy { // it may be queued or held
-			c.background.Go(func() { l.giveUp() })
+		cancel() // also the pauses
+		c.waiters.Delete(l.attempt)
+		if err != nil && err != ErrBusy { // the attempt may be queued or hold the lock
+			c.background.Go(func() { l.Release() })
 		}
 	}()
-	for ctx.Err() == nil {
+	for place := any(nil); ctx.Err() == nil; {
 		pause, wake := context.WithCancel(ctx)
-		c.waiters.Store(l.attempt, wake) // also ends the pause if it is called before the answer
+		c.waiters.Store(l.attempt, wake) // a notification may come before the answer
 		sent, delay := time.Now(), 100*time.Millisecond
-		answer, err := c.run(ctx, lock.Kind, l.keys, slices.Concat([]any{l.attempt,
-			l.TTL.Milliseconds()}, l.owner, []any{c.minToken()}, l.queue, l.depth, place)...)
-		switch answer := answer.(type) {
-		case int64:
-			l.Token = answer
-			l.sent.Store(&sent)
-			if answer < 0 || !l.IsValid() {
-				return nil, cmp.Or(refusals[answer], ErrLost)
-			}
-			l.keep()
+		l.sent.Store(&sent)
+		answer, err := c.run(ctx, l.Kind, l.keys, l.attempt, l.ttl, l.owner, c.minToken(),
+			l.claim, l.channel, l.depth, place).Result()
+		if token, ok := answer.(int64); ok && token >= 0 && l.IsValid() {
+			l.Token = token
+			time.AfterFunc(l.remaining()/3, l.keep)
 			return l, nil
-		case []any: // busy: pttl and the server's clock
-			c.observe(answer[1].(int64))
-			place = append(place, answer[1])[:1] // the first one
-			delay = min(max(time.Duration(answer[0].(int64)), 1)*time.Millisecond, claim/2)
-		}
-		if lock.NoWait || err != nil && final.MatchString(err.Error()) {
+		} else if ok { // refused, or granted too late
+			return nil, cmp.Or(refusals[token], ErrLost)
+		} else if l.NoWait || err != nil && final.MatchString(err.Error()) {
 			return nil, cmp.Or(err, ErrBusy)
+		} else if busy, ok := answer.([]any); ok { // pttl and the server's clock
+			c.observe(busy[1].(int64))
+			place = cmp.Or(place, busy[1]) // the first one
+			delay = min(max(time.Duration(busy[0].(int64)), 1)*time.Millisecond, claim/2)
 		}
 		time.AfterFunc(delay, wake)
 		<-pause.Done() // after the delay, at a notification or with ctx
@@ -184,14 +169,14 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 // Lease is a granted lock. It is renewed in the background until it is released or lost.
 type Lease struct {
 	Lock
-	Token               int64 // the fencing token
-	client              *Client
-	keys                []string
-	attempt             string
-	queue, owner, depth []any                     // arguments: claim_ms and channel; not for a mutex
-	sent                atomic.Pointer[time.Time] // when the last grant or renewal was requested
-	ctx                 context.Context
-	cancel              context.CancelCauseFunc
+	Token  int64 // the fencing token
+	c      *Client
+	keys   []string
+	sent   atomic.Pointer[time.Time] // when the last grant or renewal was requested
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	attempt, ttl, owner, claim, channel, depth any // arguments; nil: left out
 }
 
 // Context ends with the lease. [context.Cause] is [ErrLost] if it was lost.
@@ -209,63 +194,55 @@ func (l *Lease) remaining() time.Duration {
 
 // keep renews after a third of the TTL, then after a third of the rest while no answer comes.
 func (l *Lease) keep() {
-	time.AfterFunc(max(l.remaining()/3, 5*time.Millisecond), func() {
-		if l.Renew(l.ctx); l.ctx.Err() == nil {
-			l.keep()
-		}
-	})
+	if l.ctx.Err() == nil {
+		l.Renew(l.ctx)
+		time.AfterFunc(max(l.remaining()/3, 5*time.Millisecond), l.keep)
+	}
 }
 
 // Renew starts the TTL again, or fails with [ErrLost]. Other errors leave the lease as it is.
-func (l *Lease) Renew(ctx context.Context) error { return l.extend(ctx, "renew", l.keys[:1]) }
+func (l *Lease) Renew(ctx context.Context) error { return l.extend(ctx, "/renew", l.keys[:1], nil) }
 
 // Downgrade turns a write hold into a read hold. Its errors are those of Renew.
 func (l *Lease) Downgrade(ctx context.Context) error {
 	if l.Kind != Write {
 		return ErrWrongType
 	}
-	return l.extend(ctx, "downgrade", l.keys, l.client.minToken())
+	return l.extend(ctx, "/downgrade", l.keys, l.c.minToken())
 }
 
-func (l *Lease) extend(ctx context.Context, verb string, keys []string, minToken ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, l.remaining())
+func (l *Lease) extend(ctx context.Context, verb string, keys []string, minToken any) error {
+	ctx, cancel := context.WithTimeout(ctx, min(l.TTL/4, l.remaining()))
 	defer cancel()
-	sent, answer, err := time.Now(), any(int64(0)), error(nil)
+	sent, now, err := time.Now(), int64(0), error(nil)
 	if l.IsValid() {
-		answer, err = l.client.run(ctx, path.Dir(l.Kind)+"/"+verb, keys,
-			slices.Concat([]any{l.attempt, l.TTL.Milliseconds()}, l.owner, minToken)...)
+		now, err = l.c.run(ctx, path.Dir(l.Kind)+verb, keys, l.attempt, l.ttl, l.owner, minToken).Int64()
 	}
-	switch now, _ := answer.(int64); {
-	case now == -5:
-		return ErrMalformed
-	case err == nil && now <= 0 || !l.IsValid(): // no answer revives an expired lease
-		if l.cancel(ErrLost); context.Cause(l.ctx) == ErrLost {
-			l.client.background.Go(func() { l.giveUp() })
-		}
+	if err == nil && now <= 0 && now != -5 || !l.IsValid() { // no answer revives an expired lease
+		l.cancel(ErrLost)
+		l.c.background.Go(func() { l.giveUp(ErrLost) })
 		return ErrLost
-	case err == nil:
-		l.client.observe(now)
+	} else if now > 0 {
+		l.c.observe(now)
 		l.sent.Store(&sent)
 	}
-	return err
+	return cmp.Or(err, refusals[now])
 }
 
 // Release releases the lock, or fails with [ErrLost]. It waits for an answer for one TTL at most.
-func (l *Lease) Release() error {
-	if l.cancel(nil); context.Cause(l.ctx) == ErrLost {
-		return ErrLost
-	}
-	return l.giveUp()
-}
+func (l *Lease) Release() error { return l.giveUp(context.Canceled) }
 
 // giveUp leaves the queue, releases what was granted and makes the server refuse late requests.
-func (l *Lease) giveUp() error {
+func (l *Lease) giveUp(cause error) error {
+	if l.cancel(cause); context.Cause(l.ctx) != cause { // the lease has ended before
+		return ErrLost
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.TTL)
 	defer cancel()
 	for ; ; time.Sleep(100 * time.Millisecond) {
-		answer, err := l.client.run(ctx, path.Dir(l.Kind)+"/release", l.keys, slices.Concat(
-			[]any{l.attempt}, l.owner, []any{l.client.minToken(), 1}, l.queue, l.depth)...)
-		if released, ok := answer.(int64); ok || ctx.Err() != nil || final.MatchString(err.Error()) {
+		released, err := l.c.run(ctx, path.Dir(l.Kind)+"/release", l.keys, l.attempt, l.owner,
+			l.c.minToken(), 1, l.claim, l.channel, l.depth).Int64()
+		if err == nil || ctx.Err() != nil || final.MatchString(err.Error()) {
 			return cmp.Or(err, refusals[max(released, 0)])
 		}
 	}
