@@ -24,12 +24,14 @@ import java.util.stream.Stream;
 /** A private server on a free port, and a plain RESP2 connection to it: the oracle of the tests. */
 final class Server implements AutoCloseable {
   static final Path LUA = Path.of("../..");
+  static final Path VECTORS = LUA.resolve("vectors");
   private static final Logger LETTUCE = Logger.getLogger("io.lettuce");
   final int port;
   final Process process;
   private Socket socket;
   private DataInputStream in;
   private final Path folder;
+  private Server news; // another connection to the same server, with the subscription
 
   /** An error reply. */
   record Failure(String message) {}
@@ -155,28 +157,42 @@ final class Server implements AutoCloseable {
     return Long.parseLong("" + time.get(0)) * 1_000_000 + Long.parseLong("" + time.get(1));
   }
 
+  /** Subscribes on a connection of its own, and returns the confirmation. */
+  Object subscribe(String channel) throws IOException {
+    news = new Server(this);
+    return news.send("SUBSCRIBE", channel);
+  }
+
   /** Reads the next message that comes within a second, or null. */
   Object nextMessage() throws IOException {
-    socket.setSoTimeout(1000);
+    news.socket.setSoTimeout(1000);
     try {
-      return ((List<?>) read()).get(2);
+      return ((List<?>) news.read()).get(2);
     } catch (java.net.SocketTimeoutException e) {
       return null;
     } finally {
-      socket.setSoTimeout(0);
+      news.socket.setSoTimeout(0);
     }
   }
 
+  /** Ends the subscription, and deletes all keys. */
+  void reset() throws IOException {
+    if (news != null) news.socket.close();
+    send("FLUSHALL");
+  }
+
   /** Another plain connection to the same server. */
-  Server(Server other) throws IOException {
+  private Server(Server other) throws IOException {
     port = other.port;
     process = other.process;
     folder = other.folder;
     connect();
   }
 
-  void disconnect() throws IOException {
-    socket.close();
+  /** The reply to a script that the client's own code sends; of an integer, a list of one. */
+  static Object run(Redlatch client, String file, String[] keys, String[] args) {
+    return client.run(file, List.of(keys), 5000, (Object[]) args)
+        .<Object>handle((reply, e) -> e == null ? reply : new Failure(e.toString())).join();
   }
 
   /** Sends lua/&lt;file&gt;.lua for the lock {@code name}, as any other client would. */
