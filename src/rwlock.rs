@@ -172,7 +172,8 @@ pub struct RwLock {
 impl RwLock {
     pub(crate) fn new(lock: NamedLock) -> RwLock {
         let with = |options| NamedLock { options: Arc::new(options), ..lock.clone() };
-        RwLock { read: with(reading(&lock.options)), write: with(writing(&lock.options)), owner: None }
+        let (read, write) = (with(read_options(&lock.options)), with(write_options(&lock.options)));
+        RwLock { read, write, owner: None }
     }
 
     /// Returns the same lock for `owner`: each hold acquired through it belongs to this owner, and
@@ -225,7 +226,7 @@ impl RwLock {
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
     /// grant that it received meanwhile is released at once.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
-        acquire(&self.to_read()).await.map(|hold| self.reading(hold))
+        acquire(&self.to_read()).await.map(|hold| self.read_guard(hold))
     }
 
     /// Acquires the lock to write, waiting until no other owner holds it.
@@ -238,7 +239,7 @@ impl RwLock {
     /// Cancel safe: like [`read`](RwLock::read). A call that is polled once and then neither polled
     /// nor dropped keeps its place in the queue, and blocks the tasks of this client behind it.
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
-        acquire(&self.to_write()).await.map(|hold| self.writing(hold))
+        acquire(&self.to_write()).await.map(|hold| self.write_guard(hold))
     }
 
     /// Acquires the lock to read like [`read`](RwLock::read), within `limit`, which covers waiting,
@@ -253,7 +254,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn read_timeout(&self, limit: Duration) -> Result<RwLockReadGuard, Error> {
-        acquire_within(&self.to_read(), limit).await.map(|hold| self.reading(hold))
+        acquire_within(&self.to_read(), limit).await.map(|hold| self.read_guard(hold))
     }
 
     /// Acquires the lock to write like [`write`](RwLock::write), within `limit`, which covers
@@ -267,7 +268,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
     pub async fn write_timeout(&self, limit: Duration) -> Result<RwLockWriteGuard, Error> {
-        acquire_within(&self.to_write(), limit).await.map(|hold| self.writing(hold))
+        acquire_within(&self.to_write(), limit).await.map(|hold| self.write_guard(hold))
     }
 
     /// Acquires the lock to read if no other owner writes or waits to write; returns `None`
@@ -283,7 +284,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
-        Ok(try_acquire(&self.to_read()).await?.map(|hold| self.reading(hold)))
+        Ok(try_acquire(&self.to_read()).await?.map(|hold| self.read_guard(hold)))
     }
 
     /// Acquires the lock to write if no other owner holds it or waits for it; returns `None`
@@ -300,7 +301,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
     pub async fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
-        Ok(try_acquire(&self.to_write()).await?.map(|hold| self.writing(hold)))
+        Ok(try_acquire(&self.to_write()).await?.map(|hold| self.write_guard(hold)))
     }
 
     /// Returns the holders, each with its number of holds and the time left, and the number of
@@ -385,11 +386,11 @@ impl RwLock {
         self.write.force_release(&WRITE).await
     }
 
-    fn reading(&self, hold: OwnedLease) -> RwLockReadGuard {
+    fn read_guard(&self, hold: OwnedLease) -> RwLockReadGuard {
         RwLockReadGuard::new(self.owner.as_ref(), hold)
     }
 
-    fn writing(&self, hold: OwnedLease) -> RwLockWriteGuard {
+    fn write_guard(&self, hold: OwnedLease) -> RwLockWriteGuard {
         RwLockWriteGuard::new(self.owner.as_ref(), hold)
     }
 
@@ -402,12 +403,12 @@ impl RwLock {
     }
 }
 
-fn reading(options: &Options) -> Options {
+fn read_options(options: &Options) -> Options {
     options.clone().ttl(options.read_ttl.unwrap_or(options.ttl))
 }
 
 /// The options for writing. The TTL for reading stays as it is, since a downgrade needs it.
-fn writing(options: &Options) -> Options {
+fn write_options(options: &Options) -> Options {
     let (read, write) = (options.read_ttl.unwrap_or(options.ttl), options.write_ttl.unwrap_or(options.ttl));
     options.clone().read_ttl(read).ttl(write)
 }
