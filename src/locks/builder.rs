@@ -270,14 +270,14 @@ impl LocksBuilder {
 
     /// Where a client of a pool subscribes.
     #[cfg(feature = "pool")]
-    fn wakeup_endpoint(&self, in_cluster: bool) -> Result<Option<WakeupEndpoint>, ConfigError> {
+    fn wakeup_endpoint(&self, is_in_cluster: bool) -> Result<Option<WakeupEndpoint>, ConfigError> {
         let Some(source) = &self.subscriber else { return Ok(None) };
         let info = self.resolve(source)?;
         #[cfg(feature = "cluster")]
-        if in_cluster {
+        if is_in_cluster {
             return Ok(Some(WakeupEndpoint::Cluster(Arc::new(crate::wire::Seeds::new(vec![info])))));
         }
-        let _ = in_cluster;
+        let _ = is_in_cluster;
         let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
         Ok(Some(WakeupEndpoint::Server(client)))
     }

@@ -70,13 +70,13 @@ impl Locks {
         if before.not_admitted().next().is_none() {
             return Ok(self.without_vote(voted, before));
         }
-        let Some(admits_all) = self.is_new(&before) else { return Err(self.too_few(before)) };
+        let Some(may_admit_all) = self.is_new(&before) else { return Err(self.too_few(before)) };
         let ticket = Uuid::new_v4().to_string();
         let mut admitting = Vec::new();
         // All clients use the same order: if two admit nodes at the same time, one of them fails at
         // the first node.
         for (place, run) in before.not_admitted() {
-            if let Some(ticket) = self.admit(place, run, &ticket, None, admits_all).await? {
+            if let Some(ticket) = self.admit(place, run, &ticket, None, may_admit_all).await? {
                 admitting.push((place, run, ticket));
             }
         }
@@ -98,13 +98,13 @@ impl Locks {
         // A majority had a vote before, and has none now. To admit all nodes again, start from the
         // beginning.
         match self.is_new(&after) {
-            Some(new) if new && !admits_all => return Err(self.not_admitted()),
+            Some(new) if new && !may_admit_all => return Err(self.not_admitted()),
             Some(_) => {}
             None => return Err(self.too_few(after)),
         }
         // In a new quorum, several nodes may have lost their tokens. Lost counters continue from
         // the clocks, so the latest clock stands for them.
-        let min_token = after.highest.max(if admits_all {
+        let min_token = after.highest.max(if may_admit_all {
             latest_clock(&after.clocks, nodes.deployment.majority())
         } else {
             0
@@ -112,7 +112,7 @@ impl Locks {
         let ttl = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         let mut admitted = NodeSet::of([]);
         for (place, run, ticket) in admitting {
-            if self.admit(place, run, &ticket, Some((min_token, ttl)), admits_all).await?.is_some() {
+            if self.admit(place, run, &ticket, Some((min_token, ttl)), may_admit_all).await?.is_some() {
                 admitted = admitted.with(place);
             }
         }
@@ -177,7 +177,7 @@ impl Locks {
         run: &str,
         ticket: &str,
         knowing: Option<(u64, u64)>,
-        admits_all: bool,
+        may_admit_all: bool,
     ) -> Result<Option<String>, Error> {
         let nodes = &self.client.nodes;
         let key = node_key(&self.options.prefix);
@@ -191,7 +191,7 @@ impl Locks {
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), WaitFor::All).await;
         let reply = match votes.received.pop() {
             Some((_, Ok(reply))) => reply,
-            Some((_, Err(failure))) if admits_all || !failure.is_no_reply() => {
+            Some((_, Err(failure))) if may_admit_all || !failure.is_no_reply() => {
                 let answers = nodes.no_replies().with(place, NodeReply::Failed(failure));
                 return Err(error(Failure::no_majority(answers)));
             }
