@@ -152,8 +152,9 @@ impl TokenProposals {
             return ProposalOutcome::Again;
         }
         // A token below one that a node knows is never used, however many proposals were made.
-        let granted = tally.granted.len() >= tally.majority && !tally.is_mixed(proposed) && known.is_none();
-        if granted { ProposalOutcome::Granted(tally.token(proposed)) } else { ProposalOutcome::NotGranted }
+        let is_granted =
+            tally.granted.len() >= tally.majority && !tally.is_mixed(proposed) && known.is_none();
+        if is_granted { ProposalOutcome::Granted(tally.token(proposed)) } else { ProposalOutcome::NotGranted }
     }
 }
 

@@ -425,8 +425,8 @@ pub(crate) struct ScriptSet {
 }
 
 impl ScriptSet {
-    fn pick(&'static self, proposes: bool) -> &'static Script {
-        if proposes { &self.proposing } else { &self.server }
+    fn pick(&'static self, is_proposing: bool) -> &'static Script {
+        if is_proposing { &self.proposing } else { &self.server }
     }
 }
 

@@ -76,13 +76,13 @@ impl Keeper {
 
     /// The releases that failed, and those that are pending unless all are done. A call that begins
     /// later has nothing to release: it drops a guard whose lease has ended.
-    fn unreleased(&self, all_released: bool) -> UnreleasedHolds {
+    fn unreleased(&self, has_released_all: bool) -> UnreleasedHolds {
         let mut left = UnreleasedHolds::default();
-        if !all_released {
+        if !has_released_all {
             self.closing.open_calls().iter().for_each(|(_, name)| left.add(name));
         }
         let schedule = self.schedule();
-        if !all_released {
+        if !has_released_all {
             schedule.open_releases.values().for_each(|name| left.add(name));
         }
         if let Some(failed) = &schedule.unreleased {

@@ -411,14 +411,14 @@ impl Deadline {
                 return false;
             }
             let until = Moment::from_nanos(current);
-            let alive = Moment::now() < until;
-            let next = match (alive, change(until)) {
+            let is_alive = Moment::now() < until;
+            let next = match (is_alive, change(until)) {
                 (false, _) => PASSED,
                 (true, None) => return true,
                 (true, Some(next)) => next.as_nanos(),
             };
             match self.0.compare_exchange(current, next, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return alive,
+                Ok(_) => return is_alive,
                 Err(changed) => current = changed,
             }
         }

@@ -21,17 +21,17 @@ pub(crate) struct Decision {
 }
 
 /// Sends a request to all nodes and finds the answer of a majority; a positive number means "yes".
-/// With `trusts_silence`, as for a valid lease, nodes that do not respond may have held the lock,
-/// provided that a majority responds.
+/// With `may_trust_silence`, as for a valid lease, nodes that do not respond may have held the
+/// lock, provided that a majority responds.
 pub(crate) async fn decide(
     client: &Client,
     attempt: &Attempt,
     call: &Call<'_>,
-    trusts_silence: bool,
+    may_trust_silence: bool,
 ) -> Result<Decision, Failure> {
     let nodes = &client.nodes;
     let mut votes = nodes.ask(call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
-    votes.doubt_negatives();
+    votes.mark_negatives_unknown();
     let deployment = nodes.deployment;
     let (mut yes, mut no) = (Vec::new(), Vec::new());
     for (index, (_, outcome)) in votes.received.iter().enumerate() {
@@ -44,7 +44,7 @@ pub(crate) async fn decide(
     }
     let some_did = !yes.is_empty();
     let (silent, replies) = (votes.missing().len(), deployment.nodes - votes.missing().len());
-    let may_count_silent = trusts_silence && some_did && replies >= deployment.majority();
+    let may_count_silent = may_trust_silence && some_did && replies >= deployment.majority();
     let decided = if yes.len() >= deployment.majority()
         || may_count_silent && yes.len() + silent >= deployment.majority()
     {
@@ -96,7 +96,7 @@ struct ReleaseTally {
     not_held: NodeSet,
     /// It had nothing to release after a request whose reply was lost: that one may have released
     /// the lock.
-    doubtful: NodeSet,
+    unknown: NodeSet,
     refused: Vec<(usize, i64, Reply)>,
     /// A request to it had no reply, and may have run.
     unanswered: NodeSet,
@@ -109,7 +109,7 @@ impl ReleaseTally {
         ReleaseTally {
             released: none,
             not_held: none,
-            doubtful: none,
+            unknown: none,
             refused: Vec::new(),
             unanswered: none,
             why: None,
@@ -118,7 +118,7 @@ impl ReleaseTally {
 
     fn responders(&self) -> NodeSet {
         let refused = NodeSet::of(self.refused.iter().map(|(node, ..)| *node));
-        self.released.union(self.not_held).union(self.doubtful).union(refused)
+        self.released.union(self.not_held).union(self.unknown).union(refused)
     }
 
     /// Adds the replies. A request that ends the attempt for good is answered alike
@@ -142,7 +142,7 @@ impl ReleaseTally {
             match reply.answer() {
                 Ok(Answer::Final(1..)) => self.released = self.released.with(*node),
                 Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !is_final => {
-                    self.doubtful = self.doubtful.with(*node);
+                    self.unknown = self.unknown.with(*node);
                 }
                 Ok(Answer::Final(0)) => self.not_held = self.not_held.with(*node),
                 Ok(Answer::Final(answer)) => self.refused.push((*node, answer, reply.clone())),
@@ -207,9 +207,9 @@ pub(super) async fn release(
         let failure = votes.failure();
         if tries_left == 0 || silent.is_empty() || !failure.is_transient() {
             let may_be =
-                tally.released.len() + tally.doubtful.len() + silent.len() >= nodes.deployment.majority();
+                tally.released.len() + tally.unknown.len() + silent.len() >= nodes.deployment.majority();
             return match tally.why {
-                Some(why) if !tally.doubtful.is_empty() && may_be => Ok(ReleaseOutcome::Unknown(why)),
+                Some(why) if !tally.unknown.is_empty() && may_be => Ok(ReleaseOutcome::Unknown(why)),
                 _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),
             };
         }
@@ -224,13 +224,13 @@ async fn check_for_later_holders(
     token: Option<FencingToken>,
     tally: &mut ReleaseTally,
 ) {
-    let Some(token) = token.filter(|_| !tally.doubtful.is_empty()) else { return };
+    let Some(token) = token.filter(|_| !tally.unknown.is_empty()) else { return };
     let call = attempt.inspect();
-    let votes = client.nodes.ask(&call, tally.doubtful, &Arc::default(), WaitFor::All).await;
+    let votes = client.nodes.ask(&call, tally.unknown, &Arc::default(), WaitFor::All).await;
     for (node, outcome) in votes.received {
         let texts = outcome.and_then(|reply| reply.texts()).unwrap_or_default();
         if texts.get(1).and_then(|last| last.parse().ok()) == Some(token.get()) {
-            tally.doubtful = tally.doubtful.without(NodeSet::of([node]));
+            tally.unknown = tally.unknown.without(NodeSet::of([node]));
             tally.released = tally.released.with(node);
         }
     }

@@ -281,19 +281,24 @@ impl Batcher {
     /// replies to any request.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the request may still run if it was written; `sent` says whether it was.
-    pub(super) async fn send(&self, mut request: Request, sent: &SentFlag) -> Result<TimedReply, RedisError> {
+    /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
+    /// was.
+    pub(super) async fn send(
+        &self,
+        mut request: Request,
+        sent_flag: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
         let caller = CallerCount::new(&self.callers);
         if request.many.is_some() && caller.others >= MAX_UNCOMBINED && self.contended.contain(&request) {
             request.many = None;
         }
         let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
         if caller.others < max_at_once || !self.connection.may_batch() {
-            return self.send_at_once(request.cmd, sent).await;
+            return self.send_at_once(request.cmd, sent_flag).await;
         }
         let (outcome, delivered) = oneshot::channel();
         let state = Arc::new(AtomicU8::new(QUEUED));
-        let mut ticket = QueueTicket { delivered, state: Arc::clone(&state), sent };
+        let mut ticket = QueueTicket { delivered, state: Arc::clone(&state), sent_flag };
         let outcome = match self.queue.send(QueuedRequest { request, state, outcome }).await {
             Ok(()) => (&mut ticket.delivered).await.ok(),
             Err(_) => None,
@@ -302,7 +307,7 @@ impl Batcher {
             Some(Outcome::Answered(answer)) => answer,
             Some(Outcome::SendAlone(request)) => {
                 self.contended.note(&request);
-                self.send_at_once(request.cmd, sent).await
+                self.send_at_once(request.cmd, sent_flag).await
             }
             // The requests before this one found that the server is silent or the connection
             // broken.
@@ -316,8 +321,12 @@ impl Batcher {
     ///
     /// # Cancel safety
     /// Not cancel safe: the request may still run.
-    pub(super) async fn send_at_once(&self, request: Cmd, flag: &SentFlag) -> Result<TimedReply, RedisError> {
-        flag.set();
+    pub(super) async fn send_at_once(
+        &self,
+        request: Cmd,
+        sent_flag: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        sent_flag.set();
         let sent = Moment::now();
         let answer = if self.connection.may_batch() {
             let sending = self.connection.send(&request, UNLIMITED);
@@ -372,13 +381,13 @@ impl Batcher {
 struct QueueTicket<'a> {
     delivered: oneshot::Receiver<Outcome>,
     state: Arc<AtomicU8>,
-    sent: &'a SentFlag,
+    sent_flag: &'a SentFlag,
 }
 
 impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         if !leaves_queue(&self.state, WITHDRAWN) {
-            self.sent.set();
+            self.sent_flag.set();
         }
     }
 }

@@ -64,7 +64,7 @@ impl Handshake {
             return;
         }
         let (connection, label, limit) = (connection.clone(), Arc::clone(&self.label), self.limit);
-        let (in_quorum, guarded) = match &self.place {
+        let (is_in_quorum, is_guarded) = match &self.place {
             Some((_, membership)) => (true, membership.is_strict()),
             None => (false, false),
         };
@@ -73,9 +73,9 @@ impl Handshake {
                 let matters = |finding: &Finding| {
                     finding.verdict.is_danger()
                         && (finding.check == Check::Eviction
-                            || finding.check == Check::Persistence && in_quorum)
+                            || finding.check == Check::Persistence && is_in_quorum)
                 };
-                for _finding in facts.findings(false, guarded).into_iter().filter(matters) {
+                for _finding in facts.findings(false, is_guarded).into_iter().filter(matters) {
                     event!(warn, finding = %_finding, "a server may lose locks: see the finding");
                 }
             }
@@ -103,8 +103,8 @@ impl Membership {
     }
 
     /// Logs that a node has no vote: once, until it votes again.
-    pub(super) fn note(&self, node: usize, refuses: bool) {
-        if self.has_no_vote[node].swap(refuses, Ordering::Relaxed) != refuses && refuses {
+    pub(super) fn note(&self, node: usize, has_refused: bool) {
+        if self.has_no_vote[node].swap(has_refused, Ordering::Relaxed) != has_refused && has_refused {
             let _node = &self.labels[node];
             event!(warn, server = %_node, "a node has no vote since it started or lost its data: call Locks::rejoin");
         }
@@ -217,11 +217,11 @@ impl Facts {
     }
 
     /// What the facts mean for locks. `waits`: the client waits for replicas, so a failover loses
-    /// less. `guarded`: a node of the quorum that restarts has no vote, whatever it lost.
-    pub(crate) fn findings(&self, waits: bool, guarded: bool) -> Vec<Finding> {
+    /// less. `is_guarded`: a node of the quorum that restarts has no vote, whatever it lost.
+    pub(crate) fn findings(&self, waits: bool, is_guarded: bool) -> Vec<Finding> {
         let persistence = match diagnosis::persistence(self.field("aof_enabled"), self.appendfsync.as_deref())
         {
-            Verdict::Danger { .. } if guarded => Verdict::Fine,
+            Verdict::Danger { .. } if is_guarded => Verdict::Fine,
             verdict => verdict,
         };
         let (role, count) = (self.field("role"), self.field("connected_slaves"));

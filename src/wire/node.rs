@@ -170,10 +170,10 @@ impl Node {
     /// connections, and a broken one is found by using it: there it tries again more often.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a request that was written may run, now or later; `sent` says whether one
-    /// was.
-    pub(super) async fn call(&self, call: &Call<'_>, sent: &SentFlag) -> Result<Reply, Failure> {
-        let outcome = self.try_call(call, sent).await;
+    /// Not cancel safe: a request that was written may run, now or later; `sent_flag` says whether
+    /// one was.
+    pub(super) async fn call(&self, call: &Call<'_>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
+        let outcome = self.try_call(call, sent_flag).await;
         if let Some(report) = self.note(outcome.as_ref().err()) {
             report();
         }
@@ -186,8 +186,8 @@ impl Node {
     /// Cancel safe: afterwards it is known whether the request was written.
     pub(super) async fn ask(&self, call: &Call<'_>, in_flight: &InFlight) -> Result<Reply, Failure> {
         in_flight.sent();
-        let mut pending = PendingRequest { in_flight, sent: SentFlag::default(), is_answered: false };
-        let outcome = self.call(call, &pending.sent).await;
+        let mut pending = PendingRequest { in_flight, sent_flag: SentFlag::default(), is_answered: false };
+        let outcome = self.call(call, &pending.sent_flag).await;
         pending.is_answered = true;
         in_flight.record(&outcome);
         outcome
@@ -198,8 +198,8 @@ impl Node {
     /// waits for its turn for as long as the node replies to others.
     pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         let replica_timeout = call.replicas().map_or(Duration::ZERO, |(_, timeout)| timeout);
-        let sent = SentFlag::default();
-        let trying = self.try_call(call, &sent);
+        let sent_flag = SentFlag::default();
+        let trying = self.try_call(call, &sent_flag);
         tokio::pin!(trying);
         let outcome = loop {
             match timeout(self.limit * 5 / 4 + replica_timeout, trying.as_mut()).await {
@@ -232,7 +232,7 @@ impl Node {
         refuses
     }
 
-    async fn try_call(&self, call: &Call<'_>, sent: &SentFlag) -> Result<Reply, Failure> {
+    async fn try_call(&self, call: &Call<'_>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
         let (script, start) = (call.script(), Moment::now());
         let (mut first_failure, mut tries) = (None, 0);
         loop {
@@ -243,7 +243,7 @@ impl Node {
                 Err(source) => return Err(Failure::unsent(source).after(first_failure)),
             };
             let generation = connected.generation;
-            let error = match self.run(call, &connected, sent).await {
+            let error = match self.run(call, &connected, sent_flag).await {
                 Ok(answered) => {
                     // A grant of an earlier delivery may count from before.
                     let sent = if first_failure.is_some() { start } else { answered.sent };
@@ -257,8 +257,8 @@ impl Node {
             };
             self.connection.drop_if_spent(generation, &error);
             let broken = error.is_connection_dropped();
-            let failure = if sent.is_set() {
-                self.sent(error)
+            let failure = if sent_flag.is_set() {
+                self.failure_of_sent(error)
             } else {
                 Failure::unsent(error) // still queued
             };
@@ -272,7 +272,7 @@ impl Node {
                 let failure = find_corrupt_companion(&connected.batcher, call, failure).await;
                 return Err(first_failure.unwrap_or(failure));
             }
-            first_failure = first_failure.or(sent.is_set().then_some(failure));
+            first_failure = first_failure.or(sent_flag.is_set().then_some(failure));
             sleep(CLUSTER_PAUSE * (tries - 1)).await;
         }
     }
@@ -283,15 +283,15 @@ impl Node {
         &self,
         call: &Call<'_>,
         on: &LiveConnection,
-        sent: &SentFlag,
+        sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         let mut prepared = self.prepare(call, on);
-        let refused = match self.script_loader.run(&on.batcher, &prepared, sent).await {
+        let refused = match self.script_loader.run(&on.batcher, &prepared, sent_flag).await {
             Err(error) if call.may_be_read(&error) => error,
             answer => return answer,
         };
         prepared.is_read_only = true;
-        match self.script_loader.run(&on.batcher, &prepared, sent).await {
+        match self.script_loader.run(&on.batcher, &prepared, sent_flag).await {
             // Report the first refusal, since the documentation names the right for that form.
             Err(error) if !is_broken(&error) => Err(refused),
             answer => answer,
@@ -343,7 +343,7 @@ impl Node {
                     self.refuses(call, &reply);
                     Ok(reply)
                 }
-                Err(source) => Err(self.sent(source)),
+                Err(source) => Err(self.failure_of_sent(source)),
             }
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
@@ -355,7 +355,7 @@ impl Node {
     }
 
     /// The failure of a request that was sent.
-    fn sent(&self, error: RedisError) -> Failure {
+    fn failure_of_sent(&self, error: RedisError) -> Failure {
         let has_not_run = match self.is_cluster() {
             true => !self.may_resend() && was_redirected(&error),
             false => was_refused(&error),
@@ -460,11 +460,11 @@ impl InFlight {
 
     /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
     pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
-        let doubtful = match outcome {
+        let is_doubtful = match outcome {
             Ok(reply) => reply.first_failure.is_some(),
             Err(failure) => failure.is_indeterminate(),
         };
-        if doubtful {
+        if is_doubtful {
             self.mark_unknown();
         }
         self.answered();
@@ -500,13 +500,13 @@ impl InFlight {
 /// A request to the only node. Dropped before it is written, it has no effect.
 struct PendingRequest<'a> {
     in_flight: &'a InFlight,
-    sent: SentFlag,
+    sent_flag: SentFlag,
     is_answered: bool,
 }
 
 impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
-        if !self.is_answered && !self.sent.is_set() {
+        if !self.is_answered && !self.sent_flag.is_set() {
             self.in_flight.withdraw();
         }
     }
@@ -524,8 +524,8 @@ pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, f
     };
     let mut get = redis::cmd("GET");
     get.arg(fence);
-    let only_reads = SentFlag::default();
-    let problem = match batcher.send(get.into(), &only_reads).await {
+    let sent_flag = SentFlag::default();
+    let problem = match batcher.send(get.into(), &sent_flag).await {
         Ok(TimedReply { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
         Err(error) if is_wrong_type(&error) => Some("is not a string"),
         _ => None,
@@ -535,7 +535,7 @@ pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, f
     }
     let mut count = redis::cmd("ZCOUNT");
     count.arg(waiters).arg(0).arg(0);
-    match batcher.send(count.into(), &only_reads).await {
+    match batcher.send(count.into(), &sent_flag).await {
         Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
         _ => failure,
     }

@@ -397,7 +397,7 @@ impl Votes {
 
     /// In a quorum, discards the negative reply of a node that received the request twice: the
     /// first delivery may have done it.
-    pub(crate) fn doubt_negatives(&mut self) {
+    pub(crate) fn mark_negatives_unknown(&mut self) {
         if self.deployment.decides_alone() {
             return;
         }
@@ -467,7 +467,7 @@ impl NodeReplies {
     pub(crate) fn with_votes(self, least: i64, votes: Vec<Vote>) -> NodeReplies {
         votes.into_iter().fold(self, |answers, (node, outcome)| {
             let answer = match outcome {
-                Ok(reply) => answered(&reply, least),
+                Ok(reply) => node_reply(&reply, least),
                 Err(failure) => NodeReply::Failed(failure),
             };
             answers.with(node, answer)
@@ -475,7 +475,7 @@ impl NodeReplies {
     }
 }
 
-fn answered(reply: &Reply, least: i64) -> NodeReply {
+fn node_reply(reply: &Reply, least: i64) -> NodeReply {
     match &reply.value {
         Value::Int(number) if *number >= least => NodeReply::Granted,
         // What a script reports of a lock. A busy lock has a reply of two integers.

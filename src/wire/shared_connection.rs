@@ -302,7 +302,7 @@ pub(super) struct ScriptLoader {
     /// The ticket of the request that sends a source; 0 if none does.
     sender: AtomicU64,
     /// How often a source was sent.
-    sent: AtomicU64,
+    sources_sent: AtomicU64,
     /// Notified when the sender is done.
     done: Notify,
 }
@@ -320,19 +320,19 @@ impl ScriptLoader {
         &self,
         batcher: &Batcher,
         call: &PreparedCall<'_>,
-        sent: &SentFlag,
+        sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         let mut turn = None;
         for _ in 0..MAX_WAITS {
-            let seen = self.sent.load(Ordering::SeqCst);
-            match batcher.send(call.request(), sent).await {
+            let seen = self.sources_sent.load(Ordering::SeqCst);
+            match batcher.send(call.request(), sent_flag).await {
                 Err(error) if is_unknown_script(&error) => {}
                 answer => return answer,
             }
             let done = self.done.notified();
             tokio::pin!(done);
             done.as_mut().enable();
-            if self.sent.load(Ordering::SeqCst) != seen {
+            if self.sources_sent.load(Ordering::SeqCst) != seen {
                 continue; // another request has sent the source meanwhile
             }
             turn = LoadTurn::take(self, 0);
@@ -346,7 +346,7 @@ impl ScriptLoader {
                 break;
             }
         }
-        let answer = self.send_source(batcher, call, sent).await;
+        let answer = self.send_source(batcher, call, sent_flag).await;
         drop(turn);
         answer
     }
@@ -356,10 +356,10 @@ impl ScriptLoader {
         &self,
         batcher: &Batcher,
         call: &PreparedCall<'_>,
-        sent: &SentFlag,
+        sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
-        let answer = batcher.send_at_once(call.by_source(), sent).await;
-        self.sent.fetch_add(1, Ordering::SeqCst);
+        let answer = batcher.send_at_once(call.by_source(), sent_flag).await;
+        self.sources_sent.fetch_add(1, Ordering::SeqCst);
         answer
     }
 
@@ -393,7 +393,7 @@ impl ScriptLoader {
             for (index, answer) in unknown.into_iter().zip(batcher.send_all(again, limit).await) {
                 answers[index] = answer;
             }
-            self.sent.fetch_add(1, Ordering::SeqCst);
+            self.sources_sent.fetch_add(1, Ordering::SeqCst);
         }
         answers
     }

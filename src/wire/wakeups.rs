@@ -189,11 +189,11 @@ impl Subscriber {
     /// Subscribes, and again whenever the subscription ends.
     pub(super) async fn run(self, mut verified_with: Option<Arc<Nodes>>) {
         let mut pause = PAUSES.0;
-        let mut failed = false;
+        let mut has_failed = false;
         loop {
             match self.subscribe(verified_with.as_deref()).await {
                 Ok((client, connection, disconnected)) => {
-                    if std::mem::take(&mut failed) {
+                    if std::mem::take(&mut has_failed) {
                         crate::event::event!(
                             info, server = %self.endpoint.label(), "subscribed to wake-ups again"
                         );
@@ -211,7 +211,7 @@ impl Subscriber {
                 }
                 Err((state, _error)) => {
                     // One WARN per outage, however many attempts fail.
-                    if !std::mem::replace(&mut failed, true) {
+                    if !std::mem::replace(&mut has_failed, true) {
                         crate::event::event!(
                             warn,
                             server = %self.endpoint.label(),
