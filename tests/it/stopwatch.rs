@@ -34,14 +34,14 @@ fn stopwatch_counts_what_exceeds_a_cycle() {
 #[test]
 fn stopwatch_excuses_a_stopped_process() {
     let mut worker = Worker::start(&["measure"]);
-    worker.hear("started");
+    worker.expect_line("started");
     worker.stop();
     let stopped = Instant::now();
     std::thread::sleep(SECOND);
     let stopped = stopped.elapsed();
     worker.signal(Signal::CONT);
     worker.send("stop");
-    let stalled = Duration::from_micros(worker.hear("stalled").parse().unwrap());
+    let stalled = Duration::from_micros(worker.expect_line("stalled").parse().unwrap());
     worker.finish();
     assert!(stalled >= stopped - Stalls::CYCLE, "{stalled:?} of {stopped:?}");
 }

@@ -24,7 +24,7 @@ fn play() {
                 let (topology, wake) = (topology_of(topology), wake_of(wake));
                 let ports: Vec<u16> = ports.split(',').map(|port| port.parse().unwrap()).collect();
                 let ttl = Duration::from_millis(ttl_ms.parse().unwrap());
-                let options = patient().ttl(ttl);
+                let options = long_limits().ttl(ttl);
                 let (host, ports) = (format!("{user}127.0.0.1"), ports.as_slice());
                 let open = || open_at(topology, &host, ports, Protocol::Resp3, wake, options.clone());
                 wait(open, Kind::from_name(kind), name, count.parse().unwrap()).await;
@@ -35,7 +35,7 @@ fn play() {
 }
 
 /// Options of processes that start together, so that each gets little of the machine at first.
-fn patient() -> Options {
+fn long_limits() -> Options {
     Options::new().node_timeout(Duration::from_secs(20))
 }
 
@@ -48,7 +48,7 @@ fn say(word: &str, rest: impl std::fmt::Display) {
     std::io::stdout().flush().unwrap();
 }
 
-fn hear() -> String {
+fn read_line() -> String {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).unwrap();
     line.trim().to_owned()
@@ -56,9 +56,9 @@ fn hear() -> String {
 
 /// Increments a number in a file, without any file lock.
 async fn count(url: &str, kind: &str, file: &str, turns: u32) {
-    let lock = Kind::from_name(kind).lock(&open(url, patient()).await, "counter");
+    let lock = Kind::from_name(kind).lock(&open(url, long_limits()).await, "counter");
     say("ready", "");
-    hear();
+    read_line();
     for _ in 0..turns {
         let guard = lock.lock().await.unwrap();
         let number: u64 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
@@ -70,12 +70,12 @@ async fn count(url: &str, kind: &str, file: &str, turns: u32) {
 
 /// Acquires the lock, reports it, and follows commands.
 async fn hold(url: &str, kind: &str, ttl_ms: u64) {
-    let locks = open(url, patient().ttl(Duration::from_millis(ttl_ms))).await;
+    let locks = open(url, long_limits().ttl(Duration::from_millis(ttl_ms))).await;
     let lock = Kind::from_name(kind).lock(&locks, "held");
     let guard = lock.lock().await.unwrap();
     say("holding", guard.token());
     loop {
-        match tokio::task::spawn_blocking(hear).await.unwrap().as_str() {
+        match tokio::task::spawn_blocking(read_line).await.unwrap().as_str() {
             "look" => say("lost", guard.lease().is_lost()),
             "release" => return guard.release().await.unwrap(),
             command => panic!("no such command: {command:?}"),
@@ -87,17 +87,17 @@ async fn hold(url: &str, kind: &str, ttl_ms: u64) {
 fn measure() {
     let stopwatch = Stopwatch::start();
     say("started", "");
-    hear();
+    read_line();
     let stopwatch = stopwatch.stop();
     say("stalled", (stopwatch.elapsed() - stopwatch.undisturbed()).as_micros());
 }
 
 /// Enters a lock that another process holds for the same owner.
 async fn reenter(url: &str, owner: &str) {
-    let locks = open(url, patient()).await;
+    let locks = open(url, long_limits()).await;
     let guard = locks.reentrant("shared").unwrap().with_owner(&owner.parse().unwrap()).lock().await.unwrap();
     say("inside", guard.lease().fencing_token().unwrap());
-    tokio::task::spawn_blocking(hear).await.unwrap();
+    tokio::task::spawn_blocking(read_line).await.unwrap();
     guard.release().await.unwrap();
     say("outside", "");
 }

@@ -27,7 +27,7 @@ async fn gets_its_old_place(kind: Kind) {
     eventually("the first client queues again", || async { queue.waiters().await.len() == 2 }).await;
     assert_eq!(queue.waiters().await[0], place[0], "{kind:?}: the resumed waiter has its old place");
     guard.release().await.unwrap();
-    first.hear("holding");
+    first.expect_line("holding");
     assert!(!second.is_finished(), "{kind:?}: the second waiter waits for the first");
     first.kill();
     let guard = soon("the second client acquires", &mut second).await.unwrap().unwrap();

@@ -107,7 +107,7 @@ async fn quorum_race_of_two_is_decided_while_one_node_is_dead() {
 
 /// Four clients call `try_lock` at the same instant. Returns how many rounds had no winner, and the
 /// longest call.
-async fn scrambles(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (usize, Duration) {
+async fn contend(quorum: &Quorum, alive: u32, kind: Kind, rounds: usize) -> (usize, Duration) {
     let (mut lost, mut longest) = (0, Duration::ZERO);
     let mut locks = Vec::new();
     for number in 0..4 {
@@ -157,7 +157,7 @@ async fn quorum_one_of_four_tries_acquires_a_free_lock() {
         quorum.kill(dead);
         for kind in kinds {
             let rounds = if *kind == Kind::Mutex { 200 } else { 100 };
-            let (lost, longest) = scrambles(&quorum, quorum.all() & !dead, *kind, rounds).await;
+            let (lost, longest) = contend(&quorum, quorum.all() & !dead, *kind, rounds).await;
             println!(
                 "FIG {kind:?} on {nodes}, {dead:b} dead: {lost} of {rounds} without a winner, at most {longest:?}"
             );

@@ -11,7 +11,7 @@ use crate::support::{Stopwatch, eventually, soon};
 /// A `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
 const NEVER: Duration = Duration::from_secs(10);
 
-fn patient() -> Options {
+fn long_limits() -> Options {
     Options::new().poll_cap(NEVER).node_timeout(Duration::from_secs(10))
 }
 
@@ -19,12 +19,12 @@ fn patient() -> Options {
 async fn quorum_waiters_are_granted_in_order() {
     let quorum = Quorum::start(5).await;
     for kind in ALONE {
-        let lock = quorum.lock(kind, kind.name(), patient()).await;
+        let lock = quorum.lock(kind, kind.name(), long_limits()).await;
         let guard = quorum.take(&lock).await;
         let order = Arc::new(Mutex::new(vec![(0, guard.token())]));
         let mut waiting = Vec::new();
         for number in 1..=5 {
-            let (other, order) = (quorum.lock(kind, kind.name(), patient()).await, Arc::clone(&order));
+            let (other, order) = (quorum.lock(kind, kind.name(), long_limits()).await, Arc::clone(&order));
             waiting.push(tokio::spawn(async move {
                 let guard = soon("the waiter is granted the lock", other.lock()).await.unwrap();
                 order.lock().unwrap().push((number, guard.token()));
@@ -93,8 +93,8 @@ async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
 async fn quorum_release_grants_at_once_to_waiter() {
     let quorum = Quorum::start(3).await;
     for kind in KINDS {
-        let holder = quorum.lock(kind.rival(), kind.name(), patient()).await;
-        let lock = quorum.lock(kind, kind.name(), patient()).await;
+        let holder = quorum.lock(kind.rival(), kind.name(), long_limits()).await;
+        let lock = quorum.lock(kind, kind.name(), long_limits()).await;
         let mut times = Vec::new();
         for _ in 0..5 {
             let guard = quorum.take(&holder).await;
@@ -122,18 +122,19 @@ async fn quorum_release_grants_at_once_to_waiter() {
 async fn quorum_release_skips_a_dead_waiter() {
     let quorum = Quorum::start(5).await;
     for kind in ALONE {
-        let lock = quorum.lock(kind, kind.name(), patient()).await;
+        let lock = quorum.lock(kind, kind.name(), long_limits()).await;
         let guard = quorum.take(&lock).await;
         // Without its runtime, no task of this client can remove its entry.
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let urls = quorum.urls();
         let dead = runtime.spawn(async move {
-            let client = redlatch::Locks::builder().quorum(urls).options(patient()).connect().await.unwrap();
+            let client =
+                redlatch::Locks::builder().quorum(urls).options(long_limits()).connect().await.unwrap();
             drop(kind.lock(&client, kind.name()).lock().await);
         });
         quorum.queued(0b11111, &lock, 1).await;
         let waiting = tokio::spawn({
-            let lock = quorum.lock(kind, kind.name(), patient()).await;
+            let lock = quorum.lock(kind, kind.name(), long_limits()).await;
             async move { lock.lock().await }
         });
         quorum.queued(0b11111, &lock, 2).await;

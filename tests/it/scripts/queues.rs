@@ -14,7 +14,7 @@ fn on_one_server(kind: &'static str) -> Acquire {
 }
 
 /// Queues waiters without clients, as if they had polled just now.
-async fn queue_unheard(client: &Client, kind: &str, count: u64) {
+async fn queue_without_subscribers(client: &Client, kind: &str, count: u64) {
     let (now, lane) = (client.time().await as i64, if kind == "read" { 1 << 52 } else { 0 });
     for number in 0..count as i64 {
         let (owner, depth) =
@@ -35,7 +35,7 @@ async fn no_request_overtakes_live_waiter_behind_many_dead_ones() {
     for acquire in Acquire::all(&["mutex", "reentrant", "write"]) {
         let take = |attempt, owner, proposal| acquire.fenced(owner, attempt, proposal);
         assert!(matches!(take("h", "oh", 10).send(&client).await, Final(1..)));
-        queue_unheard(&client, acquire.kind, 600).await;
+        queue_without_subscribers(&client, acquire.kind, 600).await;
         let living = take("l", "ol", 20).queued();
         assert_eq!(living.send(&client).await, Busy);
         assert_eq!(acquire.release("oh", "h").send(&client).await, Final(1));
@@ -63,7 +63,7 @@ async fn no_writer_overtakes_live_reader_behind_many_dead_ones() {
     let client = Client::of(&server).await;
     let [read, write] = ["read", "write"].map(on_one_server);
     assert!(matches!(write.fenced("oh", "h", 10).send(&client).await, Final(1..)));
-    queue_unheard(&client, "read", 1_000).await;
+    queue_without_subscribers(&client, "read", 1_000).await;
     let living = read.fenced("ol", "l", 20).queued();
     assert_eq!(living.send(&client).await, Busy);
     assert_eq!(write.release("oh", "h").send(&client).await, Final(1));

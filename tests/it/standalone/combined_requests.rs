@@ -12,7 +12,7 @@ const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write]
 const TASKS: u64 = 200;
 const CALLS: u64 = 32 + TASKS / 10;
 
-async fn patient(server: &Server) -> Locks {
+async fn long_limits(server: &Server) -> Locks {
     server.locks_with(Options::new().node_timeout(Duration::from_secs(20))).await
 }
 
@@ -50,7 +50,7 @@ fn names(prefix: &str) -> impl Iterator<Item = String> {
 #[tokio::test]
 async fn many_tasks_share_script_calls() {
     let server = Server::start().await;
-    let locks = patient(&server).await;
+    let locks = long_limits(&server).await;
     for kind in KINDS {
         let prefix = kind.name();
         let mut last = Vec::new();
@@ -151,7 +151,7 @@ async fn renewals_of_leases_from_different_times_share_script_calls() {
 #[tokio::test]
 async fn one_locks_outcome_is_not_anothers() {
     let server = Server::start().await;
-    let locks = patient(&server).await;
+    let locks = long_limits(&server).await;
     for kind in KINDS {
         let prefix = kind.name();
         let holder = server.locks().await;
@@ -202,7 +202,7 @@ async fn lack_of_rights_for_one_lock_is_not_anothers() {
 #[tokio::test]
 async fn lost_reply_leaves_no_lock_behind() {
     let server = Server::start().await;
-    let locks = patient(&server).await;
+    let locks = long_limits(&server).await;
     for kind in KINDS {
         let prefix = kind.name();
         server.pause();

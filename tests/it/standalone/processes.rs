@@ -17,7 +17,7 @@ async fn lock_excludes_among_sixteen_processes(kind: Kind) {
         .map(|_| Worker::start(&["count", &server.url(), kind.name(), path, &TURNS.to_string()]))
         .collect();
     for worker in &mut workers {
-        worker.hear("ready");
+        worker.expect_line("ready");
     }
     for worker in &mut workers {
         worker.send("go");
@@ -48,7 +48,7 @@ async fn lock_is_acquired_after_its_holder_was_killed(kind: Kind) {
     let server = Server::start().await;
     let ttl = Duration::from_millis(1_000);
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), &ttl.as_millis().to_string()]);
-    let token: u64 = worker.hear("holding").parse().unwrap();
+    let token: u64 = worker.expect_line("holding").parse().unwrap();
     let lock = kind.rival().lock(&server.locks().await, "held");
     assert!(lock.try_lock().await.unwrap().is_none());
     let killed = Stopwatch::start();
@@ -87,7 +87,7 @@ async fn read_standalone_lock_is_acquired_after_its_holder_was_killed() {
 async fn late_write_of_a_stopped_holder_is_refused(kind: Kind) {
     let server = Server::start().await;
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "700"]);
-    let stale: u64 = worker.hear("holding").parse().unwrap();
+    let stale: u64 = worker.expect_line("holding").parse().unwrap();
     assert!(write(&server, stale, "first").await);
     worker.stop();
     let lock = kind.rival().lock(&server.locks().await, "held");
@@ -97,7 +97,7 @@ async fn late_write_of_a_stopped_holder_is_refused(kind: Kind) {
     // Sent while it is stopped, so that this is the first thing it does.
     worker.send("look");
     worker.signal(Signal::CONT);
-    assert_eq!(worker.hear("lost"), "true");
+    assert_eq!(worker.expect_line("lost"), "true");
     assert!(!write(&server, stale, "late").await, "the stale token is refused");
     assert_eq!(server.run::<String>(&["GET", "{thing}:value"]).await, "second");
     guard.release().await.unwrap();
@@ -141,7 +141,10 @@ async fn stopped_waiter_ignores_an_expired_grant(kind: Kind) {
     assert!(server.is_held_by(&lock, &successor).await);
     let token = successor.token();
     successor.release().await.unwrap();
-    assert!(worker.hear("holding").parse::<u64>().unwrap() > token, "both held the lock at the same time");
+    assert!(
+        worker.expect_line("holding").parse::<u64>().unwrap() > token,
+        "both held the lock at the same time"
+    );
     worker.send("release");
     worker.finish();
 }
@@ -176,7 +179,7 @@ async fn reentrant_standalone_another_process_reenters_with_the_same_owner() {
     let owner = Owner::new();
     let guard = lock.with_owner(&owner).lock().await.unwrap();
     let mut worker = Worker::start(&["reenter", &server.url(), &owner.to_string()]);
-    let token = worker.hear("inside");
+    let token = worker.expect_line("inside");
     assert_eq!(
         token,
         guard.lease().fencing_token().unwrap().to_string(),
@@ -190,7 +193,7 @@ async fn reentrant_standalone_another_process_reenters_with_the_same_owner() {
     );
     assert_eq!(server.lock_state(lock.name()).await.writer.unwrap().owner, owner.to_string());
     worker.send("leave");
-    worker.hear("outside");
+    worker.expect_line("outside");
     assert!(!server.lock_state(lock.name()).await.is_held());
     worker.finish();
     drop(lock);

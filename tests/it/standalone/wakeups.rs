@@ -264,7 +264,7 @@ async fn forged_message_is_trusted_until_the_first_renewal() {
     let trusting = server.locks_with(Options::new().poll_cap(NEVER)).await;
     let waiting = notified(&server, &trusting).await;
     // Its first poll may still be in flight; until then, messages are not trusted. So repeat.
-    let deceived = soon("the waiter trusts the message", async {
+    let trusted = soon("the waiter trusts the message", async {
         while !waiting.is_finished() {
             if let [_, ..] = server.run::<Vec<String>>(&["ZRANGE", QUEUE, "0", "0"]).await.as_slice() {
                 let (channel, message) = forged(&server).await;
@@ -274,10 +274,10 @@ async fn forged_message_is_trusted_until_the_first_renewal() {
         }
         waiting.await.unwrap().unwrap()
     });
-    let deceived = deceived.await;
+    let trusted = trusted.await;
     assert!(!guard.lease().is_lost());
-    soon("the first renewal ends the lease", deceived.lease().lost()).await;
-    drop((deceived, trusting, guard, holder));
+    soon("the first renewal ends the lease", trusted.lease().lost()).await;
+    drop((trusted, trusting, guard, holder));
 }
 
 #[tokio::test(flavor = "multi_thread")]

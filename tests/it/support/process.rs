@@ -50,7 +50,7 @@ impl Worker {
     }
 
     /// The rest of the next line that begins with `word`. The test harness prints lines of its own.
-    pub fn hear(&mut self, word: &str) -> String {
+    pub fn expect_line(&mut self, word: &str) -> String {
         loop {
             let line =
                 self.lines.next().unwrap_or_else(|| panic!("the worker ended without {word:?}")).unwrap();

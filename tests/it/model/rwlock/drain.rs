@@ -51,8 +51,10 @@ impl Search<'_> {
             let state = &self.nodes[at].state;
             let waits = order.iter().any(|one| !matches!(state.beliefs[*one], Idle | Done | Ended));
             if !waits {
-                let ended = state.beliefs.contains(&Ended) && state.kept.is_free();
-                if dead.contains(&true) || state.kept.queue.is_empty() && (ended || state.kept.is_gone()) {
+                let ended = state.beliefs.contains(&Ended) && state.server_state.is_free();
+                if dead.contains(&true)
+                    || state.server_state.queue.is_empty() && (ended || state.server_state.is_gone())
+                {
                     return Ok(());
                 }
                 return Err(self.stuck(from, dead, &steps, "all clients have finished, but keys are left"));
@@ -85,7 +87,7 @@ impl Search<'_> {
     /// Lets one hold of dead clients expire, or one mark that no live client refreshes.
     fn expire_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) -> bool {
         let state = &self.nodes[*at].state;
-        let kept: &ServerState = &state.kept;
+        let server_state: &ServerState = &state.server_state;
         let writer_waits = |owner: Option<usize>| {
             order.iter().any(|one| {
                 let attempt = &self.scenario.attempts[*one];
@@ -95,25 +97,24 @@ impl Search<'_> {
             })
         };
         let all_dead = |attempts: &[usize]| attempts.iter().all(|one| !order.contains(one));
-        let step = if kept.writes().is_some_and(|hold| all_dead(&hold.attempts)) {
-            Move::WriteOver
-        } else if let Some(owner) = (0..self.scenario.owners.len())
-            .find(|owner| kept.reads(*owner).is_some_and(|hold| all_dead(&hold.attempts)))
-        {
-            Move::ReadOver(owner)
-        } else if let Some((one, _)) = kept
-            .queue
-            .iter()
-            .find(|(one, _)| self.scenario.may_miss && !order.contains(one) && kept.is_alive(*one))
-        {
-            Move::Missed(*one)
-        } else if kept.upgrade.is_some_and(|(live, owner)| live && !writer_waits(Some(owner))) {
-            Move::UpgradeOver
-        } else if kept.writer_wait_until == Some(true) && !writer_waits(None) {
-            Move::GateOver
-        } else {
-            return false;
-        };
+        let step =
+            if server_state.writes().is_some_and(|hold| all_dead(&hold.attempts)) {
+                Move::WriteOver
+            } else if let Some(owner) = (0..self.scenario.owners.len())
+                .find(|owner| server_state.reads(*owner).is_some_and(|hold| all_dead(&hold.attempts)))
+            {
+                Move::ReadOver(owner)
+            } else if let Some((one, _)) = server_state.queue.iter().find(|(one, _)| {
+                self.scenario.may_miss && !order.contains(one) && server_state.is_alive(*one)
+            }) {
+                Move::Missed(*one)
+            } else if server_state.upgrade.is_some_and(|(live, owner)| live && !writer_waits(Some(owner))) {
+                Move::UpgradeOver
+            } else if server_state.writer_wait_until == Some(true) && !writer_waits(None) {
+                Move::GateOver
+            } else {
+                return false;
+            };
         self.take(at, step, steps);
         true
     }

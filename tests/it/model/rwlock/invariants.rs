@@ -27,7 +27,7 @@ pub fn judge(
     seen: [Seen; 2],
 ) -> Result<State, String> {
     let [first, second] = seen;
-    let (once, mut twice) = (first.kept.swept(), second.kept.swept());
+    let (once, mut twice) = (first.server_state.swept(), second.server_state.swept());
     // A reader is granted the largest known token, and the first delivery may have made a larger
     // one for a writer that turned out to be disconnected.
     if matches!(step, Move::Try(one) | Move::Ask(one) | Move::LostReply(one) if !scenario.attempts[one].writes)
@@ -54,15 +54,15 @@ pub fn judge(
     };
     must!(alike, "the second delivery gets the answer {again:?}, not {answer:?}");
     let beliefs = learn(scenario, before, step, answer, &first)?;
-    let written = tokens(scenario, before, step, &first.kept)?;
+    let written = tokens(scenario, before, step, &first.server_state)?;
     let mut noted = before.noted.clone();
     if let (Move::Ask(one), Busy(time)) = (step, answer) {
         noted[one].get_or_insert(time);
     }
-    let after = State { kept: first.kept, beliefs, written, noted };
+    let after = State { server_state: first.server_state, beliefs, written, noted };
     consistent(scenario, &after)?;
     fair(scenario, before, step, &after)?;
-    dead(scenario, before, step, &after.kept)?;
+    dead(scenario, before, step, &after.server_state)?;
     Ok(after)
 }
 
@@ -74,8 +74,8 @@ pub fn judge_idle(
     answer: Answer,
     seen: &Seen,
 ) -> Result<(), String> {
-    let kept = &before.kept;
-    let (was, is) = (kept.swept(), seen.kept.swept());
+    let server_state = &before.server_state;
+    let (was, is) = (server_state.swept(), seen.server_state.swept());
     must!(was == is, "the request must change nothing: {}", was.change(&is, scenario));
     let expected = match step {
         Move::Renew(one) | Move::Downgrade(one) if before.beliefs[one].holds() => {
@@ -83,11 +83,11 @@ pub fn judge_idle(
             matches!(answer, Final(1..))
         }
         Move::Renew(one) if matches!(before.beliefs[one], Lost | Refused) => match answer {
-            Final(1..) => kept.holds(scenario, one),
-            _ => answer == Final(0) && !kept.holds(scenario, one),
+            Final(1..) => server_state.holds(scenario, one),
+            _ => answer == Final(0) && !server_state.holds(scenario, one),
         },
         Move::Renew(_) | Move::Downgrade(_) => answer == Final(0),
-        Move::Release(one) => Some(answer) == kept.ended[one].map(Final),
+        Move::Release(one) => Some(answer) == server_state.ended[one].map(Final),
         Move::LostReply(_) => answer == Final(-1),
         _ => false,
     };
@@ -111,10 +111,10 @@ fn learn(
     seen: &Seen,
 ) -> Result<Vec<Belief>, String> {
     let mut beliefs = before.beliefs.clone();
-    let kept = &seen.kept;
+    let server_state = &seen.server_state;
     match (step, answer) {
         (Move::Try(one) | Move::Ask(one), Final(token)) if token >= scenario.least_token() => {
-            let newest = kept.counter.unwrap_or(0);
+            let newest = server_state.counter.unwrap_or(0);
             let least = if scenario.attempts[one].writes { newest } else { before.written };
             let known = scenario.fencing == Fencing::Off || (least..=newest).contains(&token);
             must!(known, "granted with the token {token}, the last token is {newest}");
@@ -123,9 +123,12 @@ fn learn(
         }
         (Move::Try(_), Busy(_)) => {}
         (Move::Ask(one), Busy(_)) => {
-            let upgrader = before.kept.upgrade.filter(|(live, owner)| *live && kept.reads(*owner).is_some());
+            let upgrader = before
+                .server_state
+                .upgrade
+                .filter(|(live, owner)| *live && server_state.reads(*owner).is_some());
             let refused = upgrader.is_some_and(|(_, owner)| owner != scenario.attempts[one].owner)
-                && deadlock(scenario, before, kept, one);
+                && deadlock(scenario, before, server_state, one);
             must!(
                 !refused || !scenario.attempts[one].writes,
                 "a writer waits for an upgrader that waits for it"
@@ -150,7 +153,7 @@ fn learn(
         (Move::LostReply(one), Final(-1))
             if scenario.attempts[one].writes && matches!(beliefs[one], Reads(_)) => {}
         (Move::Try(one) | Move::Ask(one) | Move::LostReply(one), Final(-6)) => {
-            must!(deadlock(scenario, before, kept, one), "refused as a deadlock, but it is none");
+            must!(deadlock(scenario, before, server_state, one), "refused as a deadlock, but it is none");
             if let Move::Ask(one) = step {
                 beliefs[one] = Refused;
             }
@@ -169,11 +172,11 @@ fn learn(
                 unreachable!("only what is held to write is downgraded")
             };
             let last = match scenario.fencing {
-                Fencing::Counted => Some(token) == kept.counter,
-                Fencing::Proposed => Some(token) <= kept.counter,
+                Fencing::Counted => Some(token) == server_state.counter,
+                Fencing::Proposed => Some(token) <= server_state.counter,
                 Fencing::Off => true,
             };
-            must!(last, "held with the token {token}, the last token is {:?}", kept.counter);
+            must!(last, "held with the token {token}, the last token is {:?}", server_state.counter);
             beliefs[one] = Reads(token);
         }
         (Move::ForceReaders | Move::ForceWriter, Final(1..)) => {
@@ -190,19 +193,19 @@ fn learn(
 }
 
 /// Whether the owner of this attempt reads, and so does another owner that waits to write.
-fn deadlock(scenario: &Scenario, before: &State, kept: &ServerState, one: usize) -> bool {
+fn deadlock(scenario: &Scenario, before: &State, server_state: &ServerState, one: usize) -> bool {
     let owner = scenario.attempts[one].owner;
-    kept.reads(owner).is_some()
+    server_state.reads(owner).is_some()
         && scenario.attempts.iter().zip(&before.beliefs).any(|(other, belief)| {
             let wants = other.writes
                 && (*belief == Waits || other.has_late_requests && matches!(belief, Lost | Refused));
-            other.owner != owner && wants && kept.reads(other.owner).is_some()
+            other.owner != owner && wants && server_state.reads(other.owner).is_some()
         })
 }
 
 /// Checks exclusion, and that holds, queue and marks agree with the clients' views.
 pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
-    let kept = &state.kept;
+    let server_state = &state.server_state;
     for (one, belief) in state.beliefs.iter().enumerate() {
         let Writes(_) = belief else { continue };
         for (other, belief) in state.beliefs.iter().enumerate() {
@@ -211,34 +214,34 @@ pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
             must!(!both, "{one} writes, and {other} believes to hold the lock as well");
         }
     }
-    if let Some(write) = kept.writes() {
+    if let Some(write) = server_state.writes() {
         for owner in (0..scenario.owners.len()).filter(|owner| *owner != write.owner) {
             let (writer, reader) = (scenario.owners[write.owner], scenario.owners[owner]);
-            must!(kept.reads(owner).is_none(), "{writer} writes, and {reader} reads");
+            must!(server_state.reads(owner).is_none(), "{writer} writes, and {reader} reads");
         }
     }
-    let writers = kept.waiters(scenario, true);
-    let gated = kept.writer_wait_until == Some(true);
-    must!(!gated || !writers.is_empty(), "new readers are kept out, but no live writer waits");
-    if let Some((true, owner)) = kept.upgrade {
+    let writers = server_state.waiters(scenario, true);
+    let gated = server_state.writer_wait_until == Some(true);
+    must!(!gated || !writers.is_empty(), "new readers are server_state out, but no live writer waits");
+    if let Some((true, owner)) = server_state.upgrade {
         let waits = writers.iter().any(|one| scenario.attempts[*one].owner == owner);
         must!(waits, "{} has the upgrade's mark, but does not wait", scenario.owners[owner]);
     }
-    let fields = kept.reads.iter().flatten().count() as i64;
+    let fields = server_state.reads.iter().flatten().count() as i64;
     must!(
-        kept.mode == Mode::Sole || kept.readers.unwrap_or(0) == fields,
+        server_state.mode == Mode::Sole || server_state.readers.unwrap_or(0) == fields,
         "{fields} readers are counted as {:?}",
-        kept.readers
+        server_state.readers
     );
     for (one, attempt) in scenario.attempts.iter().enumerate() {
         let places = |hold: &Option<Hold>, live: bool| {
             let hold = hold.as_ref().filter(|hold| hold.live == live);
             hold.map_or(0, |hold| hold.attempts.iter().filter(|named| **named == one).count())
         };
-        let read = |live| kept.reads.iter().map(|hold| places(hold, live)).sum::<usize>();
-        let (reads, writes) = (read(true), places(&kept.write, true));
-        let over = read(false) + places(&kept.write, false);
-        let queued = kept.queue.iter().filter(|(named, _)| *named == one).count();
+        let read = |live| server_state.reads.iter().map(|hold| places(hold, live)).sum::<usize>();
+        let (reads, writes) = (read(true), places(&server_state.write, true));
+        let over = read(false) + places(&server_state.write, false);
+        let queued = server_state.queue.iter().filter(|(named, _)| *named == one).count();
         let all = reads + writes + queued;
         let right = match state.beliefs[one] {
             Idle | Done => all + over == 0,
@@ -254,9 +257,13 @@ pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
             attempt.name,
             state.beliefs[one]
         );
-        must!(!kept.seen[one] || queued == 1, "a mark of {} is left, but it does not wait", attempt.name);
         must!(
-            state.beliefs[one] != Ended || kept.ended[one].is_some(),
+            !server_state.seen[one] || queued == 1,
+            "a mark of {} is left, but it does not wait",
+            attempt.name
+        );
+        must!(
+            state.beliefs[one] != Ended || server_state.ended[one].is_some(),
             "the end of {} is not remembered",
             attempt.name
         );
@@ -270,7 +277,7 @@ fn tokens(scenario: &Scenario, before: &State, step: Move, after: &ServerState) 
     if scenario.fencing == Fencing::Off {
         return Ok(0);
     }
-    let (last, token) = (before.kept.counter.unwrap_or(0), after.counter.unwrap_or(0));
+    let (last, token) = (before.server_state.counter.unwrap_or(0), after.counter.unwrap_or(0));
     let mut written = before.written;
     must!(token >= last, "the last token was {last}, and is {token}");
     if let Some(write) = after.writes() {
@@ -280,7 +287,7 @@ fn tokens(scenario: &Scenario, before: &State, step: Move, after: &ServerState) 
             write.owner,
             after.token
         );
-        let same = before.kept.writes().is_some_and(|hold| is_same(hold, write));
+        let same = before.server_state.writes().is_some_and(|hold| is_same(hold, write));
         must!(same || token > last, "a new writer has the old token {token}");
         let raised = scenario.fencing == Fencing::Proposed || token == last;
         must!(!same || raised, "the same writer has a new token {token}");
@@ -299,7 +306,7 @@ fn is_same(before: &Hold, after: &Hold) -> bool {
 /// Checks fairness: a waiting writer keeps new readers out; after a writer, all waiting readers are
 /// admitted; and a release admits a waiter.
 fn fair(scenario: &Scenario, before: &State, step: Move, after: &State) -> Result<(), String> {
-    let (was, is) = (&before.kept, &after.kept);
+    let (was, is) = (&before.server_state, &after.server_state);
     let waiting = is.waiters(scenario, true);
     let gated = was.writer_wait_until == Some(true)
         && was.waiters(scenario, true).iter().any(|one| waiting.contains(one));
@@ -339,7 +346,7 @@ fn fair(scenario: &Scenario, before: &State, step: Move, after: &State) -> Resul
 /// Checks that a waiter that has not polled within its claim is never granted the lock, and leaves
 /// the queue when another one polls.
 fn dead(scenario: &Scenario, before: &State, step: Move, after: &ServerState) -> Result<(), String> {
-    let was = &before.kept;
+    let was = &before.server_state;
     let polls = match step {
         Move::Ask(one) | Move::LostReply(one) => was.is_alive(one) && after.queued(one).is_some(),
         _ => false,

@@ -46,7 +46,7 @@ pub struct ServerState {
 /// A state read from the server.
 #[derive(Debug)]
 pub struct Seen {
-    pub kept: ServerState,
+    pub server_state: ServerState,
     /// The attempts whose hold lasts for a TTL, not only for a claim.
     pub lasting: Vec<usize>,
 }
@@ -67,7 +67,7 @@ impl Seen {
     /// Parses the answer of [`Tools::look`](super::state_scripts::Tools::look). `Err`: a rule that
     /// the state breaks.
     pub fn read(scenario: &Scenario, instant: i64, text: &str) -> Result<Seen, String> {
-        let mut kept = ServerState::new(scenario);
+        let mut server_state = ServerState::new(scenario);
         let mut lasting = Vec::new();
         let mut others = 0;
         let mut lines = text.split('\n');
@@ -88,30 +88,30 @@ impl Seen {
                 Hold { live, owner, attempts }
             };
             match name {
-                "mode" => kept.mode = Mode::Several,
+                "mode" => server_state.mode = Mode::Several,
                 "write" => {
                     let owner = scenario.owner(words.next().unwrap());
-                    kept.write = Some(hold(owner, words));
+                    server_state.write = Some(hold(owner, words));
                 }
                 "sole" => {
                     let (side, owner) = (words.next().unwrap(), scenario.owner(words.next().unwrap()));
                     let hold = Some(hold(owner, words));
-                    kept.mode = Mode::Sole;
+                    server_state.mode = Mode::Sole;
                     if side == "read" {
-                        kept.reads[owner] = hold
+                        server_state.reads[owner] = hold
                     } else {
-                        kept.write = hold
+                        server_state.write = hold
                     }
                     if side == "read" {
-                        kept.token = Some(0);
+                        server_state.token = Some(0);
                     }
                 }
-                "readers" => kept.readers = Some(number()),
-                "writer_wait_until" => kept.writer_wait_until = Some(live),
-                "upgrade" => kept.upgrade = Some((live, scenario.owner(words.next().unwrap()))),
-                "writer_left" => kept.writer_left = Some(number() - instant),
-                "token" => kept.token = Some(number()),
-                "counter" => kept.counter = Some(number()),
+                "readers" => server_state.readers = Some(number()),
+                "writer_wait_until" => server_state.writer_wait_until = Some(live),
+                "upgrade" => server_state.upgrade = Some((live, scenario.owner(words.next().unwrap()))),
+                "writer_left" => server_state.writer_left = Some(number() - instant),
+                "token" => server_state.token = Some(number()),
+                "counter" => server_state.counter = Some(number()),
                 "queued" | "seen" | "ended"
                     if scenario.others && OTHERS.iter().any(|entry| line.contains(entry)) =>
                 {
@@ -130,33 +130,35 @@ impl Seen {
                     if entry != scenario.waiter(one) {
                         return Err(format!("an unknown waiter: {line}"));
                     }
-                    kept.queue.push((one, place));
+                    server_state.queue.push((one, place));
                 }
-                "seen" => kept.seen[scenario.attempt(value)] = true,
+                "seen" => server_state.seen[scenario.attempt(value)] = true,
                 // The marks of force requests, each of which is an attempt of its own.
                 "ended" if value == "f" => {}
-                "ended" => kept.ended[scenario.attempt(value)] = Some(words.next().unwrap().parse().unwrap()),
+                "ended" => {
+                    server_state.ended[scenario.attempt(value)] = Some(words.next().unwrap().parse().unwrap())
+                }
                 _ => match name.strip_prefix("read:") {
                     Some(owner) => {
                         let owner = scenario.owner(owner);
-                        kept.reads[owner] = Some(hold(owner, words));
+                        server_state.reads[owner] = Some(hold(owner, words));
                     }
                     None => return Err(format!("an unknown field: {line}")),
                 },
             }
         }
-        if kept.mode == Mode::Sole {
-            if kept.write.is_none() {
-                kept.token = kept.token.and(kept.counter); // stored once there is a second hold
+        if server_state.mode == Mode::Sole {
+            if server_state.write.is_none() {
+                server_state.token = server_state.token.and(server_state.counter); // stored once there is a second hold
             }
-            if !kept.queue.is_empty() {
+            if !server_state.queue.is_empty() {
                 return Err("attempts wait beside a sole hold".to_owned());
             }
         }
         if scenario.others && others != OTHERS.len() {
             return Err("an entry of another kind, or a mark of another attempt, was removed".to_owned());
         }
-        Ok(Seen { kept, lasting })
+        Ok(Seen { server_state, lasting })
     }
 }
 
@@ -217,22 +219,22 @@ impl ServerState {
 
     /// Describes the differences between two states.
     pub fn change(&self, other: &ServerState, scenario: &Scenario) -> String {
-        let parts = |kept: &ServerState| {
+        let parts = |server_state: &ServerState| {
             let names =
                 |some: &[usize]| some.iter().map(|one| scenario.attempts[*one].name).collect::<Vec<_>>();
             let holds = |hold: &Hold| (scenario.owners[hold.owner], names(&hold.attempts));
-            let queue: Vec<usize> = kept.queue.iter().map(|(one, _)| *one).collect();
+            let queue: Vec<usize> = server_state.queue.iter().map(|(one, _)| *one).collect();
             [
-                format!("write {:?}", kept.write.as_ref().map(holds)),
-                format!("read {:?}", kept.reads.iter().flatten().map(holds).collect::<Vec<_>>()),
+                format!("write {:?}", server_state.write.as_ref().map(holds)),
+                format!("read {:?}", server_state.reads.iter().flatten().map(holds).collect::<Vec<_>>()),
                 format!("queue {:?}", names(&queue)),
-                format!("writer_wait_until {:?}", kept.writer_wait_until),
-                format!("upgrade {:?}", kept.upgrade.map(|(_, owner)| scenario.owners[owner])),
+                format!("writer_wait_until {:?}", server_state.writer_wait_until),
+                format!("upgrade {:?}", server_state.upgrade.map(|(_, owner)| scenario.owners[owner])),
                 format!(
                     "writer_left {:?}, token {:?}, counter {:?}",
-                    kept.writer_left, kept.token, kept.counter
+                    server_state.writer_left, server_state.token, server_state.counter
                 ),
-                format!("ended {:?}, places {:?}", kept.ended, kept.queue),
+                format!("ended {:?}, places {:?}", server_state.ended, server_state.queue),
             ]
         };
         let both = parts(self).into_iter().zip(parts(other)).filter(|(was, is)| was != is);

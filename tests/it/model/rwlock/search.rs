@@ -97,7 +97,7 @@ impl<'a> Search<'a> {
         let state = &self.nodes[at].state;
         let (moves, idle) = state.moves(self.scenario);
         let request = |step: Move| step.request(self.scenario, sums, state, instant).expect("a request");
-        let place = tools.place(self.scenario, &state.kept, instant);
+        let place = tools.place(self.scenario, &state.server_state, instant);
         pipe.add_command(place.clone());
         for step in idle {
             pipe.add_command(request(step));

@@ -120,7 +120,7 @@ impl Tools {
         cmd
     }
 
-    pub fn place(&self, scenario: &Scenario, kept: &ServerState, instant: i64) -> Cmd {
+    pub fn place(&self, scenario: &Scenario, server_state: &ServerState, instant: i64) -> Cmd {
         let end = |live| if live { 'L' } else { 'O' };
         let mut hash: Vec<String> = Vec::new();
         let mut field = |name: &str, value: Option<String>| {
@@ -131,9 +131,11 @@ impl Tools {
         let words = |attempts: &[usize]| {
             attempts.iter().map(|one| format!(" {}", scenario.attempts[*one].name)).collect::<String>()
         };
-        let sole = kept.mode == Mode::Sole;
-        let write = kept.write.as_ref().map(|hold| ("write", hold));
-        for (side, hold) in write.into_iter().chain(kept.reads.iter().flatten().map(|hold| ("read", hold))) {
+        let sole = server_state.mode == Mode::Sole;
+        let write = server_state.write.as_ref().map(|hold| ("write", hold));
+        for (side, hold) in
+            write.into_iter().chain(server_state.reads.iter().flatten().map(|hold| ("read", hold)))
+        {
             let (end, owner, words) = (end(hold.live), scenario.owners[hold.owner], words(&hold.attempts));
             match side {
                 _ if sole => field("mode", Some(format!("sole {side} {owner}{words}"))),
@@ -141,31 +143,37 @@ impl Tools {
                 _ => field(&format!("read:{owner}"), Some(format!("{end}{words}"))),
             }
         }
-        field("mode", (kept.mode == Mode::Several).then(|| "several".to_owned()));
+        field("mode", (server_state.mode == Mode::Several).then(|| "several".to_owned()));
         // A sole reader has the counter's token.
-        field("token", kept.token.filter(|_| !sole || kept.write.is_some()).map(|token| token.to_string()));
-        field("readers", kept.readers.map(|count| count.to_string()));
-        field("writer_wait_until", kept.writer_wait_until.map(|live| end(live).to_string()));
+        field(
+            "token",
+            server_state
+                .token
+                .filter(|_| !sole || server_state.write.is_some())
+                .map(|token| token.to_string()),
+        );
+        field("readers", server_state.readers.map(|count| count.to_string()));
+        field("writer_wait_until", server_state.writer_wait_until.map(|live| end(live).to_string()));
         field(
             "upgrade",
-            kept.upgrade.map(|(live, owner)| format!("{} {}", end(live), scenario.owners[owner])),
+            server_state.upgrade.map(|(live, owner)| format!("{} {}", end(live), scenario.owners[owner])),
         );
-        field("writer_left", kept.writer_left.map(|time| (instant + time).to_string()));
+        field("writer_left", server_state.writer_left.map(|time| (instant + time).to_string()));
 
         let mut queue: Vec<(i64, String)> = Vec::new();
-        for (one, place) in &kept.queue {
+        for (one, place) in &server_state.queue {
             let lane = if scenario.attempts[*one].writes { 0 } else { -LANE };
             let score = if *place == UPGRADES { 0 } else { instant + place + lane };
             queue.push((score, scenario.waiter(*one)));
         }
         for (one, attempt) in scenario.attempts.iter().enumerate() {
-            let queued = kept.queued(one).is_some();
+            let queued = server_state.queued(one).is_some();
             // An expired mark has no effect.
-            let seen = if kept.seen[one] { instant + 121_000_000 } else { instant + 60_000_000 };
-            if kept.seen[one] || queued && !kept.is_alive(one) {
+            let seen = if server_state.seen[one] { instant + 121_000_000 } else { instant + 60_000_000 };
+            if server_state.seen[one] || queued && !server_state.is_alive(one) {
                 queue.push((LANE + seen, format!("seen {}", attempt.name)));
             }
-            if let Some(answer) = kept.ended[one] {
+            if let Some(answer) = server_state.ended[one] {
                 let until = (instant / 1_000_000 + 60) * 1_000_000;
                 queue.push((LANE + until + answer + 10, format!("ended {}", attempt.name)));
             }
@@ -185,7 +193,7 @@ impl Tools {
         for (score, entry) in &queue {
             cmd.arg(score).arg(entry);
         }
-        cmd.arg(usize::from(kept.counter.is_some())).arg(kept.counter);
+        cmd.arg(usize::from(server_state.counter.is_some())).arg(server_state.counter);
         cmd
     }
 }

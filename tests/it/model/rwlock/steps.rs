@@ -33,7 +33,7 @@ impl Belief {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    pub kept: ServerState,
+    pub server_state: ServerState,
     pub beliefs: Vec<Belief>,
     /// The token of the last writer.
     pub written: i64,
@@ -119,7 +119,7 @@ impl Move {
         };
         let least = if scenario.fencing == Fencing::Off { "" } else { "7" };
         let proposal = match scenario.fencing {
-            Fencing::Proposed => (state.kept.counter.unwrap_or(instant) + 5).to_string(),
+            Fencing::Proposed => (state.server_state.counter.unwrap_or(instant) + 5).to_string(),
             _ => String::new(),
         };
         let acquire = |one: usize, entry: [&str; 3], place: Option<i64>| {
@@ -196,7 +196,7 @@ impl State {
     pub fn first(scenario: &Scenario) -> State {
         let attempts = scenario.attempts.len();
         State {
-            kept: ServerState::new(scenario),
+            server_state: ServerState::new(scenario),
             beliefs: vec![Idle; attempts],
             written: 0,
             noted: vec![None; attempts],
@@ -247,17 +247,18 @@ impl State {
                 Ended => idle.extend([Move::LostReply(one), Move::Release(one)]),
             }
         }
-        let kept = &self.kept;
-        if kept.writes().is_some() {
+        let server_state = &self.server_state;
+        if server_state.writes().is_some() {
             moves.extend([Move::WriteOver, Move::ForceWriter]);
         }
-        let readers = (0..scenario.owners.len()).filter(|owner| kept.reads(*owner).is_some());
+        let readers = (0..scenario.owners.len()).filter(|owner| server_state.reads(*owner).is_some());
         moves.extend(readers.clone().map(Move::ReadOver));
         moves.extend(readers.clone().next().map(|_| Move::ForceReaders));
-        moves.extend((kept.writer_wait_until == Some(true)).then_some(Move::GateOver));
-        moves.extend(kept.upgrade.is_some_and(|(live, _)| live).then_some(Move::UpgradeOver));
-        moves.extend((kept.is_free() && !kept.is_gone()).then_some(Move::KeyOver));
-        let missed = (0..scenario.attempts.len()).filter(|one| scenario.may_miss && kept.is_alive(*one));
+        moves.extend((server_state.writer_wait_until == Some(true)).then_some(Move::GateOver));
+        moves.extend(server_state.upgrade.is_some_and(|(live, _)| live).then_some(Move::UpgradeOver));
+        moves.extend((server_state.is_free() && !server_state.is_gone()).then_some(Move::KeyOver));
+        let missed =
+            (0..scenario.attempts.len()).filter(|one| scenario.may_miss && server_state.is_alive(*one));
         moves.extend(missed.map(Move::Missed));
         (moves, idle)
     }
@@ -265,10 +266,10 @@ impl State {
     /// The state after an expiry.
     pub fn pass(&self, scenario: &Scenario, passes: Move) -> State {
         let mut next = self.clone();
-        let kept = &mut next.kept;
+        let server_state = &mut next.server_state;
         let over = match passes {
-            Move::WriteOver => kept.write.as_mut(),
-            Move::ReadOver(owner) => kept.reads[owner].as_mut(),
+            Move::WriteOver => server_state.write.as_mut(),
+            Move::ReadOver(owner) => server_state.reads[owner].as_mut(),
             _ => None,
         };
         if let Some(hold) = over {
@@ -280,14 +281,15 @@ impl State {
             }
         }
         match passes {
-            Move::GateOver => kept.writer_wait_until = Some(false),
-            Move::UpgradeOver => kept.upgrade = kept.upgrade.map(|(_, owner)| (false, owner)),
+            Move::GateOver => server_state.writer_wait_until = Some(false),
+            Move::UpgradeOver => server_state.upgrade = server_state.upgrade.map(|(_, owner)| (false, owner)),
             Move::Missed(one) => next.miss(scenario, one),
-            Move::WriteOver | Move::ReadOver(_) if kept.mode != Mode::Sole => {}
+            Move::WriteOver | Move::ReadOver(_) if server_state.mode != Mode::Sole => {}
             _ => {
-                let (queue, seen) = (std::mem::take(&mut kept.queue), std::mem::take(&mut kept.seen));
-                let (counter, ended) = (kept.counter, std::mem::take(&mut kept.ended));
-                *kept = ServerState { queue, seen, ended, counter, ..ServerState::new(scenario) };
+                let (queue, seen) =
+                    (std::mem::take(&mut server_state.queue), std::mem::take(&mut server_state.seen));
+                let (counter, ended) = (server_state.counter, std::mem::take(&mut server_state.ended));
+                *server_state = ServerState { queue, seen, ended, counter, ..ServerState::new(scenario) };
             }
         }
         next
@@ -296,27 +298,29 @@ impl State {
     /// A claim passes without a poll of this attempt, nor of those that queued before it and have
     /// not polled since.
     fn miss(&mut self, scenario: &Scenario, one: usize) {
-        self.kept.seen[one] = false;
-        let missed = self.kept.queued(one);
+        self.server_state.seen[one] = false;
+        let missed = self.server_state.queued(one);
         for time in self.times() {
             if *time > RECENT && missed.is_some_and(|place| *time <= place) {
                 *time -= PASSED;
             }
         }
-        self.kept.lapse(scenario);
+        self.server_state.lapse(scenario);
     }
 
     fn times(&mut self) -> impl Iterator<Item = &mut i64> {
-        let places = self.kept.queue.iter_mut().map(|(_, place)| place).filter(|place| **place != UPGRADES);
-        places.chain(&mut self.kept.writer_left).chain(self.noted.iter_mut().flatten())
+        let places =
+            self.server_state.queue.iter_mut().map(|(_, place)| place).filter(|place| **place != UPGRADES);
+        places.chain(&mut self.server_state.writer_left).chain(self.noted.iter_mut().flatten())
     }
 
     /// Replaces all times by others in the same order that do not depend on a clock. All are older
     /// than a claim, except the places of waiters that have not polled since they queued, and later
     /// times.
     fn order_times(&mut self) {
-        let kept = &self.kept;
-        let unseen = kept.queue.iter().filter(|(one, place)| *place > RECENT && !kept.seen[*one]);
+        let server_state = &self.server_state;
+        let unseen =
+            server_state.queue.iter().filter(|(one, place)| *place > RECENT && !server_state.seen[*one]);
         let recent = unseen.map(|(_, place)| *place).min().unwrap_or(i64::MAX);
         let mut times: Vec<i64> = self.times().map(|time| *time).collect();
         times.sort_unstable();
@@ -331,7 +335,7 @@ impl State {
     /// request is in flight: both have the same next steps.
     pub fn simplify(&mut self, scenario: &Scenario) {
         for (one, belief) in self.beliefs.iter_mut().enumerate() {
-            let is_done = !scenario.attempts[one].has_late_requests && !self.kept.names(one);
+            let is_done = !scenario.attempts[one].has_late_requests && !self.server_state.names(one);
             if is_done && matches!(belief, Lost | Refused) {
                 *belief = Done;
             }
@@ -360,10 +364,11 @@ impl State {
         }
         for (one, noted) in self.noted.iter().enumerate() {
             // It does not matter for an attempt that is queued at this place.
-            let matters = noted.is_some() && self.kept.queued(one).is_none_or(|place| place == UPGRADES);
-            outline.push(u8::from(matters) + u8::from(matters && *noted <= self.kept.writer_left));
+            let matters =
+                noted.is_some() && self.server_state.queued(one).is_none_or(|place| place == UPGRADES);
+            outline.push(u8::from(matters) + u8::from(matters && *noted <= self.server_state.writer_left));
         }
-        self.kept.outline(scenario, &mut outline);
+        self.server_state.outline(scenario, &mut outline);
         outline
     }
 }
