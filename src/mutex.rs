@@ -170,7 +170,7 @@ impl Mutex {
     /// Returns whether the mutex is held now.
     ///
     /// # Errors
-    /// Those of [`inspect`](Mutex::inspect).
+    /// - Those of [`inspect`](Mutex::inspect).
     pub async fn is_locked(&self) -> Result<bool, Error> {
         Ok(!self.inspect().await?.holders.is_empty())
     }
@@ -189,7 +189,7 @@ impl Mutex {
     /// notices a forced release earlier.
     ///
     /// # Errors
-    /// Those of [`inspect`](Mutex::inspect).
+    /// - Those of [`inspect`](Mutex::inspect).
     pub async fn is_held_by(&self, lease: &Lease) -> Result<bool, Error> {
         self.lock.is_held_by(&MUTEX, &lease.sought()).await
     }

@@ -218,7 +218,7 @@ impl ReentrantLock {
     /// Returns whether any owner holds the lock now.
     ///
     /// # Errors
-    /// Those of [`inspect`](ReentrantLock::inspect).
+    /// - Those of [`inspect`](ReentrantLock::inspect).
     pub async fn is_locked(&self) -> Result<bool, Error> {
         Ok(!self.inspect().await?.holders.is_empty())
     }
@@ -229,7 +229,7 @@ impl ReentrantLock {
     /// To decide whether to continue, use [`Lease::is_lost`], which sends no request.
     ///
     /// # Errors
-    /// Those of [`inspect`](ReentrantLock::inspect).
+    /// - Those of [`inspect`](ReentrantLock::inspect).
     pub async fn is_held_by(&self, holder: &impl HolderId) -> Result<bool, Error> {
         self.lock.is_held_by(&REENTRANT, &holder.sought()).await
     }

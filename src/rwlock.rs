@@ -279,7 +279,7 @@ impl RwLock {
     /// pauses in total.
     ///
     /// # Errors
-    /// Those of [`read`](RwLock::read), but the call does not wait for a failing server.
+    /// - Those of [`read`](RwLock::read); a failing server is not waited for.
     ///
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
@@ -295,8 +295,8 @@ impl RwLock {
     /// pauses in total.
     ///
     /// # Errors
-    /// Those of [`write`](RwLock::write), except [`Error::WouldDeadlock`]: the call waits neither
-    /// for other readers nor for a failing server.
+    /// - Those of [`write`](RwLock::write), except [`Error::WouldDeadlock`]; a failing server is
+    ///   not waited for.
     ///
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
@@ -319,7 +319,7 @@ impl RwLock {
     /// Returns whether the lock is held now, to read or to write.
     ///
     /// # Errors
-    /// Those of [`inspect`](RwLock::inspect).
+    /// - Those of [`inspect`](RwLock::inspect).
     pub async fn is_locked(&self) -> Result<bool, Error> {
         Ok(self.inspect().await?.mode != Mode::Free)
     }
@@ -332,7 +332,7 @@ impl RwLock {
     /// request.
     ///
     /// # Errors
-    /// Those of [`inspect`](RwLock::inspect).
+    /// - Those of [`inspect`](RwLock::inspect).
     pub async fn is_held_by(&self, holder: &impl HolderId) -> Result<bool, Error> {
         let sought = holder.sought();
         let kinds = [&READ, &WRITE];

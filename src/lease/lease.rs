@@ -144,9 +144,10 @@ impl Lease {
     /// # Ok(()) }
     /// ```
     ///
+    /// If the lease ends first, `work` is dropped at its current await. What it has begun elsewhere
+    /// continues, which the fencing token is for.
+    ///
     /// # Errors
-    /// Returned if the lease ended first. `work` is then dropped at its current await; what it has
-    /// begun elsewhere continues, which the fencing token is for.
     /// - [`Error::Lost`]: the lease was [lost](LeaseEnd::Lost) or [revoked](LeaseEnd::Revoked).
     /// - [`Error::Released`]: its guard was [released](LeaseEnd::Released) or
     ///   [leaked](LeaseEnd::Leaked).

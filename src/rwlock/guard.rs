@@ -128,8 +128,8 @@ impl RwLockWriteGuard {
     /// Releases this hold and waits until that is done.
     ///
     /// # Errors
-    /// Those of [`RwLockReadGuard::release`]. After [`Error::Lost`] or [`Error::NotHeld`], the work
-    /// may not have been exclusive.
+    /// - [`Error::Lost`], [`Error::NotHeld`]: the work may not have been exclusive.
+    /// - The others of [`RwLockReadGuard::release`].
     ///
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
