@@ -10,7 +10,7 @@ pub(crate) struct Deployment {
     /// A request may be sent again unseen.
     pub(crate) may_resend: bool,
     /// `PUBLISH` counts all subscribers, not only those of the server that runs it.
-    pub(crate) counts_all_subscribers: bool,
+    pub(crate) has_all_subscribers: bool,
 }
 
 impl Deployment {

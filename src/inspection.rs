@@ -258,7 +258,7 @@ impl fmt::Debug for Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = shortened(&self.owner);
-        match Labels::of_attempt(&self.owner).joined() {
+        match Labels::of_attempt(&self.owner).joint_name() {
             // Another program may choose any word as an owner, so special characters are escaped.
             None => write!(f, "{}", owner.escape_debug())?,
             Some(labels) => write!(f, "{labels} ({owner})")?,

@@ -47,7 +47,7 @@ impl<'a> Labels<'a> {
 
     /// The connections' name in `CLIENT LIST`, and the holder in logs: `billing:pod-7`, `billing`
     /// or `pod-7`.
-    pub(crate) fn joined(self) -> Option<String> {
+    pub(crate) fn joint_name(self) -> Option<String> {
         let words = [self.client_name, self.label].into_iter().filter(|word| !word.is_empty());
         let words: Vec<&str> = words.collect();
         (!words.is_empty()).then(|| words.join(":"))

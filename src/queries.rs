@@ -82,7 +82,7 @@ impl NamedLock {
         read: fn(Option<FencingToken>, u64, &[String]) -> Option<T>,
         agree: fn(Vec<T>, usize) -> T,
     ) -> Result<T, Error> {
-        let call = kind.inspect(&self.name).only_reads();
+        let call = kind.inspect(&self.name).read_only();
         let call = owner.into_iter().fold(call, Call::text);
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;

@@ -274,7 +274,7 @@ impl ReentrantLock {
             owner,
             match request.options.nesting {
                 Nesting::Local => self.holds.share(request, hold),
-                Nesting::Counted => SharedHold::unlisted(hold),
+                Nesting::Counted => SharedHold::of_one_guard(hold),
             },
         )
     }

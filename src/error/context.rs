@@ -107,7 +107,7 @@ impl Context {
     }
 
     /// Sets whether a retry may help, and whether the request may have taken effect.
-    pub(crate) fn judged(mut self, is_transient: bool, is_indeterminate: bool) -> Context {
+    pub(crate) fn with_verdict(mut self, is_transient: bool, is_indeterminate: bool) -> Context {
         (self.0.is_transient, self.0.is_indeterminate) = (is_transient, is_indeterminate);
         self
     }

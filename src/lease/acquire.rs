@@ -40,7 +40,7 @@ pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLea
         let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
         (outcome, woken)
     };
-    unless_closed(request, pin!(acquiring(request.traced(), pin!(trying)))).await
+    unless_closed(request, pin!(acquiring(request.span_fields(), pin!(trying)))).await
 }
 
 async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
@@ -86,7 +86,7 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
             outcome.unwrap_or_else(|_| Err(replica_failure.or_else(outage).map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
-    unless_closed(request, pin!(acquiring(request.traced(), pin!(waiting)))).await
+    unless_closed(request, pin!(acquiring(request.span_fields(), pin!(waiting)))).await
 }
 
 /// The error of a failed request. An earlier request of the same attempt may have had an effect.
@@ -102,7 +102,7 @@ pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> 
         let outcome = wait(request, &mut progress).await;
         (outcome, Some(progress.woken))
     };
-    unless_closed(request, pin!(acquiring(request.traced(), pin!(waiting)))).await
+    unless_closed(request, pin!(acquiring(request.span_fields(), pin!(waiting)))).await
 }
 
 /// What is known of a wait, also after it was dropped.

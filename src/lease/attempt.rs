@@ -131,7 +131,7 @@ impl Attempt {
     /// The client that the attempt belongs to, for logs.
     #[cfg(feature = "tracing")]
     pub(super) fn holder(&self) -> Option<String> {
-        Labels::of_attempt(&self.text()).joined()
+        Labels::of_attempt(&self.text()).joint_name()
     }
 
     /// How this attempt is queued, notified through `channel` or polling.
@@ -337,7 +337,7 @@ fn queued_as<'a>(call: Call<'a>, entry: Option<&QueueEntry>) -> Call<'a> {
         Some(QueueEntry(terms)) => {
             let call = call.number(millis(terms.claim));
             match &terms.channel {
-                Some(channel) => call.owned(channel.to_string()),
+                Some(channel) => call.owned_text(channel.to_string()),
                 None => call.default(),
             }
         }

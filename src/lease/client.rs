@@ -55,14 +55,14 @@ impl Client {
         let (mut made, mut wakeup_endpoints) = (Vec::new(), Vec::new());
         for (place, ((endpoint, wakeup_endpoint), label)) in nodes.into_iter().zip(labels).enumerate() {
             let place = membership.as_ref().map(|membership| (place, Arc::clone(membership)));
-            let confirms = options.wants_replicas().is_some();
+            let is_confirming = options.wants_replicas().is_some();
             let name = name.as_deref().map(Arc::from);
-            made.push((Node::new(endpoint, options.node_timeout, confirms, place, name), label));
+            made.push((Node::new(endpoint, options.node_timeout, is_confirming, place, name), label));
             wakeup_endpoints.extend(wakeup_endpoint);
         }
         let nodes = Arc::new(Nodes::new(made));
         // Scripts recognize a channel by this mark whose subscribers PUBLISH does not all count.
-        let uncounted = if nodes.deployment.counts_all_subscribers { "" } else { "~" };
+        let uncounted = if nodes.deployment.has_all_subscribers { "" } else { "~" };
         // A waiter is stored as words with blanks between them.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{uncounted}", Uuid::new_v4().simple());
@@ -129,16 +129,16 @@ impl Client {
 impl Client {
     /// What an operation on a lock was doing, and on which server, for its errors.
     pub(crate) fn context(&self, operation: Operation, lock: &Name) -> Context {
-        self.located(Context::of(operation, lock))
+        self.with_server(Context::of(operation, lock))
     }
 
     /// The same for an operation without a lock.
     pub(crate) fn context_of_nodes(&self, operation: Operation) -> Context {
-        self.located(Context::new(operation))
+        self.with_server(Context::new(operation))
     }
 
     /// On a quorum each node has its own failure.
-    fn located(&self, context: Context) -> Context {
+    fn with_server(&self, context: Context) -> Context {
         if self.nodes.deployment.decides_alone() { context.on(self.nodes.label(0)) } else { context }
     }
 
@@ -146,7 +146,7 @@ impl Client {
     /// reason: its connections ended with it.
     pub(crate) fn error(&self, failure: Failure, context: Context) -> Error {
         if self.keeper.has_ended() {
-            return Error::RuntimeEnded { context: context.judged(false, failure.is_indeterminate()) };
+            return Error::RuntimeEnded { context: context.with_verdict(false, failure.is_indeterminate()) };
         }
         failure.error(context)
     }
@@ -229,7 +229,7 @@ impl LockRequest {
     }
 
     /// What spans say of it: the lock, its kind, and the owner.
-    pub(super) fn traced(&self) -> (&Name, &'static str, Option<&str>) {
+    pub(super) fn span_fields(&self) -> (&Name, &'static str, Option<&str>) {
         (&self.name, self.kind.name, self.owner.as_deref())
     }
 

@@ -25,7 +25,7 @@ impl Client {
         let in_time = timeout(limit, keeper.all_released()).await.is_ok();
         if keeper.has_ended() {
             return Err(Error::RuntimeEnded {
-                context: self.context_of_nodes(Operation::Close).judged(false, true),
+                context: self.context_of_nodes(Operation::Close).with_verdict(false, true),
             });
         }
         match keeper.unreleased(in_time) {

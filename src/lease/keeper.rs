@@ -435,7 +435,7 @@ impl Schedule {
 #[derive(Default)]
 pub(super) struct DueQueue {
     soonest: BTreeMap<Key, Lease>,
-    owned: HashMap<(Name, String), BTreeSet<Key>>,
+    by_owner: HashMap<(Name, String), BTreeSet<Key>>,
     entries: u64,
 }
 
@@ -445,8 +445,8 @@ impl DueQueue {
         let key = (due, self.entries);
         lease.entry().place.set(key);
         self.soonest.insert(key, lease.clone());
-        if let Some(owned) = owned(lease) {
-            self.owned.entry(owned).or_default().insert(key);
+        if let Some(owner) = owner_of(lease) {
+            self.by_owner.entry(owner).or_default().insert(key);
         }
     }
 
@@ -474,7 +474,7 @@ impl DueQueue {
 
     /// Makes the other holds of this lease's owner due now.
     pub(super) fn expedite_siblings(&mut self, lease: &Lease, now: Moment) {
-        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();
+        let keys = owner_of(lease).and_then(|owner| self.by_owner.remove(&owner)).unwrap_or_default();
         for key in keys {
             if let Some(sibling) = self.soonest.remove(&key) {
                 self.insert(&sibling, now);
@@ -483,18 +483,18 @@ impl DueQueue {
     }
 
     fn forget(&mut self, lease: &Lease, key: Key) {
-        let Some(owned) = owned(lease) else { return };
-        if let Some(keys) = self.owned.get_mut(&owned) {
+        let Some(owner) = owner_of(lease) else { return };
+        if let Some(keys) = self.by_owner.get_mut(&owner) {
             keys.remove(&key);
             if keys.is_empty() {
-                self.owned.remove(&owned);
+                self.by_owner.remove(&owner);
             }
         }
     }
 }
 
 /// The lock and the owner, for kinds that an owner may hold several times.
-fn owned(lease: &Lease) -> Option<(Name, String)> {
+fn owner_of(lease: &Lease) -> Option<(Name, String)> {
     let attempt = lease.attempt();
     attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner().into_owned()))
 }

@@ -37,7 +37,7 @@ pub(super) struct AttemptGuard {
     /// It was queued at some time.
     has_queued: bool,
     /// A request was sent, and its replies are not recorded yet.
-    pub(super) awaits_reply: bool,
+    pub(super) is_awaiting_reply: bool,
     /// A request was sent at some time.
     pub(super) has_sent: bool,
     /// Nothing is left to release, or the hold is meant to stay.
@@ -56,7 +56,7 @@ impl AttemptGuard {
             entry: None,
             may_queue_first: false,
             has_queued: false,
-            awaits_reply: false,
+            is_awaiting_reply: false,
             has_sent: false,
             is_disarmed: AtomicBool::new(false),
             call: None,
@@ -65,7 +65,7 @@ impl AttemptGuard {
 
     /// To be called before a request is sent: from then on it must be undone.
     pub(super) fn before_send(&mut self, entry: Option<&QueueEntry>) {
-        (self.awaits_reply, self.has_sent) = (true, true);
+        (self.is_awaiting_reply, self.has_sent) = (true, true);
         self.has_queued |= entry.is_some();
         self.may_queue_first = self.entry.is_none();
         if self.may_queue_first {
@@ -76,7 +76,7 @@ impl AttemptGuard {
     /// Records the replies to a request. If a majority has decided, the attempt has a lease, which
     /// is released on all nodes.
     pub(super) fn record(&mut self, votes: &Votes, has_decided: bool) {
-        self.awaits_reply = false;
+        self.is_awaiting_reply = false;
         // A node that has not answered may still grant the lock, unnoticed.
         if !has_decided && votes.rest.is_some() {
             self.attempt.in_flight.mark_unknown();
@@ -115,17 +115,17 @@ impl AttemptGuard {
     /// # Cancel safety
     /// Dropped, the grants are still released.
     pub(super) async fn release_partial_grant(&mut self, by: NodeSet) -> bool {
-        self.awaits_reply = true;
+        self.is_awaiting_reply = true;
         let (call, in_flight) = (self.attempt.release(false, None), Arc::default());
         self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;
-        self.awaits_reply = false;
+        self.is_awaiting_reply = false;
         !in_flight.is_indeterminate()
     }
 
     /// Forgets a request that was dropped before it was written: there is nothing to undo.
     pub(super) fn withdraw(&mut self) {
-        if self.awaits_reply && self.attempt.in_flight.is_withdrawn() {
-            self.awaits_reply = false;
+        if self.is_awaiting_reply && self.attempt.in_flight.is_withdrawn() {
+            self.is_awaiting_reply = false;
             if self.may_queue_first {
                 (self.entry, self.has_queued) = (None, false);
             }
@@ -154,7 +154,7 @@ impl AttemptGuard {
 
     /// Whether the server must forget the attempt and refuse requests of it that arrive later.
     pub(super) fn ends_for_good(&self) -> bool {
-        self.awaits_reply
+        self.is_awaiting_reply
             || self.attempt.in_flight.is_indeterminate()
             || self.client.nodes.deployment.may_resend
     }
@@ -172,7 +172,7 @@ impl Drop for AttemptGuard {
         // If a request may be sent again unseen, it may be granted after "busy" was answered.
         let may_resend = self.has_sent && self.client.nodes.deployment.may_resend;
         let may_have = self.lease.is_some()
-            || self.awaits_reply
+            || self.is_awaiting_reply
             || may_resend
             || self.attempt.in_flight.is_indeterminate();
         // If the client was closed, the keeper already has it.

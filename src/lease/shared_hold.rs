@@ -57,7 +57,7 @@ struct Entry {
 
 impl SharedHold {
     /// A hold that no other task finds.
-    pub(crate) fn unlisted(hold: OwnedLease) -> Arc<SharedHold> {
+    pub(crate) fn of_one_guard(hold: OwnedLease) -> Arc<SharedHold> {
         Arc::new(SharedHold { hold, _entry: None })
     }
 

@@ -207,7 +207,7 @@ impl LocksBuilder {
             nodes,
             membership,
             must_verify: self.subscriber.is_some(),
-            name: labels.joined(),
+            name: labels.joint_name(),
             attempt_suffix: labels.suffix(),
         })
     }

@@ -150,7 +150,7 @@ impl Locks {
         };
         let nodes = self.statuses(survey).map(outcome).collect();
         // Transient: silent nodes may reply later.
-        Error::NoQuorum { context: context.judged(true, false), nodes }
+        Error::NoQuorum { context: context.with_verdict(true, false), nodes }
     }
 
     fn not_admitted(&self) -> Error {

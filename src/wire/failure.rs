@@ -190,7 +190,7 @@ impl Failure {
 
     /// The error for the caller of an operation.
     pub(crate) fn error(self, context: Context) -> Error {
-        let context = context.judged(self.is_transient(), self.may_have_run);
+        let context = context.with_verdict(self.is_transient(), self.may_have_run);
         if self.is_end_of_runtime() {
             return Error::RuntimeEnded { context };
         }

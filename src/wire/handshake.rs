@@ -216,9 +216,10 @@ impl Facts {
         info_field(&self.info, name)
     }
 
-    /// What the facts mean for locks. `waits`: the client waits for replicas, so a failover loses
-    /// less. `is_guarded`: a node of the quorum that restarts has no vote, whatever it lost.
-    pub(crate) fn findings(&self, waits: bool, is_guarded: bool) -> Vec<Finding> {
+    /// What the facts mean for locks. `waits_for_replicas`: the client waits for replicas, so a
+    /// failover loses less. `is_guarded`: a node of the quorum that restarts has no vote, whatever
+    /// it lost.
+    pub(crate) fn findings(&self, waits_for_replicas: bool, is_guarded: bool) -> Vec<Finding> {
         let persistence = match diagnosis::persistence(self.field("aof_enabled"), self.appendfsync.as_deref())
         {
             Verdict::Danger { .. } if is_guarded => Verdict::Fine,
@@ -229,7 +230,10 @@ impl Facts {
             (Check::Version, diagnosis::version(self.field("redis_version"))),
             (Check::Eviction, diagnosis::eviction(self.field("maxmemory"), self.field("maxmemory_policy"))),
             (Check::Persistence, persistence),
-            (Check::Replicas, diagnosis::replicas(role, count, self.min_replicas.as_deref(), waits)),
+            (
+                Check::Replicas,
+                diagnosis::replicas(role, count, self.min_replicas.as_deref(), waits_for_replicas),
+            ),
         ]
         .into_iter()
         .map(|(check, verdict)| Finding { server: self.server.clone(), check, verdict })

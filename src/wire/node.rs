@@ -49,17 +49,17 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// If `confirms` is true, requests wait for replicas from the start. `name` is set in `CLIENT
-    /// LIST`.
+    /// If `is_confirming` is true, requests wait for replicas from the start. `name` is set in
+    /// `CLIENT LIST`.
     pub(crate) fn new(
         endpoint: Endpoint,
         limit: Duration,
-        confirms: bool,
+        is_confirming: bool,
         place: Option<(usize, Arc<Membership>)>,
         name: Option<Arc<str>>,
     ) -> Node {
         Node {
-            connection: SharedConnection::new(endpoint, limit, confirms, name),
+            connection: SharedConnection::new(endpoint, limit, is_confirming, name),
             limit,
             outage: Mutex::new(None),
             is_failing: AtomicBool::new(false),

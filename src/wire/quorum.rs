@@ -60,7 +60,7 @@ impl Nodes {
             nodes: all.len(),
             has_one_clock: matches!(all.as_slice(), [node] if node.is_one_server()),
             may_resend: all.iter().any(|node| node.may_resend()),
-            counts_all_subscribers: !has_cluster,
+            has_all_subscribers: !has_cluster,
         };
         Nodes {
             deployment,

@@ -56,7 +56,7 @@ pub(crate) struct Call<'a> {
     args: Vec<Arg<'a>>,
     id_suffix: Cow<'a, str>,
     replicas: Option<(u32, Duration)>,
-    only_reads: bool,
+    is_read_only: bool,
     many: Option<&'static ManyScript>,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Call<'a> {
     pub(crate) fn new(script: &'static Script, keys: &[&'a str]) -> Call<'a> {
         let keys = keys.iter().map(|key| Cow::Borrowed(*key)).collect();
         let (args, id_suffix) = (Vec::with_capacity(8), Cow::Borrowed(""));
-        Call { script, keys, args, id_suffix, replicas: None, only_reads: false, many: None }
+        Call { script, keys, args, id_suffix, replicas: None, is_read_only: false, many: None }
     }
 
     /// Adds a key.
@@ -100,7 +100,7 @@ impl<'a> Call<'a> {
         self.arg(Arg::Id(id))
     }
 
-    pub(crate) fn owned(self, text: String) -> Call<'a> {
+    pub(crate) fn owned_text(self, text: String) -> Call<'a> {
         self.arg(Arg::Text(Cow::Owned(text)))
     }
 
@@ -160,15 +160,15 @@ impl<'a> Call<'a> {
     }
 
     /// Marks that the script writes nothing: the right to read suffices for it.
-    pub(crate) fn only_reads(mut self) -> Call<'a> {
-        self.only_reads = true;
+    pub(crate) fn read_only(mut self) -> Call<'a> {
+        self.is_read_only = true;
         self
     }
 
     /// Whether to send the call in its read-only form, after this refusal. Not at first: servers
     /// before Redis 7 do not know that form.
     pub(super) fn may_be_read(&self, error: &RedisError) -> bool {
-        self.only_reads && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+        self.is_read_only && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
     }
 
     pub(super) fn replicas(&self) -> Option<(u32, Duration)> {
@@ -203,7 +203,7 @@ impl<'a> Call<'a> {
             args: self.args.iter().map(arg).collect(),
             id_suffix: own(&self.id_suffix),
             replicas: self.replicas,
-            only_reads: self.only_reads,
+            is_read_only: self.is_read_only,
             many: self.many,
         }
     }
@@ -379,10 +379,10 @@ pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
 
 impl ManyScript {
     /// The call for these requests; by the script's source for a server that does not know it.
-    fn command(&self, words: &[&Words<'_>], by_source: bool) -> Cmd {
+    fn command(&self, words: &[&Words<'_>], has_source: bool) -> Cmd {
         let count = 3 + self.shared.len() + words.len() * (self.keys.len() + self.own.len());
         let mut cmd = Cmd::with_capacity(count, 512 + words.len() * 256);
-        match by_source {
+        match has_source {
             true => cmd.arg("EVAL").arg(self.script.source()),
             false => cmd.arg("EVALSHA").arg(self.script.sha1()),
         };

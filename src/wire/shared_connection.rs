@@ -49,7 +49,7 @@ pub(super) struct SharedConnection {
     connecting: Arc<tokio::sync::Mutex<()>>,
     pub(super) server_clock: Arc<ServerClock>,
     /// Whether requests wait for replicas.
-    confirms: Arc<AtomicBool>,
+    is_confirming: Arc<AtomicBool>,
     tries: Arc<AtomicU64>,
     last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
     /// Whether a connection to a cluster is being replaced.
@@ -76,12 +76,12 @@ struct ConnectionPair {
 }
 
 impl SharedConnection {
-    /// Must be called on the client's runtime. If `confirms` is true, both connections are made
-    /// from the start.
+    /// Must be called on the client's runtime. If `is_confirming` is true, both connections are
+    /// made from the start.
     pub(super) fn new(
         endpoint: Endpoint,
         limit: Duration,
-        confirms: bool,
+        is_confirming: bool,
         name: Option<Arc<str>>,
     ) -> SharedConnection {
         let server_clock =
@@ -94,7 +94,7 @@ impl SharedConnection {
             current: Arc::default(),
             connecting: Arc::default(),
             server_clock,
-            confirms: Arc::new(AtomicBool::new(confirms)),
+            is_confirming: Arc::new(AtomicBool::new(is_confirming)),
             tries: Arc::default(),
             last_failure: Arc::default(),
             is_replacing: Arc::default(),
@@ -164,7 +164,7 @@ impl SharedConnection {
             return Err(error);
         }
         let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
-        let has_second = self.confirms.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
+        let has_second = self.is_confirming.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
         let connected = async {
             let name = self.name.as_deref();
             let (connection, second) =
@@ -373,7 +373,7 @@ impl ScriptLoader {
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
         let mut answers = batcher.send_combined(calls, limit).await;
-        for by_source in [false, true] {
+        for has_source in [false, true] {
             let unknown: Vec<usize> = (0..answers.len())
                 .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
                 .collect();
@@ -383,7 +383,7 @@ impl ScriptLoader {
             let mut sources = HashSet::new();
             let again = unknown.iter().map(|&index| {
                 let call = &calls[index];
-                if sources.insert(call.call.script().name()) || by_source {
+                if sources.insert(call.call.script().name()) || has_source {
                     call.by_source()
                 } else {
                     call.by_sha1()

@@ -92,7 +92,7 @@ impl From<redlatch::ConfigError> for Failure {
 
 /// Writes a message to stderr. A closed stderr is no reason to end.
 pub(crate) fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "redlatch: {}", masked(text));
+    let _ = writeln!(io::stderr(), "redlatch: {}", mask_passwords(text));
 }
 
 /// Writes to stdout.
@@ -111,7 +111,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     if error.use_stderr() {
-        let _ = io::stderr().write_all(masked(&text).as_bytes());
+        let _ = io::stderr().write_all(mask_passwords(&text).as_bytes());
         ExitCode::from(USAGE)
     } else {
         let _ = io::stdout().write_all(text.as_bytes());
@@ -121,7 +121,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 
 /// Hides the user and the password of every URL: an argument in the wrong place is repeated in the
 /// message about it.
-fn masked(text: &str) -> String {
+fn mask_passwords(text: &str) -> String {
     let mut masked = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("://") {
@@ -143,7 +143,7 @@ fn masked(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::masked;
+    use super::mask_passwords;
 
     #[test]
     fn credentials_of_urls_are_masked() {
@@ -153,7 +153,7 @@ mod tests {
             ("a://b:c@d a://e:f@g", "a://***@d a://***@g"),
             ("no url @ all", "no url @ all"),
         ] {
-            assert_eq!(masked(text), shown);
+            assert_eq!(mask_passwords(text), shown);
         }
     }
 }

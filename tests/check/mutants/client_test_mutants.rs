@@ -49,8 +49,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
             "src/lease/keeper.rs",
-            "        let keys = owned(lease).and_then(|owned| self.owned.remove(&owned)).unwrap_or_default();\n",
-            "        let Some(own) = owned(lease) else { return };\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owned(one).as_ref() == Some(&own)).map(|(key, _)| *key).collect();\n",
+            "        let keys = owner_of(lease).and_then(|owner| self.by_owner.remove(&owner)).unwrap_or_default();\n",
+            "        let Some(own) = owner_of(lease) else { return };\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owner_of(one).as_ref() == Some(&own)).map(|(key, _)| *key).collect();\n",
         )],
         test: "lease::renewal::reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mutexes",
     },
@@ -82,7 +82,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[edit(
             "src/locks/builder.rs",
             "verify: self.subscriber.is_some(),",
-            "verify: self.subscriber.is_some() && labels.joined().is_some(),",
+            "verify: self.subscriber.is_some() && labels.joint_name().is_some(),",
         )],
         test: "locks::builder::subscriber_of_another_server_is_refused",
     },
