@@ -3,14 +3,14 @@
 use redis::Value;
 
 use super::client::{Client, path};
-use super::many::{KINDS, Lab, PROPOSAL, keys};
+use super::many::{KINDS, LockFixture, PROPOSAL, keys};
 use crate::support::Server;
 
 #[tokio::test]
 async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() {
     let server = Server::start().await;
     for kind in KINDS {
-        let lab = Lab { client: Client::of(&server).await, kind, proposes: false };
+        let fixture = LockFixture { client: Client::of(&server).await, kind, proposes: false };
         let acquire = path(kind, "acquire") + "_many";
         let own: &[&str] = if kind == "mutex" { &["a"] } else { &["a", "o"] };
         let well_formed = [&["60000", "7", "60000"], own, own].concat();
@@ -36,8 +36,12 @@ async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() 
             malformed.push((names.clone(), arguments));
         }
         for (names, arguments) in malformed {
-            assert_eq!(lab.eval(&acquire, &names, &arguments).await, Value::Int(-5), "{kind} {arguments:?}");
-            assert!(lab.client.state().await.is_empty(), "{kind} {arguments:?}");
+            assert_eq!(
+                fixture.eval(&acquire, &names, &arguments).await,
+                Value::Int(-5),
+                "{kind} {arguments:?}"
+            );
+            assert!(fixture.client.state().await.is_empty(), "{kind} {arguments:?}");
         }
         let propose = format!("quorum/{kind}_acquire_many");
         let own_proposed = [own, &[PROPOSAL]].concat();
@@ -49,8 +53,12 @@ async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() 
         {
             let mut arguments = well_formed.clone();
             arguments[place] = value;
-            assert_eq!(lab.eval(&propose, &names, &arguments).await, Value::Int(-5), "{kind} {arguments:?}");
-            assert!(lab.client.state().await.is_empty(), "{kind} {arguments:?}");
+            assert_eq!(
+                fixture.eval(&propose, &names, &arguments).await,
+                Value::Int(-5),
+                "{kind} {arguments:?}"
+            );
+            assert!(fixture.client.state().await.is_empty(), "{kind} {arguments:?}");
         }
         let release = path(kind, "release") + "_many";
         let step = if release.starts_with("rwlock") { 1 } else { 2 };
@@ -61,7 +69,11 @@ async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() 
             &[own, &["a b"; 2][..own.len()]].concat(),
             &[],
         ] {
-            assert_eq!(lab.eval(&release, &names, arguments).await, Value::Int(-5), "{kind} {arguments:?}");
+            assert_eq!(
+                fixture.eval(&release, &names, arguments).await,
+                Value::Int(-5),
+                "{kind} {arguments:?}"
+            );
         }
         let renew = path(kind, "renew") + "_many";
         for arguments in [
@@ -72,12 +84,12 @@ async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() 
             &vec!["60000"],
         ] {
             let names = ["m", "n"];
-            assert_eq!(lab.eval(&renew, &names, arguments).await, Value::Int(-5), "{kind} {arguments:?}");
+            assert_eq!(fixture.eval(&renew, &names, arguments).await, Value::Int(-5), "{kind} {arguments:?}");
         }
         let too_many: Vec<String> = (0..129).flat_map(|number| keys(&number.to_string())).collect();
         let too_many: Vec<&str> = too_many.iter().map(String::as_str).collect();
         let arguments = [&["60000", "7", ""][..], &own.repeat(129)].concat();
-        assert_eq!(lab.eval(&acquire, &too_many, &arguments).await, Value::Int(-5), "{kind}");
-        assert!(lab.client.state().await.is_empty(), "{kind}");
+        assert_eq!(fixture.eval(&acquire, &too_many, &arguments).await, Value::Int(-5), "{kind}");
+        assert!(fixture.client.state().await.is_empty(), "{kind}");
     }
 }

@@ -3,8 +3,8 @@
 
 use super::lock_state::ServerState;
 use super::search::{Found, Search};
-use super::steps::{Belief, Move};
-use Belief::{Done, Ended, Idle, Lost, Refused, Waits};
+use super::steps::{ClientView, Move};
+use ClientView::{Done, Ended, Idle, Lost, Refused, Waits};
 
 /// A number of polls of every client that no state exceeds.
 const ROUNDS: usize = 40;
@@ -14,11 +14,11 @@ impl Search<'_> {
     pub fn drain(&self) -> Result<usize, Found> {
         let mut drained = 0;
         for at in 0..self.nodes.len() {
-            let beliefs = &self.nodes[at].state.beliefs;
+            let views = &self.nodes[at].state.views;
             let out: Vec<usize> =
-                (0..beliefs.len()).filter(|one| !matches!(beliefs[*one], Idle | Done | Ended)).collect();
+                (0..views.len()).filter(|one| !matches!(views[*one], Idle | Done | Ended)).collect();
             for deaths in 0..1_u32 << out.len() {
-                let dead: Vec<bool> = (0..beliefs.len())
+                let dead: Vec<bool> = (0..views.len())
                     .map(|one| out.iter().position(|at| *at == one).is_some_and(|bit| deaths >> bit & 1 == 1))
                     .collect();
                 for reversed in [false, true] {
@@ -40,7 +40,7 @@ impl Search<'_> {
         for _ in 0..ROUNDS {
             let before = at;
             for one in &order {
-                if self.nodes[at].state.beliefs[*one] == Waits {
+                if self.nodes[at].state.views[*one] == Waits {
                     self.take(&mut at, Move::Ask(*one), &mut steps);
                 }
             }
@@ -49,9 +49,9 @@ impl Search<'_> {
                 continue;
             }
             let state = &self.nodes[at].state;
-            let waits = order.iter().any(|one| !matches!(state.beliefs[*one], Idle | Done | Ended));
+            let waits = order.iter().any(|one| !matches!(state.views[*one], Idle | Done | Ended));
             if !waits {
-                let ended = state.beliefs.contains(&Ended) && state.server_state.is_free();
+                let ended = state.views.contains(&Ended) && state.server_state.is_free();
                 if dead.contains(&true)
                     || state.server_state.queue.is_empty() && (ended || state.server_state.is_gone())
                 {
@@ -69,15 +69,15 @@ impl Search<'_> {
     /// One client releases a hold or leaves the queue. An owner that waits keeps its other holds
     /// meanwhile.
     fn release_one(&self, at: &mut usize, order: &[usize], steps: &mut Vec<Move>) {
-        let beliefs = &self.nodes[*at].state.beliefs;
+        let views = &self.nodes[*at].state.views;
         let owner = |one: usize| self.scenario.attempts[one].owner;
         let waits =
-            |one: usize| order.iter().any(|other| beliefs[*other] == Waits && owner(*other) == owner(one));
+            |one: usize| order.iter().any(|other| views[*other] == Waits && owner(*other) == owner(one));
         for one in order {
-            let step = match beliefs[*one] {
+            let step = match views[*one] {
                 Refused => Move::Leave(*one),
                 Lost => Move::Release(*one),
-                belief if belief.holds() && !waits(*one) => Move::Release(*one),
+                view if view.holds() && !waits(*one) => Move::Release(*one),
                 _ => continue,
             };
             return self.take(at, step, steps);
@@ -92,7 +92,7 @@ impl Search<'_> {
             order.iter().any(|one| {
                 let attempt = &self.scenario.attempts[*one];
                 attempt.writes
-                    && state.beliefs[*one] == Waits
+                    && state.views[*one] == Waits
                     && owner.is_none_or(|owner| owner == attempt.owner)
             })
         };

@@ -2,9 +2,9 @@
 
 use super::clients::{Fencing, Scenario};
 use super::lock_state::{Hold, Mode, Seen, ServerState};
-use super::steps::{Answer, Belief, Move, State};
+use super::steps::{Answer, ClientView, Move, State};
 use Answer::{Busy, Final};
-use Belief::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
+use ClientView::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
 
 macro_rules! must {
     ($holds:expr, $($what:tt)+) => { if !$holds { return Err(format!($($what)+)); } };
@@ -53,13 +53,13 @@ pub fn judge(
         _ => again == answer,
     };
     must!(alike, "the second delivery gets the answer {again:?}, not {answer:?}");
-    let beliefs = learn(scenario, before, step, answer, &first)?;
+    let views = learn(scenario, before, step, answer, &first)?;
     let written = tokens(scenario, before, step, &first.server_state)?;
     let mut noted = before.noted.clone();
     if let (Move::Ask(one), Busy(time)) = (step, answer) {
         noted[one].get_or_insert(time);
     }
-    let after = State { server_state: first.server_state, beliefs, written, noted };
+    let after = State { server_state: first.server_state, views, written, noted };
     consistent(scenario, &after)?;
     fair(scenario, before, step, &after)?;
     dead(scenario, before, step, &after.server_state)?;
@@ -78,11 +78,11 @@ pub fn judge_idle(
     let (was, is) = (server_state.swept(), seen.server_state.swept());
     must!(was == is, "the request must change nothing: {}", was.change(&is, scenario));
     let expected = match step {
-        Move::Renew(one) | Move::Downgrade(one) if before.beliefs[one].holds() => {
+        Move::Renew(one) | Move::Downgrade(one) if before.views[one].holds() => {
             must!(seen.lasting.contains(&one), "the hold does not last for a TTL");
             matches!(answer, Final(1..))
         }
-        Move::Renew(one) if matches!(before.beliefs[one], Lost | Refused) => match answer {
+        Move::Renew(one) if matches!(before.views[one], Lost | Refused) => match answer {
             Final(1..) => server_state.holds(scenario, one),
             _ => answer == Final(0) && !server_state.holds(scenario, one),
         },
@@ -109,8 +109,8 @@ fn learn(
     step: Move,
     answer: Answer,
     seen: &Seen,
-) -> Result<Vec<Belief>, String> {
-    let mut beliefs = before.beliefs.clone();
+) -> Result<Vec<ClientView>, String> {
+    let mut views = before.views.clone();
     let server_state = &seen.server_state;
     match (step, answer) {
         (Move::Try(one) | Move::Ask(one), Final(token)) if token >= scenario.least_token() => {
@@ -119,7 +119,7 @@ fn learn(
             let known = scenario.fencing == Fencing::Off || (least..=newest).contains(&token);
             must!(known, "granted with the token {token}, the last token is {newest}");
             must!(seen.lasting.contains(&one), "granted for less than a TTL");
-            beliefs[one] = if scenario.attempts[one].writes { Writes(token) } else { Reads(token) };
+            views[one] = if scenario.attempts[one].writes { Writes(token) } else { Reads(token) };
         }
         (Move::Try(_), Busy(_)) => {}
         (Move::Ask(one), Busy(_)) => {
@@ -133,11 +133,11 @@ fn learn(
                 !refused || !scenario.attempts[one].writes,
                 "a writer waits for an upgrader that waits for it"
             );
-            beliefs[one] = Waits;
+            views[one] = Waits;
         }
         (Move::LostReply(one), _) if !matches!(answer, Final(token) if token < scenario.least_token()) => {
-            match (beliefs[one], answer) {
-                (Idle, _) => beliefs[one] = Waits,
+            match (views[one], answer) {
+                (Idle, _) => views[one] = Waits,
                 (Reads(token) | Writes(token), _) => {
                     must!(seen.lasting.contains(&one), "the hold does not last for a TTL");
                     let least = token.max(scenario.least_token());
@@ -151,54 +151,51 @@ fn learn(
         }
         // The hold was downgraded since: the answer must not be taken for a write grant.
         (Move::LostReply(one), Final(-1))
-            if scenario.attempts[one].writes && matches!(beliefs[one], Reads(_)) => {}
+            if scenario.attempts[one].writes && matches!(views[one], Reads(_)) => {}
         (Move::Try(one) | Move::Ask(one) | Move::LostReply(one), Final(-6)) => {
             must!(deadlock(scenario, before, server_state, one), "refused as a deadlock, but it is none");
             if let Move::Ask(one) = step {
-                beliefs[one] = Refused;
+                views[one] = Refused;
             }
         }
         (Move::Release(one) | Move::Leave(one), Final(answer @ 0..)) => {
-            must!(answer > 0 || !beliefs[one].holds(), "the release of a hold gets the answer 0");
+            must!(answer > 0 || !views[one].holds(), "the release of a hold gets the answer 0");
             must!(
-                answer == 0 || beliefs[one] != Done,
+                answer == 0 || views[one] != Done,
                 "the release of a released attempt gets the answer {answer}"
             );
-            beliefs[one] = if scenario.attempts[one].has_late_requests { Ended } else { Done };
+            views[one] = if scenario.attempts[one].has_late_requests { Ended } else { Done };
         }
         (Move::Downgrade(one), Final(1..)) => {
             must!(seen.lasting.contains(&one), "downgraded for less than a TTL");
-            let Writes(token) = beliefs[one] else {
-                unreachable!("only what is held to write is downgraded")
-            };
+            let Writes(token) = views[one] else { unreachable!("only what is held to write is downgraded") };
             let last = match scenario.fencing {
                 Fencing::Counted => Some(token) == server_state.counter,
                 Fencing::Proposed => Some(token) <= server_state.counter,
                 Fencing::Off => true,
             };
             must!(last, "held with the token {token}, the last token is {:?}", server_state.counter);
-            beliefs[one] = Reads(token);
+            views[one] = Reads(token);
         }
         (Move::ForceReaders | Move::ForceWriter, Final(1..)) => {
-            for belief in &mut beliefs {
-                if matches!((step, *belief), (Move::ForceReaders, Reads(_)) | (Move::ForceWriter, Writes(_)))
-                {
-                    *belief = Lost;
+            for view in &mut views {
+                if matches!((step, *view), (Move::ForceReaders, Reads(_)) | (Move::ForceWriter, Writes(_))) {
+                    *view = Lost;
                 }
             }
         }
         _ => return Err(format!("the answer {answer:?} is unexpected")),
     }
-    Ok(beliefs)
+    Ok(views)
 }
 
 /// Whether the owner of this attempt reads, and so does another owner that waits to write.
 fn deadlock(scenario: &Scenario, before: &State, server_state: &ServerState, one: usize) -> bool {
     let owner = scenario.attempts[one].owner;
     server_state.reads(owner).is_some()
-        && scenario.attempts.iter().zip(&before.beliefs).any(|(other, belief)| {
-            let wants = other.writes
-                && (*belief == Waits || other.has_late_requests && matches!(belief, Lost | Refused));
+        && scenario.attempts.iter().zip(&before.views).any(|(other, view)| {
+            let wants =
+                other.writes && (*view == Waits || other.has_late_requests && matches!(view, Lost | Refused));
             other.owner != owner && wants && server_state.reads(other.owner).is_some()
         })
 }
@@ -206,10 +203,10 @@ fn deadlock(scenario: &Scenario, before: &State, server_state: &ServerState, one
 /// Checks exclusion, and that holds, queue and marks agree with the clients' views.
 pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
     let server_state = &state.server_state;
-    for (one, belief) in state.beliefs.iter().enumerate() {
-        let Writes(_) = belief else { continue };
-        for (other, belief) in state.beliefs.iter().enumerate() {
-            let both = belief.holds() && scenario.attempts[one].owner != scenario.attempts[other].owner;
+    for (one, view) in state.views.iter().enumerate() {
+        let Writes(_) = view else { continue };
+        for (other, view) in state.views.iter().enumerate() {
+            let both = view.holds() && scenario.attempts[one].owner != scenario.attempts[other].owner;
             let (one, other) = (scenario.attempts[one].name, scenario.attempts[other].name);
             must!(!both, "{one} writes, and {other} believes to hold the lock as well");
         }
@@ -243,7 +240,7 @@ pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
         let over = read(false) + places(&server_state.write, false);
         let queued = server_state.queue.iter().filter(|(named, _)| *named == one).count();
         let all = reads + writes + queued;
-        let right = match state.beliefs[one] {
+        let right = match state.views[one] {
             Idle | Done => all + over == 0,
             Ended => all == 0,
             Waits | Refused => all <= 1 && if attempt.writes { reads == 0 } else { writes == 0 },
@@ -255,7 +252,7 @@ pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
             right,
             "{} believes {:?}; the server has {reads} read holds, {writes} write holds, {over} expired, {queued} queued",
             attempt.name,
-            state.beliefs[one]
+            state.views[one]
         );
         must!(
             !server_state.seen[one] || queued == 1,
@@ -263,7 +260,7 @@ pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
             attempt.name
         );
         must!(
-            state.beliefs[one] != Ended || server_state.ended[one].is_some(),
+            state.views[one] != Ended || server_state.ended[one].is_some(),
             "the end of {} is not remembered",
             attempt.name
         );

@@ -149,7 +149,8 @@ impl Seen {
         }
         if server_state.mode == Mode::Sole {
             if server_state.write.is_none() {
-                server_state.token = server_state.token.and(server_state.counter); // stored once there is a second hold
+                // The counter is stored once there is a second hold.
+                server_state.token = server_state.token.and(server_state.counter);
             }
             if !server_state.queue.is_empty() {
                 return Err("attempts wait beside a sole hold".to_owned());

@@ -73,16 +73,16 @@ fn largest_scenarios() -> Vec<Scenario> {
     ]
 }
 
-struct Lab {
+struct Harness {
     server: Server,
     tools: Tools,
 }
 
-impl Lab {
-    async fn open() -> Lab {
+impl Harness {
+    async fn open() -> Harness {
         let server = Server::start().await;
         let tools = Tools::load(&server).await;
-        Lab { server, tools }
+        Harness { server, tools }
     }
 
     async fn load(&self, change: impl Fn(&str, String) -> String) -> Sums {
@@ -117,13 +117,13 @@ impl Lab {
 
 /// Searches the scripts for one server.
 async fn search_all(scenarios: impl IntoIterator<Item = Scenario>) {
-    let lab = Lab::open().await;
-    let sums = lab.load(|_, text| text).await;
+    let harness = Harness::open().await;
+    let sums = harness.load(|_, text| text).await;
     let mut broken = String::new();
     for scenario in scenarios {
         let bounds =
             format!("{}, {} of {} attempts", scenario.title, scenario.begun, scenario.attempts.len());
-        match lab.search(&scenario, &sums).await {
+        match harness.search(&scenario, &sums).await {
             Ok(size) => println!("{bounds}: {size}"),
             Err(found) => broken += &format!("{bounds}:\n{found}\n"),
         }
@@ -144,13 +144,15 @@ async fn model_rwlock_standalone_largest_scenarios_exclude_lose_nothing_and_neve
 
 /// Searches the scripts for quorums on one node.
 async fn search_for_quorums(scenarios: impl IntoIterator<Item = Scenario>) {
-    let lab = Lab::open().await;
+    let harness = Harness::open().await;
     let for_quorums = ["read_acquire", "write_acquire", "downgrade"];
     let folder = |name: &str| if for_quorums.contains(&name) { "quorum" } else { "rwlock" };
-    let sums = lab.load_from(folder, |_, text| text).await;
+    let sums = harness.load_from(folder, |_, text| text).await;
     for scenario in scenarios.into_iter().map(Scenario::on_quorum) {
-        let size =
-            lab.search(&scenario, &sums).await.unwrap_or_else(|found| panic!("{}:\n{found}", scenario.title));
+        let size = harness
+            .search(&scenario, &sums)
+            .await
+            .unwrap_or_else(|found| panic!("{}:\n{found}", scenario.title));
         println!("{}: {size}", scenario.title);
     }
 }
@@ -168,13 +170,13 @@ async fn model_rwlock_scripts_for_quorums_with_two_owners_exclude_lose_nothing_a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn model_rwlock_standalone_search_finds_every_mutant() {
-    let lab = Lab::open().await;
+    let harness = Harness::open().await;
     let mut missed = Vec::new();
     for mutant in mutants::ALL {
-        let sums = lab.load(|name, text| mutant.apply(name, text)).await;
+        let sums = harness.load(|name, text| mutant.apply(name, text)).await;
         let mut found = None;
         for scenario in scenarios() {
-            if let Err(broken) = lab.search(&scenario, &sums).await {
+            if let Err(broken) = harness.search(&scenario, &sums).await {
                 found = Some(broken);
                 break;
             }

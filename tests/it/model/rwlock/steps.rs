@@ -7,7 +7,7 @@ use super::lock_state::{Mode, PASSED, RECENT, ServerState, UPGRADES};
 
 /// A client's view of one of its attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Belief {
+pub enum ClientView {
     Idle,
     /// It got the answer "busy", or none.
     Waits,
@@ -23,9 +23,9 @@ pub enum Belief {
     /// The same, and the server remembers its end.
     Ended,
 }
-use Belief::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
+use ClientView::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
 
-impl Belief {
+impl ClientView {
     pub fn holds(self) -> bool {
         matches!(self, Reads(_) | Writes(_))
     }
@@ -34,7 +34,7 @@ impl Belief {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub server_state: ServerState,
-    pub beliefs: Vec<Belief>,
+    pub views: Vec<ClientView>,
     /// The token of the last writer.
     pub written: i64,
     /// The server's time in each waiter's first busy answer: its later requests have that place.
@@ -197,7 +197,7 @@ impl State {
         let attempts = scenario.attempts.len();
         State {
             server_state: ServerState::new(scenario),
-            beliefs: vec![Idle; attempts],
+            views: vec![Idle; attempts],
             written: 0,
             noted: vec![None; attempts],
         }
@@ -207,9 +207,9 @@ impl State {
     /// change nothing.
     pub fn moves(&self, scenario: &Scenario) -> (Vec<Move>, Vec<Move>) {
         let (mut moves, mut idle) = (Vec::new(), Vec::new());
-        let begun = self.beliefs.iter().filter(|belief| **belief != Idle).count();
+        let begun = self.views.iter().filter(|view| **view != Idle).count();
         for (one, attempt) in scenario.attempts.iter().enumerate() {
-            match self.beliefs[one] {
+            match self.views[one] {
                 Idle if begun == scenario.begun => {}
                 Idle => {
                     moves.extend([Move::Try(one), Move::Ask(one)]);
@@ -234,7 +234,7 @@ impl State {
                     );
                 }
                 Lost | Refused => {
-                    let leaves = self.beliefs[one] == Refused;
+                    let leaves = self.views[one] == Refused;
                     moves.push(if leaves { Move::Leave(one) } else { Move::Release(one) });
                     idle.push(Move::Renew(one));
                     moves.extend(attempt.has_late_requests.then_some(Move::LostReply(one)));
@@ -275,8 +275,8 @@ impl State {
         if let Some(hold) = over {
             hold.live = false;
             for one in &hold.attempts {
-                if next.beliefs[*one].holds() {
-                    next.beliefs[*one] = Lost;
+                if next.views[*one].holds() {
+                    next.views[*one] = Lost;
                 }
             }
         }
@@ -334,13 +334,13 @@ impl State {
     /// Sets lost and refused attempts to `Done` if the server has nothing left of them and no
     /// request is in flight: both have the same next steps.
     pub fn simplify(&mut self, scenario: &Scenario) {
-        for (one, belief) in self.beliefs.iter_mut().enumerate() {
+        for (one, view) in self.views.iter_mut().enumerate() {
             let is_done = !scenario.attempts[one].has_late_requests && !self.server_state.names(one);
-            if is_done && matches!(belief, Lost | Refused) {
-                *belief = Done;
+            if is_done && matches!(view, Lost | Refused) {
+                *view = Done;
             }
             // Its later requests have no place.
-            if *belief != Waits {
+            if *view != Waits {
                 self.noted[one] = None;
             }
         }
@@ -350,8 +350,8 @@ impl State {
     /// The bytes that distinguish this state from others.
     pub fn outline(&self, scenario: &Scenario) -> Vec<u8> {
         let mut outline = Vec::with_capacity(64);
-        for belief in &self.beliefs {
-            outline.push(match belief {
+        for view in &self.views {
+            outline.push(match view {
                 Idle => 0,
                 Waits => 1,
                 Reads(_) => 2,
