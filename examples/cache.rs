@@ -3,7 +3,7 @@
 //! are refused.
 //!
 //! ```text
-//! scripts/demo                                          # finds or fetches a server, starts a private one
+//! scripts/demo                                          # finds a server, starts a private one
 //! cargo run --example cache                             # starts $REDLATCH_SERVER, or redis-server
 //! cargo run --example cache -- redis://127.0.0.1:6379/  # uses a server that runs already
 //! ```

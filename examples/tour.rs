@@ -2,7 +2,7 @@
 //! what it shows.
 //!
 //! ```text
-//! scripts/demo                                         # finds or fetches a server, starts a private one
+//! scripts/demo                                         # finds a server, starts a private one
 //! cargo run --example tour                             # starts $REDLATCH_SERVER, or redis-server
 //! cargo run --example tour -- redis://127.0.0.1:6379/  # uses a server that runs already
 //! ```

@@ -241,7 +241,7 @@ impl Sum {
     /// many lost holds were trusted, and for how long.
     fn table(&self) {
         println!(
-            "| fault | what holds | windows | holds lost with state | longest trusted after | half of them |"
+            "| fault | what holds | windows | holds that a server lost | trusted after it, at most | in the median |"
         );
         println!("|---|---|---|---|---|---|");
         for (fault, windows) in &self.windows {

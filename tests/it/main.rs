@@ -6,7 +6,6 @@
 mod cluster;
 mod conventions;
 mod dead_waiters;
-mod deployments;
 mod docs;
 mod errors;
 mod fenced_sql;
@@ -36,5 +35,6 @@ mod stopwatch;
 mod suite;
 #[allow(dead_code, reason = "the fault checker uses it as well")]
 mod support;
+mod support_tests;
 mod worker;
 mod wrong_type;
