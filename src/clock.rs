@@ -12,10 +12,10 @@ pub(crate) struct Moment(u64);
 
 impl Moment {
     pub(crate) fn now() -> Moment {
-        let now = nanoseconds();
+        let now = Moment::from_nanos(nanoseconds());
         #[cfg(feature = "simulation")]
-        let now = now + skipped();
-        Moment(now.max(1))
+        let now = now + crate::simulation::skipped_time();
+        now
     }
 
     pub(crate) fn from_nanos(nanos: u64) -> Moment {
@@ -42,23 +42,6 @@ impl Moment {
             instant.checked_sub(now.since(self)).unwrap_or(instant)
         }
     }
-}
-
-#[cfg(feature = "simulation")]
-thread_local! {
-    static PAUSED_AT: std::cell::Cell<Option<tokio::time::Instant>> = const { std::cell::Cell::new(None) };
-}
-
-/// From now on, advances this thread's clock by the time that a paused runtime skips.
-#[cfg(feature = "simulation")]
-pub fn skip_with_the_runtime() {
-    PAUSED_AT.set(Some(tokio::time::Instant::now()));
-}
-
-#[cfg(feature = "simulation")]
-fn skipped() -> u64 {
-    let skipped = PAUSED_AT.get().map_or(0, |paused| paused.elapsed().as_nanos());
-    u64::try_from(skipped).unwrap_or(u64::MAX)
 }
 
 impl std::ops::Add<Duration> for Moment {

@@ -24,16 +24,10 @@ mod queries;
 mod reentrant;
 mod rwlock;
 mod shorten;
-mod wire;
-
-/// For the crate's own tests, which drop futures at each of their steps: replaces the transport and
-/// the clock of a thread. Not covered by semantic versioning.
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
-pub mod simulation {
-    pub use crate::clock::skip_with_the_runtime;
-    pub use crate::wire::memory::{PendingConnection, pending_connections, stay_in_memory};
-}
+pub mod simulation;
+mod wire;
 
 /// The guide: one page for each subject.
 ///

@@ -9,8 +9,6 @@ mod connection;
 mod endpoint;
 mod failure;
 mod handshake;
-#[cfg(feature = "simulation")]
-pub(crate) mod memory;
 mod node;
 mod quorum;
 mod script;

@@ -80,8 +80,15 @@ pub(super) async fn connect(
     config: &AsyncConnectionConfig,
 ) -> Result<MultiplexedConnection, RedisError> {
     #[cfg(feature = "simulation")]
-    if let Some(connection) = super::memory::connect(client, config).await {
-        return connection;
+    if let Some(stream) =
+        crate::simulation::ask_for_connection(client.get_connection_info().addr().to_string())
+    {
+        let stream = stream.await.map_err(|_| std::io::Error::from(std::io::ErrorKind::ConnectionRefused))?;
+        let settings = client.get_connection_info().redis_settings();
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
+        tokio::spawn(driver);
+        return Ok(connection);
     }
     client.get_multiplexed_async_connection_with_config(config).await
 }
