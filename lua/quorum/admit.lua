@@ -24,9 +24,9 @@ local run, ticket, min_token, ttl_ms = unpack(ARGV)
 -- Every argument is checked on every path, before the first write.
 if not run or run == '' or #run > 128 or not ticket or ticket == '' or #ticket > 128 then return -5 end
 local clock = redis.call('TIME')
-local least = tonumber(min_token)
+local minimum = tonumber(min_token)
 if min_token == '' then min_token = nil end
-if min_token and not (string.find(min_token, '^%d+$') and least <= (clock[1] + 86400) * 1000000) then return -5 end
+if min_token and not (string.find(min_token, '^%d+$') and minimum <= (clock[1] + 86400) * 1000000) then return -5 end
 if ttl_ms == '' then ttl_ms = nil end
 if (ttl_ms or min_token) and (not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$')) then return -5 end
 
@@ -37,8 +37,8 @@ if not min_token then
   return {2, node[2] or ticket}
 end
 if node[2] ~= ticket then return 0 end
-least = math.max(tonumber(node[3] or 0), least)
+minimum = math.max(tonumber(node[3] or 0), minimum)
 local longest = math.max(tonumber(node[4] or 0), tonumber(ttl_ms))
-redis.call('HSET', KEYS[1], 'run', run, 'min_token', string.format('%.0f', least), 'ttl', longest)
+redis.call('HSET', KEYS[1], 'run', run, 'min_token', string.format('%.0f', minimum), 'ttl', longest)
 redis.call('HDEL', KEYS[1], 'ticket')
 return 1

@@ -26,9 +26,9 @@ if not owner or owner == '' then
 elseif #owner > 256 or string.byte(owner) == 58 or string.find(owner, ' ', 1, true) then
   return -5
 end
-local least = tonumber(min_token)
+local minimum = tonumber(min_token)
 if min_token == '' then min_token = nil end
-if min_token and not (string.find(min_token, '^%d+$') and least < 2^52) then return -5 end
+if min_token and not (string.find(min_token, '^%d+$') and minimum < 2^52) then return -5 end
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
 elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
@@ -43,21 +43,21 @@ local time = clock[1] * 1000000 + clock[2]
 local now = math.floor(time / 1000)
 
 -- A mistake of another client must not keep a lock from being released.
-if least and least > time + 86400000000 then least = nil end
+if minimum and minimum > time + 86400000000 then minimum = nil end
 
--- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- A counter above min_token: INCR suffices until the counter is lost or the clock has passed it.
 -- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
 local function next_token()
   local token = redis.pcall('INCR', KEYS[2])
   if type(token) == 'table' then return nil, token end
-  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  if token > 1 and token > (minimum or 0) and token < 2^53 then return token end
   local now = redis.call('TIME')
   local time = now[1] * 1000000 + now[2]
-  if token >= 2^53 or (least or 0) > time + 86400000000 then
+  if token >= 2^53 or (minimum or 0) > time + 86400000000 then
     if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
     return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
   end
-  token = math.max((least or 0) + 1, time)
+  token = math.max((minimum or 0) + 1, time)
   redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
@@ -71,11 +71,11 @@ end
 
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
 -- larger ones then.
-local function readers_token(known)
+local function new_read_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
   local token = to_token(last)
-  if token and token >= (least or 0) then return token end
+  if token and token >= (minimum or 0) then return token end
   return next_token()
 end
 
@@ -154,7 +154,7 @@ end
 -- polls leave a mark.
 local function is_alive(waiter_attempt, waiter_place, ms)
   if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-  -- Also if the clock was set back a little.
+  -- A waiter also counts as alive if the clock was set back a little.
   if math.abs(time - waiter_place) < ms * 1000 then return true end
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
@@ -170,8 +170,8 @@ end
 -- waiter may listen to another node of a cluster, which PUBLISH does not count.
 --
 -- An error is a channel that this user may not publish to. The message is not replicated:
--- subscribers of a replica are not in our count, and must not believe that they own a lock that
--- goes to the next waiter.
+-- subscribers of a replica are not in our count, and must not be notified of a lock that is granted
+-- to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
@@ -282,7 +282,7 @@ local function admit_waiters()
     local channels, holds = select_readers(waiting)
     local token
     if next(channels) then
-      token, no_token = readers_token(state.token)
+      token, no_token = new_read_token(state.token)
       if not token then return false end
     end
     local removed = {}

@@ -70,7 +70,7 @@ if grant_before and grant_before ~= '' then
   if not instant then return -5 end
   if instant[1] * 1000000 + instant[2] >= tonumber(grant_before) then return -1 end
 end
-local proposed, least = nil, nil
+local proposed, minimum = nil, nil
 if proposal and proposal ~= '' then
   local instant = redis.call('TIME')
   proposed = string.find(proposal, '^[1-9]%d*$') and tonumber(proposal)
@@ -116,9 +116,9 @@ local highest
 
 -- Why this node does not accept the proposal; nil: it does.
 local function refuse_proposal(again)
-  local accepted, least = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
-  if not accepted or not least then return redis.error_reply('ERR the largest accepted token is spoilt') end
-  highest = math.max(accepted, least)
+  local accepted, minimum = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
+  if not accepted or not minimum then return redis.error_reply('ERR the largest accepted token is spoilt') end
+  highest = math.max(accepted, minimum)
   if proposed < highest or proposed == highest and not again then return {-8, highest} end
 end
 
@@ -162,19 +162,19 @@ if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   return token
 end
 
--- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- A counter above min_token: INCR suffices until the counter is lost or the clock has passed it.
 -- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
 local function next_token()
   local token = redis.pcall('INCR', KEYS[2])
   if type(token) == 'table' then return nil, token end
-  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  if token > 1 and token > (minimum or 0) and token < 2^53 then return token end
   local now = redis.call('TIME')
   local time = now[1] * 1000000 + now[2]
-  if token >= 2^53 or (least or 0) > time + 86400000000 then
+  if token >= 2^53 or (minimum or 0) > time + 86400000000 then
     if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
     return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
   end
-  token = math.max((least or 0) + 1, time)
+  token = math.max((minimum or 0) + 1, time)
   redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
@@ -201,11 +201,11 @@ end
 
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
 -- larger ones then.
-local function readers_token(known)
+local function new_read_token(known)
   local last = known or redis.pcall('GET', KEYS[2])
   if type(last) == 'table' then return nil, last end
   local token = to_token(last)
-  if token and token >= (least or 0) then return token end
+  if token and token >= (minimum or 0) then return token end
   return next_token()
 end
 
@@ -265,7 +265,7 @@ end
 -- polls leave a mark.
 local function is_alive(waiter_attempt, waiter_place, ms)
   if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-  -- Also if the clock was set back a little.
+  -- A waiter also counts as alive if the clock was set back a little.
   if math.abs(time - waiter_place) < ms * 1000 then return true end
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
@@ -285,7 +285,7 @@ local function queue(at, lane)
   local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
   redis.call('PEXPIRE', KEYS[3], '60000')
   if added == 0 or at ~= time then
-    -- After all end marks, so that the oldest of those are found first where there are too many.
+    -- The score is above all end marks, so that the oldest of those are found first.
     redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
@@ -311,7 +311,7 @@ local function queue(at, lane)
   -- polls leave a mark.
   local function is_alive(waiter_attempt, waiter_place, ms)
     if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-    -- Also if the clock was set back a little.
+    -- A waiter also counts as alive if the clock was set back a little.
     if math.abs(time - waiter_place) < ms * 1000 then return true end
     return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
   end
@@ -326,8 +326,8 @@ local function queue(at, lane)
   end
 end
 
--- Only if it is queued, so that a server that refuses to write says so where there is something to
--- write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that only
+-- if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
@@ -345,8 +345,8 @@ end
 -- waiter may listen to another node of a cluster, which PUBLISH does not count.
 --
 -- An error is a channel that this user may not publish to. The message is not replicated:
--- subscribers of a replica are not in our count, and must not believe that they own a lock that
--- goes to the next waiter.
+-- subscribers of a replica are not in our count, and must not be notified of a lock that is granted
+-- to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
@@ -457,7 +457,7 @@ local function admit_waiters()
     local channels, holds = select_readers(waiting)
     local token
     if next(channels) then
-      token, no_token = readers_token(state.token)
+      token, no_token = new_read_token(state.token)
       if not token then return false end
     end
     local removed = {}
@@ -567,9 +567,9 @@ local function expand_sole_hold()
   read_state()
 end
 
--- Until when another owner reads: the latest end that it finds, or the next millisecond if there is
--- more to look at; nil if there is none. Of many readers it looks at a sample, and removes those
--- that have expired: what it finds last is what is left.
+-- Returns the latest end of another owner's hold to read; the next millisecond if readers remain
+-- unchecked; nil if there is none. Many readers are checked by a random sample, and its expired
+-- ones are removed.
 local function other_reader()
   local size = redis.call('HLEN', KEYS[1])
   local sample = redis.call('HRANDFIELD', KEYS[1], size > 512 and 32 or size, 'WITHVALUES')

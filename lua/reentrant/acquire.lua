@@ -62,9 +62,9 @@ if grant_before and grant_before ~= '' then
   if not instant then return -5 end
   if instant[1] * 1000000 + instant[2] >= tonumber(grant_before) then return -1 end
 end
-local least = tonumber(min_token)
+local minimum = tonumber(min_token)
 if min_token == '' then min_token = nil end
-if min_token and not (string.find(min_token, '^%d+$') and least < 2^52) then return -5 end
+if min_token and not (string.find(min_token, '^%d+$') and minimum < 2^52) then return -5 end
 -- `mode` is a field of the hash that says its kind.
 if not owner or owner == '' or owner == 'mode' or #owner > 256 or string.byte(owner) == 58
   or string.find(owner, ' ', 1, true) then
@@ -76,19 +76,19 @@ if max_depth and max_depth ~= '' then
   if not depth or depth > 1024 then return -5 end
 end
 
--- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- A counter above min_token: INCR suffices until the counter is lost or the clock has passed it.
 -- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
 local function next_token()
   local token = redis.pcall('INCR', KEYS[2])
   if type(token) == 'table' then return nil, token end
-  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  if token > 1 and token > (minimum or 0) and token < 2^53 then return token end
   local now = redis.call('TIME')
   local time = now[1] * 1000000 + now[2]
-  if token >= 2^53 or (least or 0) > time + 86400000000 then
+  if token >= 2^53 or (minimum or 0) > time + 86400000000 then
     if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
     return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
   end
-  token = math.max((least or 0) + 1, time)
+  token = math.max((minimum or 0) + 1, time)
   redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
@@ -110,8 +110,9 @@ local now = math.floor(time / 1000)
 -- The server chooses the token. (The scripts of a quorum have these functions in
 -- proposed_token.lua: there, the client does.)
 
--- Also if the lock is busy: a release would grant it with a smaller token.
-if least and least > time + 86400000000 then return -5 end
+-- A min_token that is too large is refused even if the lock is busy: a release would grant it with
+-- a smaller token.
+if minimum and minimum > time + 86400000000 then return -5 end
 
 -- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
 -- 0x10, 1e3, inf and nan as well.
@@ -173,7 +174,7 @@ end
 -- polls leave a mark.
 local function is_alive(waiter_attempt, waiter_place, ms)
   if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-  -- Also if the clock was set back a little.
+  -- A waiter also counts as alive if the clock was set back a little.
   if math.abs(time - waiter_place) < ms * 1000 then return true end
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
@@ -193,7 +194,7 @@ local function queue(at, lane)
   local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
   redis.call('PEXPIRE', KEYS[3], '60000')
   if added == 0 or at ~= time then
-    -- After all end marks, so that the oldest of those are found first where there are too many.
+    -- The score is above all end marks, so that the oldest of those are found first.
     redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
@@ -219,7 +220,7 @@ local function queue(at, lane)
   -- polls leave a mark.
   local function is_alive(waiter_attempt, waiter_place, ms)
     if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-    -- Also if the clock was set back a little.
+    -- A waiter also counts as alive if the clock was set back a little.
     if math.abs(time - waiter_place) < ms * 1000 then return true end
     return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
   end
@@ -234,8 +235,8 @@ local function queue(at, lane)
   end
 end
 
--- Only if it is queued, so that a server that refuses to write says so where there is something to
--- write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that only
+-- if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
@@ -253,8 +254,8 @@ end
 -- waiter may listen to another node of a cluster, which PUBLISH does not count.
 --
 -- An error is a channel that this user may not publish to. The message is not replicated:
--- subscribers of a replica are not in our count, and must not believe that they own a lock that
--- goes to the next waiter.
+-- subscribers of a replica are not in our count, and must not be notified of a lock that is granted
+-- to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
@@ -275,9 +276,11 @@ end
 -- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
 -- was granted; nothing if there is no such waiter before this attempt.
 --
--- Of a long queue of dead waiters, each call removes some; the lock is busy until they are gone, so
--- that nothing overtakes. If there is no token for the waiter, returns nil, false and a refusal: a
--- release still frees the lock, but no other attempt may be granted it before the waiter.
+-- Of a long queue of dead waiters, each call removes some; the lock is busy until all are removed,
+-- so that nothing overtakes.
+--
+-- If there is no token for the waiter, it returns nil, false and a refusal: a release still frees
+-- the lock, but no other attempt may be granted it before the waiter.
 local new_token
 local function grant_next()
   local others = 0
@@ -335,7 +338,7 @@ if pttl ~= -2 then
   return {pttl, time}
 end
 
--- Free, but others queued before.
+-- The lock is free, but earlier waiters are queued.
 local busy_ms, _, no_token = grant_next()
 if no_token then return no_token end
 if busy_ms then

@@ -18,9 +18,9 @@
 -- A second delivery answers -10 for the locks that the first one acquired.
 local ttl_ms, min_token, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
-local least = tonumber(min_token)
+local minimum = tonumber(min_token)
 if min_token == '' then min_token = nil end
-if min_token and not (string.find(min_token, '^%d+$') and least < 2^52) then return -5 end
+if min_token and not (string.find(min_token, '^%d+$') and minimum < 2^52) then return -5 end
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
 elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
@@ -42,19 +42,19 @@ end
 -- The fragments act on the keys of one lock at a time.
 local keys, KEYS = KEYS, {}
 
--- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- A counter above min_token: INCR suffices until the counter is lost or the clock has passed it.
 -- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
 local function next_token()
   local token = redis.pcall('INCR', KEYS[2])
   if type(token) == 'table' then return nil, token end
-  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  if token > 1 and token > (minimum or 0) and token < 2^53 then return token end
   local now = redis.call('TIME')
   local time = now[1] * 1000000 + now[2]
-  if token >= 2^53 or (least or 0) > time + 86400000000 then
+  if token >= 2^53 or (minimum or 0) > time + 86400000000 then
     if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
     return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
   end
-  token = math.max((least or 0) + 1, time)
+  token = math.max((minimum or 0) + 1, time)
   redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end

@@ -25,9 +25,9 @@ local attempt, owner, min_token, remember, claim_ms, channel, max_depth, token_t
 local kind = 'reentrant'
 -- Every argument is checked on every path, before the first write.
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
-local least = tonumber(min_token)
+local minimum = tonumber(min_token)
 if min_token == '' then min_token = nil end
-if min_token and not (string.find(min_token, '^%d+$') and least < 2^52) then return -5 end
+if min_token and not (string.find(min_token, '^%d+$') and minimum < 2^52) then return -5 end
 local claim
 if claim_ms and claim_ms ~= '' then
   claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and tonumber(claim_ms)
@@ -86,21 +86,21 @@ local time = clock[1] * 1000000 + clock[2]
 local now = math.floor(time / 1000)
 
 -- A mistake of another client must not keep a lock from being released.
-if least and least > time + 86400000000 then least = nil end
+if minimum and minimum > time + 86400000000 then minimum = nil end
 
--- A counter above min_token: INCR is enough until the counter is lost or the clock has passed it.
+-- A counter above min_token: INCR suffices until the counter is lost or the clock has passed it.
 -- Nil and a refusal if the counter is spoilt, or min_token is more than a day ahead of the clock.
 local function next_token()
   local token = redis.pcall('INCR', KEYS[2])
   if type(token) == 'table' then return nil, token end
-  if token > 1 and token > (least or 0) and token < 2^53 then return token end
+  if token > 1 and token > (minimum or 0) and token < 2^53 then return token end
   local now = redis.call('TIME')
   local time = now[1] * 1000000 + now[2]
-  if token >= 2^53 or (least or 0) > time + 86400000000 then
+  if token >= 2^53 or (minimum or 0) > time + 86400000000 then
     if token == 1 then redis.call('DEL', KEYS[2]) else redis.call('DECR', KEYS[2]) end
     return nil, token >= 2^53 and redis.error_reply('ERR the fencing counter is at 2^53') or -5
   end
-  token = math.max((least or 0) + 1, time)
+  token = math.max((minimum or 0) + 1, time)
   redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
@@ -144,7 +144,7 @@ end
 -- polls leave a mark.
 local function is_alive(waiter_attempt, waiter_place, ms)
   if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-  -- Also if the clock was set back a little.
+  -- A waiter also counts as alive if the clock was set back a little.
   if math.abs(time - waiter_place) < ms * 1000 then return true end
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
@@ -160,8 +160,8 @@ end
 -- waiter may listen to another node of a cluster, which PUBLISH does not count.
 --
 -- An error is a channel that this user may not publish to. The message is not replicated:
--- subscribers of a replica are not in our count, and must not believe that they own a lock that
--- goes to the next waiter.
+-- subscribers of a replica are not in our count, and must not be notified of a lock that is granted
+-- to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)
@@ -182,9 +182,11 @@ end
 -- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
 -- was granted; nothing if there is no such waiter before this attempt.
 --
--- Of a long queue of dead waiters, each call removes some; the lock is busy until they are gone, so
--- that nothing overtakes. If there is no token for the waiter, returns nil, false and a refusal: a
--- release still frees the lock, but no other attempt may be granted it before the waiter.
+-- Of a long queue of dead waiters, each call removes some; the lock is busy until all are removed,
+-- so that nothing overtakes.
+--
+-- If there is no token for the waiter, it returns nil, false and a refusal: a release still frees
+-- the lock, but no other attempt may be granted it before the waiter.
 local new_token
 local function grant_next()
   local others = 0
@@ -220,8 +222,8 @@ local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
     .. waiter_owner .. waiter_depth
 end
 
--- Only if it is queued, so that a server that refuses to write says so where there is something to
--- write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that only
+-- if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)

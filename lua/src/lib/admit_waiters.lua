@@ -68,7 +68,7 @@ local function admit_waiters()
     local channels, holds = select_readers(waiting)
     local token
     if next(channels) then
-      token, no_token = readers_token(state.token)
+      token, no_token = new_read_token(state.token)
       if not token then return false end
     end
     local removed = {}

@@ -1,4 +1,4 @@
-local proposed, least = nil, nil
+local proposed, minimum = nil, nil
 if proposal and proposal ~= '' then
   local instant = redis.call('TIME')
   proposed = string.find(proposal, '^[1-9]%d*$') and tonumber(proposal)

@@ -6,7 +6,7 @@
 
 --@include to_token
 
---@include readers_token
+--@include new_read_token
 
 --@include read_state
 

@@ -3,9 +3,11 @@
 -- their places, dead ones lose theirs. Returns for how long the lock is busy now, and whether it
 -- was granted; nothing if there is no such waiter before this attempt.
 --
--- Of a long queue of dead waiters, each call removes some; the lock is busy until they are gone, so
--- that nothing overtakes. If there is no token for the waiter, returns nil, false and a refusal: a
--- release still frees the lock, but no other attempt may be granted it before the waiter.
+-- Of a long queue of dead waiters, each call removes some; the lock is busy until all are removed,
+-- so that nothing overtakes.
+--
+-- If there is no token for the waiter, it returns nil, false and a refusal: a release still frees
+-- the lock, but no other attempt may be granted it before the waiter.
 local new_token
 local function grant_next()
   local others = 0

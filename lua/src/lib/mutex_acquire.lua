@@ -20,7 +20,7 @@ if holder then -- a second delivery, or a poll that finds what a release granted
   return token
 end
 
--- Free, but others queued before.
+-- The lock is free, but earlier waiters are queued.
 --@include waiter
 
 --@include leave_queue

@@ -9,8 +9,8 @@ end
 -- waiter may listen to another node of a cluster, which PUBLISH does not count.
 --
 -- An error is a channel that this user may not publish to. The message is not replicated:
--- subscribers of a replica are not in our count, and must not believe that they own a lock that
--- goes to the next waiter.
+-- subscribers of a replica are not in our count, and must not be notified of a lock that is granted
+-- to the next waiter.
 local function notify(waiter_channel, text)
   if waiter_channel == '' then return true end
   redis.set_repl(redis.REPL_NONE)

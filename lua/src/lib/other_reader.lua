@@ -1,6 +1,6 @@
--- Until when another owner reads: the latest end that it finds, or the next millisecond if there is
--- more to look at; nil if there is none. Of many readers it looks at a sample, and removes those
--- that have expired: what it finds last is what is left.
+-- Returns the latest end of another owner's hold to read; the next millisecond if readers remain
+-- unchecked; nil if there is none. Many readers are checked by a random sample, and its expired
+-- ones are removed.
 local function other_reader()
   local size = redis.call('HLEN', KEYS[1])
   local sample = redis.call('HRANDFIELD', KEYS[1], size > 512 and 32 or size, 'WITHVALUES')

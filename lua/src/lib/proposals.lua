@@ -9,9 +9,9 @@ local highest
 
 -- Why this node does not accept the proposal; nil: it does.
 local function refuse_proposal(again)
-  local accepted, least = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
-  if not accepted or not least then return redis.error_reply('ERR the largest accepted token is spoilt') end
-  highest = math.max(accepted, least)
+  local accepted, minimum = to_token(redis.call('GET', KEYS[2]) or '0'), to_token(node and node[2] or '0')
+  if not accepted or not minimum then return redis.error_reply('ERR the largest accepted token is spoilt') end
+  highest = math.max(accepted, minimum)
   if proposed < highest or proposed == highest and not again then return {-8, highest} end
 end
 

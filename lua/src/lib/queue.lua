@@ -6,7 +6,7 @@ local function queue(at, lane)
   local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
   redis.call('PEXPIRE', KEYS[3], '60000')
   if added == 0 or at ~= time then
-    -- After all end marks, so that the oldest of those are found first where there are too many.
+    -- The score is above all end marks, so that the oldest of those are found first.
     redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end

@@ -12,7 +12,7 @@ end
 -- One reader more, and no attempt writes or waits.
 if keys == 1 and state.readers > 0 and state.readers < reader_limit
   and not (state.write or state.read) and state.wait_until == 0 then
-  local token, problem = read_token()
+  local token, problem = nested_read_token()
   if not token then return problem end
   redis.call('HSET', KEYS[1], 'read:' .. owner, ends .. ' ' .. attempt, 'readers', state.readers + 1)
   note_token(token)
@@ -96,7 +96,7 @@ else
   attempts = attempt
 end
 
-local token, problem = read_token(writer)
+local token, problem = nested_read_token(writer)
 if not token then return problem end
 if state.write and not write then redis.call('HDEL', KEYS[1], 'write') end
 if state.wait_until > 0 and state.wait_until <= now then redis.call('HDEL', KEYS[1], 'writer_wait_until') end

@@ -45,7 +45,7 @@ if pttl ~= -2 then
   return {pttl, time}
 end
 
--- Free, but others queued before.
+-- The lock is free, but earlier waiters are queued.
 local busy_ms, _, no_token = grant_next()
 if no_token then return no_token end
 if busy_ms then

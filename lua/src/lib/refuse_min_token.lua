@@ -1,2 +1,3 @@
--- Also if the lock is busy: a release would grant it with a smaller token.
-if least and least > time + 86400000000 then return -5 end
+-- A min_token that is too large is refused even if the lock is busy: a release would grant it with
+-- a smaller token.
+if minimum and minimum > time + 86400000000 then return -5 end

@@ -15,7 +15,7 @@ end
 -- polls leave a mark.
 local function is_alive(waiter_attempt, waiter_place, ms)
   if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-  -- Also if the clock was set back a little.
+  -- A waiter also counts as alive if the clock was set back a little.
   if math.abs(time - waiter_place) < ms * 1000 then return true end
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end

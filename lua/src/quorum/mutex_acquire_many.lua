@@ -35,7 +35,7 @@ end
 
 --@include accept_proposal
 
---@include take_larger
+--@include require_larger_proposal
 
 --@include grant_mutex
 

@@ -53,7 +53,7 @@ local kind = 'read'
 -- The common case: the lock is free, and no attempt waits.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
-  local token, refusal = read_token()
+  local token, refusal = nested_read_token()
   if not token then return refusal end
   --@include sole_read
   return token
@@ -63,6 +63,6 @@ end
 
 --@include clock
 
---@include readers_token
+--@include new_read_token
 
 --@include read_acquire

@@ -20,7 +20,7 @@
 -- read_acquire for each lock.
 --@include proposals_by_owner
 
---@include take_largest
+--@include largest_known_token
 
 local answers = {}
 for i = 1, count do

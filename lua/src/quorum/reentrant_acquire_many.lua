@@ -37,7 +37,7 @@ end
 
 --@include accept_proposal
 
---@include take_larger
+--@include require_larger_proposal
 
 local answers = {}
 for i = 1, count do

@@ -62,6 +62,6 @@ end
 
 --@include read_state
 
---@include readers_token
+--@include new_read_token
 
 --@include write_acquire

@@ -20,7 +20,7 @@
 -- write_acquire for each lock.
 --@include proposals_by_owner
 
---@include take_larger
+--@include require_larger_proposal
 
 local answers = {}
 for i = 1, count do

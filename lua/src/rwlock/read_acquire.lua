@@ -41,13 +41,13 @@ local kind = 'read'
 
 --@include to_token
 
---@include readers_token
+--@include new_read_token
 
 -- The common case: the lock is free, and no attempt waits.
 local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
 if keys == 0 then
   local token, refusal = 0, nil
-  if min_token then token, refusal = readers_token() end
+  if min_token then token, refusal = new_read_token() end
   if not token then return refusal end
   --@include sole_read
   return token
@@ -59,6 +59,6 @@ end
 
 --@include refuse_min_token
 
---@include read_token
+--@include nested_read_token
 
 --@include read_acquire

@@ -56,7 +56,7 @@ end
 
 --@include to_token
 
---@include readers_token
+--@include new_read_token
 
 --@include read_state
 

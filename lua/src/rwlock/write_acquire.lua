@@ -55,6 +55,6 @@ end
 
 --@include tokens
 
---@include readers_token
+--@include new_read_token
 
 --@include write_acquire

@@ -108,7 +108,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
     (
         "the counter is absent, below min_token or spoilt where readers need a new token",
         &["read_acquire_many"],
-        &["if token > 1 and token > (least or 0) and token < 2^53 then return token end"],
+        &["if token > 1 and token > (minimum or 0) and token < 2^53 then return token end"],
     ),
     (
         "a read-write lock keeps no token that was made for a dead waiter",
