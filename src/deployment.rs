@@ -11,6 +11,8 @@ pub(crate) struct Deployment {
     pub(crate) may_resend: bool,
     /// `PUBLISH` counts all subscribers, not only those of the server that runs it.
     pub(crate) has_all_subscribers: bool,
+    /// A node that restarted has no vote until it is admitted again.
+    pub(crate) has_restart_guard: bool,
 }
 
 impl Deployment {

@@ -13,7 +13,7 @@ use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]
 use crate::labels::Labels;
 use crate::name::Name;
-use crate::options::{Fencing, Options, RestartGuard};
+use crate::options::{Fencing, Options};
 use crate::wire::{Call, InFlight, ManyScript, Nodes, Script};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
@@ -105,7 +105,7 @@ impl Attempt {
 
     /// Converts a hold of this attempt into one of this attempt's kind.
     pub(super) fn convert(&self, scripts: &'static ScriptSet) -> Call<'_> {
-        let is_guarded = self.options.restart_guard == RestartGuard::On;
+        let is_guarded = self.origin.deployment.has_restart_guard;
         let call = Call::new(scripts.pick(is_guarded), &self.keys());
         let call = if is_guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(self.options.ttl)));
@@ -194,7 +194,7 @@ impl Attempt {
                 // granted whatever the place in its queue would be.
                 let is_common = !is_nested
                     && self.options.grant_within.is_none()
-                    && self.options.restart_guard == RestartGuard::Off;
+                    && !self.origin.deployment.has_restart_guard;
                 self.propose(self.options.ttl, Some(token), if is_nested { "nested" } else { "" }, entry)
                     .with_others(is_common.then_some(&self.kind.propose_many))
             }
@@ -226,7 +226,7 @@ impl Attempt {
         purpose: &'static str,
         entry: Option<&QueueEntry>,
     ) -> Call<'_> {
-        let is_guarded = self.options.restart_guard == RestartGuard::On;
+        let is_guarded = self.origin.deployment.has_restart_guard;
         let call = Call::new(&self.kind.acquire.proposing, &self.keys());
         let call = if is_guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(ttl)));

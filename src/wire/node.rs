@@ -99,6 +99,11 @@ impl Node {
         self.connection.is_one_server()
     }
 
+    /// Whether the node has no vote after a restart, until it is admitted again.
+    pub(super) fn has_restart_guard(&self) -> bool {
+        self.place.as_ref().is_some_and(|(_, membership)| membership.is_strict())
+    }
+
     /// The server's clock, as far as it is known.
     pub(super) fn clock(&self) -> u64 {
         self.connection.server_clock.now()

@@ -61,6 +61,7 @@ impl Nodes {
             has_one_clock: matches!(all.as_slice(), [node] if node.is_one_server()),
             may_resend: all.iter().any(|node| node.may_resend()),
             has_all_subscribers: !has_cluster,
+            has_restart_guard: all.iter().any(|node| node.has_restart_guard()),
         };
         Nodes {
             deployment,
