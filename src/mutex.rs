@@ -95,19 +95,20 @@ impl Mutex {
     /// Acquires the mutex, waiting until it is free.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once.
+    /// - [`Error::Redis`]: the server fails. A lasting failure is returned at once.
     ///
     ///   A transient one is returned once all requests have failed for two [node
     ///   timeouts](crate::Options::node_timeout), or for one TTL if the task was queued. During an
     ///   outage that this client already knows, the first failed request returns it: pause before
     ///   you retry, or set [`outage_limit`](crate::Options::outage_limit).
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
     /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
-    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
-    ///   ended.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
@@ -141,14 +142,15 @@ impl Mutex {
     /// pauses in total.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. The call does not wait for it.
+    /// - [`Error::Redis`]: the server fails. The call does not wait for it.
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
     /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
-    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
-    ///   ended.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
@@ -159,7 +161,8 @@ impl Mutex {
     /// Returns the holder and the number of waiters, as the server reports them at this moment.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]: the server fails.
+    /// - [`Error::NoQuorum`]: on a quorum, a majority of the nodes fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
@@ -191,18 +194,19 @@ impl Mutex {
     /// # Errors
     /// - Those of [`inspect`](Mutex::inspect).
     pub async fn is_held_by(&self, lease: &Lease) -> Result<bool, Error> {
-        self.lock.is_held_by(&MUTEX, &lease.sought()).await
+        self.lock.is_held_by(&MUTEX, &lease.holder_id()).await
     }
 
     /// Revokes the mutex from its holder, and grants it to the next waiter if there is one. Returns
     /// false if it was free.
     ///
     /// The former holder learns of it from its release or its next renewal, at most a third of its
-    /// TTL later. Until then it believes that it holds the lock. Let the resource compare fencing
+    /// TTL later. Until then its `is_lost()` is false. Let the resource compare fencing
     /// tokens: the next one is larger.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]: the server fails.
+    /// - [`Error::NoQuorum`]: on a quorum, a majority of the nodes fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
@@ -246,12 +250,13 @@ impl MutexGuard {
     /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; the work may
     ///   not have been exclusive.
     /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row.
-    ///   Each try takes at most a [node timeout](crate::Options::node_timeout) for connecting, and
-    ///   one of silence. The release continues in the background, or [has taken
-    ///   effect](Error::is_indeterminate).
-    /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
-    ///   else, or the reply is outside the script's contract.
+    /// - [`Error::Redis`]: the server failed three times in a row. Each try takes at most a [node
+    ///   timeout](crate::Options::node_timeout) for connecting, and one of silence. The release
+    ///   continues in the background, or [has taken effect](Error::is_indeterminate).
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL
     ///   expires.
     ///

@@ -128,19 +128,20 @@ impl ReentrantLock {
     ///
     /// # Errors
     /// - [`Error::TooDeep`]: the owner has [`max_depth`](crate::Options::max_depth) holds already.
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once.
+    /// - [`Error::Redis`]: the server fails. A lasting failure is returned at once.
     ///
     ///   A transient one is returned once all requests have failed for two [node
     ///   timeouts](crate::Options::node_timeout), or for one TTL if the task was queued. During an
     ///   outage that this client already knows, the first failed request returns it: pause before
     ///   you retry, or set [`outage_limit`](crate::Options::outage_limit).
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
     /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
-    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
-    ///   ended.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
@@ -149,7 +150,7 @@ impl ReentrantLock {
     /// behind it.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
         let (owner, request) = self.request();
-        match self.nested(&request)? {
+        match self.outer_hold(&request)? {
             Some(shared) => Ok(guard(owner, shared)),
             None => Ok(self.guard(owner, &request, acquire(&request).await?)),
         }
@@ -169,7 +170,7 @@ impl ReentrantLock {
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
         let (owner, request) = self.request();
-        match self.nested(&request)? {
+        match self.outer_hold(&request)? {
             Some(shared) => Ok(guard(owner, shared)),
             None => Ok(self.guard(owner, &request, acquire_within(&request, limit).await?)),
         }
@@ -184,20 +185,21 @@ impl ReentrantLock {
     ///
     /// # Errors
     /// - [`Error::TooDeep`]: the owner has [`max_depth`](crate::Options::max_depth) holds already.
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. The call does not wait for it.
+    /// - [`Error::Redis`]: the server fails. The call does not wait for it.
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
     /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
-    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
-    ///   ended.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
         let (owner, request) = self.request();
-        match self.nested(&request)? {
+        match self.outer_hold(&request)? {
             Some(shared) => Ok(Some(guard(owner, shared))),
             None => Ok(try_acquire(&request).await?.map(|hold| self.guard(owner, &request, hold))),
         }
@@ -207,7 +209,8 @@ impl ReentrantLock {
     /// them at this moment.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]: the server fails.
+    /// - [`Error::NoQuorum`]: on a quorum, a majority of the nodes fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
@@ -231,18 +234,19 @@ impl ReentrantLock {
     /// # Errors
     /// - Those of [`inspect`](ReentrantLock::inspect).
     pub async fn is_held_by(&self, holder: &impl HolderId) -> Result<bool, Error> {
-        self.lock.is_held_by(&REENTRANT, &holder.sought()).await
+        self.lock.is_held_by(&REENTRANT, &holder.holder_id()).await
     }
 
     /// Revokes the lock from its owner, with all holds, and grants it to the next waiter if there
     /// is one. Returns false if it was free.
     ///
     /// The former owner learns of it from its releases or its next renewal, at most a third of its
-    /// TTL later. Until then it believes that it holds the lock. Let the resource compare fencing
+    /// TTL later. Until then its `is_lost()` is false. Let the resource compare fencing
     /// tokens: the next one is larger.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]: the server fails.
+    /// - [`Error::NoQuorum`]: on a quorum, a majority of the nodes fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
@@ -262,7 +266,7 @@ impl ReentrantLock {
     }
 
     /// The hold that this process already has for the same owner. `None` unless nesting is local.
-    fn nested(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
+    fn outer_hold(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
         match request.options.nesting {
             Nesting::Local => self.holds.find(request),
             Nesting::Counted => Ok(None),
@@ -322,12 +326,13 @@ impl ReentrantGuard {
     /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; the work may
     ///   not have been exclusive.
     /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row.
-    ///   Each try takes at most a [node timeout](crate::Options::node_timeout) for connecting, and
-    ///   one of silence. The release continues in the background, or [has taken
-    ///   effect](Error::is_indeterminate).
-    /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
-    ///   else, or the reply is outside the script's contract.
+    /// - [`Error::Redis`]: the server failed three times in a row. Each try takes at most a [node
+    ///   timeout](crate::Options::node_timeout) for connecting, and one of silence. The release
+    ///   continues in the background, or [has taken effect](Error::is_indeterminate).
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL
     ///   expires.
     ///

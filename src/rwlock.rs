@@ -205,22 +205,23 @@ impl RwLock {
     /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
     /// # Errors
-    /// - [`Error::TooManyReaders`], at once: [`max_readers`](Options::max_readers) readers hold the
-    ///   lock or wait for it.
+    /// - [`Error::TooManyReaders`]: [`max_readers`](Options::max_readers) readers hold the lock or
+    ///   wait for it. It is returned at once.
     /// - [`Error::TooDeep`]: the owner has [`max_depth`](Options::max_depth) holds to read.
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]; with replicas
-    ///   [`Error::TooFewReplicas`]: the server fails. A lasting failure is returned at once.
+    /// - [`Error::Redis`]: the server fails. A lasting failure is returned at once.
     ///
     ///   A transient one is returned once all requests have failed for two [node
     ///   timeouts](Options::node_timeout), or for one TTL if the task was queued. During an outage
     ///   that this client already knows, the first failed request returns it: pause before you
     ///   retry, or set [`outage_limit`](Options::outage_limit).
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
     /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
-    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
-    ///   ended.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
@@ -308,12 +309,13 @@ impl RwLock {
     /// waiters on each side, as the server reports them at this moment.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]: the server fails.
+    /// - [`Error::NoQuorum`]: on a quorum, a majority of the nodes fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     pub async fn inspect(&self) -> Result<RwInspection, Error> {
-        self.read.query(&READ, None, RwInspection::from_reply, RwInspection::agreed).await
+        self.read.query(&READ, None, RwInspection::from_reply, RwInspection::merge).await
     }
 
     /// Returns whether the lock is held now, to read or to write.
@@ -334,17 +336,17 @@ impl RwLock {
     /// # Errors
     /// - Those of [`inspect`](RwLock::inspect).
     pub async fn is_held_by(&self, holder: &impl HolderId) -> Result<bool, Error> {
-        let sought = holder.sought();
+        let holder_id = holder.holder_id();
         let kinds = [&READ, &WRITE];
-        if !kinds.iter().any(|kind| sought.may_hold(self.name(), kind)) {
+        if !kinds.iter().any(|kind| holder_id.may_hold(self.name(), kind)) {
             return Ok(false);
         }
         // The reply lists only this owner's holds, but its `mode` and `reader_count` are those of
         // all owners.
-        let owner = Some(sought.owner());
-        let seen = self.read.query(&READ, owner, RwInspection::from_reply, RwInspection::agreed).await?;
-        Ok(seen.writer.is_some() && sought.may_hold(self.name(), &WRITE)
-            || !seen.readers.is_empty() && sought.may_hold(self.name(), &READ))
+        let owner = Some(holder_id.owner());
+        let seen = self.read.query(&READ, owner, RwInspection::from_reply, RwInspection::merge).await?;
+        Ok(seen.writer.is_some() && holder_id.may_hold(self.name(), &WRITE)
+            || !seen.readers.is_empty() && holder_id.may_hold(self.name(), &READ))
     }
 
     /// Revokes the holds of all readers, and admits waiters that may then enter. Returns false if
@@ -354,7 +356,8 @@ impl RwLock {
     /// TTL later.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
+    /// - [`Error::Redis`]: the server fails.
+    /// - [`Error::NoQuorum`]: on a quorum, a majority of the nodes fails.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
@@ -370,15 +373,11 @@ impl RwLock {
     /// there was no writer. The writer's owner keeps its holds to read.
     ///
     /// The writer learns of it from its release or its next renewal, at most a third of its TTL
-    /// later. Until then it believes that it holds the lock. Let the resource compare fencing
+    /// later. Until then its `is_lost()` is false. Let the resource compare fencing
     /// tokens: the next writer's is larger.
     ///
     /// # Errors
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails.
-    /// - [`Error::WrongType`]: the key holds something else.
-    /// - [`Error::Corrupt`]: a companion key holds something else.
-    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
-    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
+    /// - Those of [`force_release_read`](RwLock::force_release_read).
     ///
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.

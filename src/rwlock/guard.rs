@@ -43,12 +43,13 @@ impl RwLockReadGuard {
     /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; another
     ///   client may have written meanwhile.
     /// - [`Error::Unconfirmed`]: a reply was lost, and the lock has had another holder since.
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server failed three times in a row.
-    ///   Each try takes at most a [node timeout](crate::Options::node_timeout) for connecting, and
-    ///   one of silence. The release continues in the background, or [has taken
-    ///   effect](Error::is_indeterminate).
-    /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
-    ///   else, or the reply is outside the script's contract.
+    /// - [`Error::Redis`]: the server failed three times in a row. Each try takes at most a [node
+    ///   timeout](crate::Options::node_timeout) for connecting, and one of silence. The release
+    ///   continues in the background, or [has taken effect](Error::is_indeterminate).
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended; the lock stays held until its TTL
     ///   expires.
     ///
@@ -105,12 +106,14 @@ impl RwLockWriteGuard {
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; the work may not have been exclusive.
-    /// - [`Error::Redis`]; on a quorum [`Error::NoQuorum`]: the server fails. The hold is released
-    ///   in the background, whether it [was converted](Error::is_indeterminate) or not.
-    /// - [`Error::WrongType`], [`Error::Corrupt`], [`Error::Reply`]: the lock's keys hold something
-    ///   else, or the reply is outside the script's contract.
-    /// - [`Error::Closed`], [`Error::RuntimeEnded`]: the client was closed, or its runtime has
-    ///   ended.
+    /// - [`Error::Redis`]: the server fails. The hold is released in the background, whether it
+    ///   [was converted](Error::is_indeterminate) or not.
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Corrupt`]: a companion key holds something else.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     ///
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background, converted or not.
@@ -128,7 +131,8 @@ impl RwLockWriteGuard {
     /// Releases this hold and waits until that is done.
     ///
     /// # Errors
-    /// - [`Error::Lost`], [`Error::NotHeld`]: the work may not have been exclusive.
+    /// - [`Error::Lost`]: the lease was lost before; the work may not have been exclusive.
+    /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; the same.
     /// - The others of [`RwLockReadGuard::release`].
     ///
     /// # Cancel safety
