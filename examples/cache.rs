@@ -299,14 +299,14 @@ async fn read(prices: &Prices) -> Outcome {
     let finish = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
-        let mut seen = Seen::default();
+        let mut seen = PriceReading::default();
         seen.read(prices).await?;
         tasks.spawn(read_on(prices.clone(), seen, Arc::clone(&finish)));
     }
     report("reading")?;
     stdin_closed().await?;
     finish.store(true, Ordering::Relaxed);
-    let (mut all, mut least) = (Seen::default(), u64::MAX);
+    let (mut all, mut least) = (PriceReading::default(), u64::MAX);
     while let Some(seen) = tasks.join_next().await {
         let seen = seen??;
         least = least.min(seen.reads);
@@ -318,7 +318,7 @@ async fn read(prices: &Prices) -> Outcome {
     report(format!("{} {least} {} {} {newest}", all.reads, all.versions.len(), all.mixed))
 }
 
-async fn read_on(prices: Prices, mut seen: Seen, finish: Arc<AtomicBool>) -> Outcome<Seen> {
+async fn read_on(prices: Prices, mut seen: PriceReading, finish: Arc<AtomicBool>) -> Outcome<PriceReading> {
     loop {
         // Before the read, so that the last read finds the last version.
         let last = finish.load(Ordering::Relaxed);
@@ -332,13 +332,13 @@ async fn read_on(prices: Prices, mut seen: Seen, finish: Arc<AtomicBool>) -> Out
 
 /// What a task has read.
 #[derive(Default)]
-struct Seen {
+struct PriceReading {
     reads: u64,
     mixed: u64,
     versions: BTreeSet<u64>,
 }
 
-impl Seen {
+impl PriceReading {
     async fn read(&mut self, prices: &Prices) -> Outcome {
         let versions = prices.read(prices.lock.read().await?, PAUSE).await?;
         self.reads += 1;

@@ -149,19 +149,19 @@ pub(crate) fn persistence(aof: Option<&str>, fsync: Option<&str>) -> Verdict {
 }
 
 /// `role` and `count` as in `INFO`; `needed` as in `CONFIG GET min-replicas-to-write`;
-/// `waits_for_replicas` if grants are confirmed by replicas.
+/// `has_confirmation` if grants are confirmed by replicas.
 pub(crate) fn replicas(
     role: Option<&str>,
     count: Option<&str>,
     needed: Option<&str>,
-    waits_for_replicas: bool,
+    has_confirmation: bool,
 ) -> Verdict {
     let loses = "a failover may lose held locks: replication is asynchronous";
     let remedy = "set Options::replicas and min-replicas-to-write, and compare fencing tokens";
     match (role, count) {
         (Some("slave"), _) => Verdict::danger("it is a replica, which grants nothing", "name its master"),
         (Some(_), Some("0")) => Verdict::Fine,
-        (Some(_), Some(_)) if waits_for_replicas => Verdict::Fine,
+        (Some(_), Some(_)) if has_confirmation => Verdict::Fine,
         (Some(_), Some(_)) => match needed {
             Some("0") => Verdict::danger(loses, remedy),
             Some(_) => Verdict::Fine,

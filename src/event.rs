@@ -2,7 +2,8 @@
 //! the background, events, since no return value reports its failures.
 //!
 //! The caller's future carries a span. The keeper has none: a subscriber that panics when a span is
-//! entered would end it. Owners are shortened, since a complete one is enough to release a lock.
+//! entered would end it. Owners are shortened, since a complete one allows its reader
+//! to release a lock.
 
 use std::borrow::Cow;
 use std::future::Future;

@@ -37,7 +37,7 @@ impl Inspection {
     }
 
     /// Merges the nodes' reports into what a majority agrees on.
-    pub(crate) fn agreed(mut views: Vec<Inspection>, majority: usize) -> Inspection {
+    pub(crate) fn merge(mut views: Vec<Inspection>, majority: usize) -> Inspection {
         if majority == 1
             && let Some(only) = views.pop()
         {
@@ -45,7 +45,7 @@ impl Inspection {
         }
         let seen: Vec<&[Holder]> = views.iter().map(|view| view.holders.as_slice()).collect();
         Inspection {
-            holders: agreed(&seen, majority),
+            holders: merge_holders(&seen, majority),
             waiters: views.iter().map(|view| view.waiters).max().unwrap_or(0),
             fencing_token: views.iter().filter_map(|view| view.fencing_token).max(),
         }
@@ -126,7 +126,7 @@ impl RwInspection {
     }
 
     /// Merges the nodes' reports into what a majority agrees on.
-    pub(crate) fn agreed(mut views: Vec<RwInspection>, majority: usize) -> RwInspection {
+    pub(crate) fn merge(mut views: Vec<RwInspection>, majority: usize) -> RwInspection {
         if majority == 1
             && let Some(only) = views.pop()
         {
@@ -135,8 +135,8 @@ impl RwInspection {
         let most = |of: fn(&RwInspection) -> u64| views.iter().map(of).max().unwrap_or(0);
         let writing: Vec<&[Holder]> = views.iter().map(|view| view.writer.as_slice()).collect();
         let reading: Vec<&[Holder]> = views.iter().map(|view| view.readers.as_slice()).collect();
-        let writer = agreed(&writing, majority).pop();
-        let readers = agreed(&reading, majority);
+        let writer = merge_holders(&writing, majority).pop();
+        let readers = merge_holders(&reading, majority);
         // The largest count that a majority of the nodes reaches.
         let mut counts: Vec<u64> = views.iter().map(|view| view.reader_count).collect();
         counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
@@ -164,7 +164,7 @@ fn mode(writer: Option<&Holder>, readers: &[Holder], reader_count: u64) -> Mode 
 }
 
 /// The holders that a majority of the nodes reports, with the time for which a majority keeps them.
-fn agreed(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
+fn merge_holders(views: &[&[Holder]], majority: usize) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for holder in views.iter().flat_map(|view| view.iter()) {
         if holders.iter().any(|known| known.owner == holder.owner) {

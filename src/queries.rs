@@ -26,17 +26,17 @@ impl HolderId for Lease {}
 impl HolderId for Owner {}
 
 pub trait Sealed {
-    fn sought(&self) -> SoughtHolder<'_>;
+    fn holder_id(&self) -> SoughtHolder<'_>;
 }
 
 impl Sealed for Lease {
-    fn sought(&self) -> SoughtHolder<'_> {
+    fn holder_id(&self) -> SoughtHolder<'_> {
         SoughtHolder { owner: self.owner(), of: Some((self.name(), self.kind())) }
     }
 }
 
 impl Sealed for Owner {
-    fn sought(&self) -> SoughtHolder<'_> {
+    fn holder_id(&self) -> SoughtHolder<'_> {
         SoughtHolder { owner: Cow::Owned(self.to_string()), of: None }
     }
 }
@@ -61,15 +61,15 @@ impl SoughtHolder<'_> {
 
 impl NamedLock {
     pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
-        self.query(kind, None, Inspection::from_reply, Inspection::agreed).await
+        self.query(kind, None, Inspection::from_reply, Inspection::merge).await
     }
 
     pub(crate) async fn is_held_by(
         &self,
         kind: &'static Kind,
-        sought: &SoughtHolder<'_>,
+        holder_id: &SoughtHolder<'_>,
     ) -> Result<bool, Error> {
-        Ok(sought.may_hold(&self.name, kind) && self.inspect(kind).await?.is_held_by(sought.owner()))
+        Ok(holder_id.may_hold(&self.name, kind) && self.inspect(kind).await?.is_held_by(holder_id.owner()))
     }
 
     /// Returns what the nodes report about the lock, or about one owner's holds. `read` receives

@@ -61,7 +61,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     for (place, locks) in counts.iter().enumerate() {
         rows.extend(held(server, &mut observer, *locks, place == 0).await?);
     }
-    for kind in [Waiting::Mutex, Waiting::Reentrant, Waiting::Read, Waiting::Write] {
+    for kind in [WaitMode::Mutex, WaitMode::Reentrant, WaitMode::Read, WaitMode::Write] {
         rows.extend(waiting(server, &mut observer, kind, plan.window).await?);
     }
     rows.push(own_tasks(server, &mut observer, plan.window).await?);
@@ -73,7 +73,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
 
 /// What the waiting tasks ask for.
 #[derive(Clone, Copy, Debug)]
-enum Waiting {
+enum WaitMode {
     Mutex,
     /// Each task with an owner of its own.
     Reentrant,
@@ -81,25 +81,25 @@ enum Waiting {
     Write,
 }
 
-impl Waiting {
+impl WaitMode {
     fn title(self) -> &'static str {
         match self {
-            Waiting::Mutex => "mutex",
-            Waiting::Reentrant => "reentrant",
-            Waiting::Read => "read",
-            Waiting::Write => "write",
+            WaitMode::Mutex => "mutex",
+            WaitMode::Reentrant => "reentrant",
+            WaitMode::Read => "read",
+            WaitMode::Write => "write",
         }
     }
 
     /// Waits for the lock, and keeps it for no time.
     async fn acquire(self, locks: &Locks, name: &str) -> Outcome<()> {
         match self {
-            Waiting::Mutex => locks.mutex(name)?.lock().await?.release().await?,
-            Waiting::Reentrant => {
+            WaitMode::Mutex => locks.mutex(name)?.lock().await?.release().await?,
+            WaitMode::Reentrant => {
                 locks.reentrant(name)?.with_owner(&Owner::new()).lock().await?.release().await?;
             }
-            Waiting::Read => locks.rwlock(name)?.read().await?.release().await?,
-            Waiting::Write => locks.rwlock(name)?.write().await?.release().await?,
+            WaitMode::Read => locks.rwlock(name)?.read().await?.release().await?,
+            WaitMode::Write => locks.rwlock(name)?.write().await?.release().await?,
         }
         Ok(())
     }
@@ -109,7 +109,7 @@ impl Waiting {
 async fn waiting(
     server: &Server,
     observer: &mut Observer,
-    kind: Waiting,
+    kind: WaitMode,
     span: Duration,
 ) -> Outcome<Vec<Row>> {
     observer.alone().await?;
@@ -117,9 +117,9 @@ async fn waiting(
     let name = format!("waited:{}", kind.title());
     let (mutex, reentrant, rwlock) = (holder.mutex(&name)?, holder.reentrant(&name)?, holder.rwlock(&name)?);
     let held = match kind {
-        Waiting::Mutex => (Some(mutex.lock().await?), None, None),
-        Waiting::Reentrant => (None, Some(reentrant.lock().await?), None),
-        Waiting::Read | Waiting::Write => (None, None, Some(rwlock.write().await?)),
+        WaitMode::Mutex => (Some(mutex.lock().await?), None, None),
+        WaitMode::Reentrant => (None, Some(reentrant.lock().await?), None),
+        WaitMode::Read | WaitMode::Write => (None, None, Some(rwlock.write().await?)),
     };
     let mut tasks = JoinSet::new();
     for _ in 0..WAITERS {

@@ -507,7 +507,7 @@ impl Waiter {
         }
         let now = Moment::now();
         let granted = sample.earliest(time, attempt.options.drift, now)?;
-        let trusted = attempt.trusted(self.entry.as_ref()?.claim());
+        let trusted = attempt.trusted_span(self.entry.as_ref()?.claim());
         if now.since(granted) > trusted / 2 {
             return None;
         }

@@ -87,7 +87,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
                 // The lease counts from when the first granted request was written: the time in the
                 // client's queue does not use it up.
                 let sent = tally.granted_since.unwrap_or(start);
-                let until = sent + attempt.trusted(attempt.options.ttl);
+                let until = sent + attempt.trusted_span(attempt.options.ttl);
                 if Moment::now() >= until {
                     guard.abandon();
                     return AcquireOutcome::Expired;
@@ -290,7 +290,7 @@ impl ReplyTally {
     /// - a node chose a token itself when it granted the lock to its next waiter.
     fn is_mixed(&self, proposal: Option<u64>) -> bool {
         let Some(proposed) = proposal.filter(|_| self.granted.len() >= self.majority) else { return false };
-        !self.has_accepted(proposed) && self.nested(proposed).is_none()
+        !self.has_accepted(proposed) && self.outer_token(proposed).is_none()
     }
 
     fn has_accepted(&self, proposed: u64) -> bool {
@@ -299,7 +299,7 @@ impl ReplyTally {
 
     /// The token of the outer hold that this hold is nested in. A majority must name the same one,
     /// so that every later grant has a larger token.
-    fn nested(&self, proposed: u64) -> Option<u64> {
+    fn outer_token(&self, proposed: u64) -> Option<u64> {
         let earlier =
             self.granted.iter().map(|(_, token)| *token).filter(|token| (1..proposed).contains(token));
         let votes_for = |token: &u64| self.granted.iter().filter(|(_, granted)| granted == token).count();
@@ -310,7 +310,7 @@ impl ReplyTally {
     fn token(&self, proposal: Option<u64>) -> u64 {
         match proposal {
             Some(proposed) if self.has_accepted(proposed) => proposed,
-            Some(proposed) => self.nested(proposed).unwrap_or(0),
+            Some(proposed) => self.outer_token(proposed).unwrap_or(0),
             // The only node chose it.
             None => self.granted.iter().map(|(_, token)| *token).max().unwrap_or(0),
         }
@@ -362,8 +362,8 @@ mod tests {
         let mut proposals = proposing(10);
         assert_eq!(proposals.record(&tally(&[10, 70, 40], &[])), ProposalOutcome::Again);
         assert_eq!(proposals.proposed(), Some(70));
-        // Other clients have read with larger tokens meanwhile; no earlier writer has a token above
-        // 70.
+        // Other clients have read with larger tokens meanwhile; no earlier exclusive
+        // holder has a token above 70.
         assert_eq!(proposals.record(&tally(&[70, 90], &[])), ProposalOutcome::Granted(70));
     }
 

@@ -122,7 +122,8 @@ impl Attempt {
         self.owner.as_deref().map_or_else(|| Cow::Owned(self.text()), Cow::Borrowed)
     }
 
-    /// The label of the node that decides alone; none in a quorum, where each one has its failure.
+    /// The label of the node that decides alone. `None` if several nodes decide: each has its own
+    /// failure.
     pub(super) fn server(&self) -> Option<&str> {
         let Origin { nodes, deployment, .. } = &*self.origin;
         nodes.first().filter(|_| deployment.decides_alone()).map(String::as_str)
@@ -180,8 +181,8 @@ impl Attempt {
         }
     }
 
-    pub(super) fn trusted(&self, ttl: Duration) -> Duration {
-        trusted(ttl, self.options.drift)
+    pub(super) fn trusted_span(&self, ttl: Duration) -> Duration {
+        trusted_span(ttl, self.options.drift)
     }
 
     /// Acquires. With a `proposal`, several nodes are asked to accept one token.
@@ -371,7 +372,7 @@ const EXPIRY_GRANULARITY: Duration = Duration::from_millis(2);
 /// How long a lease of `ttl` may be trusted, counted from before its request was sent
 /// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): TTL less
 /// drift).
-fn trusted(ttl: Duration, drift: f64) -> Duration {
+fn trusted_span(ttl: Duration, drift: f64) -> Duration {
     ttl.mul_f64(1.0 - drift).saturating_sub(EXPIRY_GRANULARITY)
 }
 
@@ -418,7 +419,7 @@ pub(crate) const TOO_DEEP: Refusal =
 
 /// A verb with two scripts. They differ in where the token is chosen.
 pub(crate) struct ScriptSet {
-    /// For one server, servers behind sentinels, and a cluster.
+    /// For a node that decides alone: it chooses the token.
     pub(crate) server: Script,
     /// For nodes that decide by majority: the client proposes the token.
     pub(crate) proposing: Script,
@@ -463,7 +464,7 @@ mod tests {
 
     #[test]
     fn drift_and_expiry_granularity_are_subtracted() {
-        assert_eq!(trusted(Duration::from_secs(10), 0.01), Duration::from_millis(9_898));
-        assert_eq!(trusted(Duration::from_millis(1), 0.5), Duration::ZERO);
+        assert_eq!(trusted_span(Duration::from_secs(10), 0.01), Duration::from_millis(9_898));
+        assert_eq!(trusted_span(Duration::from_millis(1), 0.5), Duration::ZERO);
     }
 }

@@ -85,7 +85,7 @@ impl Client {
         })
     }
 
-    /// Connects to a majority of the nodes. Fails if a node must not be part of the quorum.
+    /// Connects to a majority of the nodes. Fails if a node must not vote.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
         let nodes = &self.nodes;
         let mut answers = nodes.no_replies();
@@ -137,7 +137,7 @@ impl Client {
         self.with_server(Context::new(operation))
     }
 
-    /// On a quorum each node has its own failure.
+    /// If several nodes decide, each has its own failure.
     fn with_server(&self, context: Context) -> Context {
         if self.nodes.deployment.decides_alone() { context.on(self.nodes.label(0)) } else { context }
     }
@@ -350,7 +350,8 @@ pub(super) struct LocalWaiter {
 /// The turn, until it is dropped.
 #[derive(Debug)]
 pub(super) struct LocalTurn {
-    // Fields are dropped in this order: first the turn passes on, then the entry is removed.
+    // Fields are dropped in this order: first the next task gets the turn, then the entry is
+    // removed.
     _turn: Option<OwnedSemaphorePermit>,
     _entry: LocalEntry,
 }

@@ -22,13 +22,13 @@ impl Client {
     pub(crate) async fn close(&self, limit: Duration) -> Result<(), Error> {
         let keeper = &self.keeper;
         keeper.end_all();
-        let in_time = timeout(limit, keeper.all_released()).await.is_ok();
+        let is_in_time = timeout(limit, keeper.all_released()).await.is_ok();
         if keeper.has_ended() {
             return Err(Error::RuntimeEnded {
                 context: self.context_of_nodes(Operation::Close).with_verdict(false, true),
             });
         }
-        match keeper.unreleased(in_time) {
+        match keeper.unreleased(is_in_time) {
             UnreleasedHolds { count: 0, .. } => Ok(()),
             UnreleasedHolds { count, names } => Err(Error::Unreleased { count, names, limit }),
         }

@@ -184,7 +184,7 @@ impl Lease {
     /// The next one is for what is left then, and makes the key expire where the longest hold ends:
     /// the deadline of the first one would be 50 ms after that, while B may acquire the lock.
     pub(super) fn extend(&self, sent: Moment, ttl: Duration) -> bool {
-        let until = sent + self.attempt().trusted(ttl);
+        let until = sent + self.attempt().trusted_span(ttl);
         let until = self.longest_until().map_or(until, |longest| until.min(longest));
         let extended = self.0.deadline.extend(until);
         self.0.notify.notify_waiters();
@@ -248,7 +248,7 @@ impl Lease {
     /// Where its longest hold ends.
     fn longest_until(&self) -> Option<Moment> {
         let attempt = &self.0.attempt;
-        attempt.options.max_hold.map(|longest| self.0.counts_from + attempt.trusted(longest))
+        attempt.options.max_hold.map(|longest| self.0.counts_from + attempt.trusted_span(longest))
     }
 
     /// Whether both are the same lease, not only of the same lock.

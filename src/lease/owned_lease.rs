@@ -104,7 +104,7 @@ impl AttemptGuard {
         OwnedLease { guard: self, lease }
     }
 
-    /// Releases a grant that is of no use.
+    /// Releases a grant that cannot be used.
     pub(super) fn abandon(self) {
         self.attempt.in_flight.mark_unknown();
     }
@@ -113,7 +113,7 @@ impl AttemptGuard {
     /// it could revoke what the attempt is granted until then, so the attempt must not continue.
     ///
     /// # Cancel safety
-    /// Dropped, the grants are still released.
+    /// Cancel safe: after a drop, the keeper releases the grants.
     pub(super) async fn release_partial_grant(&mut self, by: NodeSet) -> bool {
         self.is_awaiting_reply = true;
         let (call, in_flight) = (self.attempt.release(false, None), Arc::default());
@@ -176,11 +176,11 @@ impl Drop for AttemptGuard {
             || may_resend
             || self.attempt.in_flight.is_indeterminate();
         // If the client was closed, the keeper already has it.
-        let nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
+        let has_nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
         if !self.is_disarmed() {
             self.expect_late_notifications();
         }
-        if !self.is_disarmed() && !nothing_to_undo {
+        if !self.is_disarmed() && !has_nothing_to_undo {
             let is_final = self.ends_for_good();
             let all_nodes = self.client.nodes.all_nodes();
             self.client.keeper.abandon(Arc::clone(&self.attempt), is_final, self.entry.take(), all_nodes);
@@ -206,7 +206,7 @@ impl OwnedLease {
     /// Releases the lease and waits for the reply.
     ///
     /// # Cancel safety
-    /// Dropped, the release continues in the background.
+    /// Cancel safe: after a drop, the release continues in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
         let attempt = Arc::clone(&self.guard.attempt);
         releasing((&attempt.name, || attempt.owner()), pin!(self.release_untraced())).await
@@ -252,7 +252,8 @@ impl OwnedLease {
     /// old lease ends before the request is sent; the token stays.
     ///
     /// # Cancel safety
-    /// Dropped, the hold is released in the background, of whichever kind it is by then.
+    /// Cancel safe: after a drop, the hold is released in the background, whether it was converted
+    /// or not.
     pub(crate) async fn convert(
         mut self,
         scripts: &'static ScriptSet,
@@ -283,7 +284,7 @@ impl OwnedLease {
         let Decision { answer, reply, votes } = retry(&client, &attempt, &call).await.map_err(error)?;
         match answer {
             Answer::Final(1..) => {
-                let mut until = sent + attempt.trusted(attempt.options.ttl);
+                let mut until = sent + attempt.trusted_span(attempt.options.ttl);
                 if votes.positives().len() < votes.deployment.majority() {
                     // Silent nodes have the old hold, until it expires there; later renewals extend
                     // the new one.

@@ -42,9 +42,9 @@ pub(crate) async fn decide(
             _ => {}
         }
     }
-    let some_did = !yes.is_empty();
+    let has_positive = !yes.is_empty();
     let (silent, replies) = (votes.missing().len(), deployment.nodes - votes.missing().len());
-    let may_count_silent = may_trust_silence && some_did && replies >= deployment.majority();
+    let may_count_silent = may_trust_silence && has_positive && replies >= deployment.majority();
     let decided = if yes.len() >= deployment.majority()
         || may_count_silent && yes.len() + silent >= deployment.majority()
     {
@@ -60,7 +60,7 @@ pub(crate) async fn decide(
             Err(failure) => Err(failure),
         },
         // A second delivery may find nothing to do on the nodes that did it.
-        None if some_did => Err(votes.failure().with_effect()),
+        None if has_positive => Err(votes.failure().with_effect()),
         None => Err(votes.failure()),
     }
 }
@@ -158,7 +158,7 @@ impl ReleaseTally {
 
     /// The outcome, if the answers decide. A silent node may have held the lock: the lease was
     /// valid, so a majority held it, unless too many nodes deny it.
-    fn decided(&self, deployment: Deployment) -> Option<ReleaseOutcome> {
+    fn outcome(&self, deployment: Deployment) -> Option<ReleaseOutcome> {
         let majority = deployment.majority();
         let silent = deployment.nodes - self.responders().len();
         if self.released.len() >= majority
@@ -200,7 +200,7 @@ pub(super) async fn release(
         tally.add(&votes, is_final)?;
         check_for_later_holders(client, attempt, token, &mut tally).await;
         let silent = nodes.all_nodes().without(tally.responders());
-        if let Some(released) = tally.decided(nodes.deployment) {
+        if let Some(released) = tally.outcome(nodes.deployment) {
             release_stragglers(client, attempt, entry.cloned(), silent, rest);
             return Ok(released);
         }

@@ -251,9 +251,10 @@ impl Keeper {
             // While the server cannot be reached, it may still have the attempt in its queue. After
             // the client is dropped, no release is retried for that long, nor one of a minority
             // that does not come back.
-            let for_long = !schedule.is_closed && pending.nodes.len() > self.nodes.deployment.max_failures();
+            let may_retry_long =
+                !schedule.is_closed && pending.nodes.len() > self.nodes.deployment.max_failures();
             let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
-            if may_pass && (for_long || now < pending.give_up) {
+            if may_pass && (may_retry_long || now < pending.give_up) {
                 pending.is_final |= failure.is_indeterminate();
                 left = left.with(*node);
             } else {

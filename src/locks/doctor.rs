@@ -41,7 +41,7 @@ impl Locks {
             return self.nothing_is_known();
         }
         let guarded = self.options.restart_guard == RestartGuard::On;
-        let waits_for_replicas = self.options.wants_replicas().is_some();
+        let has_confirmation = self.options.wants_replicas().is_some();
         let mut findings = Vec::new();
         for (place, facts) in nodes.facts().await.into_iter().enumerate() {
             let server = nodes.label(place).to_owned();
@@ -54,7 +54,7 @@ impl Locks {
             };
             findings.push(Finding { server, check: Check::Connection, verdict: connection });
             findings
-                .extend(facts.iter().flatten().flat_map(|facts| facts.findings(waits_for_replicas, guarded)));
+                .extend(facts.iter().flatten().flat_map(|facts| facts.findings(has_confirmation, guarded)));
         }
         let (scripts, notifications) = if findings.iter().any(Finding::is_usable) {
             let notifications = self.examine_notifications().await;

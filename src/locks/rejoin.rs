@@ -103,7 +103,7 @@ impl Locks {
             None => return Err(self.too_few(after)),
         }
         // In a new quorum, several nodes may have lost their tokens. Lost counters continue from
-        // the clocks, so the latest clock stands for them.
+        // the clocks, so the latest clock replaces them.
         let min_token = after.highest.max(if may_admit_all {
             latest_clock(&after.clocks, nodes.deployment.majority())
         } else {
@@ -168,7 +168,7 @@ impl Locks {
     /// ticket for the second step.
     ///
     /// If another client is already admitting the node, that is the other client's ticket, since
-    /// both clients wait for long enough. Returns `None` if the node no longer replies: it is
+    /// both clients wait for the longest lease. Returns `None` if the node no longer replies: it is
     /// skipped like one that never replied. Two failures are errors instead: silence while the
     /// quorum is founded, which needs all nodes, and a refusal, which needs an operator.
     async fn admit(

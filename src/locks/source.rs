@@ -120,7 +120,7 @@ impl Source {
     #[cfg(feature = "sentinel")]
     pub(super) fn resolve_master(
         &self,
-        sentinels_speak_tls: bool,
+        has_tls_sentinels: bool,
         certificates: Option<&Certificates>,
         limit: Duration,
     ) -> Result<ConnectionInfo, ConfigError> {
@@ -129,7 +129,7 @@ impl Source {
             _ => return self.resolve(certificates, limit),
         };
         let (host, port) = (name.clone(), 0);
-        let addr = if sentinels_speak_tls {
+        let addr = if has_tls_sentinels {
             ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
         } else {
             ConnectionAddr::Tcp(host, port)

@@ -33,7 +33,7 @@ use super::failure::{is_broken, too_slow};
 use super::script::{CombinedCall, ContendedLocks, PreparedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
 
-/// For a request whose caller sets a timer: a second timer would be paid for in vain.
+/// For a request whose caller sets a timer: a second timer would only cost time.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
 
 /// Cheap to clone; clones share everything. A connection to one server sets no limit for replies.

@@ -149,7 +149,7 @@ impl Failure {
     }
 
     /// Whether this is an error reply with which no known server refuses a request, such as a
-    /// proxy's: it does not say whether the next request will fare better.
+    /// proxy's: it does not say whether the next request may succeed.
     pub(crate) fn is_unlisted(&self) -> bool {
         self.error_reply().is_some_and(|error| !was_refused(error))
     }

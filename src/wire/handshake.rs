@@ -216,10 +216,10 @@ impl Facts {
         info_field(&self.info, name)
     }
 
-    /// What the facts mean for locks. `waits_for_replicas`: the client waits for replicas, so a
+    /// What the facts mean for locks. `has_confirmation`: the client waits for replicas, so a
     /// failover loses less. `is_guarded`: a node of the quorum that restarts has no vote, whatever
     /// it lost.
-    pub(crate) fn findings(&self, waits_for_replicas: bool, is_guarded: bool) -> Vec<Finding> {
+    pub(crate) fn findings(&self, has_confirmation: bool, is_guarded: bool) -> Vec<Finding> {
         let persistence = match diagnosis::persistence(self.field("aof_enabled"), self.appendfsync.as_deref())
         {
             Verdict::Danger { .. } if is_guarded => Verdict::Fine,
@@ -232,7 +232,7 @@ impl Facts {
             (Check::Persistence, persistence),
             (
                 Check::Replicas,
-                diagnosis::replicas(role, count, self.min_replicas.as_deref(), waits_for_replicas),
+                diagnosis::replicas(role, count, self.min_replicas.as_deref(), has_confirmation),
             ),
         ]
         .into_iter()

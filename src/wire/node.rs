@@ -352,7 +352,7 @@ impl Node {
             }
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
-        // One reply is enough to know that the server is up.
+        // One reply shows that the server is up.
         let is_there = replies.iter().any(Result::is_ok);
         let failure = replies.iter().find_map(|reply| reply.as_ref().err()).filter(|_| !is_there);
         self.report_later(self.note(failure));
@@ -372,7 +372,7 @@ impl Node {
         PreparedCall {
             call,
             minimum_token: self.connection.server_clock.minimum_token(),
-            clock: if self.connection.server_clock.seen() == 0 { 0 } else { self.clock() },
+            clock: if self.connection.server_clock.latest() == 0 { 0 } else { self.clock() },
             run: connected.run.as_deref().unwrap_or_default(),
             is_read_only: false,
         }
@@ -465,11 +465,11 @@ impl InFlight {
 
     /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
     pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
-        let is_doubtful = match outcome {
+        let is_indeterminate = match outcome {
             Ok(reply) => reply.first_failure.is_some(),
             Err(failure) => failure.is_indeterminate(),
         };
-        if is_doubtful {
+        if is_indeterminate {
             self.mark_unknown();
         }
         self.answered();

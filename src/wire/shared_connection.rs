@@ -221,7 +221,8 @@ impl SharedConnection {
 
     /// Drops the connection, unless a newer one is in place.
     ///
-    /// A connection to a cluster stays until a better one is made: most of its servers may be well.
+    /// A connection to a cluster stays until a better one is made: most of its servers may still
+    /// respond.
     /// Only one is made at a time, so that a silent server does not cause all connections to be
     /// made again and again.
     fn drop_generation(&self, generation: u64) {
@@ -445,7 +446,7 @@ pub(super) struct ServerClock {
 impl ServerClock {
     /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
     pub(super) fn minimum_token(&self) -> u64 {
-        let minimum_token = if self.is_of_one_server { self.seen() } else { self.advanced() };
+        let minimum_token = if self.is_of_one_server { self.latest() } else { self.advance() };
         // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
         // was set back by more than that, tokens are in no order across that step, but the locks
         // work.
@@ -453,14 +454,14 @@ impl ServerClock {
     }
 
     /// The latest server time received.
-    pub(super) fn seen(&self) -> u64 {
+    pub(super) fn latest(&self) -> u64 {
         self.highest.load(Ordering::Relaxed)
     }
 
     /// The latest server time received, plus the time that has passed since. Each token starts from
     /// the clock: if a replica takes over unseen, or beside the old master, its grants have larger
     /// tokens than the other's earlier ones, as far as their clocks agree.
-    fn advanced(&self) -> u64 {
+    fn advance(&self) -> u64 {
         let now = self.now();
         self.highest.fetch_max(now, Ordering::Relaxed).max(now)
     }
@@ -473,7 +474,7 @@ impl ServerClock {
     /// Records the server's time from a reply. A late reply makes the clock seem to be behind.
     pub(super) fn observe(&self, server_time: u64) {
         self.ahead.fetch_max(ahead(server_time), Ordering::Relaxed);
-        if server_time > self.seen().saturating_add(STEP) {
+        if server_time > self.latest().saturating_add(STEP) {
             self.highest.fetch_max(server_time, Ordering::Relaxed);
         }
     }
@@ -502,12 +503,12 @@ mod tests {
         let clock = ServerClock::default();
         clock.raise(1_000_000_000);
         clock.observe(1_000_000_000 + STEP);
-        assert_eq!(clock.seen(), 1_000_000_000, "not for every answer");
+        assert_eq!(clock.latest(), 1_000_000_000, "not for every answer");
         clock.observe(1_000_000_001 + STEP);
-        assert_eq!(clock.seen(), 1_000_000_001 + STEP);
+        assert_eq!(clock.latest(), 1_000_000_001 + STEP);
         clock.raise(5);
-        assert_eq!(clock.seen(), 1_000_000_001 + STEP);
-        assert!(clock.advanced() >= 1_000_000_001 + STEP);
+        assert_eq!(clock.latest(), 1_000_000_001 + STEP);
+        assert!(clock.advance() >= 1_000_000_001 + STEP);
     }
 
     #[test]
@@ -515,9 +516,9 @@ mod tests {
         let clock = ServerClock::default();
         clock.raise(1_000_000_000);
         clock.ahead.fetch_add(50, Ordering::Relaxed); // as if this much time had passed
-        assert_eq!(clock.seen(), 1_000_000_000);
-        assert!(clock.advanced() >= 1_000_000_050);
-        assert!(clock.seen() >= 1_000_000_050);
+        assert_eq!(clock.latest(), 1_000_000_000);
+        assert!(clock.advance() >= 1_000_000_050);
+        assert!(clock.latest() >= 1_000_000_050);
     }
 
     #[test]

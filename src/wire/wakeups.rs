@@ -198,7 +198,7 @@ impl Subscriber {
                             info, server = %self.endpoint.label(), "subscribed to wake-ups again"
                         );
                     }
-                    // Verifying once is enough: the configured place is the same server. A
+                    // One verification suffices: the configured place is the same server. A
                     // subscription that is made again must not depend on the connection for
                     // requests.
                     verified_with = None;

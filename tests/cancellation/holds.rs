@@ -7,7 +7,7 @@ use redlatch::{Nesting, Options, Owner, RwLock};
 use tokio::time::sleep;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
-use super::network::{Network, Whose};
+use super::network::{ConnectionOwner, Network};
 use super::scenario::{Case, Fixture, Scenario, open};
 
 /// What is in flight during every hold.
@@ -49,7 +49,7 @@ fn cancelled_first_connections_leave_nothing() {
         let (net, kind, name) = (fixture.net.clone(), fixture.kind, fixture.name.clone());
         let options = fixture.locks.options().clone();
         Scenario::of(async move {
-            let locks = open(&net, Whose::Subject, &options).await;
+            let locks = open(&net, ConnectionOwner::Subject, &options).await;
             kind.lock(&locks, &name).lock().await.unwrap().release().await.unwrap();
         })
     });
@@ -187,7 +187,7 @@ fn cancelled_while_renewed_leaves_nothing() {
 #[test]
 fn clients_dropped_while_they_renew_leave_nothing() {
     Case::new("client", 5, &["renew"]).run(async |fixture| {
-        let locks = open(&fixture.net, Whose::Subject, fixture.locks.options()).await;
+        let locks = open(&fixture.net, ConnectionOwner::Subject, fixture.locks.options()).await;
         let guard = fixture.kind.lock(&locks, &fixture.name).lock().await.unwrap();
         Scenario::of(async move {
             sleep(RENEWED).await;

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(6);
 
 /// The owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum ConnectionOwner {
     /// The client whose futures are dropped.
     Subject,
     /// The client that holds the lock before, or checks what is left.
@@ -61,11 +61,11 @@ pub(super) struct Network {
     recorded: RefCell<BTreeSet<String>>,
 }
 
-impl Whose {
+impl ConnectionOwner {
     fn word(self) -> &'static str {
         match self {
-            Whose::Subject => "subject",
-            Whose::Rival => "rival",
+            ConnectionOwner::Subject => "subject",
+            ConnectionOwner::Rival => "rival",
         }
     }
 
@@ -88,13 +88,13 @@ impl Network {
         }
     }
 
-    pub(super) fn urls(&self, whose: Whose) -> Vec<String> {
+    pub(super) fn urls(&self, whose: ConnectionOwner) -> Vec<String> {
         let url = |node: usize| format!("redis://{}-{node}/", whose.word());
         (0..self.servers.len()).map(url).collect()
     }
 
     /// Delivers one thing: a connection, a request or a reply. False if there is none.
-    pub(super) fn step(&self, whose: Whose) -> bool {
+    pub(super) fn step(&self, whose: ConnectionOwner) -> bool {
         self.gather();
         if self.accept(whose) {
             return true;
@@ -123,8 +123,11 @@ impl Network {
     pub(super) fn record_in_flight(&self) {
         self.gather();
         let mut in_flight = BTreeMap::<String, BTreeSet<usize>>::new();
-        for connection in
-            self.connections.borrow().iter().filter(|connection| Whose::Subject.has(&connection.address))
+        for connection in self
+            .connections
+            .borrow()
+            .iter()
+            .filter(|connection| ConnectionOwner::Subject.has(&connection.address))
         {
             for name in connection.in_flight() {
                 let name =
@@ -132,7 +135,9 @@ impl Network {
                 in_flight.entry(name).or_default().insert(connection.node);
             }
         }
-        for pending in self.pending.borrow().iter().filter(|pending| Whose::Subject.has(&pending.address)) {
+        for pending in
+            self.pending.borrow().iter().filter(|pending| ConnectionOwner::Subject.has(&pending.address))
+        {
             let word = match self.outage_of(&pending.address) {
                 None => "connect",
                 Some(Outage::Silent) => "connect held back",
@@ -159,7 +164,7 @@ impl Network {
         connections.retain(|connection| !connection.is_over());
     }
 
-    fn accept(&self, whose: Whose) -> bool {
+    fn accept(&self, whose: ConnectionOwner) -> bool {
         let mut pending = self.pending.borrow_mut();
         pending.retain(|call| !call.accept.is_closed());
         let passes = |call: &PendingConnection| {
@@ -185,12 +190,12 @@ impl Network {
     /// Cuts the subject's connections. Its requests are lost, or still delivered.
     pub(super) fn cut(&self, lost: bool) {
         self.gather();
-        self.pending.borrow_mut().retain(|call| !Whose::Subject.has(&call.address));
+        self.pending.borrow_mut().retain(|call| !ConnectionOwner::Subject.has(&call.address));
         for connection in self
             .connections
             .borrow_mut()
             .iter_mut()
-            .filter(|connection| Whose::Subject.has(&connection.address))
+            .filter(|connection| ConnectionOwner::Subject.has(&connection.address))
         {
             connection.cut();
             if lost {
@@ -206,7 +211,7 @@ impl Network {
             .connections
             .borrow_mut()
             .iter_mut()
-            .filter(|connection| Whose::Subject.has(&connection.address))
+            .filter(|connection| ConnectionOwner::Subject.has(&connection.address))
         {
             connection.is_silent = is_silent;
         }
@@ -234,7 +239,9 @@ impl Network {
     fn outage_of(&self, address: &str) -> Option<Outage> {
         self.outage
             .get()
-            .filter(|(node, _)| Whose::Subject.has(address) && [ALL, node_of(address)].contains(node))
+            .filter(|(node, _)| {
+                ConnectionOwner::Subject.has(address) && [ALL, node_of(address)].contains(node)
+            })
             .map(|(_, how)| how)
     }
 
@@ -244,15 +251,20 @@ impl Network {
 
     /// Delivers everything until `work` is done.
     pub(super) async fn flow<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
-        self.deliver_until(what, &[Whose::Rival, Whose::Subject], work).await
+        self.deliver_until(what, &[ConnectionOwner::Rival, ConnectionOwner::Subject], work).await
     }
 
     /// Delivers everything but the subject's requests and replies until `work` is done.
     pub(super) async fn flow_beside<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
-        self.deliver_until(what, &[Whose::Rival], work).await
+        self.deliver_until(what, &[ConnectionOwner::Rival], work).await
     }
 
-    async fn deliver_until<T>(&self, what: &str, whose: &[Whose], work: impl Future<Output = T>) -> T {
+    async fn deliver_until<T>(
+        &self,
+        what: &str,
+        whose: &[ConnectionOwner],
+        work: impl Future<Output = T>,
+    ) -> T {
         tokio::pin!(work);
         let (start, mut pause) = (Instant::now(), TICK);
         loop {

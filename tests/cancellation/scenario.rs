@@ -10,7 +10,7 @@ use redlatch::{Error, Locks, Options};
 use tokio::runtime::Handle;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
-use super::network::{ALL, Network, Order, Outage, TICK, Whose};
+use super::network::{ALL, ConnectionOwner, Network, Order, Outage, TICK};
 use super::server::Server;
 use super::steps::{End, Work, take_steps};
 
@@ -105,7 +105,7 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) nodes: usize,
     /// Whether each server has a replica.
-    pub(super) replicated: bool,
+    pub(super) has_replicas: bool,
     pub(super) kinds: &'static [Kind],
     /// How the first node fails once the scenario is prepared.
     pub(super) outage: Option<Outage>,
@@ -117,11 +117,11 @@ pub(super) struct Case {
     /// [recorded](Network::record_in_flight). Otherwise the case misses its purpose.
     pub(super) passes: Vec<&'static str>,
     /// Whether the servers have no scripts, so that each is sent twice.
-    pub(super) cold: bool,
+    pub(super) has_no_scripts: bool,
     /// If not 0, the events also happen after every n-th step.
     pub(super) early: usize,
     /// Whether connections also break for longer than requests are retried.
-    pub(super) outlasts: bool,
+    pub(super) may_outlast: bool,
 }
 
 pub(super) const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
@@ -132,16 +132,16 @@ impl Case {
         Case {
             name,
             nodes: 1,
-            replicated: false,
+            has_replicas: false,
             kinds: &KINDS,
             outage: None,
             order,
             options: Options::new(),
             least,
             passes: passes.to_vec(),
-            cold: false,
+            has_no_scripts: false,
             early: 0,
-            outlasts: false,
+            may_outlast: false,
         }
     }
 
@@ -155,7 +155,7 @@ impl Case {
     }
 
     pub(super) fn cold(self) -> Case {
-        Case { cold: true, ..self }
+        Case { has_no_scripts: true, ..self }
     }
 
     pub(super) fn early(self, every: usize) -> Case {
@@ -163,7 +163,7 @@ impl Case {
     }
 
     pub(super) fn outlasting(self) -> Case {
-        Case { outlasts: true, ..self }
+        Case { may_outlast: true, ..self }
     }
 
     /// With a quorum of three servers.
@@ -173,7 +173,7 @@ impl Case {
 
     /// With a server that has a replica.
     pub(super) fn replicated(self) -> Case {
-        Case { replicated: true, ..self }
+        Case { has_replicas: true, ..self }
     }
 
     /// With a quorum of which one node fails, which must be recorded.
@@ -193,12 +193,12 @@ impl Case {
         // Deliver everything at once, without tokio's cooperative budget.
         runtime.block_on(tokio::task::unconstrained(async {
             skip_with_the_runtime();
-            let start = if self.replicated { Server::start_replicated } else { Server::start };
+            let start = if self.has_replicas { Server::start_replicated } else { Server::start };
             let servers = std::iter::repeat_with(start).take(self.nodes).collect();
             let net = Rc::new(Network::before(servers, self.order));
             // The rival does not wait for replicas: a key on the master alone must block it, too.
             let options = self.options.clone().replicas(0, TICK);
-            let rival = net.flow("the rival connects", open(&net, Whose::Rival, &options)).await;
+            let rival = net.flow("the rival connects", open(&net, ConnectionOwner::Rival, &options)).await;
             net.flow("the rival subscribes", subscribe(&rival)).await;
             for kind in self.kinds {
                 self.drop_everywhere(&net, &rival, *kind, &scenario).await;
@@ -218,7 +218,7 @@ impl Case {
         let end = self.run_once(net, rival, kind, no_drop, scenario).await;
         let End::Done(steps) = end else { panic!("{end:?}") };
         let mut drops: Vec<_> = EVERYTHING.iter().map(|then| (0, None, *then)).collect();
-        drops.extend(self.outlasts.then_some((0, None, AfterDrop::BreaksForLong)));
+        drops.extend(self.may_outlast.then_some((0, None, AfterDrop::BreaksForLong)));
         if self.early > 0 {
             // The point at which the events happen is also where the future is dropped first.
             let early = (0..steps)
@@ -263,7 +263,8 @@ impl Case {
         let tasks_before = tasks();
         let early_at = early.unwrap_or(usize::MAX);
         let name = format!("{}-{}-{then:?}-{point}-{early_at}", self.name, kind.name());
-        let locks = net.flow("the subject connects", open(net, Whose::Subject, &self.options)).await;
+        let locks =
+            net.flow("the subject connects", open(net, ConnectionOwner::Subject, &self.options)).await;
         let fixture = Fixture {
             net: Rc::clone(net),
             kind,
@@ -277,7 +278,7 @@ impl Case {
         if let Some(how) = self.outage {
             net.fail(0, how);
         }
-        if self.cold {
+        if self.has_no_scripts {
             net.servers.iter().for_each(|server| server.run(&["SCRIPT", "FLUSH"]));
         }
         let (end, future) = take_steps(net, future, &mut world, early, point).await;
@@ -353,7 +354,7 @@ for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
 end
 return left";
 
-pub(super) async fn open(net: &Network, whose: Whose, options: &Options) -> Locks {
+pub(super) async fn open(net: &Network, whose: ConnectionOwner, options: &Options) -> Locks {
     let urls = net.urls(whose);
     match urls.as_slice() {
         [url] => Locks::builder().server(url).options(options.clone()).connect().await.unwrap(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::network::{Network, TICK, Whose};
+use super::network::{ConnectionOwner, Network, TICK};
 
 pub(super) type Work = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -36,17 +36,17 @@ pub(super) enum End {
 /// can be dropped is before, between or after these steps.
 struct Stepper {
     future: Work,
-    waker: Arc<Woken>,
+    waker: Arc<WakeFlag>,
     steps: usize,
     last: usize,
 }
 
-struct Woken {
+struct WakeFlag {
     flag: AtomicBool,
     driver: Waker,
 }
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.flag.store(true, Ordering::SeqCst);
         self.driver.wake_by_ref();
@@ -92,7 +92,7 @@ pub(super) async fn take_steps(
     last: usize,
 ) -> (End, Work) {
     let driver = std::future::poll_fn(|context| Poll::Ready(context.waker().clone())).await;
-    let waker = Arc::new(Woken { flag: AtomicBool::new(true), driver });
+    let waker = Arc::new(WakeFlag { flag: AtomicBool::new(true), driver });
     let mut stepper = Stepper { future, waker, steps: 0, last };
     let start = Instant::now();
     let mut pause = TICK;
@@ -103,9 +103,9 @@ pub(super) async fn take_steps(
             () = sleep(pause) => {}
         }
         net.record_in_flight();
-        while net.step(Whose::Rival) {}
+        while net.step(ConnectionOwner::Rival) {}
         let now = early.is_some_and(|early| stepper.steps >= early) && !world.is_empty();
-        if now || !net.step(Whose::Subject) {
+        if now || !net.step(ConnectionOwner::Subject) {
             match world.pop_front() {
                 Some(event) => net.flow_beside("the next event", event).await,
                 None => {

@@ -67,12 +67,12 @@ impl std::ops::Sub<Duration> for Time {
 pub struct Event {
     pub at: Time,
     pub hold: u64,
-    pub what: What,
+    pub what: EventKind,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub enum EventKind {
     /// The request begins.
     Wants {
         lock: String,
@@ -82,13 +82,13 @@ pub enum What {
         /// The outer hold of the same owner.
         inside: Option<u64>,
         /// Whether the lease is renewed.
-        renewed: bool,
+        is_renewed: bool,
     },
     Granted {
         token: u64,
         until: Time,
     },
-    NotGranted(Why),
+    NotGranted(FailureReason),
     /// The lease reports that it is valid, until this deadline.
     Trusts {
         until: Time,
@@ -108,7 +108,7 @@ pub enum What {
     /// A write to the comparing resource ended.
     Wrote {
         since: Time,
-        accepted: bool,
+        is_accepted: bool,
     },
     /// An addition to the number without comparison ended.
     Added {
@@ -140,7 +140,7 @@ pub enum Verb {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum FailureReason {
     /// Another hold excludes it.
     Busy,
     TimedOut,
@@ -172,11 +172,11 @@ impl Recorder {
         Recorder(Mutex::new(File::create(path).unwrap()))
     }
 
-    pub fn note(&self, hold: u64, what: What) {
+    pub fn note(&self, hold: u64, what: EventKind) {
         self.note_at(Time::now(), hold, what);
     }
 
-    pub fn note_at(&self, at: Time, hold: u64, what: What) {
+    pub fn note_at(&self, at: Time, hold: u64, what: EventKind) {
         let mut line = serde_json::to_string(&Event { at, hold, what }).unwrap();
         line.push('\n');
         self.0.lock().unwrap().write_all(line.as_bytes()).unwrap();

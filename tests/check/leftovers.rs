@@ -1,4 +1,4 @@
-//! What the servers still store after all workers have ended.
+//! EventKind the servers still store after all workers have ended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// A read that takes longer than this counts as unanswered.
 const REPLY_LIMIT: Duration = Duration::from_millis(100);
 
-/// What one server stored of one lock, at some moment between `from` and `to`.
+/// EventKind one server stored of one lock, at some moment between `from` and `to`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Observation {
     pub from: Time,
@@ -34,7 +34,7 @@ pub struct Observation {
     pub ends: Time,
 }
 
-/// What one server stored of one reader.
+/// EventKind one server stored of one reader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReaderEnd {
     pub from: Time,
@@ -42,7 +42,7 @@ pub struct ReaderEnd {
     pub lock: String,
     pub owner: String,
     /// Whether it was the only reader: then no renewal of another reader can keep its hold.
-    pub alone: bool,
+    pub is_alone: bool,
     /// When the reader's hold expires, or has expired, without a renewal: earliest and latest time.
     pub ends: (Time, Time),
 }
@@ -51,33 +51,33 @@ pub type ReaderEnds = Vec<ReaderEnd>;
 
 /// All observations of a run.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Observations {
     pub observations: Vec<Observation>,
     pub reader_ends: ReaderEnds,
 }
 
-impl Seen {
-    fn add(&mut self, other: Seen) {
+impl Observations {
+    fn add(&mut self, other: Observations) {
         self.observations.extend(other.observations);
         self.reader_ends.extend(other.reader_ends);
     }
 }
 
 /// Reads each server again and again, until `stopped`.
-pub async fn observe(servers: Vec<(u16, String)>, stopped: watch::Receiver<bool>) -> Seen {
+pub async fn observe(servers: Vec<(u16, String)>, stopped: watch::Receiver<bool>) -> Observations {
     let mut observers = JoinSet::new();
     for (port, url) in servers {
         observers.spawn(observe_server(port, url, stopped.clone()));
     }
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     observers.join_all().await.into_iter().for_each(|of_server| seen.add(of_server));
     seen
 }
 
-async fn observe_server(port: u16, url: String, stopped: watch::Receiver<bool>) -> Seen {
+async fn observe_server(port: u16, url: String, stopped: watch::Receiver<bool>) -> Observations {
     let client = redis::Client::open(url).unwrap();
     let mut connection: Option<MultiplexedConnection> = None;
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     while !*stopped.borrow() {
         let reading = timeout(REPLY_LIMIT, async {
             if connection.is_none() {
@@ -95,7 +95,7 @@ async fn observe_server(port: u16, url: String, stopped: watch::Receiver<bool>) 
 }
 
 /// Reads all locks once. `None`: the server does not reply, or is a replica.
-async fn read_locks(connection: &mut MultiplexedConnection, port: u16) -> Option<Seen> {
+async fn read_locks(connection: &mut MultiplexedConnection, port: u16) -> Option<Observations> {
     let mut pipe = redis::pipe();
     for (lock, kind) in LOCKS {
         let key = format!("lock:{lock}");
@@ -111,7 +111,7 @@ async fn read_locks(connection: &mut MultiplexedConnection, port: u16) -> Option
     if role.first() != Some(&redis::Value::BulkString(b"master".to_vec())) {
         return None;
     }
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     let executed = answers.into_iter().skip(5).step_by(6);
     for ((lock, kind), answer) in LOCKS.into_iter().zip(executed) {
         type Answer = (redis::Value, i64, Option<u64>, (i64, i64));
@@ -123,12 +123,12 @@ async fn read_locks(connection: &mut MultiplexedConnection, port: u16) -> Option
         let Some(holds) = StoredHolds::read(kind, key, pttl, now) else { continue };
         // The server counts in whole milliseconds.
         let ends = |left: i64| (after(from, left), after(to, left + 1));
-        seen.reader_ends.extend(holds.readers.into_iter().map(|(owner, alone, left)| ReaderEnd {
+        seen.reader_ends.extend(holds.readers.into_iter().map(|(owner, is_alone, left)| ReaderEnd {
             from,
             to,
             lock: lock.to_owned(),
             owner,
-            alone,
+            is_alone,
             ends: ends(left),
         }));
         let (held_with, by, ends) = match holds.exclusive {

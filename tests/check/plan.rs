@@ -214,6 +214,6 @@ pub struct WorkerSettings {
     pub resource: String,
     pub history: std::path::PathBuf,
     /// Whether waiters are notified; otherwise they poll.
-    pub pushed: bool,
+    pub is_notified: bool,
     pub linger: u64,
 }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::faults::{self, Pauses, Scene, connections, servers};
 use crate::history::Time;
 use crate::leftovers;
-use crate::observer::{Observation, ReaderEnds, Seen, observe};
+use crate::observer::{Observation, Observations, ReaderEnds, observe};
 use crate::plan::{Fault, Lane, Plan, TTL};
 use crate::resource::Resource;
 use crate::support::{DURABLE, Deployment, Proxy, Random, Server, Topology};
@@ -49,12 +49,12 @@ pub struct Record {
     pub end: Time,
     /// Workers that ended before the command to end.
     pub died: Vec<String>,
-    /// What was left behind.
+    /// EventKind was left behind.
     pub left: Vec<String>,
     /// When the machine ran other work: time limits do not apply then.
     pub stalls: Vec<(Time, Time)>,
     /// Whether the servers' clock could be set.
-    pub sets_clock: bool,
+    pub may_set_clock: bool,
 }
 
 /// The time without faults at the start of a run, to compare with.
@@ -126,9 +126,9 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
         numbers.push((lock.to_owned(), resource.number(lock).await));
     }
     let stalls = watching.join().unwrap();
-    let Seen { observations, reader_ends } = observing.await.unwrap();
-    let sets_clock = clock.is_some();
-    Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls, sets_clock }
+    let Observations { observations, reader_ends } = observing.await.unwrap();
+    let may_set_clock = clock.is_some();
+    Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls, may_set_clock }
 }
 
 /// Records when a short sleep took much longer: the scheduler did not run this process then.

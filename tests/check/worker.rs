@@ -43,9 +43,9 @@ impl Worker {
     }
 }
 
-pub fn options(guarded: bool) -> Options {
+pub fn options(is_guarded: bool) -> Options {
     let options = Options::new().ttl(TTL).poll_cap(POLL_CAP).node_timeout(NODE_TIMEOUT);
-    if guarded { options.restart_guard(RestartGuard::On) } else { options }
+    if is_guarded { options.restart_guard(RestartGuard::On) } else { options }
 }
 
 pub fn main(settings: &str) {
@@ -84,7 +84,7 @@ pub fn main(settings: &str) {
 /// Opens a client. It retries without limit: the process may have started in the middle of a fault.
 async fn open(settings: WorkerSettings) -> Worker {
     let topology = topology_named(&settings.topology).unwrap();
-    let wake = if settings.pushed { Wake::Push } else { Wake::Poll };
+    let wake = if settings.is_notified { Wake::Push } else { Wake::Poll };
     let protocol = if settings.number.is_multiple_of(2) { Protocol::Resp3 } else { Protocol::Resp2 };
     let locks = loop {
         let options = options(topology.nodes() > 1);

@@ -81,7 +81,7 @@ impl Workers {
             resource: self.settings.resource.clone(),
             history: history.clone(),
             linger: self.settings.linger,
-            pushed: is_notified(self.started.into()),
+            is_notified: is_notified(self.started.into()),
         };
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["worker", &serde_json::to_string(&settings).unwrap()])

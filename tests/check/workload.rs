@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::Error;
 use tokio::time::{sleep, timeout};
 
-use crate::history::{End, Mode, NOT_HELD, Time, Verb, What, Why};
+use crate::history::{End, EventKind, FailureReason, Mode, NOT_HELD, Time, Verb};
 use crate::plan::TTL;
 use crate::support::{AnyGuard, AnyLock, Kind, Random};
 use crate::worker::Worker;
@@ -31,19 +31,19 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// can acquire it and write in this time, and the late write must be refused.
 const LATE_WRITE_DELAY: Duration = Duration::from_millis(150);
 
-/// What a task requests, except for the mode and the verb.
+/// EventKind a task requests, except for the mode and the verb.
 #[derive(Clone, Copy)]
 struct Request {
     name: &'static str,
     /// The outer hold of the same owner.
     inside: Option<u64>,
-    renewed: bool,
+    is_renewed: bool,
 }
 
 impl Request {
-    fn wants(&self, mode: Mode, owner: String, verb: Verb) -> What {
-        let Request { name, inside, renewed } = *self;
-        What::Wants { lock: name.to_owned(), mode, owner, verb, inside, renewed }
+    fn wants(&self, mode: Mode, owner: String, verb: Verb) -> EventKind {
+        let Request { name, inside, is_renewed } = *self;
+        EventKind::Wants { lock: name.to_owned(), mode, owner, verb, inside, is_renewed }
     }
 }
 
@@ -71,7 +71,7 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
     // end would not show otherwise.
     let overstays = random.below(worker.linger) == 0;
     let lock = kind.lock(if overstays { &worker.unrenewed } else { &worker.locks }, name);
-    let request = Request { name, inside: None, renewed: !overstays };
+    let request = Request { name, inside: None, is_renewed: !overstays };
     let Some(mut hold) = acquire(worker, random, &request, &lock).await else {
         return sleep(millis(random, 0, 10)).await;
     };
@@ -97,8 +97,8 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
     hold.end(random).await;
 }
 
-fn failed(error: &Error) -> Why {
-    Why::Failed(text(error))
+fn failed(error: &Error) -> FailureReason {
+    FailureReason::Failed(text(error))
 }
 
 /// The text of an error and of its sources.
@@ -139,7 +139,7 @@ async fn acquire<'a>(
             match timeout(limit / if way == 7 { 100 } else { 4 }, lock.lock()).await {
                 Ok(outcome) => Some(outcome),
                 Err(_) => {
-                    note.note(number, What::NotGranted(Why::Cancelled));
+                    note.note(number, EventKind::NotGranted(FailureReason::Cancelled));
                     return None;
                 }
             }
@@ -148,12 +148,12 @@ async fn acquire<'a>(
     };
     let why = match outcome {
         Some(Ok(guard)) => return Some(Hold::granted(worker, number, request, guard)),
-        None => Why::Busy,
-        Some(Err(Error::TimedOut { .. })) => Why::TimedOut,
-        Some(Err(Error::WouldDeadlock { .. })) => Why::WouldDeadlock,
+        None => FailureReason::Busy,
+        Some(Err(Error::TimedOut { .. })) => FailureReason::TimedOut,
+        Some(Err(Error::WouldDeadlock { .. })) => FailureReason::WouldDeadlock,
         Some(Err(error)) => failed(&error),
     };
-    note.note(number, What::NotGranted(why));
+    note.note(number, EventKind::NotGranted(why));
     None
 }
 
@@ -172,11 +172,11 @@ async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, 
                     hold.work(random, stay).await;
                     return hold.end(random).await;
                 }
-                Err(Error::TimedOut { .. }) => Why::TimedOut,
-                Err(Error::WouldDeadlock { .. }) => Why::WouldDeadlock,
+                Err(Error::TimedOut { .. }) => FailureReason::TimedOut,
+                Err(Error::WouldDeadlock { .. }) => FailureReason::WouldDeadlock,
                 Err(error) => failed(&error),
             };
-            return worker.recorder.note(number, What::NotGranted(why));
+            return worker.recorder.note(number, EventKind::NotGranted(why));
         }
         _ => lock,
     };
@@ -191,11 +191,11 @@ async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, 
 impl<'a> Hold<'a> {
     fn granted(worker: &'a Worker, number: u64, request: &Request, guard: AnyGuard) -> Hold<'a> {
         let until = Time::of(guard.lease().valid_until());
-        worker.recorder.note(number, What::Granted { token: guard.token(), until });
+        worker.recorder.note(number, EventKind::Granted { token: guard.token(), until });
         Hold { worker, number, request: *request, guard, until }
     }
 
-    fn note(&self, what: What) {
+    fn note(&self, what: EventKind) {
         self.worker.recorder.note(self.number, what);
     }
 
@@ -209,10 +209,10 @@ impl<'a> Hold<'a> {
         // The lease may have been renewed between the two reads. One millisecond is allowed, since
         // each `valid_until` reads two clocks and varies a little.
         if now > until && lease.valid_until() < until + Duration::from_millis(1) {
-            self.note(What::TrustsTooLong { until: Time::of(until) });
+            self.note(EventKind::TrustsTooLong { until: Time::of(until) });
         }
         self.until = Time::of(until);
-        self.note(What::Trusts { until: self.until });
+        self.note(EventKind::Trusts { until: self.until });
         true
     }
 
@@ -227,7 +227,7 @@ impl<'a> Hold<'a> {
             if !matches!(self.guard, AnyGuard::Read(_)) {
                 let since = Time::now();
                 self.worker.resource.add(self.request.name, millis(random, 0, 3)).await;
-                self.note(What::Added { since });
+                self.note(EventKind::Added { since });
             }
             self.write().await;
             let left = stay.saturating_sub(start.elapsed());
@@ -260,15 +260,16 @@ impl<'a> Hold<'a> {
     /// Writes after the loss, like a holder that does not check its lease: the resource must refuse
     /// the token if it has seen a larger one.
     async fn write_late(&self) {
-        self.note(What::Lost { until: self.until });
+        self.note(EventKind::Lost { until: self.until });
         sleep(LATE_WRITE_DELAY).await;
         self.write().await;
     }
 
     async fn write(&self) {
         let since = Time::now();
-        let accepted = self.worker.resource.write(self.request.name, self.guard.token(), self.number).await;
-        self.note(What::Wrote { since, accepted });
+        let is_accepted =
+            self.worker.resource.write(self.request.name, self.guard.token(), self.number).await;
+        self.note(EventKind::Wrote { since, is_accepted });
     }
 
     /// Records the owner's count on the server, if the lease is valid before and after.
@@ -278,7 +279,7 @@ impl<'a> Hold<'a> {
         let Ok(seen) = lock.inspect().await else { return };
         let seen = seen.holders.iter().find(|holder| holder.owner == owner).map_or(0, |holder| holder.count);
         if self.check_lease() {
-            self.note(What::Counted { expected, seen });
+            self.note(EventKind::Counted { expected, seen });
         }
     }
 
@@ -286,13 +287,13 @@ impl<'a> Hold<'a> {
     async fn downgrade(self) -> Option<Hold<'a>> {
         let AnyGuard::Write(guard) = self.guard else { return None };
         let (worker, number) = (self.worker, self.worker.next_hold());
-        worker.recorder.note(self.number, What::Ends(End::Downgrade));
+        worker.recorder.note(self.number, EventKind::Ends(End::Downgrade));
         let request = Request { inside: Some(self.number), ..self.request };
         worker.recorder.note(number, request.wants(Mode::Shared, self.number.to_string(), Verb::Downgrade));
         match guard.downgrade().await {
             Ok(guard) => Some(Hold::granted(worker, number, &request, AnyGuard::Read(guard))),
             Err(error) => {
-                worker.recorder.note(number, What::NotGranted(failed(&error)));
+                worker.recorder.note(number, EventKind::NotGranted(failed(&error)));
                 None
             }
         }
@@ -305,7 +306,7 @@ impl<'a> Hold<'a> {
             1..30 => End::Drop,
             _ => End::Release,
         };
-        self.note(What::Ends(end));
+        self.note(EventKind::Ends(end));
         match end {
             End::Leak => self.guard.leak(),
             End::Release => {
@@ -314,7 +315,7 @@ impl<'a> Hold<'a> {
                     Error::NotHeld { .. } => NOT_HELD.to_owned(),
                     error => text(&error),
                 });
-                worker.recorder.note(number, What::Released(outcome));
+                worker.recorder.note(number, EventKind::Released(outcome));
             }
             End::Drop | End::Downgrade => drop(self.guard),
         }

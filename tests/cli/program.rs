@@ -62,17 +62,17 @@ pub async fn run_on(server: &Server, words: &[&str]) -> Output {
 }
 
 /// A running program, with its lines.
-pub struct Running {
+pub struct RunningProgram {
     pub child: Child,
     lines: tokio::io::Lines<BufReader<ChildStdout>>,
 }
 
-impl Running {
-    pub fn start(mut command: Command) -> Running {
+impl RunningProgram {
+    pub fn start(mut command: Command) -> RunningProgram {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Running { child, lines }
+        RunningProgram { child, lines }
     }
 
     /// The next line of its stdout.

@@ -2,7 +2,7 @@
 
 use redlatch::Owner;
 
-use crate::program::{Running, is_held, on, output, program, run_on};
+use crate::program::{RunningProgram, is_held, on, output, program, run_on};
 use crate::support::{Server, queued};
 
 /// A lock of each kind, as its options.
@@ -110,7 +110,8 @@ async fn waiting_run_starts_its_command_when_the_lock_is_released() {
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_share_and_writers_exclude() {
     let server = Server::start().await;
-    let mut reader = Running::start(on(&server, &run(&["-s"], &["sh", "-c", "echo in; exec sleep 1000"])));
+    let mut reader =
+        RunningProgram::start(on(&server, &run(&["-s"], &["sh", "-c", "echo in; exec sleep 1000"])));
     assert_eq!(reader.line().await, "in");
     assert_eq!(run_on(&server, &run(&["-sn"], &["true"])).await.code, 0);
     for options in [&["-xn"][..], &["-en"], &["-n", "-x", "-r"]] {
@@ -223,7 +224,7 @@ async fn label_names_the_holder() {
     let server = Server::start().await;
     for (options, label) in [(&["--label", "web-1"][..], "web-1"), (&[], ".")] {
         let command = on(&server, &run(options, &["sh", "-c", "echo in; exec sleep 1000"]));
-        let mut running = Running::start(command);
+        let mut running = RunningProgram::start(command);
         assert_eq!(running.line().await, "in");
         let holder = server.locks().await.mutex("job").unwrap().inspect().await.unwrap().holders.remove(0);
         assert_eq!(holder.client_name(), Some("redlatch"));

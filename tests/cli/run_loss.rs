@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 
-use crate::program::{Running, ends, is_alive, is_held, on, pid, run_on};
+use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on};
 use crate::support::{Server, eventually};
 
 /// Prints its process id and that of a process of its group; reports TERM.
@@ -16,7 +16,7 @@ async fn unreachable_server_ends_the_group_with_term_then_kill_before_the_lease_
     // The command reports TERM and continues; its last line says until when it ran.
     let script = "trap 'echo term' TERM; sleep 1000 & echo $!; while :; do date +%s%N; sleep 0.02; done";
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
-    let mut running = Running::start(on(&server, &words));
+    let mut running = RunningProgram::start(on(&server, &words));
     let grandchild = pid(&running.line().await);
     server.pause();
     let paused = SystemTime::UNIX_EPOCH.elapsed().unwrap();
@@ -38,7 +38,7 @@ async fn command_that_obeys_term_has_the_exit_code_of_a_lost_lock() {
     let server = Server::start().await;
     let script = "trap 'echo term; exit 0' TERM; echo in; while :; do sleep 0.05; done";
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
-    let mut running = Running::start(on(&server, &words));
+    let mut running = RunningProgram::start(on(&server, &words));
     assert_eq!(running.line().await, "in");
     server.pause();
     assert_eq!(running.line().await, "term");
@@ -50,7 +50,7 @@ async fn command_that_obeys_term_has_the_exit_code_of_a_lost_lock() {
 async fn revoked_lock_ends_the_command() {
     let server = Server::start().await;
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", STUBBORN];
-    let mut running = Running::start(on(&server, &words));
+    let mut running = RunningProgram::start(on(&server, &words));
     let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
     assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
     assert_eq!(running.line().await, "term");
@@ -77,7 +77,7 @@ async fn lock_that_was_lost_unnoticed_has_its_exit_code() {
 async fn stopped_run_is_replaced_by_its_watchdog() {
     let server = Server::start().await;
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", STUBBORN];
-    let mut running = Running::start(on(&server, &words));
+    let mut running = RunningProgram::start(on(&server, &words));
     let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
     running.signal(Signal::STOP);
     assert_eq!(running.line().await, "term");

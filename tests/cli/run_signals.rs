@@ -2,7 +2,7 @@
 
 use rustix::process::{Signal, kill_process};
 
-use crate::program::{Running, ends, is_alive, is_held, on, pid, run_on};
+use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on};
 use crate::support::{Server, eventually};
 
 const SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
@@ -13,7 +13,7 @@ async fn signal_ends_the_wait_and_starts_nothing() {
     let locks = server.locks().await;
     let guard = locks.mutex("job").unwrap().lock().await.unwrap();
     for signal in SIGNALS {
-        let running = Running::start(on(&server, &["run", "job", "--", "echo", "started"]));
+        let running = RunningProgram::start(on(&server, &["run", "job", "--", "echo", "started"]));
         let is_queued = || async { server.waiters("{lock:job}:waiters").await == 1 };
         eventually("the run waits", is_queued).await;
         running.signal(signal);
@@ -30,7 +30,7 @@ async fn signal_ends_the_wait_and_starts_nothing() {
 async fn signal_ends_a_wait_for_a_silent_server() {
     let server = Server::start().await;
     server.pause();
-    let running = Running::start(on(&server, &["run", "job", "--", "echo", "started"]));
+    let running = RunningProgram::start(on(&server, &["run", "job", "--", "echo", "started"]));
     // The handlers replace the default action before the program connects.
     let status = format!("/proc/{}/status", running.pid().as_raw_nonzero());
     let catches = || async {
@@ -51,7 +51,7 @@ async fn signal_is_forwarded_and_the_command_decides() {
     for signal in SIGNALS {
         let script =
             format!("trap 'echo caught; exit 9' {}; echo in; while :; do sleep 0.05; done", signal.as_raw());
-        let mut running = Running::start(on(&server, &["run", "job", "--", "sh", "-c", &script]));
+        let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", &script]));
         assert_eq!(running.line().await, "in");
         running.signal(signal);
         let ended = running.end().await;
@@ -59,7 +59,7 @@ async fn signal_is_forwarded_and_the_command_decides() {
         is_held(&server, "job", false).await;
         // Without a handler, the whole group dies.
         let script = "sleep 1000 >/dev/null 2>&1 & echo $!; wait";
-        let mut running = Running::start(on(&server, &["run", "job", "--", "sh", "-c", script]));
+        let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", script]));
         let grandchild = pid(&running.line().await);
         running.signal(signal);
         let ended = running.end().await;
@@ -82,7 +82,7 @@ async fn ignored_signal_stays_ignored() {
     let script = format!("trap '' HUP; exec {redlatch} run job -- sh -c 'echo $$; exec sleep 1000'");
     let mut command = tokio::process::Command::new("sh");
     command.args(["-c", &script]).env("REDLATCH_REDIS", server.url()).kill_on_drop(true);
-    let mut running = Running::start(command);
+    let mut running = RunningProgram::start(command);
     let command = pid(&running.line().await);
     running.signal(Signal::HUP);
     kill_process(command, Signal::HUP).unwrap();
@@ -95,7 +95,7 @@ async fn killed_run_leaves_no_process_and_the_lock_expires() {
     let server = Server::start().await;
     let script = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do wait; done";
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
-    let mut running = Running::start(on(&server, &words));
+    let mut running = RunningProgram::start(on(&server, &words));
     let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
     running.child.kill().await.unwrap();
     // The command ignores TERM, so it gets KILL, before the lease ends.
@@ -114,7 +114,7 @@ async fn killed_run_leaves_no_process_and_the_lock_expires() {
 async fn killed_watchdog_is_replaced() {
     let server = Server::start().await;
     let words = ["run", "job", "--", "sh", "-c", "echo $$; exec sleep 1000"];
-    let mut running = Running::start(on(&server, &words));
+    let mut running = RunningProgram::start(on(&server, &words));
     let command = pid(&running.line().await);
     let parent = running.pid();
     let watchdog = || {

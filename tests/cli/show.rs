@@ -6,7 +6,7 @@ use redlatch::Owner;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::program::{Output, Running, is_held, on, output, program, run_on};
+use crate::program::{Output, RunningProgram, is_held, on, output, program, run_on};
 use crate::support::tls::{Authority, is_available, url};
 use crate::support::{Deployment, Server, Topology, queued};
 use crate::terminal::Terminal;
@@ -176,7 +176,7 @@ async fn tls_takes_certificates_from_files() {
 async fn watch_prints_a_line_for_each_change() {
     let server = Server::start().await;
     let locks = server.locks().await;
-    let mut running = Running::start(on(&server, &["watch", "--interval", "10ms", "job"]));
+    let mut running = RunningProgram::start(on(&server, &["watch", "--interval", "10ms", "job"]));
     assert_eq!(running.line().await, "\"job\" free; 0 waiting");
     let guard = locks.mutex("job").unwrap().lock().await.unwrap();
     assert!(running.line().await.starts_with("\"job\" held: "));
@@ -192,7 +192,7 @@ async fn watch_redraws_on_a_terminal() {
     let server = Server::start().await;
     let mut terminal = Terminal::start(&[REDLATCH, "watch", "--interval", "10ms", "job"], &server);
     terminal.shows("\"job\": free").await;
-    let mut holder = Running::start(on(
+    let mut holder = RunningProgram::start(on(
         &server,
         &["run", "--label", "web-1", "job", "--", "sh", "-c", "echo in; exec sleep 1000"],
     ));

@@ -74,14 +74,18 @@ impl Fixture {
     }
 
     /// Starts a request that waits for a lock which another client holds.
-    async fn waiting(&self, lock: &str, request: impl Future<Output = Answer> + Send + 'static) -> Waiting {
+    async fn waiting(
+        &self,
+        lock: &str,
+        request: impl Future<Output = Answer> + Send + 'static,
+    ) -> PendingAnswer {
         let queue = format!("{{lock:{lock}}}:waiters");
         queued(async || vec![self.server.waiters(&queue).await], request).await
     }
 }
 
 type Answer = (u16, String);
-type Waiting = tokio::task::JoinHandle<Answer>;
+type PendingAnswer = tokio::task::JoinHandle<Answer>;
 
 struct Service {
     process: tokio::process::Child,

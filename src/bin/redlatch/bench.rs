@@ -57,7 +57,7 @@ impl BenchArgs {
     }
 }
 
-/// Acquires and releases until the time is over, and returns how long each turn took.
+/// Acquires and releases until the time has elapsed, and returns how long each turn took.
 async fn turns(locks: &Locks, name: &str, span: Duration) -> Result<Vec<Duration>, Error> {
     let (lock, start) = (locks.mutex(name)?, Instant::now());
     let mut times = Vec::new();

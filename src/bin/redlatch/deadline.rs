@@ -79,7 +79,7 @@ mod tests {
             let (now, end) = (Instant::now(), Instant::now() + left * SECOND);
             let deadline = Deadline::new(end, grace);
             assert!(deadline.term_at() <= deadline.kill_at() && deadline.kill_at() <= end, "{deadline:?}");
-            // Half of what is left is for renewals, and more unless the grace is the longest.
+            // Half of the remaining time is for renewals, and more unless the grace is the longest.
             assert!(deadline.term_at() >= now + left * SECOND / 2 - SECOND / 100, "{deadline:?}");
             assert!(end - deadline.kill_at() >= (left * SECOND / 11).min(MARGIN), "{deadline:?}");
         }

@@ -57,7 +57,7 @@ impl Gate {
 pub(crate) fn main(command: &[OsString]) -> ExitCode {
     let Some((name, arguments)) = command.split_first() else { return ExitCode::from(NOT_FOUND) };
     // Without a descriptor, `run` has given the command up, and says so itself.
-    let Ok(Some(stdin)) = received() else { return ExitCode::FAILURE };
+    let Ok(Some(stdin)) = receive_stdin() else { return ExitCode::FAILURE };
     let error = Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec();
     say(&format!("cannot run {}: {error}", name.display()));
     ExitCode::from(match error.kind() {
@@ -66,7 +66,7 @@ pub(crate) fn main(command: &[OsString]) -> ExitCode {
     })
 }
 
-fn received() -> io::Result<Option<OwnedFd>> {
+fn receive_stdin() -> io::Result<Option<OwnedFd>> {
     let (socket, mut byte) = (io::stdin(), [0]);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);

@@ -100,11 +100,11 @@ impl RunArgs {
         let variables =
             [("REDLATCH_NAME", self.name.clone()), ("REDLATCH_TOKEN", token), (OWNER, owner.to_string())];
         let ended = supervise::run(&self.command, &variables, lease, grace, self.ttl, signals).await;
-        let (code, was_lost) = match ended {
-            Ok(ended) => (Ok(ended.code), ended.was_lost),
+        let (code, is_lost) = match ended {
+            Ok(ended) => (Ok(ended.code), ended.is_lost),
             Err(failure) => (Err(failure), false),
         };
-        if was_lost {
+        if is_lost {
             // Released in the background, if a server answers: the lease ends soon anyway.
             drop(guard);
             return Ok(LOST);

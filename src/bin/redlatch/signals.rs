@@ -27,7 +27,7 @@ pub(crate) struct Signals(Vec<(Event, unix::Signal)>);
 
 impl Signals {
     pub(crate) fn new() -> io::Result<Signals> {
-        let ignored = ignored();
+        let ignored = ignored_mask();
         let mut streams = Vec::new();
         let forwarded = FORWARDED.into_iter().filter(|signal| !is_in(ignored, *signal));
         let forwarded = forwarded.map(|signal| (Event::Forward(signal), signal));
@@ -65,7 +65,7 @@ impl Signals {
 /// The signals that this process ignores, as a mask. A signal that the caller ignores, as `nohup`
 /// does HUP and a shell INT for its background jobs, must stay ignored: a handler would replace
 /// that, also for the command.
-fn ignored() -> u64 {
+fn ignored_mask() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -23,7 +23,7 @@ use crate::watchdog::Watchdog;
 pub(crate) struct CommandExit {
     pub(crate) code: u8,
     /// It was ended because the lease was lost, or could not be renewed.
-    pub(crate) was_lost: bool,
+    pub(crate) is_lost: bool,
 }
 
 /// Runs the command until it ends. A signal that arrived before it could start prevents it.
@@ -43,9 +43,9 @@ pub(crate) async fn run(
     watchdog.guard(group);
     let before = tokio::select! {
         biased;
-        signal = signals.forwarded() => Some(CommandExit { code: interrupted(signal), was_lost: false }),
+        signal = signals.forwarded() => Some(CommandExit { code: interrupted(signal), is_lost: false }),
         () = std::future::ready(()) => {
-            lease.is_lost().then_some(CommandExit { code: 0, was_lost: true })
+            lease.is_lost().then_some(CommandExit { code: 0, is_lost: true })
         }
     };
     if let Some(ended) = before {
@@ -150,7 +150,7 @@ impl Command {
         let left = kill_at - now;
         say(&format!("the lease of the lock {why}: the command gets TERM, and KILL in {left:.1?}"));
         self.kill_at = Some(kill_at);
-        self.watchdog.stopping();
+        self.watchdog.note_stop();
         self.signal(Signal::TERM);
         // A stopped process ends only once it continues.
         self.signal(Signal::CONT);
@@ -187,32 +187,32 @@ impl Command {
     async fn conclude(mut self) -> io::Result<CommandExit> {
         let was_lent = self.is_lent;
         self.return_terminal().await?;
-        let mut was_lost = self.kill_at.is_some();
-        if was_lost {
+        let mut is_lost = self.kill_at.is_some();
+        if is_lost {
             self.signal(Signal::KILL);
         }
-        if self.watchdog.end() && !was_lost {
+        if self.watchdog.end() && !is_lost {
             say("this program was stopped or hung while the lease ran out: its watchdog ended the command");
-            was_lost = true;
+            is_lost = true;
         }
         let status = self.child.wait()?;
         if was_lent && let Some(signal @ (Signal::INT | Signal::QUIT)) = signal_of(status) {
             // Ctrl-C reached the command alone. A script that called this program is to end too.
             let _ = kill_current_process_group(signal);
         }
-        Ok(CommandExit { code: code(status), was_lost })
+        Ok(CommandExit { code: code(status), is_lost })
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum ChildState {
     Runs,
-    /// Since the last look.
+    /// Since the last poll.
     Stopped,
     Ended,
 }
 
-/// What has become of a child. One that has ended is not reaped, so its number stays its own.
+/// The state of a child. One that has ended is not reaped, so its number stays its own.
 ///
 /// One system call, not one for each state: a child that ended between them is not known to one
 /// that looks only for stopped children, which fails.
@@ -222,7 +222,7 @@ fn state_of(child: Pid) -> io::Result<ChildState> {
     Ok(match status {
         None => ChildState::Runs,
         Some(status) if status.stopped() => {
-            // Looks away from this stop. If the child has ended meanwhile, that is seen next time.
+            // Clears the reported stop. If the child has ended meanwhile, that is seen next time.
             let _ = waitid(WaitId::Pid(child), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
             ChildState::Stopped
         }

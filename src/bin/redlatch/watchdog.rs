@@ -75,7 +75,7 @@ impl Watchdog {
     }
 
     /// Says that `run` has sent TERM, so that the group does not get another one.
-    pub(crate) fn stopping(&mut self) {
+    pub(crate) fn note_stop(&mut self) {
         self.send("stopping\n");
     }
 

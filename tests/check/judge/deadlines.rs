@@ -28,7 +28,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// What a server stored of a hold in either mode.
+/// EventKind a server stored of a hold in either mode.
 enum Sample<'a> {
     Exclusive(&'a Observation),
     Reader(&'a ReaderEnd),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
-use crate::history::Why;
+use crate::history::FailureReason;
 use crate::plan::{Fault, NODE_TIMEOUT};
 use crate::run::Window;
 use crate::workload::LOCKS;
@@ -40,7 +40,9 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             );
             verdict.violates("decision", text);
         }
-        for hold in refused.iter().filter(|hold| matches!(hold.not_granted, Some((_, Why::Failed(_))))) {
+        for hold in
+            refused.iter().filter(|hold| matches!(hold.not_granted, Some((_, FailureReason::Failed(_)))))
+        {
             let text = format!("{} failed, although only a minority was away", case.describe(hold));
             verdict.violates("decision", text);
         }

@@ -46,7 +46,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 /// How long a hold may be trusted after a server has lost it: until the next renewal is answered.
 /// Faults of servers or of its worker delay the reply.
 fn longest_trust(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
-    if !hold.renewed {
+    if !hold.is_renewed {
         return TTL;
     }
     // A fault that loses state delays a renewal only while no server replies.

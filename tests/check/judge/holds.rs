@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::history::{self, End, Event, Mode, Time, Verb, What, Why};
+use crate::history::{self, End, Event, EventKind, FailureReason, Mode, Time, Verb};
 use crate::observer::Observation;
 use crate::plan::TTL;
 use crate::worker_processes;
@@ -29,10 +29,10 @@ pub struct Hold {
     pub owner: String,
     pub verb: Verb,
     pub inside: Option<u64>,
-    pub renewed: bool,
+    pub is_renewed: bool,
     pub wants: Time,
     pub granted: Option<Grant>,
-    pub not_granted: Option<(Time, Why)>,
+    pub not_granted: Option<(Time, FailureReason)>,
     /// When the lease reported that it is valid, and its deadline then.
     pub trusts: Vec<(Time, Time)>,
     /// When the lease reported that it is valid after its deadline, and that deadline.
@@ -114,7 +114,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
     let mut holds: BTreeMap<u64, Hold> = BTreeMap::new();
     let worker_ended = events.iter().map(|event| event.at).max();
     for Event { at, hold: number, what } in events {
-        if let What::Wants { lock, mode, owner, verb, inside, renewed } = what {
+        if let EventKind::Wants { lock, mode, owner, verb, inside, is_renewed } = what {
             holds.insert(
                 number,
                 Hold {
@@ -126,7 +126,7 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
                     owner,
                     verb,
                     inside,
-                    renewed,
+                    is_renewed,
                     wants: at,
                     granted: None,
                     not_granted: None,
@@ -145,17 +145,17 @@ fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
         }
         let Some(hold) = holds.get_mut(&number) else { panic!("hold {number} was never requested") };
         match what {
-            What::Wants { .. } => {}
-            What::Granted { token, until } => hold.granted = Some(Grant { at, token, until }),
-            What::NotGranted(why) => hold.not_granted = Some((at, why)),
-            What::Trusts { until } => hold.trusts.push((at, until)),
-            What::TrustsTooLong { until } => hold.trusted_too_long = Some((at, until)),
-            What::Lost { until } => hold.lost = Some((at, until)),
-            What::Ends(end) => hold.ends = Some((at, end)),
-            What::Released(outcome) => hold.released = Some((at, outcome)),
-            What::Wrote { since, accepted } => hold.writes.push((since, at, accepted)),
-            What::Added { since } => hold.additions.push((since, at)),
-            What::Counted { expected, seen } => hold.counts.push((at, expected, seen)),
+            EventKind::Wants { .. } => {}
+            EventKind::Granted { token, until } => hold.granted = Some(Grant { at, token, until }),
+            EventKind::NotGranted(why) => hold.not_granted = Some((at, why)),
+            EventKind::Trusts { until } => hold.trusts.push((at, until)),
+            EventKind::TrustsTooLong { until } => hold.trusted_too_long = Some((at, until)),
+            EventKind::Lost { until } => hold.lost = Some((at, until)),
+            EventKind::Ends(end) => hold.ends = Some((at, end)),
+            EventKind::Released(outcome) => hold.released = Some((at, outcome)),
+            EventKind::Wrote { since, is_accepted } => hold.writes.push((since, at, is_accepted)),
+            EventKind::Added { since } => hold.additions.push((since, at)),
+            EventKind::Counted { expected, seen } => hold.counts.push((at, expected, seen)),
         }
     }
     holds.into_values().collect()

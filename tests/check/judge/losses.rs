@@ -111,7 +111,7 @@ fn false_loss(case: &Case<'_>, hold: &Hold, at: Time, until: Time, verdict: &mut
     // The latest time of the last renewal: the lease may have been renewed after the last check.
     let renewed = at - LEASE;
     let calm = longest_calm(case, hold, renewed + TTL / 3, until);
-    if hold.renewed && calm >= RENEWING {
+    if hold.is_renewed && calm >= RENEWING {
         let text = format!(
             "the loss of {} was reported at {:.3}, although no fault prevented a renewal for {calm:?}",
             case.describe(hold),

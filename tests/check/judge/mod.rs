@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::history::{Time, Verb, Why};
+use crate::history::{FailureReason, Time, Verb};
 use crate::plan::{Fault, Plan, TTL};
 use crate::run::{Record, Window};
 pub use holds::Hold;
@@ -56,7 +56,7 @@ pub struct Verdict {
     pub windows: BTreeMap<Fault, Vec<bool>>,
     pub violations: Vec<Violation>,
     pub lost_windows: Vec<LostWindow>,
-    /// Why the run is invalid.
+    /// FailureReason the run is invalid.
     pub invalid: Vec<String>,
     pub rejected_writes: usize,
     pub lost_additions: u64,
@@ -85,7 +85,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     }
     verdict.planned = plan.faults.iter().copied().filter(|fault| case.is_injectable(*fault)).collect();
     for hold in &case.holds {
-        if let Some((_, Why::Failed(error))) = &hold.not_granted {
+        if let Some((_, FailureReason::Failed(error))) = &hold.not_granted {
             let (_, cause) = error.split_once(": ").unwrap_or((error, error));
             // The text continues with numbers and ports, which differ.
             let kind = if cause.starts_with("no majority: ") { "no majority of nodes" } else { cause };
@@ -134,7 +134,8 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
             hold.verb != Verb::Downgrade && case.windows_during(hold.wants - TTL, end).next().is_none()
         })
         .collect();
-    let answered = calm.iter().filter(|hold| !matches!(&hold.not_granted, Some((_, Why::Failed(_))))).count();
+    let answered =
+        calm.iter().filter(|hold| !matches!(&hold.not_granted, Some((_, FailureReason::Failed(_))))).count();
     if answered * 2 < calm.len() {
         verdict
             .invalid
@@ -168,7 +169,7 @@ impl Case<'_> {
 
     /// Whether the fault can be injected on this machine: stepping a clock requires a C compiler.
     pub fn is_injectable(&self, fault: Fault) -> bool {
-        !fault.sets_clock() || self.record.sets_clock
+        !fault.sets_clock() || self.record.may_set_clock
     }
 
     /// The faults that may delay a hold's renewal: those of its worker and of servers. In a quorum,

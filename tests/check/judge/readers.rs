@@ -16,7 +16,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     // The expiry of each reader's hold on the server. Of its two bounds the earlier one is used:
     // with the later one, a hold that expires in time might be reported.
     let mut expiries: HashMap<(&str, &str), Time> = HashMap::new();
-    for observation in case.record.reader_ends.iter().filter(|observation| !observation.alone) {
+    for observation in case.record.reader_ends.iter().filter(|observation| !observation.is_alone) {
         let latest = expiries.entry((&observation.lock, &observation.owner)).or_insert(observation.ends.0);
         *latest = observation.ends.0.max(*latest);
     }

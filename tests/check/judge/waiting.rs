@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Case, Hold, PROMPT, Verdict, dead_waiters};
 use crate::clock::STEP;
-use crate::history::{End, Time, Why};
+use crate::history::{End, FailureReason, Time};
 use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
 use crate::run::Window;
 
@@ -81,7 +81,9 @@ fn busy(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
 /// its worker or of servers. On one server, a refusal proves that it never held the lock.
 fn ungranted(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
     let end = match &hold.not_granted {
-        Some((_, Why::Busy | Why::WouldDeadlock)) if case.plan.topology.nodes() == 1 => return None,
+        Some((_, FailureReason::Busy | FailureReason::WouldDeadlock)) if case.plan.topology.nodes() == 1 => {
+            return None;
+        }
         Some((at, _)) => *at,
         None => hold.worker_ended,
     };

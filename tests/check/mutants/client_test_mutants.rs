@@ -13,8 +13,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "held-by-any-owner",
         edits: &[edit(
             "src/rwlock.rs",
-            "let owner = Some(sought.owner());",
-            "let owner = Some(sought.owner()).filter(|owner| owner.is_empty());",
+            "let owner = Some(holder_id.owner());",
+            "let owner = Some(holder_id.owner()).filter(|owner| owner.is_empty());",
         )],
         test: "inspection::holders::is_held_by_accepts_a_lease_or_an_owner_on_every_kind",
     },

@@ -189,7 +189,7 @@ if ends < now + ttl then
         name: "dropped-guards-not-released",
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
-            from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !nothing_to_undo {",
+            from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !has_nothing_to_undo {",
             times: 1,
             to: "        if !self.is_disarmed() && self.lease.is_some() {",
         }],

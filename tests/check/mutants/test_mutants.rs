@@ -57,9 +57,9 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "downgrade-counts-from-its-reply",
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
-            from: "                let mut until = sent + attempt.trusted(attempt.options.ttl);",
+            from: "                let mut until = sent + attempt.trusted_span(attempt.options.ttl);",
             times: 1,
-            to: "                let sent = Moment::now();\n                let mut until = sent + attempt.trusted(attempt.options.ttl);",
+            to: "                let sent = Moment::now();\n                let mut until = sent + attempt.trusted_span(attempt.options.ttl);",
         }],
         test: "suite::write_standalone_push_resp2::late_downgrade_reply_yields_no_longer_lease",
     },

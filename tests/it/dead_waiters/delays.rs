@@ -46,7 +46,7 @@ async fn user(deployment: &Deployment, may_publish: bool) -> &'static str {
     "quiet:secret@"
 }
 
-struct Waiting {
+struct QueuedWaiters {
     deployment: Deployment,
     holder: AnyLock,
     user: &'static str,
@@ -69,7 +69,7 @@ impl Case {
     }
 
     /// Queues the waiters that are to die behind a holder.
-    async fn prepare(self) -> (Waiting, crate::support::AnyGuard) {
+    async fn prepare(self) -> (QueuedWaiters, crate::support::AnyGuard) {
         let deployment = Deployment::start(self.topology).await;
         let user = user(&deployment, self.may_publish).await;
         let holder = self.lock(&deployment, user, self.holder, Wake::Push, Options::new()).await;
@@ -80,7 +80,7 @@ impl Case {
             count += *number as u64;
             queued(&deployment, count).await;
         }
-        (Waiting { deployment, holder, user, workers }, guard)
+        (QueuedWaiters { deployment, holder, user, workers }, guard)
     }
 
     fn dead_count(self) -> u64 {
@@ -111,7 +111,7 @@ impl Case {
     }
 }
 
-impl Waiting {
+impl QueuedWaiters {
     fn end(&mut self, end: End) {
         match end {
             End::Killed => self.workers.drain(..).for_each(Worker::kill),
@@ -246,7 +246,7 @@ delays! {
     };
 }
 
-/// Waiting writers keep new readers out; dead ones for at most one claim.
+/// QueuedWaiters writers keep new readers out; dead ones for at most one claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_writers_keep_readers_out_for_one_claim() {
     for end in [End::Killed, End::Stopped] {

@@ -17,17 +17,17 @@ enum Fault {
 }
 
 /// A quorum whose nodes fail in one of these ways.
-struct Failing {
+struct FaultyQuorum {
     quorum: Quorum,
     fault: Fault,
     proxies: Vec<Proxy>,
 }
 
-impl Failing {
-    async fn start(nodes: usize, fault: Fault) -> Failing {
+impl FaultyQuorum {
+    async fn start(nodes: usize, fault: Fault) -> FaultyQuorum {
         let quorum = Quorum::start(nodes).await;
         let proxies = if fault == Fault::HalfOpen { quorum.proxies().await } else { Vec::new() };
-        Failing { quorum, fault, proxies }
+        FaultyQuorum { quorum, fault, proxies }
     }
 
     async fn locks(&self) -> redlatch::Locks {
@@ -70,7 +70,7 @@ impl Failing {
 }
 
 /// Tries locks of all kinds at the same time, while this subset fails.
-async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
+async fn tries(failing: &FaultyQuorum, locks: &[AnyLock], set: u32) {
     let quorum = &failing.quorum;
     let granted = quorum.count() - set.count_ones() as usize >= quorum.majority();
     let tasks = locks.iter().cloned().map(|lock| {
@@ -112,7 +112,7 @@ async fn tries(failing: &Failing, locks: &[AnyLock], set: u32) {
 }
 
 async fn subsets(nodes: usize, fault: Fault, sets: impl IntoIterator<Item = u32>) {
-    let mut failing = Failing::start(nodes, fault).await;
+    let mut failing = FaultyQuorum::start(nodes, fault).await;
     let client = failing.locks().await;
     let locks = KINDS.map(|kind| kind.lock(&client, &format!("subset-{}", kind.name())));
     let mut slowest = Duration::ZERO;

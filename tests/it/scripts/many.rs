@@ -58,12 +58,12 @@ pub(super) struct LockFixture {
     pub(super) client: Client,
     pub(super) kind: &'static str,
     /// With the scripts of a quorum.
-    pub(super) proposes: bool,
+    pub(super) is_proposing: bool,
 }
 
 impl LockFixture {
     fn script(&self, verb: &str) -> String {
-        if self.proposes && verb == "acquire" {
+        if self.is_proposing && verb == "acquire" {
             format!("quorum/{}_acquire", self.kind)
         } else {
             path(self.kind, verb)
@@ -72,7 +72,7 @@ impl LockFixture {
 
     /// What all locks of a call share.
     fn shared(&self, fenced: bool) -> &'static [&'static str] {
-        match (self.proposes, fenced) {
+        match (self.is_proposing, fenced) {
             (true, _) => &["60000", ""],
             (false, true) => &["60000", "7", ""],
             (false, false) => &["60000", "", ""],
@@ -111,7 +111,7 @@ impl LockFixture {
             if self.kind != "mutex" {
                 arguments.push("o");
             }
-            if self.proposes && verb == "acquire" {
+            if self.is_proposing && verb == "acquire" {
                 arguments.push(if fenced { PROPOSAL } else { "" });
             }
         }
@@ -159,7 +159,7 @@ impl LockFixture {
         let busy = || LockFixture {
             client: self.client.clone(),
             kind: if self.kind == "read" { "write" } else { self.kind },
-            proposes: false,
+            is_proposing: false,
         };
         match state {
             State::Free | State::FreeWithoutCounter => {}
@@ -236,8 +236,8 @@ async fn compare(
     states: &[State],
 ) -> BTreeSet<State> {
     let server = Server::start().await;
-    let before = LockFixture { client: Client::of(&server).await, kind, proposes: false };
-    let fixture = LockFixture { client: before.client.clone(), kind, proposes };
+    let before = LockFixture { client: Client::of(&server).await, kind, is_proposing: false };
+    let fixture = LockFixture { client: before.client.clone(), kind, is_proposing: proposes };
     let names = |prefix: &str| -> Vec<String> {
         (0..states.len()).map(|number| format!("{prefix}{number}")).collect()
     };
@@ -351,7 +351,7 @@ async fn scripts_for_many_locks_grant_and_release_a_lock_once() {
     let server = Server::start().await;
     for kind in KINDS {
         for proposes in [false, true] {
-            let fixture = LockFixture { client: Client::of(&server).await, kind, proposes };
+            let fixture = LockFixture { client: Client::of(&server).await, kind, is_proposing: proposes };
             let names = ["m", "n", "m"].map(|name| format!("{name}-{kind}-{proposes}"));
             let answers = fixture.many("acquire", &names, true).await;
             assert!(answers[0] > 0 && answers[1] > 0, "{kind} {answers:?}");

@@ -10,7 +10,7 @@ use crate::support::Server;
 async fn scripts_for_many_locks_refuse_malformed_arguments_and_change_nothing() {
     let server = Server::start().await;
     for kind in KINDS {
-        let fixture = LockFixture { client: Client::of(&server).await, kind, proposes: false };
+        let fixture = LockFixture { client: Client::of(&server).await, kind, is_proposing: false };
         let acquire = path(kind, "acquire") + "_many";
         let own: &[&str] = if kind == "mutex" { &["a"] } else { &["a", "o"] };
         let well_formed = [&["60000", "7", "60000"], own, own].concat();

@@ -25,7 +25,7 @@ async fn lock(setup: &Setup) -> RwLock {
 }
 
 /// Acquires the lock on one side and holds it for a moment.
-async fn turn(lock: &RwLock, writes: bool, inside: &Inside) {
+async fn turn(lock: &RwLock, writes: bool, inside: &HolderCounts) {
     if writes {
         let guard = soon("the writer acquires", lock.write()).await.unwrap();
         inside.enter(true);
@@ -43,12 +43,12 @@ async fn turn(lock: &RwLock, writes: bool, inside: &Inside) {
 
 /// The current holders, as counted by the holders themselves.
 #[derive(Default)]
-struct Inside {
+struct HolderCounts {
     readers: AtomicU64,
     writers: AtomicU64,
 }
 
-impl Inside {
+impl HolderCounts {
     fn enter(&self, writes: bool) {
         let side = if writes { &self.writers } else { &self.readers };
         let before = side.fetch_add(1, Ordering::SeqCst);
@@ -64,7 +64,7 @@ impl Inside {
 /// Eight tasks take turns on one side. A single task on the other side must acquire within two
 /// holds and one poll.
 async fn single_task_enters(setup: Setup, the_one_writes: bool) {
-    let (stop, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(Inside::default()));
+    let (stop, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(HolderCounts::default()));
     let mut tasks = JoinSet::new();
     for _ in 0..8 {
         let (lock, stop, inside) = (lock(&setup).await, Arc::clone(&stop), Arc::clone(&inside));
@@ -106,7 +106,7 @@ pub async fn reader_enters_among_eight_writers(setup: Setup) {
 pub async fn readers_and_writers_get_fair_shares(setup: Setup) {
     const EACH: usize = 4;
     let end = Instant::now() + Duration::from_secs(20);
-    let inside = Arc::new(Inside::default());
+    let inside = Arc::new(HolderCounts::default());
     let mut tasks = JoinSet::new();
     for number in 0..2 * EACH {
         let (lock, writes, inside) = (lock(&setup).await, number % 2 == 0, Arc::clone(&inside));
@@ -139,7 +139,7 @@ pub async fn readers_and_writers_get_fair_shares(setup: Setup) {
 pub async fn all_tasks_of_one_client_enter(setup: Setup) {
     let locks = setup.client().await;
     let lock = locks.rwlock("rw").unwrap();
-    let inside = Arc::new(Inside::default());
+    let inside = Arc::new(HolderCounts::default());
     let mut tasks = JoinSet::new();
     for number in 0..60 {
         let (lock, inside) = (lock.clone(), Arc::clone(&inside));

@@ -67,7 +67,7 @@ pub enum AnyGuard {
 
 /// The fields that the inspections of all kinds have.
 #[derive(Debug, Serialize)]
-pub struct Seen {
+pub struct InspectedLock {
     pub holders: Vec<Holder>,
     pub waiters: u64,
     pub fencing_token: Option<FencingToken>,
@@ -134,21 +134,29 @@ impl AnyLock {
         })
     }
 
-    pub async fn inspect(&self) -> Result<Seen, Error> {
+    pub async fn inspect(&self) -> Result<InspectedLock, Error> {
         Ok(match self {
             AnyLock::Mutex(lock) => {
                 let seen = lock.inspect().await?;
-                Seen { holders: seen.holders, waiters: seen.waiters, fencing_token: seen.fencing_token }
+                InspectedLock {
+                    holders: seen.holders,
+                    waiters: seen.waiters,
+                    fencing_token: seen.fencing_token,
+                }
             }
             AnyLock::Reentrant(lock, _) => {
                 let seen = lock.inspect().await?;
-                Seen { holders: seen.holders, waiters: seen.waiters, fencing_token: seen.fencing_token }
+                InspectedLock {
+                    holders: seen.holders,
+                    waiters: seen.waiters,
+                    fencing_token: seen.fencing_token,
+                }
             }
             AnyLock::Read(lock, _) | AnyLock::Write(lock) => {
                 let seen = lock.inspect().await?;
                 let waiters = seen.waiting_readers + seen.waiting_writers;
                 let holders = seen.writer.into_iter().chain(seen.readers).collect();
-                Seen { holders, waiters, fencing_token: seen.fencing_token }
+                InspectedLock { holders, waiters, fencing_token: seen.fencing_token }
             }
         })
     }

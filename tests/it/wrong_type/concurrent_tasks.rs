@@ -16,7 +16,7 @@ fn short(millis: u64) -> Options {
 
 /// A period in which a lease was certainly valid, by the clock of this process.
 #[derive(Clone, Copy, Debug)]
-struct Valid {
+struct ValidPeriod {
     kind: Kind,
     from: Instant,
     until: Instant,
@@ -24,11 +24,11 @@ struct Valid {
 
 /// All such periods of a test.
 #[derive(Clone, Default)]
-struct Record(Arc<Mutex<Vec<Valid>>>);
+struct Record(Arc<Mutex<Vec<ValidPeriod>>>);
 
 impl Record {
     fn add(&self, kind: Kind, from: Instant, until: Instant) {
-        self.0.lock().unwrap().push(Valid { kind, from, until });
+        self.0.lock().unwrap().push(ValidPeriod { kind, from, until });
     }
 
     fn count(&self, kind: Kind) -> usize {
@@ -37,12 +37,12 @@ impl Record {
 
     /// Checks that no two periods overlap, except those of readers.
     fn assert_exclusive(&self) {
-        let mut all: Vec<Valid> = self.0.lock().unwrap().clone();
+        let mut all: Vec<ValidPeriod> = self.0.lock().unwrap().clone();
         all.retain(|valid| valid.from < valid.until);
         all.sort_by_key(|valid| valid.from);
         for (place, one) in all.iter().enumerate() {
             let beside = all[place + 1..].iter().take_while(|other| other.from < one.until);
-            let beside: Vec<&Valid> =
+            let beside: Vec<&ValidPeriod> =
                 beside.filter(|other| (one.kind, other.kind) != (Kind::Read, Kind::Read)).collect();
             assert!(beside.is_empty(), "{one:?} was valid together with {beside:?}");
         }

@@ -9,7 +9,7 @@ use crate::workload::LOCKS;
 
 /// One lock, as a server stores it.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub struct StoredLock {
     pub lock: &'static str,
     is_held: bool,
     /// The last token that the server gave.
@@ -51,12 +51,12 @@ pub fn add_reads(pipe: &mut Pipeline) {
 }
 
 /// The replies to the commands of `add_reads`.
-pub fn seen(answers: &[redis::Value]) -> Vec<Seen> {
+pub fn seen(answers: &[redis::Value]) -> Vec<StoredLock> {
     let executed = answers.iter().skip(3).step_by(4);
     let seen = LOCKS.iter().zip(executed).filter_map(|((lock, _), answer)| {
         // In a cluster, another master may serve the slot.
         let (is_held, fence) = redis::from_redis_value::<(bool, Option<u64>)>(answer.clone()).ok()?;
-        Some(Seen { lock, is_held, fence: fence.unwrap_or(0) })
+        Some(StoredLock { lock, is_held, fence: fence.unwrap_or(0) })
     });
     seen.collect()
 }
@@ -75,15 +75,15 @@ pub async fn ask(server: &Server, pipe: &mut Pipeline) -> Vec<redis::Value> {
     }
 }
 
-pub async fn read_locks(server: &Server) -> Vec<Seen> {
+pub async fn read_locks(server: &Server) -> Vec<StoredLock> {
     let mut pipe = Pipeline::new();
     add_reads(&mut pipe);
     seen(&ask(server, &mut pipe).await)
 }
 
 /// The locks that were held before, and are now free, or held with an older token.
-pub fn gone(before: &[Seen], after: &[Seen]) -> Vec<&'static str> {
-    let remains = |held: &Seen| {
+pub fn gone(before: &[StoredLock], after: &[StoredLock]) -> Vec<&'static str> {
+    let remains = |held: &StoredLock| {
         after.iter().any(|kept| kept.lock == held.lock && kept.is_held && kept.fence >= held.fence)
     };
     before.iter().filter(|seen| seen.is_held && !remains(seen)).map(|seen| seen.lock).collect()
@@ -91,11 +91,11 @@ pub fn gone(before: &[Seen], after: &[Seen]) -> Vec<&'static str> {
 
 /// Waits up to a second until a lock is held with a newer token than in `known`. Returns all locks
 /// then.
-pub async fn wait_for_new_hold(server: &Server, known: &[Seen]) -> Vec<Seen> {
+pub async fn wait_for_new_hold(server: &Server, known: &[StoredLock]) -> Vec<StoredLock> {
     let start = Instant::now();
     loop {
         let seen = read_locks(server).await;
-        let unknown = |held: &&Seen| {
+        let unknown = |held: &&StoredLock| {
             held.is_held && known.iter().all(|old| old.lock != held.lock || old.fence < held.fence)
         };
         if seen.iter().any(|held| unknown(&held)) || start.elapsed() > Duration::from_secs(1) {

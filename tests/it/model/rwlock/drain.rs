@@ -2,7 +2,7 @@
 //! and nothing is left.
 
 use super::lock_state::ServerState;
-use super::search::{Found, Search};
+use super::search::{BrokenRule, Search};
 use super::steps::{ClientView, Move};
 use ClientView::{Done, Ended, Idle, Lost, Refused, Waits};
 
@@ -11,7 +11,7 @@ const ROUNDS: usize = 40;
 
 impl Search<'_> {
     /// Drains every state with every set of dead clients, and returns the number of drains.
-    pub fn drain(&self) -> Result<usize, Found> {
+    pub fn drain(&self) -> Result<usize, BrokenRule> {
         let mut drained = 0;
         for at in 0..self.nodes.len() {
             let views = &self.nodes[at].state.views;
@@ -30,7 +30,7 @@ impl Search<'_> {
         Ok(drained)
     }
 
-    fn drain_one(&self, from: usize, dead: &[bool], reversed: bool) -> Result<(), Found> {
+    fn drain_one(&self, from: usize, dead: &[bool], reversed: bool) -> Result<(), BrokenRule> {
         let mut order: Vec<usize> = (0..dead.len()).filter(|one| !dead[*one]).collect();
         if reversed {
             order.reverse();
@@ -128,7 +128,7 @@ impl Search<'_> {
         *at = *to;
     }
 
-    fn stuck(&self, from: usize, dead: &[bool], steps: &[Move], what: &str) -> Found {
+    fn stuck(&self, from: usize, dead: &[bool], steps: &[Move], what: &str) -> BrokenRule {
         let dead: Vec<&str> = self
             .scenario
             .attempts

@@ -1,7 +1,7 @@
 //! The rules that hold after every step.
 
 use super::clients::{Fencing, Scenario};
-use super::lock_state::{Hold, Mode, Seen, ServerState};
+use super::lock_state::{Hold, Mode, ParsedState, ServerState};
 use super::steps::{Answer, ClientView, Move, State};
 use Answer::{Busy, Final};
 use ClientView::{Done, Ended, Idle, Lost, Reads, Refused, Waits, Writes};
@@ -24,7 +24,7 @@ pub fn judge(
     before: &State,
     step: Move,
     answers: [Answer; 2],
-    seen: [Seen; 2],
+    seen: [ParsedState; 2],
 ) -> Result<State, String> {
     let [first, second] = seen;
     let (once, mut twice) = (first.server_state.swept(), second.server_state.swept());
@@ -72,7 +72,7 @@ pub fn judge_idle(
     before: &State,
     step: Move,
     answer: Answer,
-    seen: &Seen,
+    seen: &ParsedState,
 ) -> Result<(), String> {
     let server_state = &before.server_state;
     let (was, is) = (server_state.swept(), seen.server_state.swept());
@@ -108,7 +108,7 @@ fn learn(
     before: &State,
     step: Move,
     answer: Answer,
-    seen: &Seen,
+    seen: &ParsedState,
 ) -> Result<Vec<ClientView>, String> {
     let mut views = before.views.clone();
     let server_state = &seen.server_state;
@@ -219,7 +219,7 @@ pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
     }
     let writers = server_state.waiters(scenario, true);
     let gated = server_state.writer_wait_until == Some(true);
-    must!(!gated || !writers.is_empty(), "new readers are server_state out, but no live writer waits");
+    must!(!gated || !writers.is_empty(), "new readers are kept out, but no live writer waits");
     if let Some((true, owner)) = server_state.upgrade {
         let waits = writers.iter().any(|one| scenario.attempts[*one].owner == owner);
         must!(waits, "{} has the upgrade's mark, but does not wait", scenario.owners[owner]);
@@ -231,8 +231,8 @@ pub fn consistent(scenario: &Scenario, state: &State) -> Result<(), String> {
         server_state.readers
     );
     for (one, attempt) in scenario.attempts.iter().enumerate() {
-        let places = |hold: &Option<Hold>, live: bool| {
-            let hold = hold.as_ref().filter(|hold| hold.live == live);
+        let places = |hold: &Option<Hold>, is_live: bool| {
+            let hold = hold.as_ref().filter(|hold| hold.is_live == is_live);
             hold.map_or(0, |hold| hold.attempts.iter().filter(|named| **named == one).count())
         };
         let read = |live| server_state.reads.iter().map(|hold| places(hold, live)).sum::<usize>();

@@ -6,7 +6,7 @@ use super::state_scripts::OTHERS;
 /// A hold: its owner, its attempts, and whether it has expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    pub live: bool,
+    pub is_live: bool,
     pub owner: usize,
     pub attempts: Vec<usize>,
 }
@@ -45,7 +45,7 @@ pub struct ServerState {
 
 /// A state read from the server.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ParsedState {
     pub server_state: ServerState,
     /// The attempts whose hold lasts for a TTL, not only for a claim.
     pub lasting: Vec<usize>,
@@ -63,10 +63,10 @@ pub const RECENT: i64 = -5_000_000;
 /// The age that is added to a place when its claim passes.
 pub const PASSED: i64 = 99_000_000;
 
-impl Seen {
+impl ParsedState {
     /// Parses the answer of [`Tools::look`](super::state_scripts::Tools::look). `Err`: a rule that
     /// the state breaks.
-    pub fn read(scenario: &Scenario, instant: i64, text: &str) -> Result<Seen, String> {
+    pub fn read(scenario: &Scenario, instant: i64, text: &str) -> Result<ParsedState, String> {
         let mut server_state = ServerState::new(scenario);
         let mut lasting = Vec::new();
         let mut others = 0;
@@ -85,7 +85,7 @@ impl Seen {
                 if value == "long" {
                     lasting.extend(&attempts);
                 }
-                Hold { live, owner, attempts }
+                Hold { is_live: live, owner, attempts }
             };
             match name {
                 "mode" => server_state.mode = Mode::Several,
@@ -159,7 +159,7 @@ impl Seen {
         if scenario.others && others != OTHERS.len() {
             return Err("an entry of another kind, or a mark of another attempt, was removed".to_owned());
         }
-        Ok(Seen { server_state, lasting })
+        Ok(ParsedState { server_state, lasting })
     }
 }
 
@@ -171,11 +171,11 @@ impl ServerState {
     }
 
     pub fn writes(&self) -> Option<&Hold> {
-        self.write.as_ref().filter(|hold| hold.live)
+        self.write.as_ref().filter(|hold| hold.is_live)
     }
 
     pub fn reads(&self, owner: usize) -> Option<&Hold> {
-        self.reads[owner].as_ref().filter(|hold| hold.live)
+        self.reads[owner].as_ref().filter(|hold| hold.is_live)
     }
 
     pub fn queued(&self, attempt: usize) -> Option<i64> {
@@ -257,7 +257,7 @@ impl ServerState {
     pub fn outline(&self, scenario: &Scenario, outline: &mut Vec<u8>) {
         let mut hold = |hold: &Option<Hold>| {
             if let Some(hold) = hold {
-                outline.extend([b'L' + u8::from(hold.live), hold.owner as u8]);
+                outline.extend([b'L' + u8::from(hold.is_live), hold.owner as u8]);
                 let mut attempts: Vec<u8> = hold.attempts.iter().map(|one| *one as u8).collect();
                 attempts.sort_unstable();
                 outline.extend(attempts);

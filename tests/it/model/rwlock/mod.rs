@@ -25,7 +25,7 @@ use std::time::Instant;
 
 pub use clients::more;
 use clients::{Fencing, Scenario};
-use search::{Found, Search};
+use search::{BrokenRule, Search};
 use state_scripts::Tools;
 use steps::{SCRIPTS, Sums};
 
@@ -105,7 +105,7 @@ impl Harness {
     }
 
     /// Searches and drains all states, and returns the size of the search.
-    async fn search(&self, scenario: &Scenario, sums: &Sums) -> Result<String, Found> {
+    async fn search(&self, scenario: &Scenario, sums: &Sums) -> Result<String, BrokenRule> {
         let start = Instant::now();
         let search = Search::run(scenario, &self.server.connection().await, &self.tools, sums).await?;
         // The last states of a bounded search have no known next states.

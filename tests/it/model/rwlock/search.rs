@@ -7,7 +7,7 @@ use redis::{Cmd, Pipeline, Value};
 
 use super::clients::Scenario;
 use super::invariants::{consistent, judge, judge_idle};
-use super::lock_state::Seen;
+use super::lock_state::ParsedState;
 use super::state_scripts::{Tools, instant};
 use super::steps::{Answer, Move, State, Sums};
 
@@ -25,12 +25,12 @@ pub struct Node {
 
 /// A broken rule, and the shortest path to it.
 #[derive(Debug)]
-pub struct Found {
+pub struct BrokenRule {
     pub what: String,
     pub way: Vec<String>,
 }
 
-impl std::fmt::Display for Found {
+impl std::fmt::Display for BrokenRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (number, step) in self.way.iter().enumerate() {
             writeln!(f, "  {}. {step}", number + 1)?;
@@ -56,7 +56,7 @@ impl<'a> Search<'a> {
         connection: &MultiplexedConnection,
         tools: &Tools,
         sums: &Sums,
-    ) -> Result<Search<'a>, Found> {
+    ) -> Result<Search<'a>, BrokenRule> {
         let mut search = Search { scenario, nodes: Vec::new(), requests: 0, known: HashMap::new() };
         search.reach(State::first(scenario), None);
         let look = tools.look();
@@ -119,7 +119,7 @@ impl<'a> Search<'a> {
         at: usize,
         instant: i64,
         values: &mut impl Iterator<Item = Value>,
-    ) -> Result<(), Found> {
+    ) -> Result<(), BrokenRule> {
         let scenario = self.scenario;
         let state = self.nodes[at].state.clone();
         let (moves, idle) = state.moves(scenario);
@@ -166,7 +166,7 @@ impl<'a> Search<'a> {
     }
 
     /// A broken rule with the path to a node and one more step.
-    pub fn found(&self, mut at: usize, step: Option<(Move, Option<Answer>)>, what: String) -> Found {
+    pub fn found(&self, mut at: usize, step: Option<(Move, Option<Answer>)>, what: String) -> BrokenRule {
         let mut way = Vec::new();
         way.extend(step.map(|(step, answer)| step.describe(self.scenario, answer)));
         while let Some((from, step, answer)) = self.nodes[at].came {
@@ -174,7 +174,7 @@ impl<'a> Search<'a> {
             at = from;
         }
         way.reverse();
-        Found { what, way }
+        BrokenRule { what, way }
     }
 }
 
@@ -189,9 +189,11 @@ fn answer(instant: i64, value: Option<Value>) -> Answer {
     }
 }
 
-fn seen(scenario: &Scenario, instant: i64, value: Option<Value>) -> Result<Seen, String> {
+fn seen(scenario: &Scenario, instant: i64, value: Option<Value>) -> Result<ParsedState, String> {
     match value {
-        Some(Value::BulkString(text)) => Seen::read(scenario, instant, std::str::from_utf8(&text).unwrap()),
+        Some(Value::BulkString(text)) => {
+            ParsedState::read(scenario, instant, std::str::from_utf8(&text).unwrap())
+        }
         other => panic!("the read of the state answers {other:?}"),
     }
 }

@@ -136,7 +136,7 @@ impl Tools {
         for (side, hold) in
             write.into_iter().chain(server_state.reads.iter().flatten().map(|hold| ("read", hold)))
         {
-            let (end, owner, words) = (end(hold.live), scenario.owners[hold.owner], words(&hold.attempts));
+            let (end, owner, words) = (end(hold.is_live), scenario.owners[hold.owner], words(&hold.attempts));
             match side {
                 _ if sole => field("mode", Some(format!("sole {side} {owner}{words}"))),
                 "write" => field("write", Some(format!("{end} {owner}{words}"))),

@@ -273,7 +273,7 @@ impl State {
             _ => None,
         };
         if let Some(hold) = over {
-            hold.live = false;
+            hold.is_live = false;
             for one in &hold.attempts {
                 if next.views[*one].holds() {
                     next.views[*one] = Lost;

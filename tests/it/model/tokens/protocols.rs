@@ -27,7 +27,7 @@ impl Request {
 
 /// The token that an attempt takes after the answers of a majority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Take {
+pub enum TokenChoice {
     Own,
     Largest,
     /// One more than the largest.
@@ -36,9 +36,9 @@ pub enum Take {
 
 /// The rounds in which an attempt gets its token.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct TokenRounds {
     pub first: Request,
-    pub take: Take,
+    pub take: TokenChoice,
     /// Sent with the token that was taken, until a majority has it.
     pub second: Option<Request>,
 }
@@ -81,8 +81,8 @@ pub struct Rules {
     /// The largest number that is proposed: a clock may be wrong, so all numbers are tried. Nodes
     /// only compare numbers, so one number per attempt suffices.
     pub proposals: u32,
-    pub writer: Way,
-    pub reader: Way,
+    pub writer: TokenRounds,
+    pub reader: TokenRounds,
     pub recreate: Recreate,
     /// Whether an answer may be lost and a request may arrive several times.
     pub twice: bool,
@@ -93,8 +93,8 @@ pub struct Rules {
     pub outcome: Outcome,
 }
 
-const fn way(first: Request, take: Take, second: Option<Request>) -> Way {
-    Way { first, take, second }
+const fn way(first: Request, take: TokenChoice, second: Option<Request>) -> TokenRounds {
+    TokenRounds { first, take, second }
 }
 
 const STRICT: Rules = Rules {
@@ -103,8 +103,8 @@ const STRICT: Rules = Rules {
     majority: 2,
     attempts: "www",
     proposals: 3,
-    writer: way(Request::Accept, Take::Own, None),
-    reader: way(Request::Share, Take::Largest, Some(Request::Share)),
+    writer: way(Request::Accept, TokenChoice::Own, None),
+    reader: way(Request::Share, TokenChoice::Largest, Some(Request::Share)),
     recreate: Recreate::Never,
     twice: false,
     crashes: 0,
@@ -186,22 +186,22 @@ pub const MUTANTS: &[Rules] = &[
     breaks(
         "the largest of what the nodes count",
         10,
-        Rules { writer: way(Request::Count, Take::Largest, None), ..TWO },
+        Rules { writer: way(Request::Count, TokenChoice::Largest, None), ..TWO },
     ),
     breaks(
         "the largest count is written back",
         14,
-        Rules { writer: way(Request::Count, Take::Largest, Some(Request::Store)), ..TWO },
+        Rules { writer: way(Request::Count, TokenChoice::Largest, Some(Request::Store)), ..TWO },
     ),
     breaks(
         "one more than the largest is written",
         15,
-        Rules { writer: way(Request::Look, Take::Next, Some(Request::Store)), ..TWO },
+        Rules { writer: way(Request::Look, TokenChoice::Next, Some(Request::Store)), ..TWO },
     ),
     breaks(
         "an equal number is accepted from any attempt",
         9,
-        Rules { writer: way(Request::AcceptEqual, Take::Own, None), ..TWO },
+        Rules { writer: way(Request::AcceptEqual, TokenChoice::Own, None), ..TWO },
     ),
     breaks("two of four nodes are a majority", 8, Rules { nodes: 4, ..TWO }),
     breaks("a key is re-created below a larger number", 17, Rules { recreate: Recreate::Anywhere, ..STRICT }),
@@ -212,17 +212,17 @@ pub const MUTANTS: &[Rules] = &[
     breaks(
         "a reader takes the largest answer, and stores it nowhere",
         12,
-        Rules { attempts: "wwr", reader: way(Request::Share, Take::Largest, None), ..STRICT },
+        Rules { attempts: "wwr", reader: way(Request::Share, TokenChoice::Largest, None), ..STRICT },
     ),
     breaks(
         "a reader takes its own number whatever the answers are",
         9,
-        Rules { attempts: "wr", reader: way(Request::Share, Take::Own, None), ..TWO },
+        Rules { attempts: "wr", reader: way(Request::Share, TokenChoice::Own, None), ..TWO },
     ),
 ];
 
 impl Rules {
-    pub fn way(&self, reads: bool) -> Way {
+    pub fn way(&self, reads: bool) -> TokenRounds {
         if reads { self.reader } else { self.writer }
     }
 }

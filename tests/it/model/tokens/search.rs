@@ -46,12 +46,12 @@ impl Size {
 
 /// A broken promise, and the shortest path to it.
 #[derive(Debug)]
-pub struct Found {
+pub struct BrokenPromise {
     pub what: String,
     pub way: Vec<String>,
 }
 
-impl std::fmt::Display for Found {
+impl std::fmt::Display for BrokenPromise {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (number, step) in self.way.iter().enumerate() {
             writeln!(f, "  {}. {step}", number + 1)?;
@@ -68,7 +68,7 @@ struct Visit {
 }
 
 /// Searches until a promise is broken or all states are known.
-pub fn search(rules: &Rules) -> Result<Size, Found> {
+pub fn search(rules: &Rules) -> Result<Size, BrokenPromise> {
     let mut size = Size::default();
     let mut known = HashSet::with_hasher(BuildQuick::default());
     let (first, ..) = State::first(rules).sorted(rules);
@@ -81,7 +81,7 @@ pub fn search(rules: &Rules) -> Result<Size, Found> {
         for (number, (step, after)) in next.drain(..).enumerate() {
             size.count(&before, step);
             if let Some(what) = broken(&before, step) {
-                return Err(Found { what, way: way(rules, &reached, at, number) });
+                return Err(BrokenPromise { what, way: way(rules, &reached, at, number) });
             }
             let (state, ..) = after.sorted(rules);
             if known.insert(state) {

@@ -1,6 +1,6 @@
 //! The possible steps from a state.
 
-use super::protocols::{Recreate, Repair, Request, Rules, Take};
+use super::protocols::{Recreate, Repair, Request, Rules, TokenChoice};
 use super::state::{
     ARRIVED, COPIED, DONE, FINISHED, FIRST, FREE, HELD, IDLE, MAX, OVER, PHASE, READS, REPAIRS, SECOND,
     SENDS, SHARED, State, TAKES, get, set,
@@ -135,7 +135,7 @@ impl State {
     /// that the attempt receives.
     fn decide(&self, rules: &Rules, one: usize, next: &mut Next) {
         let way = rules.way(get(self.attempts[one], READS) == 1);
-        if way.take == Take::Own {
+        if way.take == TokenChoice::Own {
             if self.answered(one, |_| true) >= rules.majority {
                 self.acquire(rules, one, self.token(one), next);
             }
@@ -147,7 +147,7 @@ impl State {
             if is_known || self.answered(one, |answer| answer <= largest) < rules.majority {
                 continue;
             }
-            let takes = largest + u32::from(way.take == Take::Next);
+            let takes = largest + u32::from(way.take == TokenChoice::Next);
             if way.second.is_none() {
                 self.acquire(rules, one, takes, next);
                 continue;
