@@ -270,7 +270,7 @@ impl Options {
     ///
     /// It counts from when the request is written, and starts again with each reply on its
     /// connection: a server that replies to other requests is not silent. Before that, a request
-    /// waits inside the client while 256 others are in flight on the connection, for as long as the
+    /// waits inside the client while 960 others are in flight on the connection, for as long as the
     /// server replies and the caller waits. It belongs to the connections, so only
     /// [`LocksBuilder::options`](crate::LocksBuilder::options) can set it.
     pub fn node_timeout(mut self, timeout: Duration) -> Options {

@@ -74,14 +74,13 @@ Machines with two cores, which the server and all clients share, limit most of t
 
 - **Pairs with many tasks.** The time of the client is spread over many small parts: a tenth is the \
 library's parsing of integers, a tenth the building of requests, the rest locks, allocations and task \
-switches. Tried without a measurable effect: one to six batches in flight, 64 and 128 requests a batch, \
-1 to 32 requests sent alone, answers packed into one string, and one `EXISTS`, `MGET` and `DEL` for all \
-locks of a call. The last one does not spare the server any time either: most of it goes into the words \
-of the request.
+switches. Tried without a measurable effect: answers packed into one string, and one `EXISTS`, `MGET` \
+and `DEL` for all locks of a call. The last one does not spare the server any time either: most of it \
+goes into the words of the request.
 - **Turns.** A hand-over is two requests, one message and 16 commands inside the scripts. Most of the \
 server's time for it is reading and writing on three sockets, which no script can spare.
-- **Quorum.** Each request is three, and fewer than 32 are in flight to each node most of the time, so \
-that few are combined. The nodes agree on a token, and a release waits for the last node.
+- **Quorum.** Each request is three, and each node has a connection of its own. The nodes \
+agree on a token, and a release waits for the last node.
 - **Cluster.** A script takes keys of one slot, so requests for different names cannot share a call. \
 Each one is sent alone, since a pipeline of the library fails as a whole if one slot has moved.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls once a second; a \

@@ -61,7 +61,6 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
         let proposed = proposals.proposed();
         let call = attempt.acquire(entry, proposals.proposal);
         guard.before_send(entry);
-        let start = Moment::now();
         let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
         let mut tally = ReplyTally::new(nodes, &attempt, &votes);
         if tally.is_mixed(proposed) {
@@ -86,7 +85,8 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
             ProposalOutcome::Granted(token) => {
                 // The lease counts from when the first granted request was written: the time in the
                 // client's queue does not use it up.
-                let sent = tally.granted_since.unwrap_or(start);
+                // Not reached without one: a majority granted it.
+                let Some(sent) = tally.granted_since else { return not_granted(guard, tally, votes) };
                 let until = sent + attempt.trusted_span(attempt.options.ttl);
                 if Moment::now() >= until {
                     guard.abandon();

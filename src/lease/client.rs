@@ -320,7 +320,9 @@ pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
 
 #[derive(Debug)]
 struct LocalQueue {
-    turn: Arc<Semaphore>,
+    /// Where tasks wait for their turn. `None` until the first one waits: the first task has the
+    /// turn without a permit.
+    turn: Option<Arc<Semaphore>>,
     /// `None` until the first task waits: a lock without competition needs none.
     events: Option<watch::Sender<LockEvent>>,
     waiters: usize,
@@ -360,6 +362,8 @@ pub(super) struct LocalTurn {
 struct LocalEntry {
     name: Name,
     may_enter: bool,
+    /// It had the turn when it joined the empty queue.
+    is_first: bool,
     local_queues: Arc<Mutex<HashMap<Name, LocalQueue>>>,
 }
 
@@ -369,21 +373,25 @@ impl LocalQueues {
     pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalTurn, LocalWaiter> {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
-            turn: Arc::new(Semaphore::new(1)),
+            turn: None,
             events: None,
             waiters: 0,
             entering: 0,
         });
         local_queue.waiters += 1;
         local_queue.entering += usize::from(may_enter);
-        let entry = LocalEntry { name: name.clone(), may_enter, local_queues: Arc::clone(&self.0) };
-        match Arc::clone(&local_queue.turn).try_acquire_owned() {
+        let is_first = local_queue.waiters == 1;
+        let entry = LocalEntry { name: name.clone(), may_enter, is_first, local_queues: Arc::clone(&self.0) };
+        if is_first {
+            return Ok(LocalTurn { _turn: None, _entry: entry });
+        }
+        let turn = Arc::clone(local_queue.turn.get_or_insert_with(|| Arc::new(Semaphore::new(0))));
+        match Arc::clone(&turn).try_acquire_owned() {
             Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: entry }),
             // Under the same lock: events after this reach the task.
             Err(_) => {
                 let events = local_queue.events.get_or_insert_with(|| watch::Sender::new(LockEvent::None));
-                let (turn, events) = (Arc::clone(&local_queue.turn), events.subscribe());
-                Err(LocalWaiter { turn, events, entry })
+                Err(LocalWaiter { turn, events: events.subscribe(), entry })
             }
         }
     }
@@ -436,6 +444,8 @@ impl Drop for LocalEntry {
             local_queue.entering -= usize::from(self.may_enter);
             if local_queue.waiters == 0 {
                 local_queues.remove(&self.name);
+            } else if let Some(turn) = local_queue.turn.as_ref().filter(|_| self.is_first) {
+                turn.add_permits(1);
             }
         }
     }

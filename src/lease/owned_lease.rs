@@ -215,14 +215,11 @@ impl OwnedLease {
     async fn release_untraced(mut self) -> Result<(), Error> {
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
         let context = || client.context(Operation::Release, &attempt.name);
-        if let Some(end) = self.lease.end() {
-            // The server may still hold it: dropped here, it is released in the background.
-            return released_after(end, context());
-        }
         self.guard.call = Some(OpenCall::new(&client.keeper, &attempt.name));
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
         if end != LeaseEnd::Released {
-            return released_after(end, context()); // it ended meanwhile
+            // The server may still hold it: dropped here, it is released in the background.
+            return released_after(end, context());
         }
         if !client.nodes.deployment.decides_alone() && !client.nodes.is_failing() {
             // A majority granted the lock, and the others mostly answer at the same time. A release

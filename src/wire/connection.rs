@@ -1,10 +1,12 @@
 //! [`Connection`]: to one server or to a cluster. [`Batcher`]: requests of many callers, sent
 //! together over one connection.
 //!
-//! While few requests are in flight, each one is sent at once, alone: gathering takes time. Other
-//! requests queue here in the order of their arrival, and the next free batch takes them. In a
-//! batch, requests for many locks become one script call (`script.rs`), and the calls of a batch
-//! travel in one pipeline.
+//! While few requests are in flight, each one is sent at once, alone. Others queue in the order of
+//! their arrival. While a batch is in flight, the next one gathers; it leaves beside it as soon as
+//! it is worth a call, so that the server works while the client does.
+//!
+//! In a batch, requests for many locks become one script call (`script.rs`), and its calls travel
+//! in one pipeline.
 //!
 //! A queued request is a future of its caller: a caller that gives up leaves the queue.
 //!
@@ -12,10 +14,11 @@
 //! was written and the connection has delivered no reply for a node timeout. Then all queued
 //! requests fail together.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -23,12 +26,12 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, SetOnce, mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, SetOnce, oneshot};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
 #[cfg(feature = "cluster")]
-use super::cluster::{ask_masters, masters_answer, send as send_to_cluster};
+use super::cluster::send as send_to_cluster;
 use super::failure::{is_broken, too_slow};
 use super::script::{CombinedCall, ContendedLocks, PreparedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
@@ -101,50 +104,6 @@ impl Connection {
         }
     }
 
-    /// Sets the name in `CLIENT LIST`; in a cluster, on each of its connections. A server that
-    /// refuses `CLIENT` for lack of rights is used without a name.
-    pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
-        let mut naming = redis::cmd("CLIENT");
-        naming.arg("SETNAME").arg(name);
-        match self.send(&naming, limit).await {
-            Err(error) if is_broken(&error) => Err(error),
-            _named_or_refused => Ok(()),
-        }
-    }
-
-    /// Whether every master of a cluster replies through this connection. If one is missing, the
-    /// library looks for it with every request to it, while all other requests wait.
-    pub(super) async fn is_whole(&self, limit: Duration) -> bool {
-        match self {
-            Connection::Server(_) => {
-                let _ = limit;
-                true
-            }
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => {
-                let masters = masters_answer(connection.clone());
-                timeout(limit, masters).await.unwrap_or(false)
-            }
-        }
-    }
-
-    /// Sends a request to every server that grants locks: to the one, or to each master of a
-    /// cluster, by address.
-    pub(super) async fn send_to_masters(
-        &self,
-        request: &Cmd,
-        limit: Duration,
-    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
-        match self {
-            Connection::Server(_) => Ok(vec![(None, self.send(request, limit).await?)]),
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => {
-                let answers = ask_masters(connection.clone(), request.clone());
-                timeout(limit, answers).await.map_err(|_| too_slow())?
-            }
-        }
-    }
-
     /// Whether gathering requests pays off on this connection.
     pub(super) fn may_batch(&self) -> bool {
         matches!(self, Connection::Server(_))
@@ -183,14 +142,13 @@ impl fmt::Debug for Connection {
 
 /// With fewer requests than this in flight, waiting for a batch costs more than it saves: for
 /// requests that may become one call with others, and for those that only share a pipeline.
-const MAX_UNCOMBINED: usize = 32;
+const MAX_UNCOMBINED: usize = 8;
 const MAX_UNBATCHED: usize = 64;
-/// The maximum number of requests in one batch.
-const MAX_BATCH_SIZE: usize = 64;
-/// The maximum number of batches in flight: while they are answered, the next one gathers.
-const MAX_BATCHES: usize = 3;
-/// The maximum number of requests that are queued; more callers wait for a place. Each request
-/// takes about 1 KB.
+/// From this many requests on, a further batch is sent beside others.
+const WORTH_A_BATCH: usize = 16;
+const MAX_BATCH_SIZE: usize = 128;
+const MAX_BATCHES: usize = 7;
+/// More callers wait for a place in the queue. Each request takes about 1 KB.
 const MAX_QUEUED: usize = 1024;
 
 /// How often a busy runtime's other tasks run before an expired timer is believed: one of those
@@ -200,19 +158,53 @@ const YIELDS: u32 = 3;
 /// One connection, shared by many callers.
 #[derive(Debug)]
 pub(super) struct Batcher {
-    connection: Connection,
     limit: Duration,
     callers: AtomicUsize,
-    last_reply: Arc<LastReply>,
-    queue: mpsc::Sender<QueuedRequest>,
     contended: ContendedLocks,
+    /// Where batches are sent from, until the connection is no longer used.
+    runtime: Handle,
+    shared: Arc<BatchQueue>,
+}
+
+/// A connection, and the requests that wait for it.
+#[derive(Debug)]
+struct BatchQueue {
+    connection: Connection,
+    last_reply: LastReply,
+    /// The free places of the queue.
+    places: Semaphore,
+    gathered: Mutex<Gathered>,
+}
+
+/// The queued requests, and the batches in flight. While there are requests, there is a batch: its
+/// task takes them when it is answered.
+#[derive(Debug, Default)]
+struct Gathered {
+    requests: VecDeque<QueuedRequest>,
+    batches: usize,
+    /// Nothing is sent any more: the connection has failed, or its runtime has shut down.
+    is_closed: bool,
+}
+
+impl Gathered {
+    /// The next batch, if one may leave beside those in flight.
+    fn take(&mut self) -> Option<Vec<QueuedRequest>> {
+        let is_due = match self.batches {
+            0 => !self.requests.is_empty(),
+            some => some < MAX_BATCHES && self.requests.len() >= WORTH_A_BATCH,
+        };
+        is_due.then(|| {
+            self.batches += 1;
+            self.requests.drain(..self.requests.len().min(MAX_BATCH_SIZE)).collect()
+        })
+    }
 }
 
 #[derive(Debug)]
 struct QueuedRequest {
     request: Request,
-    /// One of the constants below. It changes once, from [`QUEUED`].
-    state: Arc<AtomicU8>,
+    /// Written, or about to be; or withdrawn by its caller, so never written.
+    has_left: Arc<AtomicBool>,
     outcome: oneshot::Sender<Outcome>,
 }
 
@@ -223,13 +215,6 @@ enum Outcome {
     /// A call for many locks has changed nothing: the request is to be sent alone.
     SendAlone(Request),
 }
-
-/// The request waits for its turn.
-const QUEUED: u8 = 0;
-/// The request is written, or is about to be.
-const WRITTEN: u8 = 1;
-/// The caller gave up before the request was written, so it is never written.
-const WITHDRAWN: u8 = 2;
 
 /// A reply, and a time before its request was written.
 #[derive(Debug)]
@@ -255,26 +240,25 @@ impl SentFlag {
 impl Batcher {
     /// The tasks that send pipelines run on `runtime` until the connection is no longer used.
     pub(super) fn new(connection: Connection, limit: Duration, runtime: &Handle) -> Batcher {
-        let (queue, queued) = mpsc::channel(MAX_QUEUED);
-        let last_reply = Arc::new(LastReply::new());
-        let queued = Arc::new(Mutex::new(queued));
-        for _ in 0..MAX_BATCHES {
-            let (connection, queued) = (connection.clone(), Arc::clone(&queued));
-            runtime.spawn(run_batches(connection, limit, Arc::clone(&last_reply), queued));
-        }
-        let contended = ContendedLocks::new();
-        Batcher { connection, limit, callers: AtomicUsize::new(0), last_reply, queue, contended }
+        let shared = Arc::new(BatchQueue {
+            connection,
+            last_reply: LastReply::new(),
+            places: Semaphore::new(MAX_QUEUED),
+            gathered: Mutex::default(),
+        });
+        let (callers, contended) = (AtomicUsize::new(0), ContendedLocks::new());
+        Batcher { limit, callers, contended, runtime: runtime.clone(), shared }
     }
 
     /// The connection itself, for requests that are sent rarely.
     pub(super) fn connection(&self) -> &Connection {
-        &self.connection
+        &self.shared.connection
     }
 
     /// Whether the server has replied to some request within the limit, so that a caller's wait is
     /// time in the queue, not silence of the server.
     pub(super) fn is_answering(&self) -> bool {
-        self.connection.may_batch() && self.last_reply.is_within(self.limit)
+        self.shared.connection.may_batch() && self.shared.last_reply.is_within(self.limit)
     }
 
     /// Sends a request when its turn comes, and waits for the reply for as long as the server
@@ -293,27 +277,40 @@ impl Batcher {
             request.many = None;
         }
         let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
-        if caller.others < max_at_once || !self.connection.may_batch() {
+        if caller.others < max_at_once || !self.shared.connection.may_batch() {
             return self.send_at_once(request.cmd, sent_flag).await;
         }
+        // Until the request leaves the queue. An error: the queue is closed.
+        self.shared.places.acquire().await.into_iter().for_each(SemaphorePermit::forget);
         let (outcome, delivered) = oneshot::channel();
-        let state = Arc::new(AtomicU8::new(QUEUED));
-        let mut ticket = QueueTicket { delivered, state: Arc::clone(&state), sent_flag };
-        let outcome = match self.queue.send(QueuedRequest { request, state, outcome }).await {
-            Ok(()) => (&mut ticket.delivered).await.ok(),
-            Err(_) => None,
-        };
-        match outcome {
+        let has_left = Arc::new(AtomicBool::new(false));
+        let mut ticket = QueueTicket { delivered, has_left: Arc::clone(&has_left), sent_flag };
+        self.queue(QueuedRequest { request, has_left, outcome });
+        match (&mut ticket.delivered).await.ok() {
             Some(Outcome::Answered(answer)) => answer,
             Some(Outcome::SendAlone(request)) => {
                 self.contended.note(&request);
                 self.send_at_once(request.cmd, sent_flag).await
             }
-            // The requests before this one found that the server is silent or the connection
-            // broken.
-            None if self.last_reply.has_failed() => Err(self.last_reply.failure()),
+            // Requests before this one found the server silent or the connection broken.
+            None if self.shared.last_reply.has_failed() => Err(self.shared.last_reply.failure()),
             // The batcher's runtime has shut down.
             None => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+        }
+    }
+
+    /// Queues a request, and sends the next batch if one may leave.
+    fn queue(&self, request: QueuedRequest) {
+        let mut gathered = self.shared.gathered();
+        if gathered.is_closed {
+            return; // dropped: its caller finds out why
+        }
+        gathered.requests.push_back(request);
+        let batch = gathered.take();
+        drop(gathered);
+        if let Some(batch) = batch {
+            let turn = BatchTurn { queue: Arc::clone(&self.shared), has_passed: false };
+            self.runtime.spawn(run_batches(turn, self.limit, batch));
         }
     }
 
@@ -328,11 +325,12 @@ impl Batcher {
     ) -> Result<TimedReply, RedisError> {
         sent_flag.set();
         let sent = Moment::now();
-        let answer = if self.connection.may_batch() {
-            let sending = self.connection.send(&request, UNLIMITED);
-            self.last_reply.unless_silent(self.limit, sending).await.unwrap_or_else(|| Err(too_slow()))
+        let BatchQueue { connection, last_reply, .. } = &*self.shared;
+        let answer = if connection.may_batch() {
+            let sending = connection.send(&request, UNLIMITED);
+            last_reply.unless_silent(self.limit, sending).await.unwrap_or_else(|| Err(too_slow()))
         } else {
-            self.connection.send(&request, self.limit).await
+            connection.send(&request, self.limit).await
         };
         answer.map(|value| TimedReply { value, sent })
     }
@@ -343,7 +341,7 @@ impl Batcher {
         commands: Vec<Cmd>,
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        self.connection.send_all(commands, limit.min(self.limit)).await
+        self.shared.connection.send_all(commands, limit.min(self.limit)).await
     }
 
     /// Sends calls together, by SHA1, combined where they may be. Those that a call for many locks
@@ -354,11 +352,12 @@ impl Batcher {
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
         let mut requests: Vec<_> = prepared.iter().map(PreparedCall::request).collect();
-        if !self.connection.may_batch() {
+        let connection = &self.shared.connection;
+        if !connection.may_batch() {
             requests.iter_mut().for_each(|request| request.many = None);
         }
         let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
-        let replies = send_calls(&self.connection, &calls, commands, &requests, limit.min(self.limit)).await;
+        let replies = send_calls(connection, &calls, commands, &requests, limit.min(self.limit)).await;
         let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
         let mut left = Vec::new();
         for (call, reply) in calls.iter().zip(replies) {
@@ -380,21 +379,21 @@ impl Batcher {
 /// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
 struct QueueTicket<'a> {
     delivered: oneshot::Receiver<Outcome>,
-    state: Arc<AtomicU8>,
+    has_left: Arc<AtomicBool>,
     sent_flag: &'a SentFlag,
 }
 
 impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
-        if !leaves_queue(&self.state, WITHDRAWN) {
+        if !leaves_queue(&self.has_left) {
             self.sent_flag.set();
         }
     }
 }
 
-/// Moves a request from [`QUEUED`] to `next`. False if it had left the queue before.
-fn leaves_queue(state: &AtomicU8, next: u8) -> bool {
-    state.compare_exchange(QUEUED, next, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+/// Takes a request from the queue: to write it, or to withdraw it. False if it had left before.
+fn leaves_queue(has_left: &AtomicBool) -> bool {
+    !has_left.swap(true, Ordering::SeqCst)
 }
 
 /// Counts a request for as long as its caller waits.
@@ -478,44 +477,56 @@ impl LastReply {
     }
 }
 
-/// Sends the gathered requests, batch after batch, until the connection fails. [`MAX_BATCHES`] of
-/// these tasks take turns at the queue.
-async fn run_batches(
-    connection: Connection,
-    limit: Duration,
-    last_reply: Arc<LastReply>,
-    queue: Arc<Mutex<mpsc::Receiver<QueuedRequest>>>,
-) {
-    loop {
-        let mut waiting = Vec::new();
-        {
-            let mut queue = queue.lock().await;
-            tokio::select! {
-                biased;
-                error = last_reply.failure.wait() => {
-                    // None of these requests was written: they fail with the error of those before.
-                    queue.close();
-                    while let Some(unwritten) = queue.recv().await {
-                        let _disconnected = unwritten.outcome.send(Outcome::Answered(Err(error.clone())));
-                    }
-                    return;
-                }
-                first = queue.recv() => match first {
-                    Some(first) => waiting.push(first),
-                    None => return,
-                },
-            }
-            // The tasks that were just answered ask again within one turn of the runtime.
-            yield_now().await;
-            while waiting.len() < MAX_BATCH_SIZE
-                && let Ok(next) = queue.try_recv()
-            {
-                waiting.push(next);
-            }
+impl BatchQueue {
+    /// Poisoning does not matter: nothing under this lock panics.
+    fn gathered(&self) -> MutexGuard<'_, Gathered> {
+        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to have one batch in flight. Dropped before it has passed, it closes the queue: the
+/// connection has failed, or the runtime has shut down. The callers of the queued requests, which
+/// were not written, find out why.
+struct BatchTurn {
+    queue: Arc<BatchQueue>,
+    has_passed: bool,
+}
+
+impl BatchTurn {
+    /// The next batch, after one was answered. `None`: the turn has passed.
+    fn next(&mut self) -> Option<Vec<QueuedRequest>> {
+        let mut gathered = self.queue.gathered();
+        gathered.batches -= 1;
+        let batch = gathered.take();
+        self.has_passed = batch.is_none();
+        batch
+    }
+}
+
+impl Drop for BatchTurn {
+    fn drop(&mut self) {
+        if !self.has_passed {
+            let mut gathered = self.queue.gathered();
+            gathered.is_closed = true;
+            let unwritten = std::mem::take(&mut gathered.requests);
+            drop(gathered);
+            drop(unwritten);
+            self.queue.places.close();
         }
-        if let Some(error) = send_batch(&connection, limit, &last_reply, waiting).await {
+    }
+}
+
+/// Sends a batch, and further ones while some may leave.
+async fn run_batches(mut turn: BatchTurn, limit: Duration, first: Vec<QueuedRequest>) {
+    let mut batch = Some(first);
+    while let Some(requests) = batch {
+        let BatchQueue { connection, last_reply, places, .. } = &*turn.queue;
+        places.add_permits(requests.len());
+        if let Some(error) = send_batch(connection, limit, last_reply, requests).await {
             let _of_an_earlier_batch = last_reply.failure.set(error);
+            return;
         }
+        batch = turn.next();
     }
 }
 
@@ -527,7 +538,7 @@ async fn send_batch(
     mut waiting: Vec<QueuedRequest>,
 ) -> Option<RedisError> {
     // A caller that gave up needs no request: its effect would have to be undone.
-    waiting.retain(|waiting| leaves_queue(&waiting.state, WRITTEN));
+    waiting.retain(|waiting| leaves_queue(&waiting.has_left));
     if waiting.is_empty() {
         return None;
     }

@@ -5,15 +5,15 @@ use std::fmt;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisError};
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value};
 use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
-use super::cluster::Seeds;
+use super::cluster::{Seeds, ask_masters, masters_answer};
 use super::connection::Connection;
 #[cfg(feature = "pool")]
 use super::connection::UNLIMITED;
-use super::failure::too_slow;
+use super::failure::{is_broken, too_slow};
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 use super::transport::{config, connect};
@@ -236,6 +236,53 @@ impl WakeupEndpoint {
             _ => {
                 let _ = client;
                 std::future::pending().await
+            }
+        }
+    }
+}
+
+/// What connections are asked rarely, beside their requests.
+impl Connection {
+    /// Sets the name in `CLIENT LIST`; in a cluster, on each of its connections. A server that
+    /// refuses `CLIENT` for lack of rights is used without a name.
+    pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
+        let mut naming = redis::cmd("CLIENT");
+        naming.arg("SETNAME").arg(name);
+        match self.send(&naming, limit).await {
+            Err(error) if is_broken(&error) => Err(error),
+            _named_or_refused => Ok(()),
+        }
+    }
+
+    /// Whether every master of a cluster replies through this connection. If one is missing, the
+    /// library looks for it with every request to it, while all other requests wait.
+    pub(super) async fn is_whole(&self, limit: Duration) -> bool {
+        match self {
+            Connection::Server(_) => {
+                let _ = limit;
+                true
+            }
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(connection) => {
+                let masters = masters_answer(connection.clone());
+                timeout(limit, masters).await.unwrap_or(false)
+            }
+        }
+    }
+
+    /// Sends a request to every server that grants locks: to the one, or to each master of a
+    /// cluster, by address.
+    pub(super) async fn send_to_masters(
+        &self,
+        request: &Cmd,
+        limit: Duration,
+    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+        match self {
+            Connection::Server(_) => Ok(vec![(None, self.send(request, limit).await?)]),
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(connection) => {
+                let answers = ask_masters(connection.clone(), request.clone());
+                timeout(limit, answers).await.map_err(|_| too_slow())?
             }
         }
     }

@@ -372,7 +372,11 @@ impl Node {
         PreparedCall {
             call,
             minimum_token: self.connection.server_clock.minimum_token(),
-            clock: if self.connection.server_clock.latest() == 0 { 0 } else { self.clock() },
+            clock: if call.may_be_late() && self.connection.server_clock.latest() > 0 {
+                self.clock()
+            } else {
+                0
+            },
             run: connected.run.as_deref().unwrap_or_default(),
             is_read_only: false,
         }

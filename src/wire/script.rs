@@ -10,6 +10,7 @@
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -311,26 +312,44 @@ fn word(argument: redis::Arg<&[u8]>) -> &[u8] {
     if let redis::Arg::Simple(word) = argument { word } else { &[] }
 }
 
-/// The words of `EVALSHA sha1 numkeys key… argument…`.
-struct Words<'a> {
+/// The words of requests of a batch: `EVALSHA sha1 numkeys key… argument…`.
+struct BatchWords<'a> {
     all: Vec<&'a [u8]>,
-    keys: usize,
+    /// Where those of each request are, and its number of keys.
+    requests: Vec<(Range<usize>, usize)>,
 }
 
-impl<'a> Words<'a> {
-    fn of(cmd: &'a Cmd) -> Words<'a> {
-        let all: Vec<_> = cmd.args_iter().map(word).collect();
-        let keys = all.get(2).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0);
-        Words { all, keys }
+impl<'a> BatchWords<'a> {
+    /// Only the words of requests that may be combined.
+    fn of(requests: &'a [Request]) -> BatchWords<'a> {
+        let mut words = BatchWords {
+            all: Vec::with_capacity(requests.len() * 16),
+            requests: Vec::with_capacity(requests.len()),
+        };
+        for request in requests {
+            let start = words.all.len();
+            if request.many.is_some() {
+                words.all.extend(request.cmd.args_iter().map(word));
+            }
+            let own = start..words.all.len();
+            let keys =
+                words.all[own.clone()].get(2).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+            words.requests.push((own, keys.unwrap_or(0)));
+        }
+        words
     }
 
-    fn key(&self, place: usize) -> &'a [u8] {
-        self.all.get(3 + place).copied().unwrap_or_default()
+    fn word(&self, request: usize, place: usize) -> &'a [u8] {
+        self.all[self.requests[request].0.clone()].get(place).copied().unwrap_or_default()
+    }
+
+    fn key(&self, request: usize, place: usize) -> &'a [u8] {
+        self.word(request, 3 + place)
     }
 
     /// An argument that was omitted has its default, like an empty one.
-    fn argument(&self, place: usize) -> &'a [u8] {
-        self.all.get(3 + self.keys + place).copied().unwrap_or_default()
+    fn argument(&self, request: usize, place: usize) -> &'a [u8] {
+        self.word(request, 3 + self.requests[request].1 + place)
     }
 }
 
@@ -345,17 +364,16 @@ pub(super) struct CombinedCall {
 /// Combines the requests of a batch that have the same script and the same shared arguments.
 /// Returns the calls with their commands.
 pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
-    let words: Vec<Option<Words<'_>>> =
-        requests.iter().map(|request| request.many.map(|_| Words::of(&request.cmd))).collect();
+    let words = BatchWords::of(requests);
     let mut calls: Vec<CombinedCall> = Vec::new();
     for (place, request) in requests.iter().enumerate() {
         let same = |call: &&mut CombinedCall| {
-            let (Some(many), Some(one), Some(first)) = (request.many, &words[place], &words[call.members[0]])
-            else {
-                return false;
-            };
+            let (Some(many), first) = (request.many, call.members[0]) else { return false };
             call.many.is_some_and(|other| std::ptr::eq(other, many))
-                && many.shared.iter().all(|place| one.argument(*place) == first.argument(*place))
+                && many
+                    .shared
+                    .iter()
+                    .all(|shared| words.argument(place, *shared) == words.argument(first, *shared))
         };
         match calls.iter_mut().find(same) {
             Some(call) => call.members.push(place),
@@ -365,10 +383,7 @@ pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
     for call in &mut calls {
         call.many = call.many.filter(|_| call.members.len() > 1);
     }
-    let command = |call: &CombinedCall| {
-        let words: Vec<_> = call.members.iter().filter_map(|place| words[*place].as_ref()).collect();
-        call.many.map(|many| many.command(&words, false))
-    };
+    let command = |call: &CombinedCall| call.many.map(|many| many.command(&words, &call.members, false));
     let commands: Vec<_> = calls.iter().map(command).collect();
     let command = |(call, command): (CombinedCall, Option<Cmd>)| {
         let command = command.unwrap_or_else(|| std::mem::take(&mut requests[call.members[0]].cmd));
@@ -379,25 +394,25 @@ pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
 
 impl ManyScript {
     /// The call for these requests; by the script's source for a server that does not know it.
-    fn command(&self, words: &[&Words<'_>], has_source: bool) -> Cmd {
-        let count = 3 + self.shared.len() + words.len() * (self.keys.len() + self.own.len());
-        let mut cmd = Cmd::with_capacity(count, 512 + words.len() * 256);
+    fn command(&self, words: &BatchWords<'_>, members: &[usize], has_source: bool) -> Cmd {
+        let count = 3 + self.shared.len() + members.len() * (self.keys.len() + self.own.len());
+        let mut cmd = Cmd::with_capacity(count, 512 + members.len() * 256);
         match has_source {
             true => cmd.arg("EVAL").arg(self.script.source()),
             false => cmd.arg("EVALSHA").arg(self.script.sha1()),
         };
-        cmd.arg(words.len() * self.keys.len());
-        for one in words {
+        cmd.arg(members.len() * self.keys.len());
+        for member in members {
             for place in self.keys {
-                cmd.arg(one.key(*place));
+                cmd.arg(words.key(*member, *place));
             }
         }
         for place in self.shared {
-            cmd.arg(words.first().map_or(&[][..], |one| one.argument(*place)));
+            cmd.arg(members.first().map_or(&[][..], |member| words.argument(*member, *place)));
         }
-        for one in words {
+        for member in members {
             for place in self.own {
-                cmd.arg(one.argument(*place));
+                cmd.arg(words.argument(*member, *place));
             }
         }
         cmd
@@ -407,8 +422,7 @@ impl ManyScript {
 impl CombinedCall {
     /// The call with the script's source, if it is one for many locks.
     pub(super) fn by_source(&self, requests: &[Request]) -> Option<Cmd> {
-        let words: Vec<_> = self.members.iter().map(|place| Words::of(&requests[*place].cmd)).collect();
-        Some(self.many?.command(&words.iter().collect::<Vec<_>>(), true))
+        Some(self.many?.command(&BatchWords::of(requests), &self.members, true))
     }
 
     /// The reply to each member. `None`: its request is to be sent alone.

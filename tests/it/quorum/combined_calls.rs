@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::{KINDS, Quorum};
 use crate::support::eventually;
 
-/// 32 requests are sent alone, and the others gather.
+/// Eight requests are sent alone, and the others gather.
 const LOCKS: u64 = 200;
 const CALLS: u64 = 32 + LOCKS / 10;
 

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use crate::support::{AnyGuard, Kind, Server, eventually, soon};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
-/// 32 requests are sent alone, and the others gather.
+/// Eight requests are sent alone, and the others gather.
 const TASKS: u64 = 200;
 const CALLS: u64 = 32 + TASKS / 10;
 
