@@ -322,29 +322,20 @@ struct BatchWords<'a> {
 impl<'a> BatchWords<'a> {
     /// Only the words of requests that may be combined.
     fn of(requests: &'a [Request]) -> BatchWords<'a> {
-        let mut words = BatchWords {
-            all: Vec::with_capacity(requests.len() * 16),
-            requests: Vec::with_capacity(requests.len()),
-        };
+        let (mut all, mut places) = (Vec::with_capacity(requests.len() * 16), Vec::new());
         for request in requests {
-            let start = words.all.len();
+            let start = all.len();
             if request.many.is_some() {
-                words.all.extend(request.cmd.args_iter().map(word));
+                all.extend(request.cmd.args_iter().map(word));
             }
-            let own = start..words.all.len();
-            let keys =
-                words.all[own.clone()].get(2).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
-            words.requests.push((own, keys.unwrap_or(0)));
+            let keys = all.get(start + 2).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+            places.push((start..all.len(), keys.unwrap_or(0)));
         }
-        words
+        BatchWords { all, requests: places }
     }
 
     fn word(&self, request: usize, place: usize) -> &'a [u8] {
         self.all[self.requests[request].0.clone()].get(place).copied().unwrap_or_default()
-    }
-
-    fn key(&self, request: usize, place: usize) -> &'a [u8] {
-        self.word(request, 3 + place)
     }
 
     /// An argument that was omitted has its default, like an empty one.
@@ -404,7 +395,7 @@ impl ManyScript {
         cmd.arg(members.len() * self.keys.len());
         for member in members {
             for place in self.keys {
-                cmd.arg(words.key(*member, *place));
+                cmd.arg(words.word(*member, 3 + *place));
             }
         }
         for place in self.shared {

@@ -61,9 +61,9 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/acquire_round.rs",
-                from: "let sent = tally.granted_since.unwrap_or(start);",
+                from: "let Some(sent) = tally.granted_since else",
                 times: 1,
-                to: "let (sent, _) = (Moment::now(), start);",
+                to: "let Some(sent) = tally.granted_since.map(|_| Moment::now()) else",
             },
             Edit {
                 file: "src/lease/renewal.rs",
