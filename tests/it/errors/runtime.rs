@@ -78,3 +78,31 @@ fn calls_fail_at_once_after_the_clients_runtime_ended() {
     }
     drop((second, server, outer));
 }
+
+/// Requests that wait for a place on the connection do not wait for ever.
+#[test]
+fn queued_calls_fail_once_the_clients_runtime_ended() {
+    let second = runtime();
+    let server = second.block_on(Server::start());
+    let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let options = options().node_timeout(Duration::from_secs(60)).ttl(Duration::from_secs(600));
+    let locks = first.block_on(server.locks_with(options));
+    server.pause();
+    second.block_on(async {
+        let mut calls = tokio::task::JoinSet::new();
+        for number in 0..200 {
+            let lock = locks.mutex(format!("queued-{number}")).unwrap();
+            calls.spawn(async move { lock.try_lock().await.map(drop) });
+        }
+        // On this runtime with one thread, all of them have sent or queued their requests by then.
+        for _ in 0..3 {
+            tokio::spawn(async {}).await.unwrap();
+        }
+        first.shutdown_background();
+        let outcomes = soon("no call waits", calls.join_all()).await;
+        for outcome in outcomes {
+            assert_ended(outcome, Operation::Acquire);
+        }
+    });
+    server.resume();
+}
