@@ -156,8 +156,12 @@ end
 if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = take_token()
   if not token then return refusal end
-  redis.call('HSET', KEYS[1], 'mode', 'sole write ' .. owner .. ' ' .. attempt)
-  if token > 0 then redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token)) end
+  local sole = 'sole write ' .. owner .. ' ' .. attempt
+  if token > 0 then
+    redis.call('HSET', KEYS[1], 'mode', sole, 'token', string.format('%.0f', token))
+  else
+    redis.call('HSET', KEYS[1], 'mode', sole)
+  end
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end

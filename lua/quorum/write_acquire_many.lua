@@ -81,8 +81,12 @@ for i = 1, count do
   local attempt, owner, token = ARGV[3 * i], owners[i], nil
   if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = take_token(ARGV[2 + 3 * i]) end
   if token then
-    redis.call('HSET', KEYS[1], 'mode', 'sole write ' .. owner .. ' ' .. attempt)
-    if token > 0 then redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token)) end
+    local sole = 'sole write ' .. owner .. ' ' .. attempt
+    if token > 0 then
+      redis.call('HSET', KEYS[1], 'mode', sole, 'token', string.format('%.0f', token))
+    else
+      redis.call('HSET', KEYS[1], 'mode', sole)
+    end
     redis.call('PEXPIRE', KEYS[1], ttl_ms)
   end
   answers[i] = token or -10

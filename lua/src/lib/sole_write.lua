@@ -1,3 +1,7 @@
-redis.call('HSET', KEYS[1], 'mode', 'sole write ' .. owner .. ' ' .. attempt)
-if token > 0 then redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token)) end
+local sole = 'sole write ' .. owner .. ' ' .. attempt
+if token > 0 then
+  redis.call('HSET', KEYS[1], 'mode', sole, 'token', string.format('%.0f', token))
+else
+  redis.call('HSET', KEYS[1], 'mode', sole)
+end
 redis.call('PEXPIRE', KEYS[1], ttl_ms)
