@@ -444,7 +444,8 @@ impl Drop for LocalEntry {
             local_queue.entering -= usize::from(self.may_enter);
             if local_queue.waiters == 0 {
                 local_queues.remove(&self.name);
-            } else if let Some(turn) = local_queue.turn.as_ref().filter(|_| self.is_first) {
+            } else if let Some(turn) = local_queue.turn.clone().filter(|_| self.is_first) {
+                drop(local_queues);
                 turn.add_permits(1);
             }
         }

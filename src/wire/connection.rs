@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -159,7 +159,8 @@ const YIELDS: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Batcher {
     limit: Duration,
-    callers: AtomicUsize,
+    /// Each caller that waits has a clone.
+    callers: Arc<()>,
     contended: ContendedLocks,
     /// Where batches are sent from, until the connection is no longer used.
     runtime: Handle,
@@ -176,26 +177,28 @@ struct BatchQueue {
     gathered: Mutex<Gathered>,
 }
 
-/// The queued requests, and the batches in flight. While there are requests, there is a batch: its
-/// task takes them when it is answered.
+/// The queued requests. While there are any, a batch is in flight: its task takes them.
 #[derive(Debug, Default)]
 struct Gathered {
     requests: VecDeque<QueuedRequest>,
     batches: usize,
+    /// The number of requests in those batches.
+    in_flight: usize,
     /// Nothing is sent any more: the connection has failed, or its runtime has shut down.
     is_closed: bool,
 }
 
 impl Gathered {
-    /// The next batch, if one may leave beside those in flight.
+    /// The next batch, if one may leave beside those in flight: it is worth a call, or has as many
+    /// requests as they have. If eleven waited for one, they would lose a round trip each time.
     fn take(&mut self) -> Option<Vec<QueuedRequest>> {
-        let is_due = match self.batches {
-            0 => !self.requests.is_empty(),
-            some => some < MAX_BATCHES && self.requests.len() >= WORTH_A_BATCH,
-        };
-        is_due.then(|| {
+        let gathered = self.requests.len();
+        let is_due = gathered > 0 && gathered >= WORTH_A_BATCH.min(self.in_flight);
+        (is_due && self.batches < MAX_BATCHES).then(|| {
+            let batch: Vec<_> = self.requests.drain(..gathered.min(MAX_BATCH_SIZE)).collect();
             self.batches += 1;
-            self.requests.drain(..self.requests.len().min(MAX_BATCH_SIZE)).collect()
+            self.in_flight += batch.len();
+            batch
         })
     }
 }
@@ -246,7 +249,7 @@ impl Batcher {
             places: Semaphore::new(MAX_QUEUED),
             gathered: Mutex::default(),
         });
-        let (callers, contended) = (AtomicUsize::new(0), ContendedLocks::new());
+        let (callers, contended) = (Arc::default(), ContendedLocks::new());
         Batcher { limit, callers, contended, runtime: runtime.clone(), shared }
     }
 
@@ -272,15 +275,19 @@ impl Batcher {
         mut request: Request,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
-        let caller = CallerCount::new(&self.callers);
-        if request.many.is_some() && caller.others >= MAX_UNCOMBINED && self.contended.contain(&request) {
+        let _caller = Arc::clone(&self.callers);
+        let others = Arc::strong_count(&self.callers) - 2;
+        if request.many.is_some() && others >= MAX_UNCOMBINED && self.contended.contain(&request) {
             request.many = None;
         }
         let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
-        if caller.others < max_at_once || !self.shared.connection.may_batch() {
+        if others < max_at_once || !self.shared.connection.may_batch() {
             return self.send_at_once(request.cmd, sent_flag).await;
         }
-        // Until the request leaves the queue. An error: the queue is closed.
+        if self.shared.places.is_closed() {
+            return Err(closed()); // nothing is sent here any more: another connection may work
+        }
+        // Until the request leaves the queue. An error: the queue was closed meanwhile.
         self.shared.places.acquire().await.into_iter().for_each(SemaphorePermit::forget);
         let (outcome, delivered) = oneshot::channel();
         let has_left = Arc::new(AtomicBool::new(false));
@@ -295,7 +302,7 @@ impl Batcher {
             // Requests before this one found the server silent or the connection broken.
             None if self.shared.last_reply.has_failed() => Err(self.shared.last_reply.failure()),
             // The batcher's runtime has shut down.
-            None => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+            None => Err(closed()),
         }
     }
 
@@ -309,7 +316,7 @@ impl Batcher {
         let batch = gathered.take();
         drop(gathered);
         if let Some(batch) = batch {
-            let turn = BatchTurn { queue: Arc::clone(&self.shared), has_passed: false };
+            let turn = BatchTurn { queue: Arc::clone(&self.shared), size: batch.len(), has_passed: false };
             self.runtime.spawn(run_batches(turn, self.limit, batch));
         }
     }
@@ -376,6 +383,10 @@ impl Batcher {
     }
 }
 
+fn closed() -> RedisError {
+    RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))
+}
+
 /// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
 struct QueueTicket<'a> {
     delivered: oneshot::Receiver<Outcome>,
@@ -394,24 +405,6 @@ impl Drop for QueueTicket<'_> {
 /// Takes a request from the queue: to write it, or to withdraw it. False if it had left before.
 fn leaves_queue(has_left: &AtomicBool) -> bool {
     !has_left.swap(true, Ordering::SeqCst)
-}
-
-/// Counts a request for as long as its caller waits.
-struct CallerCount<'a> {
-    count: &'a AtomicUsize,
-    others: usize,
-}
-
-impl CallerCount<'_> {
-    fn new(count: &AtomicUsize) -> CallerCount<'_> {
-        CallerCount { count, others: count.fetch_add(1, Ordering::Relaxed) }
-    }
-}
-
-impl Drop for CallerCount<'_> {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// When a connection last delivered a reply. Requests on one connection are answered in order, so
@@ -489,6 +482,7 @@ impl BatchQueue {
 /// were not written, find out why.
 struct BatchTurn {
     queue: Arc<BatchQueue>,
+    size: usize,
     has_passed: bool,
 }
 
@@ -497,8 +491,9 @@ impl BatchTurn {
     fn next(&mut self) -> Option<Vec<QueuedRequest>> {
         let mut gathered = self.queue.gathered();
         gathered.batches -= 1;
+        gathered.in_flight -= self.size;
         let batch = gathered.take();
-        self.has_passed = batch.is_none();
+        (self.size, self.has_passed) = (batch.as_ref().map_or(0, Vec::len), batch.is_none());
         batch
     }
 }

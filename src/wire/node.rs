@@ -379,6 +379,7 @@ impl Node {
             },
             run: connected.run.as_deref().unwrap_or_default(),
             is_read_only: false,
+            has_own_minimum: !self.is_one_server(),
         }
     }
 

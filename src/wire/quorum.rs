@@ -256,10 +256,18 @@ impl Nodes {
                 (place, outcome)
             }));
         }
-        // One task for all nodes: switching between tasks costs more than polling the requests.
+        // One task for all nodes: switching between tasks costs more than polling the requests. No
+        // vote decides before a majority has voted, so none wakes the caller before.
+        let (mut held_back, mut missing) = (Vec::new(), self.deployment.majority());
         self.runtime.spawn(async move {
             while let Some(vote) = next_ready(&mut pending).await {
-                let _decided_without_it = sender.send(vote).await;
+                held_back.push(vote);
+                missing = missing.saturating_sub(1);
+                if missing == 0 || pending.is_empty() {
+                    for vote in held_back.drain(..) {
+                        let _decided_without_it = sender.send(vote).await;
+                    }
+                }
             }
         });
         let replicas = call.replicas().map_or(0, |(count, _)| count);

@@ -85,7 +85,6 @@ impl<'a> Call<'a> {
         Call { script, keys, args, id_suffix, replicas: None, is_read_only: false, many: None }
     }
 
-    /// Adds a key.
     pub(crate) fn key(mut self, key: String) -> Call<'a> {
         self.keys.push(Cow::Owned(key));
         self
@@ -114,7 +113,6 @@ impl<'a> Call<'a> {
         self.arg(number.map_or(Arg::Default, Arg::Number))
     }
 
-    /// Adds an argument with its default.
     pub(crate) fn default(self) -> Call<'a> {
         self.arg(Arg::Default)
     }
@@ -219,6 +217,7 @@ pub(super) struct PreparedCall<'a> {
     pub(super) run: &'a str,
     /// Sent in its read-only form: the server refuses it if it writes.
     pub(super) is_read_only: bool,
+    pub(super) has_own_minimum: bool,
 }
 
 impl PreparedCall<'_> {
@@ -226,9 +225,14 @@ impl PreparedCall<'_> {
         self.cmd(if self.is_read_only { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
     }
 
-    /// The same, for a connection that may combine it with others.
+    /// The same, for a connection that may combine it with others of the same minimum token.
     pub(super) fn request(&self) -> Request {
-        Request { cmd: self.by_sha1(), many: self.call.many.filter(|_| !self.is_read_only) }
+        let is_minimum = |place: &usize| matches!(self.call.args.get(*place), Some(Arg::MinimumToken));
+        let differs = |many: &ManyScript| self.has_own_minimum && many.shared.iter().any(is_minimum);
+        Request {
+            cmd: self.by_sha1(),
+            many: self.call.many.filter(|many| !self.is_read_only && !differs(many)),
+        }
     }
 
     /// The same call with the source in place of the SHA1, for a server that does not know the
@@ -525,7 +529,6 @@ impl Reply {
         }
     }
 
-    /// The items of a longer reply, as text.
     pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
         let Value::Array(items) = &self.value else { return Err(self.unexpected()) };
         let text = |item: &Value| match item {

@@ -441,9 +441,9 @@ pub(super) struct ServerClock {
     highest: AtomicU64,
     /// How far the server's clock is ahead of ours, as far as this connection has shown.
     ahead: AtomicI64,
-    /// Whether a server had a clock that was set back by more than [`MAX_AHEAD`] since. Otherwise
-    /// no request has to read our clock for its minimum token.
-    is_far_ahead: AtomicBool,
+    /// Up to here, a minimum token is less than [`MAX_AHEAD`] ahead of the server's clock, so that
+    /// no request reads our clock for it.
+    unquestioned: AtomicU64,
 }
 
 impl ServerClock {
@@ -453,7 +453,7 @@ impl ServerClock {
         // A server refuses a minimum token that is more than a day ahead of its clock. If the clock
         // was set back by more than that, tokens are in no order across that step, but the locks
         // work.
-        if self.is_far_ahead.load(Ordering::Relaxed) {
+        if minimum_token > self.unquestioned.load(Ordering::Relaxed) {
             minimum_token.min(self.now().saturating_add(MAX_AHEAD))
         } else {
             minimum_token
@@ -489,8 +489,8 @@ impl ServerClock {
     /// Records the server's time on a new connection: the next tokens must be larger.
     pub(super) fn raise(&self, server_time: u64) {
         self.ahead.store(ahead(server_time), Ordering::Relaxed);
-        let before = self.highest.fetch_max(server_time, Ordering::Relaxed);
-        self.is_far_ahead.store(before > server_time.saturating_add(MAX_AHEAD), Ordering::Relaxed);
+        self.highest.fetch_max(server_time, Ordering::Relaxed);
+        self.unquestioned.store(server_time.saturating_add(MAX_AHEAD), Ordering::Relaxed);
     }
 }
 

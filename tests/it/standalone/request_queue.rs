@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Locks, Options};
 use tokio::task::JoinSet;
 
-use crate::support::{Server, Stopwatch, soon};
+use crate::support::{Proxy, Server, Stopwatch, soon};
 
 const MANY: usize = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
 
@@ -110,4 +110,35 @@ async fn abandoned_request_in_the_queue_is_never_sent() {
     assert!(run <= 2 * (64 + 4 * 64) + 64, "{run}");
     drop(locks);
     server.assert_nothing_left().await;
+}
+
+/// With twelve tasks, some requests are sent alone and others gather. None waits for the reply to
+/// another one: over a slow network that would double the time of each request.
+#[tokio::test]
+async fn few_more_tasks_than_are_sent_alone_take_no_longer() {
+    let server = Server::start().await;
+    let proxy = Proxy::before(vec![server.port()]).await;
+    let locks = Locks::open(&proxy.url()).await.unwrap();
+    let took = async |tasks: usize| {
+        let start = Stopwatch::start();
+        let mut running = JoinSet::new();
+        for number in 0..tasks {
+            let mutex = locks.mutex(format!("slow-{number}")).unwrap();
+            running.spawn(async move {
+                for _ in 0..5 {
+                    mutex.lock().await.unwrap().release().await.unwrap();
+                }
+            });
+        }
+        running.join_all().await;
+        start.undisturbed()
+    };
+    took(24).await; // the scripts are known then
+    proxy.slow_down(Some(Duration::from_millis(40)));
+    let alone = took(8).await;
+    for tasks in [12, 16] {
+        let beside_others = took(tasks).await;
+        println!("FIG 8 tasks {alone:?}, {tasks} tasks {beside_others:?}");
+        assert!(beside_others < alone * 3 / 2, "{tasks} tasks: {beside_others:?}, 8 tasks: {alone:?}");
+    }
 }
