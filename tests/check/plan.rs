@@ -57,7 +57,7 @@ macro_rules! faults {
                     return "bounded loss: the holder learns of it with the next renewal; tokens still grow";
                 }
                 match self {
-                    Fault::WorkerKilled => "waiting: what it held or waited for is free after a TTL",
+                    Fault::WorkerKilled => "waiting: its locks and places are free after a TTL",
                     Fault::WorkerStopped | Fault::WorkerBlocked => {
                         "deadline: it does not trust expired leases; the resource refuses its late writes"
                     }
