@@ -102,8 +102,7 @@ impl TryFrom<String> for Owner {
 }
 
 impl fmt::Debug for Owner {
-    /// Shows the first characters: enough to distinguish owners in a log, too few to acquire a lock
-    /// with.
+    /// Shows the first characters: they distinguish owners in a log, and acquire no lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Owner({:?})", shortened(&self.to_string()))
     }

@@ -1,4 +1,4 @@
-//! ACL rights: those that the guide documents are enough, in every topology.
+//! ACL rights: those that the guide documents suffice, in every topology.
 
 use std::time::Duration;
 

@@ -55,7 +55,7 @@ async fn quorum_requests_share_script_calls() {
             acquires.spawn(async move { lock.lock().await });
         }
         let guards = gathered(&quorum, acquires).await;
-        // Two nodes are enough for a guard. Its release is sent alone while the third one has not
+        // Two nodes are a majority. The guard's release is sent alone while the third one has not
         // answered: it must have all locks, and its answer to a later request comes after those.
         for server in &quorum.servers {
             eventually("the node has all locks", || async {

@@ -1,4 +1,4 @@
-//! Grants with enough replicas, with too few, and while some replicas are missing.
+//! Grants with the required replicas, with fewer, and while some replicas are missing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         guard.release().await.unwrap();
         assert_eq!(waits(master).await, before, "{kind:?}");
     }
-    // One of two replicas is enough. A new replica acknowledges nothing for a while, so wait first.
+    // One of two replicas suffices. A new replica acknowledges nothing for a while, so wait first.
     caught_up(master, 2).await;
     replicas[1].pause();
     let mut held = Vec::new();
