@@ -122,7 +122,7 @@ impl SharedConnection {
     }
 
     pub(super) fn is_one_server(&self) -> bool {
-        self.endpoint.is_one_server()
+        self.server_clock.is_of_one_server
     }
 
     /// Returns the connection, connecting if there is none. A new connection passes the handshake
