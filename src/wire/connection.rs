@@ -32,8 +32,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 #[cfg(feature = "cluster")]
 use super::cluster::send as send_to_cluster;
+use super::contended_locks::ContendedLocks;
 use super::failure::{is_broken, too_slow};
-use super::script::{CombinedCall, ContendedLocks, PreparedCall, Request, combine, is_unknown_script};
+use super::script::{CombinedCall, PreparedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
 
 /// For a request whose caller sets a timer: a second timer would only cost time.

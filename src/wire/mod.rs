@@ -6,9 +6,11 @@
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
+mod contended_locks;
 mod endpoint;
 mod failure;
 mod handshake;
+mod late_notifications;
 mod node;
 mod quorum;
 mod script;
