@@ -78,7 +78,7 @@ local function next_token()
 end
 
 -- The common case: the mutex is free, and no attempt waits.
-if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+if not place and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = 0, nil
   if min_token then token, refusal = next_token() end
   if not token then return refusal end
@@ -147,6 +147,7 @@ local function queue(at, lane)
   if added == 0 or at ~= time then
     -- The score is above all end marks, so that the oldest of those are found first.
     redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
+    if redis.call('ZCARD', KEYS[3]) == 2 then return end -- this waiter and its mark
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
   -- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to

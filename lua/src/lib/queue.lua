@@ -8,6 +8,7 @@ local function queue(at, lane)
   if added == 0 or at ~= time then
     -- The score is above all end marks, so that the oldest of those are found first.
     redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
+    if redis.call('ZCARD', KEYS[3]) == 2 then return end -- this waiter and its mark
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
   --@include waiter

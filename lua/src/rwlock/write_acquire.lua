@@ -41,7 +41,7 @@ local kind = 'write'
 --@include next_token
 
 -- The common case: the lock is free, and no attempt waits.
-if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+if not place and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = 0, nil
   if min_token then token, refusal = next_token() end
   if not token then return refusal end
