@@ -30,6 +30,7 @@ static MUTEX: Kind = Kind {
         shared: &[1, 2, 7],
         own: &[0],
     },
+    wait_many: None,
     propose_many: ManyScript {
         script: Script::new(
             "quorum/mutex_acquire_many",

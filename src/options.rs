@@ -53,7 +53,7 @@ pub enum Nesting {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wakeups {
-    /// The client is notified on a subscription of its own, and also polls every
+    /// The client is notified on a subscription of its own, and also polls now and then: see
     /// [`Options::poll_cap`].
     #[default]
     Push,
@@ -106,7 +106,7 @@ pub enum RestartGuard {
 /// | `max_depth` | 1 to 1,024 | 255 |
 /// | `max_readers` | 1 to 100,000 | 10,000 |
 /// | `wakeups` | `push`, `verify`, `poll` | `push` |
-/// | `poll_cap_ms` | 10 to 10,000 | 1,000 |
+/// | `poll_cap_ms` | 10 to 10,000 | 2,500 |
 /// | `node_timeout_ms` | 10 to 60,000 | 1,000 |
 /// | `outage_limit_ms` | up to 86,400,000 | none |
 /// | `grant_within_ms` | 100 to 86,400,000 | none |
@@ -171,7 +171,7 @@ impl Default for Options {
             nesting: Nesting::Counted,
             max_depth: 255,
             max_readers: 10_000,
-            poll_cap: Duration::from_secs(1),
+            poll_cap: Duration::from_millis(2500),
             node_timeout: Duration::from_secs(1),
             drift: 0.01,
             prefix: "lock:".to_owned(),
@@ -258,8 +258,11 @@ impl Options {
     }
 
     /// Sets the longest pause between two polls of a waiter: the delay if a message is lost. From
-    /// 10 ms to 10 s; 1 s by default. A client without a subscriber polls every 100 ms, or at this
-    /// interval if it is shorter.
+    /// 10 ms to 10 s; 2.5 s by default.
+    ///
+    /// The first pause is 250 ms, each later one twice as long, up to this limit and to 0.7 of a
+    /// claim (2.1 s, or less if the TTL is below 3 s). A client without a subscriber polls every
+    /// 100 ms, or at this interval if it is shorter.
     pub fn poll_cap(mut self, cap: Duration) -> Options {
         self.poll_cap = cap;
         self.mark_set(Field::PollCap)

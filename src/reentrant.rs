@@ -35,6 +35,7 @@ static REENTRANT: Kind = Kind {
         "reentrant/acquire_many",
         include_str!("../lua/reentrant/acquire_many.lua"),
     )),
+    wait_many: None,
     propose_many: many_proposals_by_owner(Script::new(
         "quorum/reentrant_acquire_many",
         include_str!("../lua/quorum/reentrant_acquire_many.lua"),

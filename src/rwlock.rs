@@ -33,6 +33,7 @@ static READ: Kind = Kind {
         proposing: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
     },
     acquire_many: many_by_owner(Script::new("rwlock/read_acquire_many", READ_ACQUIRE_MANY)),
+    wait_many: Some(Script::new("rwlock/read_wait_many", READ_WAIT_MANY)),
     propose_many: many_proposals_by_owner(Script::new("quorum/read_acquire_many", READ_PROPOSE_MANY)),
     renew: Script::new("rwlock/renew", RENEW),
     renew_many: renew_many_by_owner(Script::new("rwlock/renew_many", RENEW_MANY)),
@@ -55,6 +56,7 @@ static WRITE: Kind = Kind {
         proposing: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
     },
     acquire_many: many_by_owner(Script::new("rwlock/write_acquire_many", WRITE_ACQUIRE_MANY)),
+    wait_many: None,
     propose_many: many_proposals_by_owner(Script::new("quorum/write_acquire_many", WRITE_PROPOSE_MANY)),
     renew: Script::new("rwlock/renew", RENEW),
     renew_many: renew_many_by_owner(Script::new("rwlock/renew_many", RENEW_MANY)),
@@ -64,14 +66,9 @@ static WRITE: Kind = Kind {
     inspect: Script::new("rwlock/inspect", INSPECT),
 };
 
-/// Both kinds have this script.
 const fn release_many() -> ManyScript {
-    ManyScript {
-        script: Script::new("rwlock/release_many", include_str!("../lua/rwlock/release_many.lua")),
-        keys: &[0],
-        shared: &[],
-        own: &[0, 1],
-    }
+    let script = Script::new("rwlock/release_many", include_str!("../lua/rwlock/release_many.lua"));
+    ManyScript { script, keys: &[0], shared: &[], own: &[0, 1] }
 }
 
 static DOWNGRADE: ScriptSet = ScriptSet {
@@ -84,6 +81,7 @@ const FULL: Refusal = (-7, |options, context| Error::TooManyReaders { context, l
 
 const FOUND: &str = "something that is not a read-write lock";
 const READ_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/read_acquire_many.lua");
+const READ_WAIT_MANY: &str = include_str!("../lua/rwlock/read_wait_many.lua");
 const READ_PROPOSE_MANY: &str = include_str!("../lua/quorum/read_acquire_many.lua");
 const WRITE_PROPOSE_MANY: &str = include_str!("../lua/quorum/write_acquire_many.lua");
 const WRITE_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/write_acquire_many.lua");

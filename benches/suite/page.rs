@@ -83,9 +83,9 @@ server's time for it is reading and writing on three sockets, which no script ca
 agree on a token, and a release waits for the last node.
 - **Cluster.** A script takes keys of one slot, so requests for different names cannot share a call. \
 Each one is sent alone, since a pipeline of the library fails as a whole if one slot has moved.
-- **Waiting tasks.** One task of a client waits in Redis for the others and polls once a second; a \
-poll is 11 to 19 commands inside its script. Tasks that wait to read each wait in Redis, since one \
-release admits all of them.
+- **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
+poll is 8 or 9 commands inside its script. Tasks that wait to read each wait in Redis, since one \
+release admits all of them, and one of them polls for all.
 - **Memory.** A lease is kept with its attempt, its name and its place in the schedule; a lock is two \
 keys with a TTL each, which costs the server more than their contents.
 

@@ -137,6 +137,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
     loop {
         let subscription = client.wakeups.subscription();
         progress.in_flight = Some(Arc::clone(&waiter.guard.attempt.in_flight));
+        let mut is_busy = false;
         let pause = match acquire_round(waiter.guard, waiter.entry.as_ref()).await {
             AcquireOutcome::Granted(hold) => return Ok(hold),
             AcquireOutcome::Refused(error) => return Err(error),
@@ -202,10 +203,11 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                 if let Some(front) = &front {
                     announce_holder(request, front).await;
                 }
-                (free_in + Duration::from_millis(1)).min(waiter.poll)
+                is_busy = true;
+                (free_in + Duration::from_millis(1)).min(waiter.next_pause())
             }
         };
-        progress.woken = match waiter.sleep(pause, &mut budget).await {
+        progress.woken = match waiter.sleep(pause, is_busy, &mut budget).await {
             WakeEvent::Granted(lease) => {
                 progress.woken = WakeReason::Notified;
                 return Ok(waiter.guard.granted(lease, true)); // there is one server
@@ -374,12 +376,18 @@ impl OutageDeadline<'_> {
 const POLLS: u32 = 4;
 const NEXT_POLL: Duration = Duration::from_millis(200);
 
+/// The pause before the first poll of a waiter that is notified; each later one is twice as long.
+const FIRST_POLL: Duration = Duration::from_millis(250);
+
 /// How an attempt waits: queued or not, notified or polling.
 struct Waiter {
     guard: AttemptGuard,
     /// How it is queued, if it is.
     entry: Option<QueueEntry>,
+    /// The longest pause between two polls.
     poll: Duration,
+    /// How often it was told that the lock is busy.
+    polls: u32,
     mailbox: Option<Mailbox>,
     grant_clock: Option<GrantClock>,
 }
@@ -436,7 +444,7 @@ impl Waiter {
     fn unqueued(request: &LockRequest) -> Waiter {
         let guard = AttemptGuard::new(request);
         let poll = request.poll(&guard.attempt, false);
-        Waiter { guard, entry: None, poll, mailbox: None, grant_clock: None }
+        Waiter { guard, entry: None, poll, polls: 0, mailbox: None, grant_clock: None }
     }
 
     fn notified(request: &LockRequest) -> Waiter {
@@ -458,25 +466,47 @@ impl Waiter {
         waiter
     }
 
+    /// How long to pause before the next poll: longer each time. A holder that notifies nobody, as
+    /// other libraries do, is then waited for little longer than it held the lock.
+    fn next_pause(&mut self) -> Duration {
+        let pause = FIRST_POLL * (1 << self.polls.min(5));
+        self.polls += 1;
+        pause.min(self.poll)
+    }
+
     /// Sleeps until a notification grants a lease, or until the next poll is due. An unverified
-    /// notification makes it poll at once, as often as the budget allows.
-    async fn sleep(&self, pause: Duration, budget: &mut PollBudget) -> WakeEvent {
+    /// notification makes it poll at once, as often as the budget allows. While the lock is busy,
+    /// another task may poll for this one.
+    async fn sleep(&self, pause: Duration, is_busy: bool, budget: &mut PollBudget) -> WakeEvent {
         let Some(mailbox) = &self.mailbox else {
             sleep(pause).await;
             return WakeEvent::PollDue;
         };
         let (mut until, mut is_notified) = (Instant::now() + pause, false);
-        while let Ok(message) = timeout_at(until, mailbox.wait()).await {
-            if let Some(lease) = message.and_then(|message| self.granted_lease(&message)) {
-                return WakeEvent::Granted(lease);
+        let AttemptGuard { client, attempt, .. } = &self.guard;
+        let join =
+            |entry| client.shared_polls.join((&client.nodes, &client.wakeups), (attempt, entry), until);
+        let shared_poll = self.entry.as_ref().filter(|_| is_busy).and_then(join);
+        loop {
+            while let Ok(message) = timeout_at(until, mailbox.wait()).await {
+                if let Some(lease) = message.and_then(|message| self.granted_lease(&message)) {
+                    return WakeEvent::Granted(lease);
+                }
+                match budget.take() {
+                    Ok(()) => return WakeEvent::Notified,
+                    Err(at) if at < until => (until, is_notified) = (at, true),
+                    Err(_) => {}
+                }
             }
-            match budget.take() {
-                Ok(()) => return WakeEvent::Notified,
-                Err(at) if at < until => (until, is_notified) = (at, true),
-                Err(_) => {}
+            if is_notified {
+                return if budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue };
+            }
+            let Some(shared_poll) = &shared_poll else { return WakeEvent::PollDue };
+            match shared_poll.poll(self.poll).await {
+                Some(at) => until = at,
+                None => return WakeEvent::PollDue,
             }
         }
-        if is_notified && budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue }
     }
 
     /// The lease that a notification grants: `token time key`. `None` unless most of the claim is

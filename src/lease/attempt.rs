@@ -214,6 +214,20 @@ impl Attempt {
         call.replicated(self.options.wants_replicas())
     }
 
+    /// One poll for attempts of one client that are queued for the same lock with the same terms.
+    pub(super) fn wait_many<'a>(
+        script: &'static Script,
+        entry: &QueueEntry,
+        waiting: &'a [Arc<Attempt>],
+    ) -> Option<Call<'a>> {
+        let first = waiting.first()?;
+        let call = queued_as(Call::new(script, &[first.name.key(), first.name.waiters()]), Some(entry));
+        let add = |call: Call<'a>, attempt: &'a Arc<Attempt>| {
+            call.id(attempt.id, &attempt.origin.suffix).text(attempt.owner.as_deref().unwrap_or(""))
+        };
+        Some(waiting.iter().fold(first.with_depth(call), add))
+    }
+
     /// Acquires the lock again on a node that has lost it, under the token that the other nodes
     /// have.
     pub(super) fn repair(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
@@ -393,6 +407,8 @@ pub(crate) struct Kind {
     pub(crate) capacity: Option<Capacity>,
     pub(crate) acquire: ScriptSet,
     pub(crate) acquire_many: ManyScript,
+    /// One poll for many waiters of a lock, for a kind whose tasks all wait in Redis.
+    pub(crate) wait_many: Option<Script>,
     /// For nodes that decide by majority.
     pub(crate) propose_many: ManyScript,
     pub(crate) renew: Script,

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::attempt::{Attempt, Kind, Origin, Queue};
 use super::keeper::Keeper;
+use super::shared_poll::SharedPolls;
 use crate::clock::Moment;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::inspection::Holder;
@@ -28,6 +29,7 @@ pub(crate) struct Client {
     pub(crate) wakeups: WakeupSubscription,
     pub(super) keeper: Arc<Keeper>,
     pub(super) local_queues: LocalQueues,
+    pub(super) shared_polls: SharedPolls,
     origin: Arc<Origin>,
 }
 
@@ -80,6 +82,7 @@ impl Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,
             local_queues: LocalQueues::default(),
+            shared_polls: SharedPolls::default(),
             origin: Arc::new(Origin::new(&nodes, attempt_suffix)),
             nodes,
         })
@@ -238,13 +241,14 @@ impl LockRequest {
         self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
     }
 
-    /// The longest pause between two polls. Clients differ by up to a quarter, so that they do not
-    /// poll at the same moment.
+    /// The longest pause between two polls. Clients differ by up to a sixteenth, so that they do
+    /// not poll at the same moment.
     pub(super) fn poll(&self, attempt: &Attempt, is_notified: bool) -> Duration {
-        // A waiter that sends no request for as long as its claim counts as dead.
-        let half = attempt.claim() / 2;
-        let cap = if is_notified { half } else { UNNOTIFIED_POLL.min(half) }.min(self.options.poll_cap);
-        cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 1024.0)
+        // A waiter that sends no request for as long as its claim counts as dead. If its messages
+        // arrive, a poll is for that alone, and 0.9 s of a claim of 3 s are left for a slow one.
+        let longest = attempt.claim().mul_f64(if is_notified { 0.7 } else { 0.5 });
+        let cap = if is_notified { longest } else { UNNOTIFIED_POLL.min(longest) }.min(self.options.poll_cap);
+        cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 4096.0)
     }
 
     pub(super) fn queues_inside(&self) -> bool {

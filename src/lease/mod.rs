@@ -14,6 +14,7 @@ mod owned_lease;
 mod release;
 mod renewal;
 mod shared_hold;
+mod shared_poll;
 
 pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::{

@@ -481,6 +481,12 @@ impl Reply {
         }
     }
 
+    /// The numbers of a list of integers.
+    pub(crate) fn numbers(&self) -> Option<Vec<i64>> {
+        let Value::Array(items) = &self.value else { return None };
+        items.iter().map(|item| if let Value::Int(number) = item { Some(*number) } else { None }).collect()
+    }
+
     pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
         let Value::Array(items) = &self.value else { return Err(self.unexpected()) };
         let text = |item: &Value| match item {

@@ -148,6 +148,13 @@ impl WakeupSubscription {
         Mailbox::new(&self.mailboxes, id)
     }
 
+    /// Makes the waiter with this id poll.
+    pub(crate) fn notify(&self, id: Uuid) {
+        if let Some(slot) = self.mailboxes.slots().get(&id) {
+            slot.notify.notify_one();
+        }
+    }
+
     /// Sets the action for messages that still arrive for this id, for as long as one may.
     pub(crate) fn expect_late_notifications(&self, id: Uuid, answer: impl Fn(usize) + Send + Sync + 'static) {
         self.mailboxes.late_notifications.expect(id, Arc::new(answer));

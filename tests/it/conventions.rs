@@ -64,6 +64,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "lease",
             "keeper",
             "renewal",
+            "shared_poll",
             "client",
             "close",
             "release",

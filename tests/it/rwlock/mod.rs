@@ -4,6 +4,7 @@
 mod batches;
 mod expiry;
 mod many_readers;
+mod shared_polls;
 mod tokens;
 
 use std::future::Future;

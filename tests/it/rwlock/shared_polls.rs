@@ -1,0 +1,136 @@
+//! Tasks of one client that wait to read share their polls.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redlatch::{Options, RwLock, RwLockReadGuard};
+use tokio::task::JoinHandle;
+
+use super::{READ_LANE, client};
+use crate::support::{NEVER, Server, eventually};
+
+const READERS: usize = 100;
+const QUEUE: &str = "{lock:rw}:waiters";
+/// The scores of waiters are below this, those of all marks are not.
+const MARKS: f64 = (1u64 << 52) as f64;
+
+/// A claim is as long as the TTL, and a poll is due after 0.7 of it.
+fn options() -> Options {
+    Options::new().read_ttl(Duration::from_secs(2)).poll_cap(NEVER)
+}
+
+/// Starts tasks that wait to read, and returns once all of them are queued.
+async fn waiting(server: &Server, lock: &RwLock) -> Vec<JoinHandle<RwLockReadGuard>> {
+    let tasks = (0..READERS).map(|_| {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.read().await.unwrap() })
+    });
+    let tasks = tasks.collect();
+    eventually("all readers wait", async || server.waiters(QUEUE).await == READERS as u64).await;
+    tasks
+}
+
+/// Until when each waiter counts as alive, by its attempt: the scores of the marks of polls.
+async fn seen(server: &Server) -> BTreeMap<String, f64> {
+    let entries: Vec<(String, f64)> = server.run(&["ZRANGE", QUEUE, "0", "-1", "WITHSCORES"]).await;
+    entries
+        .into_iter()
+        .filter_map(|(entry, score)| Some((entry.strip_prefix("seen ")?.to_owned(), score)))
+        .collect()
+}
+
+/// Returns once all of these waiters were seen again.
+async fn seen_again(server: &Server, count: usize) {
+    let before = seen(server).await;
+    let is_later =
+        |(attempt, score): (String, f64)| before.get(&attempt).is_none_or(|earlier| score > *earlier);
+    eventually("all waiters were seen", async || {
+        let marks = seen(server).await;
+        marks.len() >= count && marks.into_iter().filter(|mark| is_later(mark.clone())).count() >= count
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rwlock_standalone_one_poll_keeps_all_readers_of_a_client_waiting() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let readers = waiting(&server, &client(&server, options()).await).await;
+    seen_again(&server, READERS).await;
+    let before = server.scripts_run().await;
+    for _ in 0..3 {
+        seen_again(&server, READERS).await;
+    }
+    let polls = server.scripts_run().await - before;
+    println!("{polls} scripts while {READERS} readers were seen three times");
+    assert!(polls < READERS as u64 / 4, "{polls} scripts for {READERS} readers");
+    writing.release().await.unwrap();
+    for reader in readers {
+        reader.await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(server.waiters(QUEUE).await, 0);
+}
+
+/// The task that polled for the others may be among those that give up.
+#[tokio::test]
+async fn rwlock_standalone_readers_are_kept_waiting_when_others_give_up() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let mut readers = waiting(&server, &client(&server, options()).await).await;
+    // The longest wait is the next poll's: each round is likely to take the task that polls.
+    while readers.len() > 1 {
+        seen_again(&server, readers.len()).await;
+        for reader in readers.drain(..readers.len() / 2) {
+            reader.abort();
+        }
+        let left = readers.len() as u64;
+        eventually("the others have left", async || server.waiters(QUEUE).await == left).await;
+    }
+    seen_again(&server, 1).await;
+    writing.release().await.unwrap();
+    readers.remove(0).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn rwlock_standalone_a_shared_poll_notices_a_lost_place() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let readers = waiting(&server, &client(&server, options()).await).await;
+    seen_again(&server, READERS).await;
+    let entries: Vec<(String, f64)> = server.run(&["ZRANGE", QUEUE, "0", "-1", "WITHSCORES"]).await;
+    let places: Vec<(String, f64)> = entries.into_iter().filter(|(_, score)| *score < MARKS).collect();
+    assert!(places.iter().all(|(_, score)| *score > -(READ_LANE as f64)));
+    for (entry, _) in places.iter().step_by(3) {
+        assert_eq!(server.run::<u64>(&["ZREM", QUEUE, entry]).await, 1);
+    }
+    eventually("all have their places again", async || {
+        let entries: Vec<(String, f64)> = server.run(&["ZRANGE", QUEUE, "0", "-1", "WITHSCORES"]).await;
+        places.iter().all(|place| entries.contains(place))
+    })
+    .await;
+    // A queue that is lost as a whole.
+    server.run::<u64>(&["DEL", QUEUE]).await;
+    eventually("the queue is there again", async || {
+        let entries: Vec<(String, f64)> = server.run(&["ZRANGE", QUEUE, "0", "-1", "WITHSCORES"]).await;
+        places.iter().all(|place| entries.contains(place))
+    })
+    .await;
+    writing.release().await.unwrap();
+    for reader in readers {
+        reader.await.unwrap().release().await.unwrap();
+    }
+}
+
+/// The writer was killed: nobody releases, so one of the readers must notice.
+#[tokio::test]
+async fn rwlock_standalone_readers_enter_after_the_writer_expired() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let readers = waiting(&server, &client(&server, options()).await).await;
+    seen_again(&server, READERS).await;
+    server.run::<u64>(&["DEL", "lock:rw"]).await;
+    for reader in readers {
+        reader.await.unwrap().release().await.unwrap();
+    }
+    assert!(writing.release().await.is_err());
+}
