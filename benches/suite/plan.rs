@@ -65,11 +65,11 @@ impl Plan {
         let (seconds, millis) = (Duration::from_secs, Duration::from_millis);
         let (pairs, window, windows, slice, rounds) = match quick {
             true => (seconds(1), seconds(2), 1, millis(700), 1),
-            false => (seconds(3), seconds(4), 3, millis(500), 9),
+            false => (seconds(2), seconds(3), 3, millis(500), 7),
         };
         let (peer_slice, peer_window, peer_rounds) = match quick {
             true => (millis(250), millis(400), 1),
-            false => (millis(500), millis(800), 3),
+            false => (millis(500), millis(650), 3),
         };
         Ok(Plan {
             command,
