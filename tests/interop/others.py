@@ -504,7 +504,7 @@ class Cast:
 
     def start(self, language, prefix):
         url = f"redis://127.0.0.1:{self.server.port}"
-        worker = Worker(language, self.commands[language], url, "server", prefix)
+        worker = Worker(language, self.commands[language], url=url, topology="server", prefix=prefix)
         self.started.append(worker)
         worker.versions = worker.result(worker.opened).get("versions", {})
         return worker

@@ -119,22 +119,14 @@ class Server:
 class Worker:
     """A process that runs lock commands. Each answer is a future."""
 
-<<<<<<< HEAD
     def __init__(self, language, command, **server):
-=======
-    def __init__(self, language, command, url, topology, prefix="lock:"):
->>>>>>> ccf2529 (tests: run other libraries and the crate on one key)
         self.language, self.answers, self.numbers = language, {}, itertools.count()
         self.writing = threading.Lock()
         self.log = tempfile.TemporaryFile("w+")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
         self.process = subprocess.Popen(shlex.split(command), text=True, **pipes)
         threading.Thread(target=self.read, daemon=True).start()
-<<<<<<< HEAD
-        self.opened = self.send("open", prefix="lock:", **server)
-=======
-        self.opened = self.send("open", url=url, topology=topology, prefix=prefix)
->>>>>>> ccf2529 (tests: run other libraries and the crate on one key)
+        self.opened = self.send("open", **{"prefix": "lock:", **server})
 
     def read(self):
         for line in self.process.stdout:

@@ -243,6 +243,18 @@ fn pages_fit_into_100_columns() {
     }
 }
 
+/// Python reports such a line only when the file runs, and not every check runs every file.
+#[test]
+fn no_file_has_the_marks_of_a_merge() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["src", "lua", "docs", "examples", "tests", "benches", "scripts"];
+    for file in folders.iter().flat_map(|folder| sources(&root.join(folder))) {
+        let text = String::from_utf8_lossy(&std::fs::read(&file).unwrap()).into_owned();
+        let is_mark = |line: &str| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ");
+        assert!(!text.lines().any(is_mark), "{}", file.display());
+    }
+}
+
 #[test]
 fn lease_names_no_kind_or_topology_and_wire_no_lease() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
