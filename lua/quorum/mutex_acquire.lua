@@ -203,12 +203,12 @@ local function queue(at, lane)
   end
 
   -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
-  -- claim of 20 digits would make the grant fail after the release has written its answer.
+  -- claim of 20 digits, or one that begins with 0, would make the grant fail after the release has
+  -- written its answer. The claim stays a text, since the server formats each number that it gets.
   local function parse(entry)
     local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
-      string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-    ms = tonumber(ms)
-    if not ms or ms < 1 or ms > 60000 then return nil end
+      string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*)$')
+    if not ms or tonumber(ms) > 60000 then return nil end
     if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
     return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
   end
@@ -252,12 +252,12 @@ local function is_channel(text)
 end
 
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
--- claim of 20 digits would make the grant fail after the release has written its answer.
+-- claim of 20 digits, or one that begins with 0, would make the grant fail after the release has
+-- written its answer. The claim stays a text, since the server formats each number that it gets.
 local function parse(entry)
   local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
-    string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-  ms = tonumber(ms)
-  if not ms or ms < 1 or ms > 60000 then return nil end
+    string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*)$')
+  if not ms or tonumber(ms) > 60000 then return nil end
   if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
   return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
 end
@@ -314,12 +314,15 @@ end
 --
 -- If there is no token for the waiter, it returns nil, false and a refusal: a release still frees
 -- the lock, but no other attempt may be granted it before the waiter.
+--
+-- A caller that has read the `first` entry of the queue, with its place, passes it.
 local new_token
-local function grant_next()
+local function grant_next(first)
   local others = 0
   for _ = 1, 128 do
-    local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
+    first = first or redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
     local entry, waiter_place = first[1], tonumber(first[2])
+    first = nil
     if not waiter_place or waiter_place >= 2^52 then return nil end
     local next_attempt, waiter_kind, ms, waiter_channel, waiter_owner = parse(entry)
     if next_attempt == attempt then return nil end
@@ -335,7 +338,7 @@ local function grant_next()
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
       if alive and notify(waiter_channel, message(next_attempt, new_token)) then
         grant(next_attempt, waiter_owner, new_token, ms)
-        return ms, true
+        return tonumber(ms), true
       end
     end
   end

@@ -224,12 +224,12 @@ local function is_channel(text)
 end
 
 -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
--- claim of 20 digits would make the grant fail after the release has written its answer.
+-- claim of 20 digits, or one that begins with 0, would make the grant fail after the release has
+-- written its answer. The claim stays a text, since the server formats each number that it gets.
 local function parse(entry)
   local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
-    string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-  ms = tonumber(ms)
-  if not ms or ms < 1 or ms > 60000 then return nil end
+    string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*)$')
+  if not ms or tonumber(ms) > 60000 then return nil end
   if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
   return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
 end
@@ -271,12 +271,12 @@ local function queue(at, lane)
   end
 
   -- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
-  -- claim of 20 digits would make the grant fail after the release has written its answer.
+  -- claim of 20 digits, or one that begins with 0, would make the grant fail after the release has
+  -- written its answer. The claim stays a text, since the server formats each number that it gets.
   local function parse(entry)
     local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
-      string.match(entry, '^([^ ]+) (%l+) (%d+) ([^ ]*) ([^ ]*) ?(%d*)$')
-    ms = tonumber(ms)
-    if not ms or ms < 1 or ms > 60000 then return nil end
+      string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*)$')
+    if not ms or tonumber(ms) > 60000 then return nil end
     if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
     return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
   end

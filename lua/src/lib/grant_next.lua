@@ -8,12 +8,15 @@
 --
 -- If there is no token for the waiter, it returns nil, false and a refusal: a release still frees
 -- the lock, but no other attempt may be granted it before the waiter.
+--
+-- A caller that has read the `first` entry of the queue, with its place, passes it.
 local new_token
-local function grant_next()
+local function grant_next(first)
   local others = 0
   for _ = 1, 128 do
-    local first = redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
+    first = first or redis.pcall('ZRANGE', KEYS[3], others, others, 'WITHSCORES')
     local entry, waiter_place = first[1], tonumber(first[2])
+    first = nil
     if not waiter_place or waiter_place >= 2^52 then return nil end
     local next_attempt, waiter_kind, ms, waiter_channel, waiter_owner = parse(entry)
     if next_attempt == attempt then return nil end
@@ -29,7 +32,7 @@ local function grant_next()
       redis.call('ZREM', KEYS[3], entry, 'seen ' .. (next_attempt or ''))
       if alive and notify(waiter_channel, message(next_attempt, new_token)) then
         grant(next_attempt, waiter_owner, new_token, ms)
-        return ms, true
+        return tonumber(ms), true
       end
     end
   end

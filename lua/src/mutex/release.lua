@@ -22,9 +22,13 @@ local kind = 'mutex'
 
 -- The common case: no attempt waits, and there is nothing to remember.
 local holder = redis.pcall('GET', KEYS[1])
-if holder == attempt and not remember and not claim and redis.call('EXISTS', KEYS[3]) == 0 then
-  redis.call('DEL', KEYS[1])
-  return 1
+local first
+if holder == attempt and not remember and not claim then
+  first = redis.pcall('ZRANGE', KEYS[3], '0', '0', 'WITHSCORES')
+  if not first[1] then
+    redis.call('DEL', KEYS[1])
+    return 1
+  end
 end
 
 --@include clock
@@ -51,6 +55,6 @@ leave_queue(waiter_for('mutex', '', ''))
 if type(holder) == 'table' then return answer(-2) end
 if holder ~= attempt then return answer(0) end
 answer(1)
-local _, is_granted = grant_next()
+local _, is_granted = grant_next(first)
 if not is_granted then redis.call('DEL', KEYS[1]) end
 return 1

@@ -33,6 +33,7 @@ end
 
 -- The common cases: one of several holds, or the last one while no attempt waits, and nothing
 -- to remember.
+local first
 if not remember and not claim then
   local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
   local count = held[2] and tonumber(held[1]) or 0
@@ -41,9 +42,12 @@ if not remember and not claim then
     redis.call('HINCRBY', KEYS[1], owner, -1)
     leave_to_redisson()
     return count
-  elseif count == 1 and redis.call('EXISTS', KEYS[3]) == 0 then
-    redis.call('DEL', KEYS[1])
-    return 1
+  elseif count == 1 then
+    first = redis.pcall('ZRANGE', KEYS[3], '0', '0', 'WITHSCORES')
+    if not first[1] then
+      redis.call('DEL', KEYS[1])
+      return 1
+    end
   end
 end
 
@@ -83,6 +87,6 @@ if count > 0 then
   leave_to_redisson()
   return 1 + count
 end
-local _, is_granted = grant_next()
+local _, is_granted = grant_next(first)
 if not is_granted then redis.call('DEL', KEYS[1]) end
 return 1
