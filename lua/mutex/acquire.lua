@@ -88,43 +88,14 @@ end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
-
--- The server chooses the token. (The scripts of a quorum have these functions in
--- proposed_token.lua: there, the client does.)
 
 -- A min_token that is too large is refused even if the lock is busy: a release would grant it with
 -- a smaller token.
 if minimum and minimum > time + 86400000000 then return -5 end
 
--- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
--- 0x10, 1e3, inf and nan as well.
-local function to_token(text)
-  local token = text and string.find(text, '^%d+$') and tonumber(text)
-  return token and token < 2^53 and token or nil
-end
-
--- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
-local function take_token(new_token)
-  if not min_token then return 0 end
-  if new_token then return new_token end
-  return next_token()
-end
-
--- The token of a hold beside or inside another one of its owner: that of the other one, if it has
--- one. That of a mutex is the last one.
-local function hold_token(current)
-  if not min_token then return 0 end
-  if kind == 'mutex' then current = to_token(redis.call('GET', KEYS[2])) end
-  if (current or 0) > 0 then return current end
-  return next_token()
-end
-
--- Whether this attempt was ended, as far as that is remembered.
-local function is_ended()
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time
-end
-if is_ended() then return -1 end
+-- The answer while another attempt holds the mutex comes before what only a grant needs.
+-- This attempt was ended, as far as that is remembered.
+if (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time then return -1 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return -2 end
 local pttl = holder and redis.call('PTTL', KEYS[1])
@@ -191,6 +162,33 @@ if holder and holder ~= attempt then
   queue(place or time, 0)
   return {pttl, time}
 end
+
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+
+-- The server chooses the token. (The scripts of a quorum have these functions in
+-- proposed_token.lua: there, the client does.)
+
+-- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
+local function take_token(new_token)
+  if not min_token then return 0 end
+  if new_token then return new_token end
+  return next_token()
+end
+
+-- The token of a hold beside or inside another one of its owner: that of the other one, if it has
+-- one. That of a mutex is the last one.
+local function hold_token(current)
+  if not min_token then return 0 end
+  if kind == 'mutex' then current = to_token(redis.call('GET', KEYS[2])) end
+  if (current or 0) > 0 then return current end
+  return next_token()
+end
+
 if holder then -- a second delivery, or a poll that finds what a release granted
   local token, refusal = hold_token(nil, true)
   if not token then return refusal end
@@ -226,8 +224,8 @@ local function is_alive(waiter_attempt, waiter_place, ms)
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)

@@ -59,7 +59,6 @@ end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
 
 -- A mistake of another client must not keep a lock from being released.
 if minimum and minimum > time + 86400000000 then minimum = nil end
@@ -174,48 +173,51 @@ local function grant_next(first)
   return 10, false
 end
 
--- The text by which an attempt is queued.
-local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
-  if not claim then return '' end
-  return attempt .. ' ' .. waiter_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' '
-    .. waiter_owner .. waiter_depth
-end
-
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
-local function leave_queue(waiter)
-  if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
-  redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
-  return true
-end
-
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the second
--- until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM comes
--- first, since a full server refuses ZADD as the first write of a script, and must not keep a lock.
-local function answer(number)
-  if remember then
-    redis.call('ZREM', KEYS[3], 'ended ' .. attempt)
-    redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
-    redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
-    -- In a cluster every release leaves a mark. Above 20,000, each one removes the 100 oldest.
-    local last = 2^52 + (clock[1] + 61) * 1000000
-    if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
-      redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
-    end
-    if redis.call('PTTL', KEYS[3]) < 60000 then redis.call('PEXPIRE', KEYS[3], 60000) end
+if not first then
+  -- The text by which an attempt is queued.
+  local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
+    if not claim then return '' end
+    return attempt .. ' ' .. waiter_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' '
+      .. waiter_owner .. waiter_depth
   end
-  return number
-end
 
-if remember then
-  local mark = tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt))
-  if mark and mark > 2^52 + time then return (mark - 2^52) % 1000000 - 10 end
-end
+  -- The attempt is removed only if it is queued: a server that refuses writes then reports that
+  -- only if there is something to write.
+  local function leave_queue(waiter)
+    if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
+    redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
+    return true
+  end
 
-leave_queue(waiter_for('mutex', '', ''))
-if type(holder) == 'table' then return answer(-2) end
-if holder ~= attempt then return answer(0) end
-answer(1)
+  -- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
+  -- second until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM
+  -- comes first, since a full server refuses ZADD as the first write of a script, and must not keep
+  -- a lock.
+  local function answer(number)
+    if remember then
+      redis.call('ZREM', KEYS[3], 'ended ' .. attempt)
+      redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
+      redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
+      -- In a cluster every release leaves a mark. Above 20,000, each one removes the 100 oldest.
+      local last = 2^52 + (clock[1] + 61) * 1000000
+      if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
+        redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
+      end
+      if redis.call('PTTL', KEYS[3]) < 60000 then redis.call('PEXPIRE', KEYS[3], 60000) end
+    end
+    return number
+  end
+
+  if remember then
+    local mark = tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt))
+    if mark and mark > 2^52 + time then return (mark - 2^52) % 1000000 - 10 end
+  end
+
+  leave_queue(waiter_for('mutex', '', ''))
+  if type(holder) == 'table' then return answer(-2) end
+  if holder ~= attempt then return answer(0) end
+  answer(1)
+end
 local _, is_granted = grant_next(first)
 if not is_granted then redis.call('DEL', KEYS[1]) end
 return 1

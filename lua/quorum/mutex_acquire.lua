@@ -163,13 +163,10 @@ end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
 
--- Whether this attempt was ended, as far as that is remembered.
-local function is_ended()
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time
-end
-if is_ended() then return -1 end
+-- The answer while another attempt holds the mutex comes before what only a grant needs.
+-- This attempt was ended, as far as that is remembered.
+if (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time then return -1 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return -2 end
 local pttl = holder and redis.call('PTTL', KEYS[1])
@@ -236,6 +233,7 @@ if holder and holder ~= attempt then
   queue(place or time, 0)
   return {pttl, time}
 end
+
 if holder then -- a second delivery, or a poll that finds what a release granted
   local token, refusal = hold_token(nil, true)
   if not token then return refusal end
@@ -271,8 +269,8 @@ local function is_alive(waiter_attempt, waiter_place, ms)
   return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)

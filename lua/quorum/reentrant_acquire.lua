@@ -179,12 +179,10 @@ end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
 
--- Whether this attempt was ended, as far as that is remembered.
-local function is_ended()
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time
-end
+-- The answer while another owner holds the lock comes before what only a grant needs.
+-- This attempt was ended, as far as that is remembered.
+if (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time then return -1 end
 
 -- The token of a re-entrant lock, 0 if it has none; nil if the hash is something else. A Redisson
 -- RLock is one field `<UUID>:<thread>` -> count.
@@ -196,32 +194,12 @@ local function reentrant_token(mode)
   return is_redisson and 0 or nil
 end
 
--- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
--- no other one: a release publishes with the rights of its own user, for whatever was queued.
-local function is_channel(text)
-  return #text >= 37 and string.find(text, '^wake:%x+$', -37)
-    or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
-end
-
--- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
--- claim of 20 digits, or one that begins with 0, would make the grant fail after the release has
--- written its answer. The claim stays a text, since the server formats each number that it gets.
-local function parse(entry)
-  local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
-    string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*)$')
-  if not ms or tonumber(ms) > 60000 then return nil end
-  if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
-  return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
-end
-
--- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
--- polls leave a mark.
-local function is_alive(waiter_attempt, waiter_place, ms)
-  if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
-  -- A waiter also counts as alive if the clock was set back a little.
-  if math.abs(time - waiter_place) < ms * 1000 then return true end
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
-end
+local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
+if held.err then return -2 end
+local pttl = redis.call('PTTL', KEYS[1])
+if pttl == -1 then return -3 end
+local current = pttl ~= -2 and reentrant_token(held[3])
+if not current and pttl ~= -2 then return -2 end
 
 -- The text by which an attempt is queued.
 local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
@@ -280,12 +258,63 @@ local function queue(at, lane)
   end
 end
 
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
+if pttl ~= -2 and not held[1] then
+  queue(place or time, 0)
+  return {pttl, time}
+end
+
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
   return true
+end
+
+if held[1] then
+  local count = tonumber(held[1])
+  if not count then return -2 end
+  if not held[2] and count >= depth then return -4 end
+  local token, refusal = hold_token(current, held[2] and count == 1, not held[2])
+  if not token then return refusal end
+  if not held[2] then
+    redis.call('HINCRBY', KEYS[1], owner, 1)
+    redis.call('HSET', KEYS[1], ':' .. attempt, 1)
+  end
+  if not held[3] or token > 0 and token ~= current then
+    redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token))
+  end
+  if held[2] or pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[1], math.max(pttl, ttl_ms)) end
+  leave_queue(waiter)
+  return token
+end
+
+-- The lock is free, but earlier waiters are queued.
+-- A channel is `<prefix>wake:<32 digits>`, with "~" at the end in a cluster. Scripts publish to
+-- no other one: a release publishes with the rights of its own user, for whatever was queued.
+local function is_channel(text)
+  return #text >= 37 and string.find(text, '^wake:%x+$', -37)
+    or #text >= 38 and string.find(text, '^wake:%x+~$', -38)
+end
+
+-- A waiter: `attempt kind claim_ms channel owner max_depth`. Nil: no waiter of this protocol. A
+-- claim of 20 digits, or one that begins with 0, would make the grant fail after the release has
+-- written its answer. The claim stays a text, since the server formats each number that it gets.
+local function parse(entry)
+  local waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth =
+    string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*)$')
+  if not ms or tonumber(ms) > 60000 then return nil end
+  if waiter_channel ~= '' and not is_channel(waiter_channel) then return nil end -- written by hand
+  return waiter_attempt, waiter_kind, ms, waiter_channel, waiter_owner, waiter_depth
+end
+
+-- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
+-- polls leave a mark.
+local function is_alive(waiter_attempt, waiter_place, ms)
+  if waiter_place < 0 then waiter_place = waiter_place + 2^52 end
+  -- A waiter also counts as alive if the clock was set back a little.
+  if math.abs(time - waiter_place) < ms * 1000 then return true end
+  return (tonumber(redis.call('ZSCORE', KEYS[3], 'seen ' .. waiter_attempt)) or 0) > 2^52 + 61000000 + time
 end
 
 -- `attempt,attempt token time lock`: which attempts were granted the lock, with which token, at
@@ -357,36 +386,6 @@ local function grant_next(first)
   return 10, false
 end
 
-if is_ended() then return -1 end
-local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
-if held.err then return -2 end
-local pttl = redis.call('PTTL', KEYS[1])
-if pttl == -1 then return -3 end
-local current = pttl ~= -2 and reentrant_token(held[3])
-if not current and pttl ~= -2 then return -2 end
-if held[1] then
-  local count = tonumber(held[1])
-  if not count then return -2 end
-  if not held[2] and count >= depth then return -4 end
-  local token, refusal = hold_token(current, held[2] and count == 1, not held[2])
-  if not token then return refusal end
-  if not held[2] then
-    redis.call('HINCRBY', KEYS[1], owner, 1)
-    redis.call('HSET', KEYS[1], ':' .. attempt, 1)
-  end
-  if not held[3] or token > 0 and token ~= current then
-    redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token))
-  end
-  if held[2] or pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[1], math.max(pttl, ttl_ms)) end
-  leave_queue(waiter)
-  return token
-end
-if pttl ~= -2 then
-  queue(place or time, 0)
-  return {pttl, time}
-end
-
--- The lock is free, but earlier waiters are queued.
 local busy_ms, _, no_token = grant_next()
 if no_token then return no_token end
 if busy_ms then

@@ -213,11 +213,6 @@ local function new_read_token(known)
   return next_token()
 end
 
--- Whether this attempt was ended, as far as that is remembered.
-local function is_ended()
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time
-end
-
 -- A hold, `end word...`: the millisecond at which it ends, and the words; nothing once it has
 -- expired.
 local function unexpired(hold)
@@ -331,8 +326,8 @@ local function queue(at, lane)
   end
 end
 
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
@@ -597,7 +592,8 @@ local function other_reader()
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
-if is_ended() then return -1 end
+-- This attempt was ended, as far as that is remembered.
+if (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time then return -1 end
 local refusal = read_state()
 if refusal then return refusal end
 expand_sole_hold()

@@ -31,7 +31,6 @@ end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
 
 -- A mistake of another client must not keep a lock from being released.
 if minimum and minimum > time + 86400000000 then minimum = nil end
@@ -149,9 +148,10 @@ local function grant_next(first)
   return 10, false
 end
 
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the second
--- until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM comes
--- first, since a full server refuses ZADD as the first write of a script, and must not keep a lock.
+-- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
+-- second until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM
+-- comes first, since a full server refuses ZADD as the first write of a script, and must not keep
+-- a lock.
 local function answer(number)
   if remember then
     redis.call('ZREM', KEYS[3], 'ended ' .. attempt)

@@ -87,7 +87,6 @@ end
 
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)
 
 -- A mistake of another client must not keep a lock from being released.
 if minimum and minimum > time + 86400000000 then minimum = nil end
@@ -229,17 +228,18 @@ local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
     .. waiter_owner .. waiter_depth
 end
 
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
   return true
 end
 
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the second
--- until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM comes
--- first, since a full server refuses ZADD as the first write of a script, and must not keep a lock.
+-- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
+-- second until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM
+-- comes first, since a full server refuses ZADD as the first write of a script, and must not keep
+-- a lock.
 local function answer(number)
   if remember then
     redis.call('ZREM', KEYS[3], 'ended ' .. attempt)

@@ -382,9 +382,10 @@ local function delete_if_free()
   if left[1] == 'several' and not left[2] and (tonumber(left[3]) or 0) <= 0 then redis.call('DEL', KEYS[1]) end
 end
 
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the second
--- until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM comes
--- first, since a full server refuses ZADD as the first write of a script, and must not keep a lock.
+-- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
+-- second until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM
+-- comes first, since a full server refuses ZADD as the first write of a script, and must not keep
+-- a lock.
 local function answer(number)
   if remember then
     redis.call('ZREM', KEYS[3], 'ended ' .. attempt)

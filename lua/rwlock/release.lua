@@ -210,8 +210,8 @@ local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
     .. waiter_owner .. waiter_depth
 end
 
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
@@ -482,9 +482,10 @@ local function delete_if_free()
   if left[1] == 'several' and not left[2] and (tonumber(left[3]) or 0) <= 0 then redis.call('DEL', KEYS[1]) end
 end
 
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the second
--- until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM comes
--- first, since a full server refuses ZADD as the first write of a script, and must not keep a lock.
+-- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
+-- second until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM
+-- comes first, since a full server refuses ZADD as the first write of a script, and must not keep
+-- a lock.
 local function answer(number)
   if remember then
     redis.call('ZREM', KEYS[3], 'ended ' .. attempt)

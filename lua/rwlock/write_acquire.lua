@@ -132,9 +132,6 @@ local function read_state()
   if state.pttl ~= -2 and not is_ours then return -2 end
 end
 
--- The server chooses the token. (The scripts of a quorum have these functions in
--- proposed_token.lua: there, the client does.)
-
 -- A min_token that is too large is refused even if the lock is busy: a release would grant it with
 -- a smaller token.
 if minimum and minimum > time + 86400000000 then return -5 end
@@ -145,6 +142,9 @@ local function to_token(text)
   local token = text and string.find(text, '^%d+$') and tonumber(text)
   return token and token < 2^53 and token or nil
 end
+
+-- The server chooses the token. (The scripts of a quorum have these functions in
+-- proposed_token.lua: there, the client does.)
 
 -- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
 local function take_token(new_token)
@@ -170,11 +170,6 @@ local function new_read_token(known)
   local token = to_token(last)
   if token and token >= (minimum or 0) then return token end
   return next_token()
-end
-
--- Whether this attempt was ended, as far as that is remembered.
-local function is_ended()
-  return (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time
 end
 
 -- A hold, `end word...`: the millisecond at which it ends, and the words; nothing once it has
@@ -290,8 +285,8 @@ local function queue(at, lane)
   end
 end
 
--- The attempt is removed only if it is queued: a server that refuses writes then reports that only
--- if there is something to write.
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
 local function leave_queue(waiter)
   if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
   redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
@@ -556,7 +551,8 @@ local function other_reader()
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
-if is_ended() then return -1 end
+-- This attempt was ended, as far as that is remembered.
+if (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time then return -1 end
 local refusal = read_state()
 if refusal then return refusal end
 expand_sole_hold()

@@ -1,3 +1,2 @@
 local clock = redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-local now = math.floor(time / 1000)

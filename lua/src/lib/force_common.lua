@@ -1,4 +1,4 @@
---@include clock
+--@include clock_ms
 
 --@include limit_min_token
 

@@ -1,4 +1,4 @@
---@include clock
+--@include clock_ms
 --@include to_token
 local waiting = redis.pcall('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
 if type(waiting) == 'table' then waiting = 0 end

@@ -1,18 +1,3 @@
---@include is_ended
-if is_ended() then return -1 end
-local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return -2 end
-local pttl = holder and redis.call('PTTL', KEYS[1])
-if pttl == -1 then return -3 end
-
---@include waiter_text
-local waiter = waiter_for('mutex', '', '')
---@include queue
-
-if holder and holder ~= attempt then
-  queue(place or time, 0)
-  return {pttl, time}
-end
 if holder then -- a second delivery, or a poll that finds what a release granted
   local token, refusal = hold_token(nil, true)
   if not token then return refusal end

@@ -20,8 +20,6 @@ if keys == 1 and state.readers > 0 and state.readers < reader_limit
   return token
 end
 
---@include is_ended
-
 --@include holds
 
 --@include keep_until
@@ -44,7 +42,7 @@ local waiter = waiter_for('read', owner ~= attempt and owner or '', ' ' .. depth
 
 --@include other_reader
 
-if is_ended() then return -1 end
+--@include refuse_ended
 expand_sole_hold()
 if not unexpired(state.write) and (state.readers == 0 or state.write) then
   admit_waiters()

@@ -1,28 +1,5 @@
---@include is_ended
-
---@include reentrant_token
-
---@include waiter
-
---@include waiter_text
-local waiter = waiter_for('reentrant', owner, ' ' .. depth)
---@include queue
-
 --@include leave_queue
 
---@include notify
-
---@include grant_reentrant
-
---@include grant_next
-
-if is_ended() then return -1 end
-local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
-if held.err then return -2 end
-local pttl = redis.call('PTTL', KEYS[1])
-if pttl == -1 then return -3 end
-local current = pttl ~= -2 and reentrant_token(held[3])
-if not current and pttl ~= -2 then return -2 end
 if held[1] then
   local count = tonumber(held[1])
   if not count then return -2 end
@@ -40,12 +17,16 @@ if held[1] then
   leave_queue(waiter)
   return token
 end
-if pttl ~= -2 then
-  queue(place or time, 0)
-  return {pttl, time}
-end
 
 -- The lock is free, but earlier waiters are queued.
+--@include waiter
+
+--@include notify
+
+--@include grant_reentrant
+
+--@include grant_next
+
 local busy_ms, _, no_token = grant_next()
 if no_token then return no_token end
 if busy_ms then

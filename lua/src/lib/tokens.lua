@@ -1,10 +1,6 @@
 -- The server chooses the token. (The scripts of a quorum have these functions in
 -- proposed_token.lua: there, the client does.)
 
---@include refuse_min_token
-
---@include to_token
-
 -- The token of a new lease, or nil and a refusal. `new_token` was made for a waiter that is dead.
 local function take_token(new_token)
   if not min_token then return 0 end

@@ -1,5 +1,3 @@
---@include is_ended
-
 --@include holds
 
 --@include keep_until
@@ -22,7 +20,7 @@ local waiter = waiter_for('write', owner ~= attempt and owner or '', ' ' .. dept
 
 --@include other_reader
 
-if is_ended() then return -1 end
+--@include refuse_ended
 local refusal = read_state()
 if refusal then return refusal end
 expand_sole_hold()

@@ -39,6 +39,12 @@ end
 
 --@include clock
 
+--@include refuse_min_token
+
+--@include mutex_busy
+
+--@include to_token
+
 --@include tokens
 
 --@include mutex_acquire

@@ -45,16 +45,18 @@ end
 
 --@include grant_next
 
---@include waiter_text
+if not first then
+  --@include waiter_text
 
---@include leave_queue
+  --@include leave_queue
 
---@include remember
+  --@include remember
 
-leave_queue(waiter_for('mutex', '', ''))
-if type(holder) == 'table' then return answer(-2) end
-if holder ~= attempt then return answer(0) end
-answer(1)
+  leave_queue(waiter_for('mutex', '', ''))
+  if type(holder) == 'table' then return answer(-2) end
+  if holder ~= attempt then return answer(0) end
+  answer(1)
+end
 local _, is_granted = grant_next(first)
 if not is_granted then redis.call('DEL', KEYS[1]) end
 return 1

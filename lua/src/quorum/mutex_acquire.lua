@@ -52,4 +52,6 @@ end
 
 --@include clock
 
+--@include mutex_busy
+
 --@include mutex_acquire

@@ -61,7 +61,7 @@ end
 
 --@include next_token
 
---@include clock
+--@include clock_ms
 
 --@include new_read_token
 

@@ -59,4 +59,6 @@ end
 
 --@include clock
 
+--@include reentrant_busy
+
 --@include reentrant_acquire

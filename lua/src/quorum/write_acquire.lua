@@ -58,7 +58,7 @@ end
 
 --@include next_token
 
---@include clock
+--@include clock_ms
 
 --@include read_state
 

@@ -47,6 +47,12 @@ end
 
 --@include clock
 
+--@include refuse_min_token
+
+--@include to_token
+
+--@include reentrant_busy
+
 --@include tokens
 
 --@include reentrant_acquire

@@ -53,7 +53,7 @@ if keys == 0 then
   return token
 end
 
---@include clock
+--@include clock_ms
 
 --@include read_state
 

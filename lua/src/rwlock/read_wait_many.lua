@@ -32,7 +32,7 @@ for i = 1, waiting do
     .. (owner ~= attempt and owner or '') .. ' ' .. depth
 end
 
---@include clock
+--@include clock_ms
 
 --@include holds
 

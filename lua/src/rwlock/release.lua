@@ -48,7 +48,7 @@ if not remember and not claim then
   end
 end
 
---@include clock
+--@include clock_ms
 
 --@include limit_min_token
 

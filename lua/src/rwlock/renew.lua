@@ -17,7 +17,7 @@ local attempt, ttl_ms, owner = unpack(ARGV)
 --@include check_ttl
 --@include check_optional_owner
 
---@include clock
+--@include clock_ms
 
 --@include read_state
 

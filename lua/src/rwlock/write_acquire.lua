@@ -49,9 +49,13 @@ if not place and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   return token
 end
 
---@include clock
+--@include clock_ms
 
 --@include read_state
+
+--@include refuse_min_token
+
+--@include to_token
 
 --@include tokens
 

@@ -86,8 +86,8 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "an ended attempt is not refused",
         "read_acquire write_acquire",
-        "if is_ended() then return -1 end",
-        "",
+        "> 2^52 + time then return -1 end",
+        "> 2^52 + time then end",
     ),
     mutant(
         "an end is not remembered",

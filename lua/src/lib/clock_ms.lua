@@ -1,0 +1,2 @@
+--@include clock
+local now = math.floor(time / 1000)
