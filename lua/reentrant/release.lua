@@ -67,9 +67,9 @@ end
 
 -- The common cases: one of several holds, or the last one while no attempt waits, and nothing
 -- to remember.
-local first
+local held, first
 if not remember and not claim then
-  local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
+  held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
   local count = held[2] and tonumber(held[1]) or 0
   if count > 1 then
     redis.call('HDEL', KEYS[1], ':' .. attempt)
@@ -221,56 +221,59 @@ local function grant_next(first)
   return 10, false
 end
 
--- The text by which an attempt is queued.
-local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
-  if not claim then return '' end
-  return attempt .. ' ' .. waiter_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' '
-    .. waiter_owner .. waiter_depth
-end
-
--- The attempt is removed only if it is queued: a server that refuses writes then reports that
--- only if there is something to write.
-local function leave_queue(waiter)
-  if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
-  redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
-  return true
-end
-
--- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
--- second until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM
--- comes first, since a full server refuses ZADD as the first write of a script, and must not keep
--- a lock.
-local function answer(number)
-  if remember then
-    redis.call('ZREM', KEYS[3], 'ended ' .. attempt)
-    redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
-    redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
-    -- In a cluster every release leaves a mark. Above 20,000, each one removes the 100 oldest.
-    local last = 2^52 + (clock[1] + 61) * 1000000
-    if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
-      redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
-    end
-    if redis.call('PTTL', KEYS[3]) < 60000 then redis.call('PEXPIRE', KEYS[3], 60000) end
+-- The only hold of a lock for which attempts wait needs no count.
+if not first or not reentrant_token(held[3]) then
+  -- The text by which an attempt is queued.
+  local function waiter_for(waiter_kind, waiter_owner, waiter_depth)
+    if not claim then return '' end
+    return attempt .. ' ' .. waiter_kind .. ' ' .. claim_ms .. ' ' .. (channel or '') .. ' '
+      .. waiter_owner .. waiter_depth
   end
-  return number
-end
 
-if remember then
-  local mark = tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt))
-  if mark and mark > 2^52 + time then return (mark - 2^52) % 1000000 - 10 end
-end
+  -- The attempt is removed only if it is queued: a server that refuses writes then reports that
+  -- only if there is something to write.
+  local function leave_queue(waiter)
+    if not claim or type(redis.pcall('ZSCORE', KEYS[3], waiter)) ~= 'string' then return false end
+    redis.call('ZREM', KEYS[3], waiter, 'seen ' .. attempt)
+    return true
+  end
 
-leave_queue(waiter_for('reentrant', owner, ' ' .. depth))
-local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
-if held.err then return answer(-2) end
-if redis.call('EXISTS', KEYS[1]) == 1 and not reentrant_token(held[3]) then return answer(-2) end
-if not held[1] or not held[2] then return answer(0) end
-redis.call('HDEL', KEYS[1], ':' .. attempt)
-local count = math.max(redis.call('HINCRBY', KEYS[1], owner, -1), 0)
-answer(1 + count)
-if count > 0 then
-  leave_to_redisson()
-  return 1 + count
+  -- A second delivery gets the first answer for a minute, and changes nothing. The mark is the
+  -- second until which it counts, in microseconds; its last six digits are the answer plus 10. ZREM
+  -- comes first, since a full server refuses ZADD as the first write of a script, and must not keep
+  -- a lock.
+  local function answer(number)
+    if remember then
+      redis.call('ZREM', KEYS[3], 'ended ' .. attempt)
+      redis.call('ZADD', KEYS[3], 2^52 + (clock[1] + 60) * 1000000 + number + 10, 'ended ' .. attempt)
+      redis.call('ZREMRANGEBYSCORE', KEYS[3], 2^52, 2^52 + time)
+      -- In a cluster every release leaves a mark. Above 20,000, each one removes the 100 oldest.
+      local last = 2^52 + (clock[1] + 61) * 1000000
+      if redis.call('ZCOUNT', KEYS[3], 2^52, last) > 20000 then
+        redis.call('ZREM', KEYS[3], unpack(redis.call('ZRANGEBYSCORE', KEYS[3], 2^52, last, 'LIMIT', 0, 100)))
+      end
+      if redis.call('PTTL', KEYS[3]) < 60000 then redis.call('PEXPIRE', KEYS[3], 60000) end
+    end
+    return number
+  end
+
+  if remember then
+    local mark = tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt))
+    if mark and mark > 2^52 + time then return (mark - 2^52) % 1000000 - 10 end
+  end
+
+  leave_queue(waiter_for('reentrant', owner, ' ' .. depth))
+  held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
+  if held.err then return answer(-2) end
+  if redis.call('EXISTS', KEYS[1]) == 1 and not reentrant_token(held[3]) then return answer(-2) end
+  if not held[1] or not held[2] then return answer(0) end
+  redis.call('HDEL', KEYS[1], ':' .. attempt)
+  local count = math.max(redis.call('HINCRBY', KEYS[1], owner, -1), 0)
+  answer(1 + count)
+  if count > 0 then
+    leave_to_redisson()
+    return 1 + count
+  end
 end
 local _, is_granted = grant_next(first)
 if not is_granted then redis.call('DEL', KEYS[1]) end

@@ -33,9 +33,9 @@ end
 
 -- The common cases: one of several holds, or the last one while no attempt waits, and nothing
 -- to remember.
-local first
+local held, first
 if not remember and not claim then
-  local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt)
+  held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
   local count = held[2] and tonumber(held[1]) or 0
   if count > 1 then
     redis.call('HDEL', KEYS[1], ':' .. attempt)
@@ -69,23 +69,26 @@ end
 
 --@include grant_next
 
---@include waiter_text
+-- The only hold of a lock for which attempts wait needs no count.
+if not first or not reentrant_token(held[3]) then
+  --@include waiter_text
 
---@include leave_queue
+  --@include leave_queue
 
---@include remember
+  --@include remember
 
-leave_queue(waiter_for('reentrant', owner, ' ' .. depth))
-local held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
-if held.err then return answer(-2) end
-if redis.call('EXISTS', KEYS[1]) == 1 and not reentrant_token(held[3]) then return answer(-2) end
-if not held[1] or not held[2] then return answer(0) end
-redis.call('HDEL', KEYS[1], ':' .. attempt)
-local count = math.max(redis.call('HINCRBY', KEYS[1], owner, -1), 0)
-answer(1 + count)
-if count > 0 then
-  leave_to_redisson()
-  return 1 + count
+  leave_queue(waiter_for('reentrant', owner, ' ' .. depth))
+  held = redis.pcall('HMGET', KEYS[1], owner, ':' .. attempt, 'mode')
+  if held.err then return answer(-2) end
+  if redis.call('EXISTS', KEYS[1]) == 1 and not reentrant_token(held[3]) then return answer(-2) end
+  if not held[1] or not held[2] then return answer(0) end
+  redis.call('HDEL', KEYS[1], ':' .. attempt)
+  local count = math.max(redis.call('HINCRBY', KEYS[1], owner, -1), 0)
+  answer(1 + count)
+  if count > 0 then
+    leave_to_redisson()
+    return 1 + count
+  end
 end
 local _, is_granted = grant_next(first)
 if not is_granted then redis.call('DEL', KEYS[1]) end
