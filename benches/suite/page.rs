@@ -77,7 +77,7 @@ library's parsing of integers, a tenth the building of requests, the rest locks,
 switches. Tried without a measurable effect: answers packed into one string, and one `EXISTS`, `MGET` \
 and `DEL` for all locks of a call. The last one does not spare the server any time either: most of it \
 goes into the words of the request.
-- **Turns.** A hand-over is two requests, one message and 16 commands inside the scripts. Most of the \
+- **Turns.** A hand-over is two requests, one message and 15 commands inside the scripts. Most of the \
 server's time for it is reading and writing on three sockets, which no script can spare.
 - **Quorum.** Each request is three, and each node has a connection of its own. The nodes \
 agree on a token, and a release waits for the last node.
