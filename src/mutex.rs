@@ -29,6 +29,7 @@ static MUTEX: Kind = Kind {
         keys: &[0, 1, 2],
         shared: &[1, 2, 7],
         own: &[0],
+        frees: false,
     },
     wait_many: None,
     propose_many: ManyScript {
@@ -39,6 +40,7 @@ static MUTEX: Kind = Kind {
         keys: &[0, 1, 2],
         shared: &[1, 8],
         own: &[0, 2],
+        frees: false,
     },
     renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
     renew_many: ManyScript {
@@ -46,6 +48,7 @@ static MUTEX: Kind = Kind {
         keys: &[0],
         shared: &[1],
         own: &[0],
+        frees: false,
     },
     release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),
     release_many: ManyScript {
@@ -53,6 +56,7 @@ static MUTEX: Kind = Kind {
         keys: &[0, 2],
         shared: &[],
         own: &[0],
+        frees: true,
     },
     force: Script::new("mutex/force", include_str!("../lua/mutex/force.lua")),
     inspect: Script::new("mutex/inspect", include_str!("../lua/mutex/inspect.lua")),

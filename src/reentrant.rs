@@ -51,6 +51,7 @@ static REENTRANT: Kind = Kind {
         keys: &[0, 2],
         shared: &[],
         own: &[0, 1],
+        frees: true,
     },
     force: Script::new("reentrant/force", include_str!("../lua/reentrant/force.lua")),
     inspect: Script::new("reentrant/inspect", include_str!("../lua/reentrant/inspect.lua")),

@@ -68,7 +68,7 @@ static WRITE: Kind = Kind {
 
 const fn release_many() -> ManyScript {
     let script = Script::new("rwlock/release_many", include_str!("../lua/rwlock/release_many.lua"));
-    ManyScript { script, keys: &[0], shared: &[], own: &[0, 1] }
+    ManyScript { script, keys: &[0], shared: &[], own: &[0, 1], frees: true }
 }
 
 static DOWNGRADE: ScriptSet = ScriptSet {

@@ -449,17 +449,17 @@ impl ScriptSet {
 
 /// The script that renews many leases, of a kind that has owners.
 pub(crate) const fn renew_many_by_owner(script: Script) -> ManyScript {
-    ManyScript { script, keys: &[0], shared: &[1], own: &[0, 2] }
+    ManyScript { script, keys: &[0], shared: &[1], own: &[0, 2], frees: false }
 }
 
 /// The script that acquires many locks, of a kind that has owners.
 pub(crate) const fn many_by_owner(script: Script) -> ManyScript {
-    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 3, 9], own: &[0, 2] }
+    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 3, 9], own: &[0, 2], frees: false }
 }
 
 /// The same for nodes that decide by majority.
 pub(crate) const fn many_proposals_by_owner(script: Script) -> ManyScript {
-    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 10], own: &[0, 2, 3] }
+    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 10], own: &[0, 2, 3], frees: false }
 }
 
 /// Where the tasks of one client wait.

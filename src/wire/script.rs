@@ -142,8 +142,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Sets how many replicas must confirm the write before it counts, and how long to wait for
-    /// them.
+    /// Sets how many replicas must confirm the write, and how long to wait for them.
     pub(crate) fn replicated(mut self, replicas: Option<(u32, Duration)>) -> Call<'a> {
         self.replicas = replicas;
         self
@@ -232,9 +231,8 @@ impl PreparedCall<'_> {
         }
     }
 
-    /// The same call with the source in place of the SHA1, for a server that does not know the
-    /// script. Not `SCRIPT LOAD`: that takes one more right and, in a cluster, a request to every
-    /// node.
+    /// The same call by its source, for a server that does not know the script. Not `SCRIPT LOAD`:
+    /// that takes one more right and, in a cluster, a request to every node.
     pub(super) fn by_source(&self) -> Cmd {
         self.cmd(if self.is_read_only { "EVAL_RO" } else { "EVAL" }, self.call.script.source)
     }
@@ -287,6 +285,8 @@ pub(crate) struct ManyScript {
     pub(crate) shared: &'static [usize],
     /// The arguments of each lock.
     pub(crate) own: &'static [usize],
+    /// It releases locks, so it goes ahead of a batch's other calls.
+    pub(crate) frees: bool,
 }
 
 /// A command, and how it may be combined with others.
@@ -372,6 +372,9 @@ pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
             None => calls.push(CombinedCall { members: vec![place], many: request.many }),
         }
     }
+    // Once the other nodes have answered a release, the next request for the lock may be in the
+    // same batch here as that release: ahead of it, it would find the lock taken.
+    calls.sort_by_key(|call| !call.many.is_some_and(|many| many.frees));
     for call in &mut calls {
         call.many = call.many.filter(|_| call.members.len() > 1);
     }
@@ -462,8 +465,7 @@ pub(crate) struct Reply {
     pub(crate) sent: Moment,
     /// The generation of the connection that it came through.
     pub(crate) generation: u64,
-    /// The request was sent again after its connection broke with this failure: it may have run
-    /// twice, or may run again later.
+    /// It was sent again after its connection broke so: it may have run twice, or may run later.
     pub(crate) first_failure: Option<Failure>,
 }
 
@@ -512,8 +514,7 @@ impl Reply {
     }
 }
 
-/// Describes a reply that no script gives, for the text of an error. Items of an array may name a
-/// holder, which a log must not show in full.
+/// Describes a reply that no script gives. Items of an array may name a holder: shortened.
 fn describe(value: &Value) -> String {
     match value {
         Value::Array(items) => {
