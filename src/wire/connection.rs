@@ -185,22 +185,18 @@ struct Gathered {
     batches: usize,
     /// The number of requests in those batches.
     in_flight: usize,
+    /// A task is about to take the next batch, with all that is queued until it runs.
+    is_leaving: bool,
     /// Nothing is sent any more: the connection has failed, or its runtime has shut down.
     is_closed: bool,
 }
 
 impl Gathered {
-    /// The next batch, if one may leave beside those in flight: it is worth a call, or has as many
+    /// Whether a batch may leave beside those in flight: it is worth a call, or has as many
     /// requests as they have. If eleven waited for one, they would lose a round trip each time.
-    fn take(&mut self) -> Option<Vec<QueuedRequest>> {
+    fn is_due(&self) -> bool {
         let gathered = self.requests.len();
-        let is_due = gathered > 0 && gathered >= WORTH_A_BATCH.min(self.in_flight);
-        (is_due && self.batches < MAX_BATCHES).then(|| {
-            let batch: Vec<_> = self.requests.drain(..gathered.min(MAX_BATCH_SIZE)).collect();
-            self.batches += 1;
-            self.in_flight += batch.len();
-            batch
-        })
+        gathered > 0 && gathered >= WORTH_A_BATCH.min(self.in_flight)
     }
 }
 
@@ -282,7 +278,9 @@ impl Batcher {
             request.many = None;
         }
         let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
-        if others < max_at_once || !self.shared.connection.may_batch() {
+        // It does not overtake a queued request, which may be a release of the same lock.
+        let may_go_first = others < max_at_once && self.shared.gathered().requests.is_empty();
+        if may_go_first || !self.shared.connection.may_batch() {
             return self.send_at_once(request.cmd, sent_flag).await;
         }
         if self.shared.places.is_closed() {
@@ -314,11 +312,14 @@ impl Batcher {
             return; // dropped: its caller finds out why
         }
         gathered.requests.push_back(request);
-        let batch = gathered.take();
-        drop(gathered);
-        if let Some(batch) = batch {
-            let turn = BatchTurn { queue: Arc::clone(&self.shared), size: batch.len(), has_passed: false };
-            self.runtime.spawn(run_batches(turn, self.limit, batch));
+        // One task at a time takes a batch: of two that were started, the later one may run first,
+        // and its requests would overtake earlier ones for the same locks.
+        if !gathered.is_leaving && gathered.batches < MAX_BATCHES && gathered.is_due() {
+            gathered.is_leaving = true;
+            gathered.batches += 1;
+            drop(gathered);
+            let turn = BatchTurn { queue: Arc::clone(&self.shared), size: 0, has_passed: false };
+            self.runtime.spawn(run_batches(turn, self.limit));
         }
     }
 
@@ -488,14 +489,19 @@ struct BatchTurn {
 }
 
 impl BatchTurn {
-    /// The next batch, after one was answered. `None`: the turn has passed.
+    /// The next batch, at first or after one was answered. `None`: the turn has passed.
     fn next(&mut self) -> Option<Vec<QueuedRequest>> {
         let mut gathered = self.queue.gathered();
-        gathered.batches -= 1;
         gathered.in_flight -= self.size;
-        let batch = gathered.take();
-        (self.size, self.has_passed) = (batch.as_ref().map_or(0, Vec::len), batch.is_none());
-        batch
+        gathered.is_leaving &= self.size > 0; // at first, this is the task that takes a batch
+        self.has_passed = gathered.is_leaving || !gathered.is_due();
+        if self.has_passed {
+            gathered.batches -= 1;
+            return None;
+        }
+        self.size = gathered.requests.len().min(MAX_BATCH_SIZE);
+        gathered.in_flight += self.size;
+        Some(gathered.requests.drain(..self.size).collect())
     }
 }
 
@@ -512,17 +518,15 @@ impl Drop for BatchTurn {
     }
 }
 
-/// Sends a batch, and further ones while some may leave.
-async fn run_batches(mut turn: BatchTurn, limit: Duration, first: Vec<QueuedRequest>) {
-    let mut batch = Some(first);
-    while let Some(requests) = batch {
+/// Sends batches while some may leave.
+async fn run_batches(mut turn: BatchTurn, limit: Duration) {
+    while let Some(requests) = turn.next() {
         let BatchQueue { connection, last_reply, places, .. } = &*turn.queue;
         places.add_permits(requests.len());
         if let Some(error) = send_batch(connection, limit, last_reply, requests).await {
             let _of_an_earlier_batch = last_reply.failure.set(error);
             return;
         }
-        batch = turn.next();
     }
 }
 
