@@ -256,10 +256,9 @@ fn release_stragglers(
     let (client, attempt) = (Arc::clone(client), Arc::clone(attempt));
     client.clone().nodes.spawn(async move {
         let mut silent = silent;
-        while let Some((node, outcome)) = rest.next().await {
-            if outcome.is_ok() {
-                silent = silent.without(NodeSet::of([node]));
-            }
+        while let Some(votes) = rest.next().await {
+            let answered = votes.iter().filter(|(_, outcome)| outcome.is_ok());
+            silent = silent.without(NodeSet::of(answered.map(|(node, _)| *node)));
         }
         if !silent.is_empty() {
             abandon(&client, &attempt, &entry, silent);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use redis::Value;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::failure::{Failure, NodeReplies, NodeReply, too_slow};
@@ -244,8 +244,8 @@ impl Nodes {
             return self.votes(vec![(0, outcome)], wait_for);
         }
         let call = Arc::new(call.to_owned());
-        // Each node sends once, so no sender ever waits.
-        let (sender, mut answers) = mpsc::channel(among.len().max(1));
+        let (mut sender, more) = oneshot::channel();
+        let mut rest = Stragglers { more: Some(more) };
         let mut pending = Vec::with_capacity(among.len());
         for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
             in_flight.sent();
@@ -258,15 +258,16 @@ impl Nodes {
         }
         // One task for all nodes: switching between tasks costs more than polling the requests. No
         // vote decides before a majority has voted, so none wakes the caller before.
-        let (mut held_back, mut missing) = (Vec::new(), self.deployment.majority());
+        let (mut held_back, mut missing) = (Vec::with_capacity(among.len()), self.deployment.majority());
         self.runtime.spawn(async move {
             while let Some(vote) = next_ready(&mut pending).await {
                 held_back.push(vote);
                 missing = missing.saturating_sub(1);
                 if missing == 0 || pending.is_empty() {
-                    for vote in held_back.drain(..) {
-                        let _decided_without_it = sender.send(vote).await;
-                    }
+                    let (next, more) = oneshot::channel();
+                    let rest = Stragglers { more: Some(more).filter(|_| !pending.is_empty()) };
+                    let _decided_without_it = sender.send((std::mem::take(&mut held_back), rest));
+                    sender = next;
                 }
             }
         });
@@ -303,8 +304,8 @@ impl Nodes {
                 }
             }
             tokio::select! {
-                answer = answers.recv() => match answer {
-                    Some(vote) => votes.received.push(vote),
+                answers = rest.next() => match answers {
+                    Some(mut answers) => votes.received.append(&mut answers),
                     None => {
                         // Tasks that ended without a reply: their runtime has shut down.
                         let ended = among.without(NodeSet::of(votes.received.iter().map(|(place, _)| *place)));
@@ -317,7 +318,7 @@ impl Nodes {
             }
         }
         if votes.received.len() < among.len() {
-            votes.rest = Some(Stragglers { answers });
+            votes.rest = Some(rest);
         }
         votes
     }
@@ -423,8 +424,8 @@ impl Votes {
     /// Waits for the remaining nodes, each with its own time limit.
     pub(crate) async fn wait(&mut self) {
         if let Some(mut rest) = self.rest.take() {
-            while let Some(vote) = rest.next().await {
-                self.received.push(vote);
+            while let Some(mut votes) = rest.next().await {
+                self.received.append(&mut votes);
             }
         }
     }
@@ -454,19 +455,22 @@ impl Votes {
     }
 }
 
-/// Nodes that reply after the decision.
+/// Nodes that have not replied yet. Their next replies come with the nodes that remain then: one
+/// small message, where a queue would have room for many.
 #[derive(Debug)]
 pub(crate) struct Stragglers {
-    pub(super) answers: mpsc::Receiver<Vote>,
+    more: Option<oneshot::Receiver<(Vec<Vote>, Stragglers)>>,
 }
 
 impl Stragglers {
-    /// Returns the next reply; `None` after the last one.
+    /// Returns the next replies; `None` after the last ones.
     ///
     /// # Cancel safety
     /// Cancel safe: no reply is lost.
-    pub(crate) async fn next(&mut self) -> Option<Vote> {
-        self.answers.recv().await
+    pub(crate) async fn next(&mut self) -> Option<Vec<Vote>> {
+        let (votes, rest) = self.more.as_mut()?.await.ok()?;
+        *self = rest;
+        Some(votes)
     }
 }
 
