@@ -204,7 +204,8 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                     announce_holder(request, front).await;
                 }
                 is_busy = true;
-                (free_in + Duration::from_millis(1)).min(waiter.next_pause())
+                waiter.polls += 1;
+                (free_in + Duration::from_millis(1)).min(waiter.pause(waiter.polls))
             }
         };
         progress.woken = match waiter.sleep(pause, is_busy, &mut budget).await {
@@ -386,7 +387,7 @@ struct Waiter {
     entry: Option<QueueEntry>,
     /// The longest pause between two polls.
     poll: Duration,
-    /// How often it was told that the lock is busy.
+    /// How often it asked and was told that the lock is busy.
     polls: u32,
     mailbox: Option<Mailbox>,
     grant_clock: Option<GrantClock>,
@@ -466,12 +467,10 @@ impl Waiter {
         waiter
     }
 
-    /// How long to pause before the next poll: longer each time. A holder that notifies nobody, as
+    /// How long to pause before this poll: longer each time. A holder that notifies nobody, as
     /// other libraries do, is then waited for little longer than it held the lock.
-    fn next_pause(&mut self) -> Duration {
-        let pause = FIRST_POLL * (1 << self.polls.min(5));
-        self.polls += 1;
-        pause.min(self.poll)
+    fn pause(&self, polls: u32) -> Duration {
+        (FIRST_POLL * (1 << (polls - 1).min(5))).min(self.poll)
     }
 
     /// Sleeps until a notification grants a lease, or until the next poll is due. An unverified
@@ -482,7 +481,7 @@ impl Waiter {
             sleep(pause).await;
             return WakeEvent::PollDue;
         };
-        let (mut until, mut is_notified) = (Instant::now() + pause, false);
+        let (mut until, mut is_notified, mut polls) = (Instant::now() + pause, false, self.polls);
         let AttemptGuard { client, attempt, .. } = &self.guard;
         let join =
             |entry| client.shared_polls.join((&client.nodes, &client.wakeups), (attempt, entry), until);
@@ -502,7 +501,8 @@ impl Waiter {
                 return if budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue };
             }
             let Some(shared_poll) = &shared_poll else { return WakeEvent::PollDue };
-            match shared_poll.poll(self.poll).await {
+            polls += 1;
+            match shared_poll.poll(self.pause(polls)).await {
                 Some(at) => until = at,
                 None => return WakeEvent::PollDue,
             }
