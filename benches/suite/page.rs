@@ -13,7 +13,7 @@ use super::server_cpu::Kind;
 const INTRO: &str = "\
 Do not edit this page: `scripts/bench` writes it. Every figure is from one run on one private \
 server, with the clients on the same machine. redlatch and the other libraries are measured in \
-turn, in several rounds, and each figure is the median of the rounds. Absolute numbers depend on \
+turn, in several rounds, and each figure is the median of the rounds: a ratio is the median of their ratios. Absolute numbers depend on \
 the machine; the ratios of one run depend on it much less.";
 
 const PAIRS: &str = "\
@@ -72,7 +72,7 @@ One contended lock, with as many clients in one process and in processes of thei
 const SCALE: &str = "\
 One redlatch client, or a few, on one server. The resident memory of a client is that of its process, \
 with what its allocator keeps. The round trips of a new client are counted by a proxy that delays \
-each message.";
+each message. Commands count the calls inside scripts, and the holder's renewals.";
 
 /// What was tried on the rows that miss their limit, and what limits them.
 const MISSED: &str = "\
@@ -85,8 +85,8 @@ and `DEL` for all locks of a call. The last one does not spare the server any ti
 goes into the words of the request.
 - **Turns.** A hand-over is two requests, one message and 15 commands inside the scripts. Most of the \
 server's time for it is reading and writing on three sockets, which no script can spare.
-- **Quorum.** Each request is three, and each node has a connection of its own. The three servers need \
-24 to 27 us a pair, where those of rslock need 14 to 16: they agree on a token, and keep a queue.
+- **Quorum.** Each request is three, and each node has a connection of its own. With many tasks, the three \
+servers need 22 to 24 us a pair, where those of rslock need 15 to 18: they agree on a token, and keep a queue.
 - **Cluster.** A script takes keys of one slot, so requests for different names cannot share a call. \
 Each one is sent alone, since a pipeline of the library fails as a whole if one slot has moved.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \

@@ -62,7 +62,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
         rows.extend(held(server, &mut observer, *locks, place == 0).await?);
     }
     for kind in [WaitMode::Mutex, WaitMode::Reentrant, WaitMode::Read, WaitMode::Write] {
-        rows.extend(waiting(server, &mut observer, kind, plan.window).await?);
+        rows.extend(waiting(server, &mut observer, kind, plan.window * 3).await?);
     }
     rows.push(own_tasks(server, &mut observer, plan.window).await?);
     rows.push(readers(server, &mut observer).await?);
@@ -126,8 +126,8 @@ async fn waiting(
         let (client, name) = (client.clone(), name.clone());
         tasks.spawn(async move { kind.acquire(&client, &name).await });
     }
-    // All of them wait once the server has nothing to do but polls.
-    sleep(Duration::from_secs(2)).await;
+    // All of them wait once the server has nothing to do but polls, whose pauses grow for 4 s.
+    sleep(Duration::from_secs(4)).await;
     let (start, commands, cpu) = (Instant::now(), observer.commands().await?, client_cpu());
     sleep(span).await;
     let took = start.elapsed().as_secs_f64();
