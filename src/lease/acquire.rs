@@ -380,6 +380,9 @@ const NEXT_POLL: Duration = Duration::from_millis(200);
 /// The pause before the first poll of a waiter that is notified; each later one is twice as long.
 const FIRST_POLL: Duration = Duration::from_millis(250);
 
+/// After how many shared polls a waiter polls by itself: about a minute.
+const SHARED_POLLS: u32 = 32;
+
 /// How an attempt waits: queued or not, notified or polling.
 struct Waiter {
     guard: AttemptGuard,
@@ -483,8 +486,10 @@ impl Waiter {
         };
         let (mut until, mut is_notified, mut polls) = (Instant::now() + pause, false, self.polls);
         let AttemptGuard { client, attempt, .. } = &self.guard;
-        let join =
-            |entry| client.shared_polls.join((&client.nodes, &client.wakeups), (attempt, entry), until);
+        let join = |entry| {
+            let (servers, pauses) = ((&*client.nodes, &client.wakeups), (until, self.poll));
+            client.shared_polls.join(servers, (attempt, entry), pauses)
+        };
         let shared_poll = self.entry.as_ref().filter(|_| is_busy).and_then(join);
         loop {
             while let Ok(message) = timeout_at(until, mailbox.wait()).await {
@@ -502,6 +507,10 @@ impl Waiter {
             }
             let Some(shared_poll) = &shared_poll else { return WakeEvent::PollDue };
             polls += 1;
+            // A poll of its own also removes dead waiters and expired marks.
+            if polls - self.polls == SHARED_POLLS {
+                return WakeEvent::PollDue;
+            }
             match shared_poll.poll(self.pause(polls)).await {
                 Some(at) => until = at,
                 None => return WakeEvent::PollDue,

@@ -27,8 +27,25 @@ pub(super) struct SharedPolls(Mutex<HashMap<Terms, Waiters>>);
 /// the depth.
 type Terms = (Name, u128, u32);
 
-/// The waiters of a lock, and when the next poll of each is due.
-type Waiters = HashMap<Uuid, (Arc<Attempt>, Instant)>;
+type Waiters = HashMap<Uuid, Waiter>;
+
+struct Waiter {
+    attempt: Arc<Attempt>,
+    /// When its next poll is due.
+    due: Instant,
+    /// Its longest pause between two polls.
+    pause: Duration,
+    /// When its task ran last. A future that nobody polls any more must not be kept alive: it would
+    /// be granted the lock, and keep writers waiting for a claim.
+    ran: Instant,
+}
+
+impl Waiter {
+    /// Its timer wakes its task at least once in a pause.
+    fn is_polled(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.ran) < self.pause + self.pause / 2
+    }
+}
 
 /// A waiter that shares polls, until it is dropped.
 pub(super) struct SharedPoll<'a> {
@@ -42,9 +59,9 @@ pub(super) struct SharedPoll<'a> {
 }
 
 /// What to do when the poll of a waiter is due.
-enum Due {
-    /// Another task polls for this one.
-    At(Instant),
+enum Turn {
+    /// Another task polls for this one. The next poll is due then.
+    Later(Instant),
     /// Poll for these, of which this waiter is the first.
     Now(Vec<Arc<Attempt>>),
 }
@@ -56,65 +73,67 @@ impl<'a> SharedPoll<'a> {
     /// # Cancel safety
     /// Cancel safe: another waiter polls after a quarter of `pause`.
     pub(super) async fn poll(&self, pause: Duration) -> Option<Instant> {
-        let waiting = match self.due(pause / 4) {
-            Due::At(at) => return Some(at),
-            Due::Now(waiting) => waiting,
+        let waiting = match self.take_turn(pause / 4) {
+            Turn::Later(at) => return Some(at),
+            Turn::Now(waiting) => waiting,
         };
         let nodes = self.nodes;
         let call = Attempt::wait_many(self.script, self.entry, &waiting)?;
         // The call grants nothing, so nothing depends on whether it was answered.
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
-        let reply = votes.received.into_iter().next().map(|(_, outcome)| outcome);
-        let others = || waiting.iter().skip(1);
-        let Some(Ok(reply)) = reply else {
-            // Each waiter reports an outage that lasts, so each must notice it.
-            others().for_each(|other| self.wakeups.notify(other.id));
+        let reply = votes.received.into_iter().next().and_then(|(_, outcome)| outcome.ok());
+        let numbers = reply.and_then(|reply| reply.numbers());
+        let Some([busy_ms, time, alone @ ..]) = numbers.as_deref() else {
+            // The lock may be free, or the request failed: each waiter must ask, to get what there
+            // is for it, or to notice an outage.
+            waiting.iter().skip(1).for_each(|other| self.wakeups.notify(other.id));
             return None;
         };
-        let numbers = reply.numbers();
-        let Some([busy_ms, time, alone @ ..]) = numbers.as_deref() else { return None };
         nodes.node(0).observe(time.unsigned_abs());
-        let is_alone = |number: usize| alone.iter().any(|one| usize::try_from(*one) == Ok(number));
-        self.postpone(&waiting, Instant::now() + pause + pause / 4);
-        for number in alone.iter().filter_map(|number| usize::try_from(*number).ok()?.checked_sub(1)) {
-            if let Some(other) = waiting.get(number).filter(|other| other.id != self.attempt.id) {
-                self.wakeups.notify(other.id);
-            }
-        }
         let free_in = Duration::from_millis(busy_ms.unsigned_abs() + 1);
-        (!is_alone(1)).then(|| Instant::now() + free_in.min(pause))
+        // If this waiter is gone by then, others poll a fifth of the pause later.
+        self.postpone(&waiting, pause.min(free_in + pause / 5));
+        let without_place = |number: &i64| waiting.get(usize::try_from(*number).ok()?.checked_sub(1)?);
+        let (own, others): (Vec<_>, Vec<_>) =
+            alone.iter().filter_map(without_place).partition(|waiter| waiter.id == self.attempt.id);
+        others.into_iter().for_each(|waiter| self.wakeups.notify(waiter.id));
+        own.is_empty().then(|| Instant::now() + free_in.min(pause - pause / 5))
     }
 
-    /// Takes the turn, unless another waiter has taken it: the polls of others are due later then,
-    /// so that only one of them polls.
-    fn due(&self, later: Duration) -> Due {
+    /// Takes the turn, unless another waiter has taken it. The polls of others are `later` then, so
+    /// that only one of them polls.
+    fn take_turn(&self, later: Duration) -> Turn {
         let now = Instant::now();
         let mut polls = self.polls.lock();
-        let Some(waiters) = polls.get_mut(&self.terms) else { return Due::Now(Vec::new()) };
-        match waiters.get(&self.attempt.id) {
-            Some((_, at)) if *at > now => return Due::At(*at),
-            _ => {}
-        }
-        let mut others: Vec<_> =
-            waiters.values_mut().filter(|(other, _)| other.id != self.attempt.id).collect();
-        if others.len() >= MAX_WAITERS {
-            others.sort_by_key(|(_, at)| *at);
-        }
         let mut waiting = vec![Arc::clone(self.attempt)];
-        for (other, at) in others.into_iter().take(MAX_WAITERS - 1) {
-            *at = now + later;
-            waiting.push(Arc::clone(other));
+        let Some(waiters) = polls.get_mut(&self.terms) else { return Turn::Now(waiting) };
+        if let Some(own) = waiters.get_mut(&self.attempt.id) {
+            own.ran = now;
+            if own.due > now {
+                return Turn::Later(own.due);
+            }
         }
-        Due::Now(waiting)
+        let is_other = |other: &&mut Waiter| other.attempt.id != self.attempt.id && other.is_polled(now);
+        let mut others: Vec<_> = waiters.values_mut().filter(is_other).collect();
+        if others.len() >= MAX_WAITERS {
+            others.sort_by_key(|other| other.due);
+        }
+        for other in others.into_iter().take(MAX_WAITERS - 1) {
+            other.due = now + later.min(other.pause);
+            waiting.push(Arc::clone(&other.attempt));
+        }
+        Turn::Now(waiting)
     }
 
-    /// The next polls of these waiters, but that of this one, are due at a later time.
-    fn postpone(&self, waiting: &[Arc<Attempt>], until: Instant) {
+    /// The next polls of these waiters, but that of this one, are due after this pause, or after
+    /// their own longest one.
+    fn postpone(&self, waiting: &[Arc<Attempt>], pause: Duration) {
+        let now = Instant::now();
         let mut polls = self.polls.lock();
         let Some(waiters) = polls.get_mut(&self.terms) else { return };
         for other in waiting.iter().skip(1) {
-            if let Some((_, at)) = waiters.get_mut(&other.id) {
-                *at = until;
+            if let Some(other) = waiters.get_mut(&other.id) {
+                other.due = now + pause.min(other.pause);
             }
         }
     }
@@ -139,11 +158,12 @@ impl SharedPolls {
         &'a self,
         (nodes, wakeups): (&'a Nodes, &'a WakeupSubscription),
         (attempt, entry): (&'a Arc<Attempt>, &'a QueueEntry),
-        due: Instant,
+        (due, pause): (Instant, Duration),
     ) -> Option<SharedPoll<'a>> {
         let script = attempt.kind.wait_many.as_ref().filter(|_| nodes.deployment.decides_alone())?;
         let terms = (attempt.name.clone(), entry.claim().as_millis(), attempt.options.max_depth);
-        self.lock().entry(terms.clone()).or_default().insert(attempt.id, (Arc::clone(attempt), due));
+        let waiter = Waiter { attempt: Arc::clone(attempt), due, pause, ran: Instant::now() };
+        self.lock().entry(terms.clone()).or_default().insert(attempt.id, waiter);
         Some(SharedPoll { polls: self, nodes, wakeups, script, attempt, entry, terms })
     }
 

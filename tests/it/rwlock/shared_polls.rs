@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redlatch::{Options, RwLock, RwLockReadGuard};
+use redlatch::{Locks, Options, RwLock, RwLockReadGuard};
 use tokio::task::JoinHandle;
 
 use super::{READ_LANE, client};
-use crate::support::{NEVER, Server, eventually};
+use crate::support::{NEVER, Server, eventually, soon};
 
 const READERS: usize = 100;
 const QUEUE: &str = "{lock:rw}:waiters";
@@ -21,12 +21,17 @@ fn options() -> Options {
 
 /// Starts tasks that wait to read, and returns once all of them are queued.
 async fn waiting(server: &Server, lock: &RwLock) -> Vec<JoinHandle<RwLockReadGuard>> {
+    waiting_beside(server, lock, 0).await
+}
+
+/// The same, while some already wait.
+async fn waiting_beside(server: &Server, lock: &RwLock, others: u64) -> Vec<JoinHandle<RwLockReadGuard>> {
     let tasks = (0..READERS).map(|_| {
         let lock = lock.clone();
         tokio::spawn(async move { lock.read().await.unwrap() })
     });
     let tasks = tasks.collect();
-    eventually("all readers wait", async || server.waiters(QUEUE).await == READERS as u64).await;
+    eventually("all readers wait", async || server.waiters(QUEUE).await == READERS as u64 + others).await;
     tasks
 }
 
@@ -119,6 +124,70 @@ async fn rwlock_standalone_a_shared_poll_notices_a_lost_place() {
     for reader in readers {
         reader.await.unwrap().release().await.unwrap();
     }
+}
+
+/// The queue is lost, and then the writer releases: nobody has a place, so each must ask.
+#[tokio::test]
+async fn rwlock_standalone_readers_without_places_do_not_enter_one_by_one() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let readers = waiting(&server, &client(&server, options()).await).await;
+    seen_again(&server, READERS).await;
+    server.run::<u64>(&["DEL", QUEUE]).await;
+    writing.release().await.unwrap();
+    all_enter(readers).await;
+}
+
+/// One poll for all needs a right that a poll of each does not.
+#[tokio::test]
+async fn rwlock_standalone_readers_wait_without_the_right_to_share_a_poll() {
+    let server = Server::start().await;
+    let words = ["ACL", "SETUSER", "old", "on", ">secret", "~*", "&*", "+@all", "-zmscore"];
+    server.run::<()>(&words).await;
+    let url = server.url().replace("redis://", "redis://old:secret@");
+    let locks = Locks::builder().server(url).options(options()).connect().await.unwrap();
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let readers = waiting(&server, &locks.rwlock("rw").unwrap()).await;
+    for _ in 0..3 {
+        seen_again(&server, READERS).await;
+    }
+    assert_eq!(server.waiters(QUEUE).await, READERS as u64);
+    writing.release().await.unwrap();
+    all_enter(readers).await;
+}
+
+/// A future that is not polled any more loses its place, although its client polls for others.
+#[tokio::test]
+async fn rwlock_standalone_a_reader_that_nobody_polls_is_not_kept_waiting() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let lock = client(&server, options()).await;
+    let mut stalled = Box::pin(lock.read());
+    let is_queued = async || server.waiters(QUEUE).await == 1;
+    let until_queued = eventually("the reader waits", is_queued);
+    assert!(tokio::select! { () = until_queued => true, _ = &mut stalled => false });
+    let first: Vec<(String, f64)> = server.run(&["ZRANGE", QUEUE, "0", "0", "WITHSCORES"]).await;
+    let (attempt, place) = (first[0].0.split(' ').next().unwrap(), first[0].1 + READ_LANE as f64);
+    let readers = waiting_beside(&server, &lock, 1).await;
+    // It was seen when it queued, and by polls of others until its own were missing.
+    eventually("it counts as dead", async || {
+        let now = server.time().await as f64;
+        let is_seen = |until: &f64| *until > ((1u64 << 52) + 61_000_000) as f64 + now;
+        now - place > 2e6 && !seen(&server).await.get(attempt).is_some_and(is_seen)
+    })
+    .await;
+    writing.release().await.unwrap();
+    all_enter(readers).await;
+    drop(stalled);
+}
+
+async fn all_enter(readers: Vec<JoinHandle<RwLockReadGuard>>) {
+    let enter = async {
+        for reader in readers {
+            reader.await.unwrap().release().await.unwrap();
+        }
+    };
+    soon("all readers enter", enter).await;
 }
 
 /// The writer was killed: nobody releases, so one of the readers must notice.
