@@ -7,16 +7,17 @@
 -- ARGV[1]  attempt        up to 128 bytes, no space; new for every call, the same in each delivery
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
+-- ARGV[4]  only_from      an attempt: revoke the mutex from this one only; default: from any
 --
 -- Returns  1    revoked: granted to the next waiter, or free
---          0    it was free
+--          0    it was free, or another attempt's
 --          -2   refused: the key holds something else
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- The former holder learns of it from its next renewal or release. A second delivery within a
 -- minute gets the first answer, and revokes nothing of the next holder.
-local attempt, min_token, token_ttl_ms = unpack(ARGV)
+local attempt, min_token, token_ttl_ms, only_from = unpack(ARGV)
 local kind, remember = 'mutex', '1'
 -- Every argument is checked on every path, before the first write.
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
@@ -26,6 +27,10 @@ if min_token and not (string.find(min_token, '^%d+$') and minimum < 2^52) then r
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
 elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
+  return -5
+end
+if only_from == '' then only_from = nil end
+if only_from and (#only_from > 256 or string.byte(only_from) == 58 or string.find(only_from, ' ', 1, true)) then
   return -5
 end
 
@@ -172,6 +177,7 @@ end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return answer(-2) end
 if redis.call('PTTL', KEYS[1]) == -1 then return answer(-3) end
+if only_from and holder ~= only_from then return answer(0) end
 local number = answer(holder and 1 or 0)
 -- The token of the former holder is not the last one any more, as its client can find out.
 if number > 0 and redis.call('EXISTS', KEYS[2]) == 1 then redis.pcall('INCR', KEYS[2]) end

@@ -7,9 +7,10 @@
 -- ARGV[1]  attempt        up to 128 bytes, no space; new for every call, the same in each delivery
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
+-- ARGV[4]  only_from      an owner: revoke the lock from this one only; default: from any
 --
 -- Returns  n    revoked from n readers; waiters that may enter are admitted
---          0    there was no reader
+--          0    there was no such reader
 --          -2   refused: the key holds something else
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
@@ -17,7 +18,7 @@
 -- A writer keeps its hold. The readers learn of it from their next renewals or releases. A second
 -- delivery within a minute gets the first answer, and revokes nothing of readers that were
 -- admitted since.
-local attempt, min_token, token_ttl_ms = unpack(ARGV)
+local attempt, min_token, token_ttl_ms, only_from = unpack(ARGV)
 local remember, owner = '1', ''
 -- Every argument is checked on every path, before the first write.
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
@@ -27,6 +28,10 @@ if min_token and not (string.find(min_token, '^%d+$') and minimum < 2^52) then r
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
 elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
+  return -5
+end
+if only_from == '' then only_from = nil end
+if only_from and (#only_from > 256 or string.byte(only_from) == 58 or string.find(only_from, ' ', 1, true)) then
   return -5
 end
 
@@ -434,6 +439,15 @@ end
 local refusal = read_state()
 if refusal then return answer(refusal) end
 expand_sole_hold()
+if only_from then
+  if not unexpired(redis.call('HGET', KEYS[1], 'read:' .. only_from)) then return answer(0) end
+  local number = answer(1)
+  redis.call('HDEL', KEYS[1], 'read:' .. only_from)
+  redis.call('HSET', KEYS[1], 'readers', state.readers - 1)
+  admit_waiters()
+  delete_if_free()
+  return number
+end
 if state.readers == 0 or not other_reader() then return answer(0) end
 read_state()
 local number = answer(state.readers)

@@ -7,16 +7,17 @@
 -- ARGV[1]  attempt        up to 128 bytes, no space; new for every call, the same in each delivery
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
+-- ARGV[4]  only_from      an owner: revoke the lock from this one only; default: from any
 --
 -- Returns  n    revoked, with all n holds to write; waiters that may enter are admitted
---          0    there was no writer
+--          0    there was no such writer
 --          -2   refused: the key holds something else
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- Its owner keeps its holds to read. It learns of it from its next renewal or release. A second
 -- delivery within a minute gets the first answer, and revokes nothing of the next writer.
-local attempt, min_token, token_ttl_ms = unpack(ARGV)
+local attempt, min_token, token_ttl_ms, only_from = unpack(ARGV)
 local remember, owner = '1', ''
 -- Every argument is checked on every path, before the first write.
 if not attempt or attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true) then return -5 end
@@ -26,6 +27,10 @@ if min_token and not (string.find(min_token, '^%d+$') and minimum < 2^52) then r
 if not token_ttl_ms or token_ttl_ms == '' then
   token_ttl_ms = '3600000'
 elseif #token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$') then
+  return -5
+end
+if only_from == '' then only_from = nil end
+if only_from and (#only_from > 256 or string.byte(only_from) == 58 or string.find(only_from, ' ', 1, true)) then
   return -5
 end
 
@@ -409,7 +414,7 @@ local refusal = read_state()
 if refusal then return answer(refusal) end
 expand_sole_hold()
 local _, write = unexpired(state.write)
-if not write then return answer(0) end
+if not write or only_from and string.match(write, '^[^ ]+') ~= only_from then return answer(0) end
 local number = answer(count(write) - 1)
 -- The token of the former holder is not the last one any more, as its client can find out.
 if number > 0 and redis.call('EXISTS', KEYS[2]) == 1 then redis.pcall('INCR', KEYS[2]) end

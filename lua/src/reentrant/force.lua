@@ -6,16 +6,17 @@
 -- ARGV[1]  attempt        up to 128 bytes, no space; new for every call, the same in each delivery
 -- ARGV[2]  min_token      below 2^52: the token of the next waiter is larger than this; default: 0
 -- ARGV[3]  token_ttl_ms   as in acquire; default: 3600000
+-- ARGV[4]  only_from      an owner: revoke the lock from this one only; default: from any
 --
 -- Returns  n    revoked, with all n holds of its owner: granted to the next waiter, or free
---          0    it was free
+--          0    it was free, or another owner's
 --          -2   refused: the key holds something else, or Redisson has a hold
 --          -3   refused: the key has no TTL
 --          -5   refused: an argument is malformed
 --
 -- The former holder learns of it from its next renewal or release. A second delivery within a
 -- minute gets the first answer, and revokes nothing of the next holder.
-local attempt, min_token, token_ttl_ms = unpack(ARGV)
+local attempt, min_token, token_ttl_ms, only_from = unpack(ARGV)
 local kind, remember = 'reentrant', '1'
 --@include check_force
 
@@ -38,17 +39,18 @@ local kind, remember = 'reentrant', '1'
 local fields = redis.pcall('HGETALL', KEYS[1])
 if fields.err then return answer(-2) end
 if redis.call('PTTL', KEYS[1]) == -1 then return answer(-3) end
-local count, ours, is_ours = 0, 0, false
+local count, ours, is_ours, holder = 0, 0, false, nil
 for i = 1, #fields, 2 do
   if fields[i] == 'mode' then
     is_ours = string.find(fields[i + 1], '^reentrant %d+$')
   elseif string.sub(fields[i], 1, 1) == ':' then
     ours = ours + 1
   else
-    count = tonumber(fields[i + 1]) or 0
+    count, holder = tonumber(fields[i + 1]) or 0, fields[i]
   end
 end
 if fields[1] and not is_ours or count > ours then return answer(-2) end
+if only_from and holder ~= only_from then return answer(0) end
 local number = answer(count)
 --@include revoke_token
 local _, is_granted = grant_next()

@@ -9,7 +9,7 @@ use Answer::{Busy, Final};
 fn well_formed(argument: &str) -> &'static str {
     match argument {
         "attempt" => "a",
-        "owner" => "o",
+        "owner" | "only_from" => "o",
         "ttl_ms" | "token_ttl_ms" => "60000",
         "min_token" => "7",
         "proposal" => "1000",
@@ -31,7 +31,7 @@ fn malformed(script: &str, argument: &str) -> Vec<String> {
         "attempt" => &["", " ", "a b", " a", "a "],
         // Without an owner, the attempt is the owner, except for a re-entrant lock.
         "owner" if script.contains("reentrant") => &["", "o p", " o", "o ", ":o", "mode"],
-        "owner" => &["o p", " o", "o ", ":o"],
+        "owner" | "only_from" => &["o p", " o", "o ", ":o"],
         "ttl_ms" => {
             &["", "0", "-5", "250.5", "0.5", "1s", "1e3", "1e20", "200000000000000", "nan", "inf", "05"]
         }
@@ -67,7 +67,7 @@ fn malformed(script: &str, argument: &str) -> Vec<String> {
     };
     let long = match argument {
         "attempt" => vec!["a".repeat(129)],
-        "owner" => vec!["o".repeat(257)],
+        "owner" | "only_from" => vec!["o".repeat(257)],
         "channel" => [
             format!("{}:wake:{}", "c".repeat(250), "1".repeat(32)),
             format!("wake:{}", "1".repeat(31)),
