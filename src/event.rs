@@ -8,9 +8,20 @@
 use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+#[cfg(feature = "tracing")]
+use std::time::Duration;
+
+#[cfg(feature = "tracing")]
+use tracing::field::Empty;
+#[cfg(feature = "tracing")]
+use tracing::level_filters::LevelFilter;
 
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::events::{Event, Observer};
+use crate::fencing::FencingToken;
+use crate::measure;
 use crate::name::Name;
 #[cfg(feature = "tracing")]
 use crate::shorten::shortened;
@@ -48,9 +59,9 @@ pub(crate) enum WakeReason {
     Local,
 }
 
-#[cfg(feature = "tracing")]
+#[cfg(any(feature = "metrics", feature = "tracing"))]
 impl WakeReason {
-    fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             WakeReason::AtOnce => "at once",
             WakeReason::Notified => "notified",
@@ -60,102 +71,284 @@ impl WakeReason {
     }
 }
 
-/// Runs a call that acquires, in a span. The call returns what woke it, or `None` if another client
-/// holds the lock.
-#[cfg(feature = "tracing")]
-pub(crate) async fn acquiring<T>(
-    (lock, kind, owner): (&Name, &'static str, Option<&str>),
-    call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
-) -> Result<T, Error> {
-    use tracing::Instrument;
-    let span = tracing::debug_span!(
-        target: "redlatch",
-        "acquire",
-        lock = %lock,
-        kind,
-        owner = owner.map(shortened).as_deref(),
-    );
-    let traced = async {
-        let begun = Moment::now();
-        let (outcome, woken) = call.await;
-        let waited = Moment::now().since(begun);
-        match (&outcome, woken) {
-            (Ok(_), Some(woken)) => {
-                event!(debug, lock = %lock, woken = woken.word(), waited = ?waited, "acquired");
-            }
-            (Ok(_), None) => {
-                event!(debug, lock = %lock, waited = ?waited, "not acquired: the lock is held");
-            }
-            (Err(error), _) => {
-                event!(debug, lock = %lock, waited = ?waited, error = %error, "not acquired");
-            }
-        }
-        outcome
-    };
-    traced.instrument(span).await
+/// A call that acquires: what spans, metrics and events say of it.
+pub(crate) struct Acquiring<'a> {
+    pub(crate) observer: &'a Observer,
+    pub(crate) lock: &'a Name,
+    pub(crate) kind: &'static str,
+    pub(crate) _owner: Option<&'a str>,
 }
 
-#[cfg(not(feature = "tracing"))]
-pub(crate) async fn acquiring<T>(
-    _acquired: (&Name, &'static str, Option<&str>),
+/// What a call that acquires returns.
+pub(crate) trait Grant {
+    /// The lease, if it was granted one: its token, and a place for the span of its hold.
+    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)>;
+}
+
+/// The span of a hold, from the grant until the guard is gone.
+#[derive(Default)]
+pub(crate) struct HoldSpan {
+    #[cfg(feature = "tracing")]
+    span: Option<tracing::Span>,
+}
+
+impl HoldSpan {
+    /// Ends the span, and says how the lease ended.
+    pub(crate) fn end(&mut self, _how: &'static str) {
+        #[cfg(feature = "tracing")]
+        if let Some(span) = self.span.take() {
+            safely(|| {
+                span.record("end", _how);
+            });
+        }
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Drop for HoldSpan {
+    /// A guard that was dropped, not released.
+    fn drop(&mut self) {
+        self.end("dropped");
+    }
+}
+
+/// The span of a wait: from the first busy answer of a call on.
+#[derive(Default)]
+pub(crate) struct WaitSpan {
+    waiting: Option<measure::Waiting>,
+    #[cfg(feature = "tracing")]
+    span: Option<tracing::Span>,
+}
+
+impl WaitSpan {
+    /// The call was told that the lock is busy, and waits from now on.
+    pub(crate) fn begin(&mut self, _lock: &Name, kind: &'static str) {
+        if self.waiting.is_some() {
+            return;
+        }
+        self.waiting = Some(measure::Waiting::new(kind));
+        #[cfg(feature = "tracing")]
+        safely(|| {
+            self.span =
+                Some(tracing::debug_span!(target: "redlatch", "wait", lock = %_lock, kind, woken = Empty));
+        });
+    }
+
+    /// The latest reason to ask again.
+    pub(crate) fn woken(&mut self, _woken: WakeReason) {
+        #[cfg(feature = "tracing")]
+        if let Some(span) = &self.span {
+            safely(|| {
+                span.record("woken", _woken.word());
+            });
+        }
+    }
+}
+
+/// The spans of renewals, from before they are sent until they are answered. A span is never
+/// entered: the keeper must not depend on a subscriber.
+pub(crate) struct RenewSpan {
+    #[cfg(feature = "tracing")]
+    span: Option<tracing::Span>,
+}
+
+impl RenewSpan {
+    /// Checking whether a subscriber records DEBUG spans runs no code of it.
+    pub(crate) fn new(_lock: &Name, _kind: &'static str) -> RenewSpan {
+        #[cfg(feature = "tracing")]
+        {
+            let mut span = None;
+            if LevelFilter::current() >= LevelFilter::DEBUG {
+                safely(|| {
+                    span = Some(tracing::debug_span!(
+                        target: "redlatch", parent: None, "renew", lock = %_lock, kind = _kind, outcome = Empty
+                    ));
+                });
+            }
+            RenewSpan { span }
+        }
+        #[cfg(not(feature = "tracing"))]
+        RenewSpan {}
+    }
+
+    pub(crate) fn end(self, _outcome: &'static str) {
+        #[cfg(feature = "tracing")]
+        if let Some(span) = self.span {
+            safely(move || {
+                span.record("outcome", _outcome);
+            });
+        }
+    }
+}
+
+/// Runs code of a subscriber. A panic is caught, so that it ends no task of the crate.
+#[cfg(feature = "tracing")]
+fn safely(run: impl FnOnce()) {
+    let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+}
+
+/// Runs a call that acquires, in a span. The call returns what woke it, or `None` if another client
+/// holds the lock.
+pub(crate) async fn acquiring<T: Grant>(
+    acquiring: Acquiring<'_>,
     call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
 ) -> Result<T, Error> {
-    call.await.0
+    let Acquiring { observer, lock, kind, .. } = acquiring;
+    // Without anybody who listens, no time is spent on the clock.
+    let is_heard = measure::ON || cfg!(feature = "tracing") || observer.is_observed();
+    let begun = is_heard.then(Moment::now);
+    #[cfg(feature = "tracing")]
+    let (mut outcome, woken) = {
+        use tracing::Instrument;
+        let span = tracing::debug_span!(
+            target: "redlatch",
+            "acquire",
+            lock = %lock,
+            kind,
+            owner = acquiring._owner.map(shortened).as_deref(),
+            outcome = Empty,
+            woken = Empty,
+            waited = Empty,
+            token = Empty,
+        );
+        let traced = async {
+            let (mut outcome, woken) = call.await;
+            trace_acquired(&span, lock, &mut outcome, woken, begun);
+            (outcome, woken)
+        };
+        traced.instrument(span.clone()).await
+    };
+    #[cfg(not(feature = "tracing"))]
+    let (mut outcome, woken) = call.await;
+    if let Some(begun) = begun {
+        let waited = Moment::now().since(begun);
+        measure::acquired(kind, outcome_word(&mut outcome), woken, waited);
+        if let Ok(Some((token, _hold))) = outcome.as_mut().map(Grant::granted) {
+            // Beside the span of the call, not inside it: that one ends now.
+            #[cfg(feature = "tracing")]
+            safely(|| {
+                let token = token.map(FencingToken::get);
+                _hold.span = Some(
+                    tracing::debug_span!(target: "redlatch", "hold", lock = %lock, kind, token, end = Empty),
+                );
+            });
+            observer.emit(|| Event::Granted { lock: lock.clone(), kind, token, waited });
+        }
+    }
+    outcome
+}
+
+/// The outcome of a call that acquires, as one word.
+fn outcome_word<T: Grant>(outcome: &mut Result<T, Error>) -> &'static str {
+    match outcome {
+        Ok(granted) => granted.granted().map_or("held", |_| "granted"),
+        Err(Error::TimedOut { .. }) => "timed_out",
+        Err(_) => "failed",
+    }
+}
+
+/// Records the outcome in the span of the call, and as an event.
+#[cfg(feature = "tracing")]
+fn trace_acquired<T: Grant>(
+    span: &tracing::Span,
+    lock: &Name,
+    outcome: &mut Result<T, Error>,
+    woken: Option<WakeReason>,
+    begun: Option<Moment>,
+) {
+    let waited = begun.map_or(Duration::ZERO, |begun| Moment::now().since(begun));
+    let word = outcome_word(outcome);
+    let token = outcome.as_mut().ok().and_then(Grant::granted).and_then(|(token, _)| token);
+    safely(|| {
+        span.record("outcome", word);
+        span.record("waited", tracing::field::debug(waited));
+        span.record("woken", woken.map(WakeReason::word));
+        span.record("token", token.map(FencingToken::get));
+    });
+    match (&outcome, woken) {
+        (Ok(_), Some(woken)) => {
+            event!(debug, lock = %lock, woken = woken.word(), waited = ?waited, "acquired");
+        }
+        (Ok(_), None) => {
+            event!(debug, lock = %lock, waited = ?waited, "not acquired: the lock is held");
+        }
+        (Err(error), _) => {
+            event!(debug, lock = %lock, waited = ?waited, error = %error, "not acquired");
+        }
+    }
 }
 
 /// Runs a release that its caller waits for, in a span.
-#[cfg(feature = "tracing")]
 pub(crate) async fn releasing<'a>(
-    (lock, owner): (&Name, impl Fn() -> Cow<'a, str>),
+    observer: &Observer,
+    (lock, kind, _owner): (&Name, &'static str, impl Fn() -> Cow<'a, str>),
     call: Pin<&mut impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
-    use tracing::Instrument;
-    let span = tracing::debug_span!(
-        target: "redlatch",
-        "release",
-        lock = %lock,
-        owner = shortened(&owner()).as_str(),
-    );
-    let traced = async {
-        let outcome = call.await;
-        match &outcome {
-            Ok(()) => event!(debug, lock = %lock, "released"),
-            Err(error) => event!(debug, lock = %lock, error = %error, "not released"),
-        }
-        outcome
+    #[cfg(feature = "tracing")]
+    let outcome = {
+        use tracing::Instrument;
+        let span = tracing::debug_span!(
+            target: "redlatch",
+            "release",
+            lock = %lock,
+            kind,
+            owner = shortened(&_owner()).as_str(),
+            outcome = Empty,
+        );
+        let traced = async {
+            let outcome = call.await;
+            let word = if outcome.is_ok() { "released" } else { "failed" };
+            safely(|| {
+                span.record("outcome", word);
+            });
+            match &outcome {
+                Ok(()) => event!(debug, lock = %lock, "released"),
+                Err(error) => event!(debug, lock = %lock, error = %error, "not released"),
+            }
+            outcome
+        };
+        traced.instrument(span.clone()).await
     };
-    traced.instrument(span).await
+    #[cfg(not(feature = "tracing"))]
+    let outcome = call.await;
+    if outcome.is_ok() {
+        observer.emit(|| Event::Released { lock: lock.clone(), kind });
+    }
+    outcome
 }
 
-#[cfg(not(feature = "tracing"))]
-pub(crate) async fn releasing<'a>(
-    _released: (&Name, impl Fn() -> Cow<'a, str>),
-    call: Pin<&mut impl Future<Output = Result<(), Error>>>,
-) -> Result<(), Error> {
-    call.await
-}
-
-/// A report that a lease was renewed, to be called under no lock. `None` if no subscriber records
-/// DEBUG events; checking that runs no code of a subscriber.
-#[cfg(feature = "tracing")]
-pub(crate) fn renewed<'a>(lock: &Name, owner: impl Fn() -> Cow<'a, str>, until: Moment) -> Option<Report> {
-    use tracing::level_filters::LevelFilter;
-    if LevelFilter::current() < LevelFilter::DEBUG {
+/// A report that a lease was renewed, to be called under no lock. `None` if nobody listens, and no
+/// subscriber records DEBUG events; checking that runs no code of a subscriber.
+pub(crate) fn renewed<'a>(
+    observer: &Arc<Observer>,
+    (lock, kind, _owner): (&Name, &'static str, impl Fn() -> Cow<'a, str>),
+    until: Moment,
+) -> Option<Report> {
+    #[cfg(feature = "tracing")]
+    let traced = (LevelFilter::current() >= LevelFilter::DEBUG).then(|| shortened(&_owner()));
+    #[cfg(not(feature = "tracing"))]
+    let traced: Option<String> = None;
+    if traced.is_none() && !observer.is_observed() {
         return None;
     }
-    let (lock, owner) = (lock.clone(), shortened(&owner()));
+    let (observer, lock) = (Arc::clone(observer), lock.clone());
     Some(Box::new(move || {
-        let left = until.since(Moment::now());
-        event!(debug, lock = %lock, owner = owner.as_str(), valid_for = ?left, "renewed");
+        let valid_for = until.since(Moment::now());
+        if let Some(_owner) = traced {
+            event!(debug, lock = %lock, owner = _owner.as_str(), valid_for = ?valid_for, "renewed");
+        }
+        observer.emit(|| Event::Renewed { lock, kind, valid_for });
     }))
 }
 
-#[cfg(not(feature = "tracing"))]
-pub(crate) fn renewed<'a>(_lock: &Name, _owner: impl Fn() -> Cow<'a, str>, _until: Moment) -> Option<Report> {
-    None
-}
-
 /// Reports the release of a dropped guard or of a dropped call. To be called under no lock.
-pub(crate) fn released_in_background<'a>(_lock: &Name, _owner: impl Fn() -> Cow<'a, str>) {
-    event!(debug, lock = %_lock, owner = shortened(&_owner()).as_str(), "released in the background");
+pub(crate) fn released_in_background<'a>(
+    observer: &Observer,
+    (lock, kind, _owner): (&Name, &'static str, impl Fn() -> Cow<'a, str>),
+    had_lease: bool,
+) {
+    event!(debug, lock = %lock, owner = shortened(&_owner()).as_str(), "released in the background");
+    if had_lease {
+        observer.emit(|| Event::Released { lock: lock.clone(), kind });
+    }
 }

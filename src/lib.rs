@@ -11,11 +11,13 @@ mod deployment;
 mod diagnosis;
 mod error;
 mod event;
+mod events;
 mod fencing;
 mod inspection;
 mod labels;
 mod lease;
 mod locks;
+mod measure;
 mod mutex;
 mod name;
 mod options;
@@ -51,6 +53,7 @@ mod wire;
 /// |---|---|
 /// | [Running it](crate::guide::running) | a checklist for production |
 /// | [The program `redlatch`](crate::guide::cli) | for shells and cron jobs, and to look and to repair |
+/// | [Metrics, spans and events](crate::guide::metrics) | what to watch, queries and alerts |
 /// | [Connecting](crate::guide::connecting) | topologies, pools, TLS, names |
 /// | [Topologies](crate::guide::topologies) | what each survives |
 /// | [Rights](crate::guide::rights) | keys and ACL rules |
@@ -112,6 +115,10 @@ pub mod guide {
     pub mod how_safe {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/metrics.md")]
+    pub mod metrics {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/nested-calls.md")]
     pub mod nested_calls {}
 
@@ -160,6 +167,7 @@ pub use redis;
 
 pub use diagnosis::{Check, Finding, Verdict};
 pub use error::{ConfigError, Context, Error, NodeAnswer, NodeOutcome, NodeProblem, Operation};
+pub use events::{Event, Events, LossReason};
 pub use fencing::FencingToken;
 pub use inspection::{Holder, Inspection, Mode, RwInspection};
 pub use lease::{Lease, LeaseEnd};

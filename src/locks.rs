@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{ConfigError, Error};
+use crate::events::Events;
 use crate::lease::{Client, NamedLock, SharedHolds};
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
@@ -116,6 +117,31 @@ impl Locks {
     /// ```
     pub fn is_idle(&self) -> bool {
         self.client.is_idle() && self.holds.is_empty()
+    }
+
+    /// Returns what happens from now on to the locks of this client, as a stream: grants, renewals,
+    /// losses, releases and outages. For a program without the features `tracing` and `metrics`.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) {
+    /// let mut events = locks.events();
+    /// tokio::spawn(async move {
+    ///     while let Some(event) = events.next().await {
+    ///         if let redlatch::Event::Lost { lock, reason, .. } = event {
+    ///             eprintln!("lost {lock}: {reason}");
+    ///         }
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    ///
+    /// **What it does not**: stop the work under a lost lease. It may be read late; a
+    /// [`Lease`](crate::Lease) knows at once.
+    ///
+    /// A receiver that falls 1,024 events behind misses the oldest. Until this is called, events
+    /// cost nothing.
+    pub fn events(&self) -> Events {
+        self.client.observer.events()
     }
 
     /// Waits until all dropped guards and calls have been released; on a quorum, by a majority of

@@ -16,7 +16,7 @@ use super::owned_lease::{AttemptGuard, OwnedLease};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::Error;
-use crate::event::{WakeReason, acquiring};
+use crate::event::{WaitSpan, WakeReason, acquiring};
 use crate::options::{Renewal, Wakeups};
 use crate::wire::{Failure, InFlight, Mailbox};
 
@@ -40,7 +40,7 @@ pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLea
         let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
         (outcome, woken)
     };
-    unless_closed(request, pin!(acquiring(request.span_fields(), pin!(trying)))).await
+    unless_closed(request, pin!(acquiring(request.described(), pin!(trying)))).await
 }
 
 async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
@@ -75,7 +75,7 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
     let waiting = async {
         let mut progress = Progress::default();
         let outcome = timeout(limit, wait(request, &mut progress)).await;
-        let Progress { replica_failure, woken, in_flight } = progress;
+        let Progress { replica_failure, woken, in_flight, wait: _ended } = progress;
         // As far as is known the lock was free: the server failed, or its replicas did. Most
         // requests that found the outage were those of other tasks; whether this call sent one is
         // known now that it was dropped. What it is granted is released.
@@ -86,7 +86,7 @@ pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Re
             outcome.unwrap_or_else(|_| Err(replica_failure.or_else(outage).map_or_else(timed_out, failed)));
         (outcome, Some(woken))
     };
-    unless_closed(request, pin!(acquiring(request.span_fields(), pin!(waiting)))).await
+    unless_closed(request, pin!(acquiring(request.described(), pin!(waiting)))).await
 }
 
 /// The error of a failed request. An earlier request of the same attempt may have had an effect.
@@ -102,7 +102,7 @@ pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> 
         let outcome = wait(request, &mut progress).await;
         (outcome, Some(progress.woken))
     };
-    unless_closed(request, pin!(acquiring(request.span_fields(), pin!(waiting)))).await
+    unless_closed(request, pin!(acquiring(request.described(), pin!(waiting)))).await
 }
 
 /// What is known of a wait, also after it was dropped.
@@ -114,6 +114,8 @@ struct Progress {
     woken: WakeReason,
     /// The requests of the latest attempt.
     in_flight: Option<Arc<InFlight>>,
+    /// Begun once the lock is busy.
+    wait: WaitSpan,
 }
 
 /// The wait loop.
@@ -204,6 +206,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                     announce_holder(request, front).await;
                 }
                 is_busy = true;
+                progress.wait.begin(&request.name, request.kind.name);
                 waiter.polls += 1;
                 (free_in + Duration::from_millis(1)).min(waiter.pause(waiter.polls))
             }
@@ -211,11 +214,13 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
         progress.woken = match waiter.sleep(pause, is_busy, &mut budget).await {
             WakeEvent::Granted(lease) => {
                 progress.woken = WakeReason::Notified;
+                progress.wait.woken(progress.woken);
                 return Ok(waiter.guard.granted(lease, true)); // there is one server
             }
             WakeEvent::Notified => WakeReason::Notified,
             WakeEvent::PollDue => WakeReason::Polled,
         };
+        progress.wait.woken(progress.woken);
     }
 }
 
@@ -237,6 +242,7 @@ async fn wait_in_local_queue(
         Err(local_waiter) => local_waiter,
     };
     progress.woken = WakeReason::Local;
+    progress.wait.begin(&request.name, request.kind.name);
     let (front, mut events) = local_waiter.split();
     tokio::pin!(front);
     let outage_deadline = OutageDeadline::new(request);

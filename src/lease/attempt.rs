@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::deployment::Deployment;
 use crate::error::{Context, Error};
+use crate::events::Observer;
 use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]
 use crate::labels::Labels;
@@ -58,11 +59,12 @@ pub(crate) struct Origin {
     nodes: Arc<[String]>,
     /// What the text of each attempt ends with: the [labels](crate::labels::Labels).
     suffix: String,
+    observer: Arc<Observer>,
 }
 
 impl Origin {
-    pub(super) fn new(nodes: &Nodes, suffix: String) -> Origin {
-        Origin { deployment: nodes.deployment, nodes: Arc::clone(nodes.labels()), suffix }
+    pub(super) fn new(nodes: &Nodes, suffix: String, observer: Arc<Observer>) -> Origin {
+        Origin { deployment: nodes.deployment, nodes: Arc::clone(nodes.labels()), suffix, observer }
     }
 }
 
@@ -110,6 +112,11 @@ impl Attempt {
         let call = if is_guarded { call.key(self.name.node()) } else { call };
         let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(self.options.ttl)));
         call.minimum_token().optional(self.token_ttl())
+    }
+
+    /// Where to say what happens to it.
+    pub(super) fn observer(&self) -> &Arc<Observer> {
+        &self.origin.observer
     }
 
     /// The id and the labels of the client, as the server stores them.

@@ -15,6 +15,8 @@ use super::keeper::Keeper;
 use super::shared_poll::SharedPolls;
 use crate::clock::Moment;
 use crate::error::{ConfigError, Context, Error, Operation};
+use crate::event::Acquiring;
+use crate::events::Observer;
 use crate::inspection::Holder;
 use crate::name::Name;
 use crate::options::Options;
@@ -31,6 +33,7 @@ pub(crate) struct Client {
     pub(super) local_queues: LocalQueues,
     pub(super) shared_polls: SharedPolls,
     origin: Arc<Origin>,
+    pub(crate) observer: Arc<Observer>,
 }
 
 /// Where a client connects.
@@ -62,7 +65,8 @@ impl Client {
             made.push((Node::new(endpoint, options.node_timeout, is_confirming, place, name), label));
             wakeup_endpoints.extend(wakeup_endpoint);
         }
-        let nodes = Arc::new(Nodes::new(made));
+        let observer = Arc::<Observer>::default();
+        let nodes = Arc::new(Nodes::new(made, &observer));
         // Scripts recognize a channel by this mark whose subscribers PUBLISH does not all count.
         let uncounted = if nodes.deployment.has_all_subscribers { "" } else { "~" };
         // A waiter is stored as words with blanks between them.
@@ -83,7 +87,8 @@ impl Client {
             wakeups,
             local_queues: LocalQueues::default(),
             shared_polls: SharedPolls::default(),
-            origin: Arc::new(Origin::new(&nodes, attempt_suffix)),
+            origin: Arc::new(Origin::new(&nodes, attempt_suffix, Arc::clone(&observer))),
+            observer,
             nodes,
         })
     }
@@ -231,9 +236,10 @@ impl LockRequest {
         Attempt::new(origin, self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
     }
 
-    /// What spans say of it: the lock, its kind, and the owner.
-    pub(super) fn span_fields(&self) -> (&Name, &'static str, Option<&str>) {
-        (&self.name, self.kind.name, self.owner.as_deref())
+    /// What spans, metrics and events say of it.
+    pub(super) fn described(&self) -> Acquiring<'_> {
+        let (observer, lock, kind) = (&*self.client.observer, &self.name, self.kind.name);
+        Acquiring { observer, lock, kind, _owner: self.owner.as_deref() }
     }
 
     /// Since when its nodes have failed and how, as far as that matters to this request.

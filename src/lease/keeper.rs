@@ -95,6 +95,7 @@ impl Keeper {
     pub(super) fn forget(&self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         let end = self.schedule().remove(lease, how);
         lease.announce().into_iter().for_each(|report| report());
+        lease.measure_end(end);
         end
     }
 

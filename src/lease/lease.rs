@@ -15,7 +15,9 @@ use super::attempt::{Attempt, Kind};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::event::{Report, event};
+use crate::events::{Event, LossReason};
 use crate::fencing::FencingToken;
+use crate::measure;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
 
@@ -54,6 +56,8 @@ struct LeaseInner {
     notify: Notify,
     /// Its loss has been logged.
     is_reported: AtomicBool,
+    /// Its hold has been measured.
+    is_measured: AtomicBool,
 }
 
 impl Lease {
@@ -65,8 +69,19 @@ impl Lease {
     ) -> Lease {
         let deadline = Deadline::new(until);
         let entry = ScheduleEntry::default();
-        let (end, notify, is_reported) = (OnceLock::new(), Notify::new(), AtomicBool::new(false));
-        Lease(Arc::new(LeaseInner { attempt, entry, token, counts_from, deadline, end, notify, is_reported }))
+        let (end, notify) = (OnceLock::new(), Notify::new());
+        let (is_reported, is_measured) = (AtomicBool::new(false), AtomicBool::new(false));
+        Lease(Arc::new(LeaseInner {
+            attempt,
+            entry,
+            token,
+            counts_from,
+            deadline,
+            end,
+            notify,
+            is_reported,
+            is_measured,
+        }))
     }
 
     /// Returns the name of the lock.
@@ -203,28 +218,38 @@ impl Lease {
     pub(super) fn announce(&self) -> Option<Report> {
         self.0.notify.notify_waiters();
         let end = self.end().filter(|end| end.is_loss())?;
-        let _reason = match end {
-            LeaseEnd::Revoked => "the server has ended it",
-            _ if self.options().renewal == Renewal::Never => "its TTL expired; renewal is off",
-            _ if self.longest_until().is_some_and(|longest| longest <= Moment::now()) => {
-                "it has reached max_hold"
-            }
-            _ => "it was not renewed in time",
+        let reason = match end {
+            LeaseEnd::Revoked => LossReason::Revoked,
+            _ if self.options().renewal == Renewal::Never => LossReason::Expired,
+            _ if self.longest_until().is_some_and(|longest| longest <= Moment::now()) => LossReason::MaxHold,
+            _ => LossReason::NotRenewed,
         };
         let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
-        let _lease = self.clone();
+        let lease = self.clone();
         is_first.then(|| -> Report {
             Box::new(move || {
+                let (name, kind) = (lease.name(), lease.kind().name);
                 event!(
                     error,
-                    lock = %_lease.name(),
-                    holder = _lease.attempt().holder(),
-                    server = _lease.attempt().server(),
-                    reason = _reason,
+                    lock = %name,
+                    holder = lease.attempt().holder(),
+                    server = lease.attempt().server(),
+                    reason = reason.text(),
                     "lost a lease: another client may hold the lock"
                 );
+                measure::lost(kind, reason);
+                lease.measure_end(end);
+                lease.attempt().observer().emit(|| Event::Lost { lock: name.clone(), kind, reason });
             })
         })
+    }
+
+    /// Records for how long it was held. Once: a lease that was lost is forgotten later as well.
+    pub(super) fn measure_end(&self, end: LeaseEnd) {
+        if measure::ON && !self.0.is_measured.swap(true, Ordering::Relaxed) {
+            let held = Moment::now().since(self.0.counts_from);
+            measure::held(self.kind().name, end.word(), held);
+        }
     }
 
     /// Its deadline; now, if it has ended.
@@ -315,6 +340,17 @@ pub enum LeaseEnd {
 }
 
 impl LeaseEnd {
+    /// One word, for a label.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            LeaseEnd::Released => "released",
+            LeaseEnd::Lost => "lost",
+            LeaseEnd::Revoked => "revoked",
+            LeaseEnd::Leaked => "leaked",
+            LeaseEnd::Closed => "closed",
+        }
+    }
+
     /// Another client may have the lock although the guard was alive.
     pub(super) fn is_loss(self) -> bool {
         matches!(self, LeaseEnd::Lost | LeaseEnd::Revoked)

@@ -17,7 +17,8 @@ use super::release::{Decision, ReleaseOutcome, release, retry};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
-use crate::event::releasing;
+use crate::event::{Grant, HoldSpan, releasing};
+use crate::fencing::FencingToken;
 use crate::options::Options;
 use crate::wire::{Answer, Failure, HoldCount, Votes, WaitFor};
 
@@ -101,7 +102,7 @@ impl AttemptGuard {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
         }
         self.lease = Some((lease.clone(), self.client.nodes.count_hold()));
-        OwnedLease { guard: self, lease }
+        OwnedLease { guard: self, lease, hold: HoldSpan::default() }
     }
 
     /// Releases a grant that cannot be used.
@@ -192,6 +193,19 @@ impl Drop for AttemptGuard {
 pub(crate) struct OwnedLease {
     guard: AttemptGuard,
     lease: Lease,
+    hold: HoldSpan,
+}
+
+impl Grant for OwnedLease {
+    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
+        Some((self.lease.fencing_token(), &mut self.hold))
+    }
+}
+
+impl Grant for Option<OwnedLease> {
+    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
+        self.as_mut()?.granted()
+    }
 }
 
 impl OwnedLease {
@@ -209,7 +223,8 @@ impl OwnedLease {
     /// Cancel safe: after a drop, the release continues in the background.
     pub(crate) async fn release(self) -> Result<(), Error> {
         let attempt = Arc::clone(&self.guard.attempt);
-        releasing((&attempt.name, || attempt.owner()), pin!(self.release_untraced())).await
+        let what = (&attempt.name, attempt.kind.name, || attempt.owner());
+        releasing(attempt.observer(), what, pin!(self.release_untraced())).await
     }
 
     async fn release_untraced(mut self) -> Result<(), Error> {
@@ -217,6 +232,7 @@ impl OwnedLease {
         let context = || client.context(Operation::Release, &attempt.name);
         self.guard.call = Some(OpenCall::new(&client.keeper, &attempt.name));
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
+        self.hold.end(end.word());
         if end != LeaseEnd::Released {
             // The server may still hold it: dropped here, it is released in the background.
             return released_after(end, context());
@@ -292,7 +308,9 @@ impl OwnedLease {
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
                 convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, may_arrive_late);
+                let span = std::mem::take(&mut self.hold);
                 let mut hold = self.guard.granted(lease, client.nodes.deployment.decides_alone());
+                hold.hold = span; // the hold goes on
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is released
                 }

@@ -13,7 +13,8 @@ use super::keeper::{Batch, BatchLimits, Keeper, PendingRelease, Schedule, log_gi
 use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
-use crate::event::{Report, event, released_in_background, renewed};
+use crate::event::{RenewSpan, Report, event, released_in_background, renewed};
+use crate::measure;
 use crate::wire::{Answer, Call, Nodes, Reply, Vote};
 
 /// How many batches are in flight at a time.
@@ -98,6 +99,7 @@ impl Keeper {
         let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
         let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
         let sent = Moment::now();
+        let mut sending = SentRenewal::all(&batch.renewals, sent).into_iter();
         let mut answers = self.nodes.call_all(calls, limit).await.into_iter();
         let renewed: Vec<_> = answers.by_ref().take(batch.renewals.len()).collect();
         let released: Vec<_> = answers.collect();
@@ -105,6 +107,7 @@ impl Keeper {
         let mut reports = Vec::new();
         for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
             let tally = RenewalTally::count(&self.nodes, &votes);
+            reports.extend(sending.next().map(|sent| sent.answered(tally.state(&self.nodes))));
             let is_degraded = tally.state(&self.nodes) != LeaseState::Lost && !tally.without.is_empty();
             if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
                 gone.push(lease);
@@ -174,7 +177,8 @@ impl Keeper {
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / 3, &self.notify);
-                        reports.extend(renewed(lease.name(), || lease.owner(), lease.until()));
+                        let what = (lease.name(), lease.kind().name, || lease.owner());
+                        reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
                     }
                     None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.notify),
                     _ => self.lose_late(schedule, lease, reports),
@@ -264,7 +268,10 @@ impl Keeper {
         pending.failures += lasting.len();
         let has_failed = pending.failures > self.nodes.deployment.max_failures();
         let ended = pending.number.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
-        let _attempt = Arc::clone(&pending.attempt);
+        let attempt = Arc::clone(&pending.attempt);
+        let has_held = votes
+            .iter()
+            .any(|(_, outcome)| matches!(outcome.as_ref().map(Reply::answer), Ok(Ok(Answer::Final(1..)))));
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();
         if !left.is_empty() {
@@ -281,16 +288,54 @@ impl Keeper {
         reports.push(Box::new(move || {
             log_given_up(given_up);
             if is_released {
-                released_in_background(&_attempt.name, || _attempt.owner());
+                let what = (&attempt.name, attempt.kind.name, || attempt.owner());
+                released_in_background(attempt.observer(), what, has_held);
             }
             for (_server, _failure) in lasting {
                 event!(
-                    error, lock = %_attempt.name, holder = _attempt.holder(),
+                    error, lock = %attempt.name, holder = attempt.holder(),
                     server = %_server, error = %_failure,
                     "release failed: the lock stays held until its TTL expires"
                 );
             }
         }));
+    }
+}
+
+/// A renewal that was sent: what spans and metrics say of it.
+struct SentRenewal {
+    kind: &'static str,
+    span: RenewSpan,
+    /// How long after it was due.
+    lag: Duration,
+}
+
+impl SentRenewal {
+    /// None if there is nobody to say it to.
+    fn all(renewals: &[(Lease, Option<Duration>)], sent: Moment) -> Vec<SentRenewal> {
+        let is_heard = measure::ON || cfg!(feature = "tracing");
+        renewals.iter().filter(|_| is_heard).map(|(lease, ttl)| SentRenewal::new(lease, *ttl, sent)).collect()
+    }
+
+    fn new(lease: &Lease, ttl: Option<Duration>, sent: Moment) -> SentRenewal {
+        let (kind, ttl) = (lease.kind().name, ttl.unwrap_or(lease.options().ttl));
+        // Its deadline counts from when the latest renewal was sent, and it is due a third of the
+        // TTL after that.
+        let unused = lease.attempt().trusted_span(ttl).saturating_sub(ttl / 3);
+        let lag = unused.saturating_sub(lease.until().since(sent));
+        SentRenewal { kind, span: RenewSpan::new(lease.name(), kind), lag }
+    }
+
+    fn answered(self, state: LeaseState) -> Report {
+        let outcome = match state {
+            LeaseState::Held => "renewed",
+            LeaseState::Lost => "lost",
+            LeaseState::Unknown => "unknown",
+        };
+        Box::new(move || {
+            self.span.end(outcome);
+            measure::renewed(self.kind, outcome, self.lag);
+        })
     }
 }
 

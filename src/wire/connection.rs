@@ -33,9 +33,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 #[cfg(feature = "cluster")]
 use super::cluster::send as send_to_cluster;
 use super::contended_locks::ContendedLocks;
-use super::failure::{is_broken, too_slow};
+use super::failure::{closed, is_broken, too_slow};
 use super::script::{CombinedCall, PreparedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
+use crate::measure;
 
 /// For a request whose caller sets a timer: a second timer would only cost time.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
@@ -54,6 +55,7 @@ impl Connection {
     /// # Cancel safety
     /// Not cancel safe: the request may still run.
     pub(super) async fn send(&self, request: &Cmd, limit: Duration) -> Result<Value, RedisError> {
+        measure::sent(1);
         match self {
             Connection::Server(connection) => {
                 let mut connection = connection.clone();
@@ -79,6 +81,7 @@ impl Connection {
     ) -> Vec<Result<Value, RedisError>> {
         match self {
             Connection::Server(connection) => {
+                measure::sent(requests.len());
                 let mut connection = connection.clone();
                 if limit < UNLIMITED {
                     connection.set_response_timeout(limit);
@@ -383,10 +386,6 @@ impl Batcher {
         }
         answers
     }
-}
-
-fn closed() -> RedisError {
-    RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))
 }
 
 /// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.

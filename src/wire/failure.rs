@@ -407,6 +407,11 @@ pub(super) fn is_broken(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error()
 }
 
+/// Nothing more is sent on this connection.
+pub(super) fn closed() -> RedisError {
+    RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))
+}
+
 pub(super) fn too_slow() -> RedisError {
     RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
 }

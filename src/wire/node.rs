@@ -18,6 +18,8 @@ use super::shared_connection::{LiveConnection, ScriptLoader, SharedConnection};
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
+use crate::events::{Event, Observer};
+use crate::measure;
 
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
 /// checks ten times a second.
@@ -40,6 +42,7 @@ pub(crate) struct Node {
     reports: Mutex<Vec<Report>>,
     /// The number of locks that the client holds.
     holds: Arc<AtomicUsize>,
+    observer: Arc<Observer>,
     /// Lets one request at a time send a script's source to a server that does not know it.
     script_loader: ScriptLoader,
     /// In a quorum: the node's place, and the membership.
@@ -66,6 +69,7 @@ impl Node {
             label: "".into(),
             reports: Mutex::default(),
             holds: Arc::default(),
+            observer: Arc::default(),
             script_loader: ScriptLoader::default(),
             place,
             is_examined: Arc::default(),
@@ -398,18 +402,23 @@ impl Node {
                 self.is_failing.store(true, Ordering::Relaxed);
                 drop(outage);
                 begins.then(|| -> Report {
-                    let ((_server, _holds), _error) = (described(), failure.clone());
+                    let ((server, holds), _error) = (described(), failure.clone());
+                    let observer = Arc::clone(&self.observer);
                     Box::new(move || {
-                        event!(warn, server = %_server, holds = _holds, error = %_error, "a server fails: its leases expire unless it answers again");
+                        event!(warn, server = %server, holds = holds, error = %_error, "a server fails: its leases expire unless it answers again");
+                        measure::outage(&server);
+                        observer.emit(|| Event::OutageBegan { server, holds });
                     })
                 })
             }
             None if self.is_failing.load(Ordering::Relaxed) => {
                 let ended = self.outage_lock().take();
                 self.is_failing.store(false, Ordering::Relaxed);
-                let ((_server, _holds), _after) = (described(), Moment::now().since(ended?.0));
+                let ((server, _holds), after) = (described(), Moment::now().since(ended?.0));
+                let observer = Arc::clone(&self.observer);
                 Some(Box::new(move || {
-                    event!(info, server = %_server, holds = _holds, after = ?_after, "a server answers again");
+                    event!(info, server = %server, holds = _holds, after = ?after, "a server answers again");
+                    observer.emit(|| Event::OutageEnded { server, after });
                 }))
             }
             None => None,
@@ -426,8 +435,9 @@ impl Node {
     }
 
     /// Sets the human-readable name, and the counter of the client's locks, for logs.
-    pub(super) fn named(mut self, label: &str, holds: &Arc<AtomicUsize>) -> Node {
+    pub(super) fn named(mut self, label: &str, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> Node {
         (self.label, self.holds) = (label.into(), Arc::clone(holds));
+        self.observer = Arc::clone(observer);
         self
     }
 

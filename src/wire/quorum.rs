@@ -21,6 +21,7 @@ use super::script::{Call, Reply};
 use crate::clock::Moment;
 use crate::deployment::{Deployment, NodeSet};
 use crate::event::Report;
+use crate::events::Observer;
 
 /// How long a negative reply waits for the other nodes: a reply that is known by then needs no
 /// undoing.
@@ -51,9 +52,9 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     /// Must be called on the client's runtime.
-    pub(crate) fn new(all: Vec<(Node, String)>) -> Nodes {
+    pub(crate) fn new(all: Vec<(Node, String)>, observer: &Arc<Observer>) -> Nodes {
         let holds = Arc::default();
-        let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds)), label);
+        let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds, observer)), label);
         let (all, labels): (Vec<_>, Vec<_>) = all.into_iter().map(named).unzip();
         let has_cluster = all.iter().any(|node| node.is_cluster());
         let deployment = Deployment {
@@ -549,7 +550,7 @@ mod tests {
             }
             (node, String::new())
         };
-        Nodes::new(clocks.iter().map(node).collect())
+        Nodes::new(clocks.iter().map(node).collect(), &Arc::default())
     }
 
     #[tokio::test]

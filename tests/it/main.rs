@@ -10,6 +10,7 @@ mod docs;
 mod errors;
 mod fenced_sql;
 mod folk_recipes;
+mod insight;
 mod inspection;
 mod lease;
 mod locks;

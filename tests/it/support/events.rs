@@ -15,6 +15,9 @@ static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// The prefix of locks whose DEBUG events and spans are recorded too.
 pub const TRACED: &str = "traced-";
 
+/// All spans, by their ids.
+static SPANS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
 type Action = Box<dyn Fn() + Send>;
 
 /// Actions of tests to run inside the subscriber, each with the text of the event that triggers it.
@@ -71,13 +74,23 @@ impl Subscriber for Listener {
         let mut line = Line::default();
         span.record(&mut line);
         let line = format!("SPAN {}{}", span.metadata().name(), line.fields);
+        let mut spans = SPANS.lock().unwrap();
+        spans.push(line.clone());
         if line.contains(TRACED) {
             EVENTS.lock().unwrap().push(line);
         }
-        Id::from_u64(1)
+        Id::from_u64(spans.len() as u64)
     }
 
-    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record(&self, id: &Id, values: &Record<'_>) {
+        let mut line = Line::default();
+        values.record(&mut line);
+        let span = SPANS.lock().unwrap()[id.into_u64() as usize - 1].clone();
+        if span.contains(TRACED) {
+            EVENTS.lock().unwrap().push(format!("RECORDED {span}{}", line.fields));
+        }
+    }
+
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}

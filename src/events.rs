@@ -1,0 +1,166 @@
+//! [`Event`]: what happens to the locks of a client. [`Events`]: a stream of them, for programs
+//! without `tracing` and `metrics`. [`Observer`]: where the crate says what happened.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::broadcast::{self, error::RecvError};
+
+use crate::fencing::FencingToken;
+use crate::name::Name;
+
+/// How many events a receiver may fall behind.
+const CAPACITY: usize = 1024;
+
+/// What happened to a lock or to a server, in the order in which a client noticed it.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A call was granted a lock.
+    #[non_exhaustive]
+    Granted {
+        /// The name of the lock.
+        lock: Name,
+        /// The kind of the lock: `mutex`, `reentrant`, `read` or `write`.
+        kind: &'static str,
+        /// The fencing token, if fencing is on.
+        token: Option<FencingToken>,
+        /// How long the call took.
+        waited: Duration,
+    },
+    /// A lease was renewed.
+    #[non_exhaustive]
+    Renewed {
+        /// The name of the lock.
+        lock: Name,
+        /// The kind of the lock.
+        kind: &'static str,
+        /// For how long the lease is valid from now on.
+        valid_for: Duration,
+    },
+    /// A lease was lost although its guard is alive: another client may hold the lock.
+    #[non_exhaustive]
+    Lost {
+        /// The name of the lock.
+        lock: Name,
+        /// The kind of the lock.
+        kind: &'static str,
+        /// Why.
+        reason: LossReason,
+    },
+    /// The servers have released a lock.
+    #[non_exhaustive]
+    Released {
+        /// The name of the lock.
+        lock: Name,
+        /// The kind of the lock.
+        kind: &'static str,
+    },
+    /// A server fails: its leases expire unless it answers again.
+    #[non_exhaustive]
+    OutageBegan {
+        /// Its address, without credentials.
+        server: Arc<str>,
+        /// How many locks the client holds.
+        holds: usize,
+    },
+    /// A server answers again.
+    #[non_exhaustive]
+    OutageEnded {
+        /// Its address, without credentials.
+        server: Arc<str>,
+        /// How long it failed.
+        after: Duration,
+    },
+    /// The receiver was too slow: this many events are missing here.
+    Missed(u64),
+}
+
+/// Why a lease was lost.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LossReason {
+    /// It was not renewed in time.
+    NotRenewed,
+    /// Its TTL expired, and [renewal](crate::Options::renewal) is off.
+    Expired,
+    /// It has reached [`Options::max_hold`](crate::Options::max_hold).
+    MaxHold,
+    /// The server has ended it: a forced release, a deleted key, lost data.
+    Revoked,
+}
+
+impl LossReason {
+    /// One word, for a label.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            LossReason::NotRenewed => "not_renewed",
+            LossReason::Expired => "expired",
+            LossReason::MaxHold => "max_hold",
+            LossReason::Revoked => "revoked",
+        }
+    }
+}
+
+impl LossReason {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            LossReason::NotRenewed => "it was not renewed in time",
+            LossReason::Expired => "its TTL expired; renewal is off",
+            LossReason::MaxHold => "it has reached max_hold",
+            LossReason::Revoked => "the server has ended it",
+        }
+    }
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// The events of a client from [`Locks::events`](crate::Locks::events) on.
+#[derive(Debug)]
+pub struct Events(broadcast::Receiver<Event>);
+
+impl Events {
+    /// Waits for the next event. `None`: the client and all its leases are gone.
+    ///
+    /// A receiver that falls 1,024 events behind loses the oldest, and is told how many:
+    /// [`Event::Missed`]. No call of the client waits for a receiver.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no event is lost.
+    pub async fn next(&mut self) -> Option<Event> {
+        match self.0.recv().await {
+            Ok(event) => Some(event),
+            Err(RecvError::Lagged(count)) => Some(Event::Missed(count)),
+            Err(RecvError::Closed) => None,
+        }
+    }
+}
+
+/// Where the crate says what happened. It costs nothing until somebody asks for events.
+#[derive(Debug, Default)]
+pub(crate) struct Observer(OnceLock<broadcast::Sender<Event>>);
+
+impl Observer {
+    pub(crate) fn events(&self) -> Events {
+        Events(self.0.get_or_init(|| broadcast::Sender::new(CAPACITY)).subscribe())
+    }
+
+    /// Whether anybody has asked for events.
+    pub(crate) fn is_observed(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// Sends an event, if anybody has asked for them. To be called under no lock: it wakes tasks of
+    /// the application.
+    pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
+        if let Some(sender) = self.0.get() {
+            let _nobody_listens = sender.send(event());
+        }
+    }
+}

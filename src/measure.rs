@@ -1,0 +1,99 @@
+//! Metrics, with the feature `metrics`: what happens to locks, for the recorder that the
+//! application has installed. The names follow the conventions of OpenTelemetry: docs/metrics.md
+//! has all of them.
+//!
+//! None of this is called under one of our locks: a recorder is code of the application. A panic is
+//! caught, so that it does not end the task that renews all leases.
+
+use std::time::Duration;
+
+use crate::event::WakeReason;
+use crate::events::LossReason;
+
+/// Whether durations must be measured.
+pub(crate) const ON: bool = cfg!(feature = "metrics");
+
+#[cfg(feature = "metrics")]
+fn safely(record: impl FnOnce()) {
+    let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(record));
+}
+
+#[cfg(not(feature = "metrics"))]
+fn safely(_record: impl FnOnce()) {}
+
+macro_rules! metric {
+    ($($record:tt)+) => {
+        safely(|| {
+            #[cfg(feature = "metrics")]
+            {
+                ::metrics::$($record)+;
+            }
+        })
+    };
+}
+
+/// A call that acquires has ended.
+pub(crate) fn acquired(
+    _kind: &'static str,
+    _outcome: &'static str,
+    _woken: Option<WakeReason>,
+    _took: Duration,
+) {
+    metric!(
+        counter!(
+            "redlatch.lock.acquisitions",
+            "kind" => _kind,
+            "outcome" => _outcome,
+            "wake" => _woken.map_or("none", WakeReason::word)
+        )
+        .increment(1)
+    );
+    metric!(histogram!("redlatch.lock.wait.duration", "kind" => _kind, "outcome" => _outcome).record(_took));
+}
+
+/// A call waits for a lock, until this is dropped.
+pub(crate) struct Waiting(&'static str);
+
+impl Waiting {
+    pub(crate) fn new(kind: &'static str) -> Waiting {
+        metric!(gauge!("redlatch.lock.waiting", "kind" => kind).increment(1.0));
+        metric!(counter!("redlatch.lock.contentions", "kind" => kind).increment(1));
+        Waiting(kind)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _kind = self.0;
+        metric!(gauge!("redlatch.lock.waiting", "kind" => _kind).decrement(1.0));
+    }
+}
+
+/// A lease has ended after this time.
+pub(crate) fn held(_kind: &'static str, _end: &'static str, _held: Duration) {
+    metric!(histogram!("redlatch.lock.hold.duration", "kind" => _kind, "end" => _end).record(_held));
+}
+
+/// A renewal was answered; it was sent this long after it was due.
+pub(crate) fn renewed(_kind: &'static str, _outcome: &'static str, _lag: Duration) {
+    metric!(counter!("redlatch.lease.renewals", "kind" => _kind, "outcome" => _outcome).increment(1));
+    metric!(histogram!("redlatch.lease.renewal.lag", "kind" => _kind).record(_lag));
+}
+
+/// A lease was lost.
+pub(crate) fn lost(_kind: &'static str, _reason: LossReason) {
+    metric!(counter!("redlatch.lease.losses", "kind" => _kind, "reason" => _reason.word()).increment(1));
+}
+
+/// An outage of a server has begun.
+pub(crate) fn outage(_server: &str) {
+    metric!(counter!("redlatch.server.outages", "server" => _server.to_owned()).increment(1));
+}
+
+/// Requests were sent: one of its own, or several as one batch.
+pub(crate) fn sent(_requests: usize) {
+    metric!(counter!("redlatch.client.requests").increment(_requests as u64));
+    if _requests > 1 {
+        metric!(counter!("redlatch.client.batches").increment(1));
+    }
+}

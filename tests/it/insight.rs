@@ -1,0 +1,242 @@
+//! What a program can observe: the stream of events, metrics as Prometheus reads them, and spans.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use redlatch::{Event, Events, LossReason, Options};
+
+use crate::support::events::{TRACED, listen, logged_with};
+use crate::support::{Server, eventually, soon, ttl};
+
+/// The next event that is not a renewal.
+async fn next(events: &mut Events) -> Event {
+    loop {
+        match soon("an event", events.next()).await.unwrap() {
+            Event::Renewed { .. } => {}
+            event => return event,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_report_grants_renewals_losses_and_releases() {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600)).await;
+    let earlier = locks.mutex("earlier").unwrap().lock().await.unwrap();
+    let mut events = locks.events();
+    let guard = locks.rwlock("seen").unwrap().write().await.unwrap();
+    let token = guard.lease().fencing_token();
+    match next(&mut events).await {
+        Event::Granted { lock, kind: "write", token: granted, waited, .. } => {
+            assert_eq!((lock.as_str(), granted), ("seen", token));
+            assert!(waited < Duration::from_secs(10));
+        }
+        other => panic!("{other:?}"),
+    }
+    let renewed = soon("a renewal", events.next()).await.unwrap();
+    assert!(matches!(&renewed, Event::Renewed { valid_for, .. } if *valid_for <= Duration::from_millis(600)));
+    guard.release().await.unwrap();
+    match next(&mut events).await {
+        Event::Released { lock, kind: "write", .. } => assert_eq!(lock.as_str(), "seen"),
+        other => panic!("{other:?}"),
+    }
+    // A guard that was granted before anybody listened, and is dropped.
+    drop(earlier);
+    match next(&mut events).await {
+        Event::Released { lock, kind: "mutex", .. } => assert_eq!(lock.as_str(), "earlier"),
+        other => panic!("{other:?}"),
+    }
+    let lost = locks.mutex("lost").unwrap().lock().await.unwrap();
+    assert!(matches!(next(&mut events).await, Event::Granted { kind: "mutex", .. }));
+    server.run::<i64>(&["DEL", "lock:lost"]).await;
+    match next(&mut events).await {
+        Event::Lost { lock, reason, .. } => {
+            assert_eq!((lock.as_str(), reason), ("lost", LossReason::Revoked));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(lost);
+    soon("settled() returns", locks.settled()).await;
+    drop(locks);
+    soon("the stream ends", async { while events.next().await.is_some() {} }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_report_outages() {
+    let server = Server::start().await;
+    let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(300));
+    let locks = server.locks_with(options).await;
+    let mut events = locks.events();
+    server.pause();
+    assert!(locks.mutex("paused").unwrap().try_lock().await.is_err());
+    let address = format!("127.0.0.1:{}", server.port());
+    match next(&mut events).await {
+        Event::OutageBegan { server, holds: 0, .. } => assert_eq!(*server, *address),
+        other => panic!("{other:?}"),
+    }
+    server.resume();
+    let lock = locks.mutex("again").unwrap();
+    eventually("the server answers", async || lock.try_lock().await.is_ok()).await;
+    match next(&mut events).await {
+        Event::OutageEnded { server, after, .. } => {
+            assert_eq!(*server, *address);
+            assert!(after > Duration::ZERO);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A receiver that does not read misses events, and holds up nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_nobody_reads_are_counted() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mut events = locks.events();
+    let lock = locks.mutex("unread").unwrap();
+    for _ in 0..600 {
+        lock.lock().await.unwrap().release().await.unwrap();
+    }
+    // 1,200 events, of which 1,024 are kept.
+    assert!(matches!(next(&mut events).await, Event::Missed(176)));
+    assert!(matches!(next(&mut events).await, Event::Granted { .. }));
+}
+
+/// The value of a sample, as Prometheus reads it.
+fn sample(handle: &PrometheusHandle, name: &str) -> f64 {
+    let text = handle.render();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+}
+
+/// On one thread, so that the recorder of this thread gets everything.
+#[tokio::test]
+async fn metrics_are_readable_by_prometheus() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let server = Server::start().await;
+    let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
+    let lock = locks.mutex("measured").unwrap();
+    let elsewhere = other.mutex("measured").unwrap();
+    let guard = lock.lock().await.unwrap();
+    assert!(elsewhere.try_lock().await.unwrap().is_none());
+    assert!(elsewhere.lock_timeout(Duration::from_millis(50)).await.is_err());
+    let waiting = tokio::spawn({
+        let elsewhere = elsewhere.clone();
+        async move { elsewhere.lock().await.unwrap() }
+    });
+    eventually("it waits", async || sample(&handle, "redlatch_lock_waiting{kind=\"mutex\"}") == 1.0).await;
+    eventually("two renewals", async || {
+        let name = "redlatch_lease_renewals{kind=\"mutex\",outcome=\"renewed\"}";
+        handle.render().contains(name) && sample(&handle, name) >= 2.0
+    })
+    .await;
+    guard.release().await.unwrap();
+    let guard = waiting.await.unwrap();
+    server.run::<i64>(&["DEL", "lock:measured"]).await;
+    soon("the lease is lost", guard.lease().lost()).await;
+    drop(guard);
+    let loss = "redlatch_lease_losses{kind=\"mutex\",reason=\"revoked\"}";
+    eventually("the loss is counted", async || handle.render().contains(loss)).await;
+    assert_eq!(sample(&handle, loss), 1.0);
+    let acquired =
+        |labels: &str| sample(&handle, &format!("redlatch_lock_acquisitions{{kind=\"mutex\",{labels}}}"));
+    assert_eq!(acquired("outcome=\"granted\",wake=\"at once\""), 1.0);
+    assert_eq!(acquired("outcome=\"granted\",wake=\"notified\""), 1.0);
+    assert_eq!(acquired("outcome=\"held\",wake=\"none\""), 1.0);
+    for (name, count) in [
+        ("redlatch_lock_waiting{kind=\"mutex\"}", 0.0),
+        ("redlatch_lock_contentions{kind=\"mutex\"}", 2.0),
+        ("redlatch_lock_wait_duration_count{kind=\"mutex\",outcome=\"granted\"}", 2.0),
+        ("redlatch_lock_wait_duration_count{kind=\"mutex\",outcome=\"timed_out\"}", 1.0),
+        ("redlatch_lock_hold_duration_count{kind=\"mutex\",end=\"released\"}", 1.0),
+        ("redlatch_lock_hold_duration_count{kind=\"mutex\",end=\"revoked\"}", 1.0),
+    ] {
+        assert_eq!(sample(&handle, name), count, "{name}");
+    }
+    assert!(sample(&handle, "redlatch_lease_renewal_lag_count{kind=\"mutex\"}") >= 2.0);
+    assert!(sample(&handle, "redlatch_client_requests") > 5.0);
+    // An outage.
+    let impatient = server.locks_with(ttl(600).node_timeout(Duration::from_millis(100))).await;
+    server.pause();
+    assert!(impatient.mutex("paused").unwrap().try_lock().await.is_err());
+    server.resume();
+    let outage = format!("redlatch_server_outages{{server=\"127.0.0.1:{}\"}}", server.port());
+    assert_eq!(sample(&handle, &outage), 1.0);
+    // Many at once share calls.
+    let pairs = (0..64).map(|number| {
+        let lock = locks.mutex(format!("many-{number}")).unwrap();
+        tokio::spawn(async move { lock.lock().await.unwrap().release().await.unwrap() })
+    });
+    for pair in pairs.collect::<Vec<_>>() {
+        pair.await.unwrap();
+    }
+    assert!(sample(&handle, "redlatch_client_batches") >= 1.0);
+}
+
+/// The names of metrics in a text, with `_` between their words.
+fn names(text: &str, prefix: &str) -> BTreeSet<String> {
+    let word = |rest: &str| -> String {
+        rest.chars().take_while(|sign| sign.is_ascii_lowercase() || matches!(sign, '.' | '_')).collect()
+    };
+    text.split(prefix).skip(1).map(|rest| word(rest).replace('.', "_")).collect()
+}
+
+#[test]
+fn page_and_dashboard_have_the_metrics_of_the_code() {
+    let code = names(include_str!("../../src/measure.rs"), "\"redlatch.");
+    assert_eq!(code.len(), 11);
+    let page = include_str!("../../docs/metrics.md");
+    assert_eq!(names(page, "| `redlatch."), code);
+    for text in [page, include_str!("../../docs/metrics/dashboard.json")] {
+        for name in names(text, "redlatch_") {
+            assert!(code.contains(name.trim_end_matches("_bucket")), "{name}");
+        }
+    }
+    serde_json::from_str::<serde_json::Value>(include_str!("../../docs/metrics/dashboard.json")).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_cover_acquire_wait_hold_renew_and_release() {
+    listen();
+    let server = Server::start().await;
+    let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
+    let name = format!("{TRACED}spans");
+    let spans = |start: &str| -> Vec<String> {
+        logged_with(&name).into_iter().filter(|line| line.starts_with(start)).collect()
+    };
+    let guard = locks.mutex(&*name).unwrap().lock().await.unwrap();
+    let token = guard.lease().fencing_token().unwrap();
+    let waiting = tokio::spawn({
+        let lock = other.mutex(&*name).unwrap();
+        async move { lock.lock().await.unwrap() }
+    });
+    eventually("it waits", async || !spans("SPAN wait").is_empty()).await;
+    eventually("it was renewed", async || {
+        spans("RECORDED SPAN renew").iter().any(|span| span.contains("outcome=\"renewed\""))
+    })
+    .await;
+    guard.release().await.unwrap();
+    drop(waiting.await.unwrap());
+    let has = |start: &str, fields: &[String]| {
+        let found = spans(start).into_iter().any(|span| fields.iter().all(|field| span.contains(field)));
+        assert!(found, "{start} {fields:?} is not in {:?}", spans(""));
+    };
+    let text = |text: &str| text.to_owned();
+    for (start, fields) in [
+        ("SPAN acquire", vec![format!("lock={name}"), text("kind=\"mutex\"")]),
+        ("RECORDED SPAN acquire", vec![text("outcome=\"granted\"")]),
+        ("RECORDED SPAN acquire", vec![text("waited=")]),
+        ("RECORDED SPAN acquire", vec![format!("token={}", token.get())]),
+        ("RECORDED SPAN acquire", vec![text("woken=\"notified\"")]),
+        ("RECORDED SPAN wait", vec![text("woken=\"notified\"")]),
+        ("SPAN hold", vec![format!("token={}", token.get()), text("kind=\"mutex\"")]),
+        ("RECORDED SPAN hold", vec![text("end=\"released\"")]),
+        ("RECORDED SPAN hold", vec![text("end=\"dropped\"")]),
+        ("SPAN release", vec![text("kind=\"mutex\"")]),
+        ("RECORDED SPAN release", vec![text("outcome=\"released\"")]),
+    ] {
+        has(start, &fields);
+    }
+}
