@@ -2,6 +2,7 @@
 
 mod builder;
 mod doctor;
+mod force;
 mod node_status;
 mod rejoin;
 mod source;

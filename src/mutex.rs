@@ -12,7 +12,7 @@ use crate::name::Name;
 use crate::queries::Sealed;
 use crate::wire::{ManyScript, Script};
 
-static MUTEX: Kind = Kind {
+pub(crate) static MUTEX: Kind = Kind {
     name: "mutex",
     found: "something that is not a mutex",
     may_reenter: false,
@@ -220,7 +220,7 @@ impl Mutex {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.lock.force_release(&MUTEX).await
+        self.lock.force_release(&MUTEX, None).await
     }
 }
 

@@ -114,11 +114,16 @@ impl NamedLock {
         }
     }
 
-    pub(crate) async fn force_release(&self, kind: &'static Kind) -> Result<bool, Error> {
+    /// Revokes the lock, from one holder only if it is named as the server knows it.
+    pub(crate) async fn force_release(
+        &self,
+        kind: &'static Kind,
+        holder: Option<&str>,
+    ) -> Result<bool, Error> {
         let attempt = self.request(kind, None).attempt();
         let context = self.client.context(Operation::ForceRelease, &self.name);
         let error = |failure: Failure| self.client.error(failure, context.clone());
-        let decision = decide(&self.client, &attempt, &attempt.force(), false).await.map_err(error)?;
+        let decision = decide(&self.client, &attempt, &attempt.force(holder), false).await.map_err(error)?;
         match decision.answer {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => Ok(true),

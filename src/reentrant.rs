@@ -16,7 +16,7 @@ use crate::owner::Owner;
 use crate::queries::HolderId;
 use crate::wire::{ManyScript, Script};
 
-static REENTRANT: Kind = Kind {
+pub(crate) static REENTRANT: Kind = Kind {
     name: "reentrant",
     found: "something that is not a re-entrant lock",
     may_reenter: true,
@@ -257,7 +257,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.lock.force_release(&REENTRANT).await
+        self.lock.force_release(&REENTRANT, None).await
     }
 
     /// The request, for the lock's owner, or for a new one if it has none.

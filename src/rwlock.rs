@@ -20,7 +20,7 @@ use crate::wire::{ManyScript, Script};
 
 pub use guard::{RwLockReadGuard, RwLockWriteGuard};
 
-static READ: Kind = Kind {
+pub(crate) static READ: Kind = Kind {
     name: "read",
     found: FOUND,
     may_reenter: true,
@@ -43,7 +43,7 @@ static READ: Kind = Kind {
     inspect: Script::new("rwlock/inspect", INSPECT),
 };
 
-static WRITE: Kind = Kind {
+pub(crate) static WRITE: Kind = Kind {
     name: "write",
     found: FOUND,
     may_reenter: true,
@@ -364,7 +364,7 @@ impl RwLock {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release_read(&self) -> Result<bool, Error> {
-        self.read.force_release(&READ).await
+        self.read.force_release(&READ, None).await
     }
 
     /// Revokes the holds of the writer, and admits waiters that may then enter. Returns false if
@@ -380,7 +380,7 @@ impl RwLock {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release_write(&self) -> Result<bool, Error> {
-        self.write.force_release(&WRITE).await
+        self.write.force_release(&WRITE, None).await
     }
 
     fn read_guard(&self, hold: OwnedLease) -> RwLockReadGuard {

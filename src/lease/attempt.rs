@@ -324,12 +324,14 @@ impl Attempt {
             .with_others(is_common.then_some(&self.kind.release_many))
     }
 
-    /// Revokes the lock from its holder. This attempt only identifies the request.
-    pub(crate) fn force(&self) -> Call<'_> {
-        Call::new(&self.kind.force, &self.keys())
+    /// Revokes the lock from its holder, or only from the one that is named. This attempt only
+    /// identifies the request.
+    pub(crate) fn force<'a>(&'a self, holder: Option<&'a str>) -> Call<'a> {
+        let call = Call::new(&self.kind.force, &self.keys())
             .id(self.id, &self.origin.suffix)
             .minimum_token()
-            .optional(self.token_ttl())
+            .optional(self.token_ttl());
+        holder.into_iter().fold(call, Call::text)
     }
 
     /// What the nodes know about the lock.

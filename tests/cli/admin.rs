@@ -1,10 +1,59 @@
-//! `redlatch force-release`, `doctor` and `quorum rejoin`; completions and the manual page.
+//! `redlatch release`, `force-release`, `doctor` and `quorum rejoin`; completions, and the manual
+//! page.
 
-use redlatch::{Options, RestartGuard};
+use redlatch::{Options, Owner, RestartGuard};
 use serde_json::Value;
 
 use crate::program::{on, output, program, run_on};
 use crate::support::{DURABLE, Deployment, Server, Topology};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn release_takes_a_lock_of_any_kind_from_the_named_owner_only() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let owner = async || -> String {
+        let shown = run_on(&server, &["inspect", "job", "--json"]).await;
+        let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+        shown["holders"][0]["owner"].as_str().unwrap().to_owned()
+    };
+    let release = async |owner: &str| run_on(&server, &["release", "job", "--owner", owner]).await;
+    assert_eq!(release("nobody").await.code, 1, "a free lock");
+    let mutex = locks.mutex("job").unwrap().lock().await.unwrap();
+    let former = owner().await;
+    let ended = release("nobody").await;
+    assert!(ended.code == 1 && ended.stderr.contains("not this owner's"), "{ended:?}");
+    let ended = release(&former).await;
+    assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""));
+    mutex.release().await.unwrap_err();
+
+    let reentrant = locks.reentrant("job").unwrap().lock().await.unwrap();
+    assert_eq!(release(&former).await.code, 1);
+    assert_eq!(release(&owner().await).await.code, 0);
+    reentrant.release().await.unwrap_err();
+    let lock = locks.rwlock("job").unwrap();
+    let [first, second] = [Owner::new(), Owner::new()];
+    let gone = lock.with_owner(&first).read().await.unwrap();
+    let stays = lock.with_owner(&second).read().await.unwrap();
+    assert_eq!(release(&first.to_string()).await.code, 0);
+    gone.release().await.unwrap_err();
+    stays.release().await.unwrap();
+    // The owner on the standard input, and in the environment.
+    let writer = lock.write().await.unwrap();
+    let read = on(&server, &["release", "job", "--owner", "-"]);
+    assert_eq!(output(read, &format!("{}\n", owner().await)).await.code, 0);
+    writer.release().await.unwrap_err();
+    let writer = lock.write().await.unwrap();
+    let mut inherited = on(&server, &["release", "job"]);
+    inherited.env("REDLATCH_OWNER", owner().await);
+    assert_eq!(output(inherited, "").await.code, 0);
+    writer.release().await.unwrap_err();
+
+    for words in [&["release", "job"][..], &["release", "job", "--owner", "two words"]] {
+        assert_eq!(run_on(&server, words).await.code, 64, "{words:?}");
+    }
+    server.run::<()>(&["RPUSH", "lock:job", "x"]).await;
+    assert_eq!(release("nobody").await.code, 69);
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn force_release_revokes_every_kind_of_lock() {

@@ -1,8 +1,8 @@
-//! `redlatch force-release`, `doctor` and `quorum rejoin`.
+//! `redlatch release`, `force-release`, `doctor` and `quorum rejoin`.
 
 use std::time::Duration;
 
-use redlatch::{Error, Finding, Locks, NodeStatus, RestartGuard, Verdict};
+use redlatch::{Error, Finding, Locks, NodeStatus, Owner, RestartGuard, Verdict};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, print, print_json, say};
@@ -31,6 +31,40 @@ impl ForceReleaseArgs {
         let was_held = revoke(&servers.connect().await?, &self.name).await?;
         if !was_held {
             say(&format!("the lock {:?} was free", self.name));
+        }
+        Ok(u8::from(!was_held))
+    }
+}
+
+/// Release a lock for one of its holders, which has ended without releasing it.
+///
+/// Unlike force-release, it never takes the lock from another holder. If the holder still works, it
+/// notices at its next renewal. Exits with 1 if the lock is not this holder's.
+#[derive(clap::Args)]
+pub(crate) struct ReleaseArgs {
+    /// The holder, as `inspect --json` prints it; "-" reads it from the standard input.
+    ///
+    /// Without this, $REDLATCH_OWNER, which the command of `run` has.
+    #[arg(long, value_name = "OWNER")]
+    owner: Option<String>,
+    /// The name of the lock.
+    name: String,
+}
+
+impl ReleaseArgs {
+    pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<u8, Failure> {
+        let usage = |text: &str| Failure::Usage(text.to_owned());
+        let word = match self.owner.as_deref() {
+            Some("-") => std::io::read_to_string(std::io::stdin()).map_err(Failure::os("read the owner"))?,
+            Some(word) => word.to_owned(),
+            None => std::env::var("REDLATCH_OWNER")
+                .map_err(|_| usage("whose lock? Set --owner or REDLATCH_OWNER"))?,
+        };
+        let owner = Owner::from_word(word.trim_end_matches(['\r', '\n']))
+            .map_err(|error| usage(&format!("--owner: {error}")))?;
+        let was_held = servers.connect().await?.force_release_from(&self.name, &owner).await?;
+        if !was_held {
+            say(&format!("the lock {:?} is not this owner's", self.name));
         }
         Ok(u8::from(!was_held))
     }
