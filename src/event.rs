@@ -121,7 +121,7 @@ pub(crate) struct WaitSpan {
 }
 
 impl WaitSpan {
-    /// The call was told that the lock is busy, and waits from now on.
+    /// The lock is busy, and the call waits from now on.
     pub(crate) fn begin(&mut self, _lock: &Name, kind: &'static str) {
         if self.waiting.is_some() {
             return;
@@ -317,7 +317,7 @@ pub(crate) async fn releasing<'a>(
     outcome
 }
 
-/// A report that a lease was renewed, to be called under no lock. `None` if nobody listens, and no
+/// A report that a lease was renewed, to be called under no lock. `None` without a listener, if no
 /// subscriber records DEBUG events; checking that runs no code of a subscriber.
 pub(crate) fn renewed<'a>(
     observer: &Arc<Observer>,

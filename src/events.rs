@@ -128,8 +128,8 @@ pub struct Events(broadcast::Receiver<Event>);
 impl Events {
     /// Waits for the next event. `None`: the client and all its leases are gone.
     ///
-    /// A receiver that falls 1,024 events behind loses the oldest, and is told how many:
-    /// [`Event::Missed`]. No call of the client waits for a receiver.
+    /// A receiver that falls 1,024 events behind loses the oldest, and gets
+    /// [`Event::Missed`] with their number. No call of the client waits for a receiver.
     ///
     /// # Cancel safety
     /// Cancel safe: no event is lost.
@@ -142,7 +142,7 @@ impl Events {
     }
 }
 
-/// Where the crate says what happened. It costs nothing until somebody asks for events.
+/// Where the crate says what happened. It costs nothing until a program asks for events.
 #[derive(Debug, Default)]
 pub(crate) struct Observer(OnceLock<broadcast::Sender<Event>>);
 
@@ -160,7 +160,7 @@ impl Observer {
     /// the application.
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         if let Some(sender) = self.0.get() {
-            let _nobody_listens = sender.send(event());
+            let _no_receiver = sender.send(event());
         }
     }
 }

@@ -396,7 +396,7 @@ struct Waiter {
     entry: Option<QueueEntry>,
     /// The longest pause between two polls.
     poll: Duration,
-    /// How often it asked and was told that the lock is busy.
+    /// How often it asked and the lock was busy.
     polls: u32,
     mailbox: Option<Mailbox>,
     grant_clock: Option<GrantClock>,
@@ -476,7 +476,7 @@ impl Waiter {
         waiter
     }
 
-    /// How long to pause before this poll: longer each time. A holder that notifies nobody, as
+    /// How long to pause before this poll: longer each time. A holder that does not notify, as
     /// other libraries do, is then waited for little longer than it held the lock.
     fn pause(&self, polls: u32) -> Duration {
         (FIRST_POLL * (1 << (polls - 1).min(5))).min(self.poll)

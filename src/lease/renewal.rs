@@ -311,7 +311,7 @@ struct SentRenewal {
 }
 
 impl SentRenewal {
-    /// None if there is nobody to say it to.
+    /// None if neither feature is on.
     fn all(renewals: &[(Lease, Option<Duration>)], sent: Moment) -> Vec<SentRenewal> {
         let is_heard = measure::ON || cfg!(feature = "tracing");
         renewals.iter().filter(|_| is_heard).map(|(lease, ttl)| SentRenewal::new(lease, *ttl, sent)).collect()

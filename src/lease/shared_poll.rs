@@ -35,8 +35,8 @@ struct Waiter {
     due: Instant,
     /// Its longest pause between two polls.
     pause: Duration,
-    /// When its task ran last. A future that nobody polls any more must not be kept alive: it would
-    /// be granted the lock, and keep writers waiting for a claim.
+    /// When its task ran last. A future that is not polled any more must not be kept alive: it
+    /// would be granted the lock, and keep writers waiting for a claim.
     ran: Instant,
 }
 

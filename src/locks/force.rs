@@ -18,7 +18,7 @@ impl Locks {
     /// # async fn run(locks: redlatch::Locks) -> Result<(), Box<dyn std::error::Error>> {
     /// use redlatch::Owner;
     /// let lock = locks.mutex("nightly")?;
-    /// if let Some(stuck) = lock.inspect().await?.holder {
+    /// for stuck in lock.inspect().await?.holders {
     ///     locks.force_release_from("nightly", &Owner::from_word(&stuck.owner)?).await?;
     /// }
     /// # Ok(()) }

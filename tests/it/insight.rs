@@ -87,9 +87,9 @@ async fn events_report_outages() {
     }
 }
 
-/// A receiver that does not read misses events, and holds up nobody.
+/// A receiver that does not read misses events, and holds up no lock.
 #[tokio::test(flavor = "multi_thread")]
-async fn events_that_nobody_reads_are_counted() {
+async fn unread_events_are_counted() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let mut events = locks.events();

@@ -126,7 +126,7 @@ async fn rwlock_standalone_a_shared_poll_notices_a_lost_place() {
     }
 }
 
-/// The queue is lost, and then the writer releases: nobody has a place, so each must ask.
+/// The queue is lost, and then the writer releases: no reader has a place, so each must ask.
 #[tokio::test]
 async fn rwlock_standalone_readers_without_places_do_not_enter_one_by_one() {
     let server = Server::start().await;
@@ -158,7 +158,7 @@ async fn rwlock_standalone_readers_wait_without_the_right_to_share_a_poll() {
 
 /// A future that is not polled any more loses its place, although its client polls for others.
 #[tokio::test]
-async fn rwlock_standalone_a_reader_that_nobody_polls_is_not_kept_waiting() {
+async fn rwlock_standalone_a_future_that_is_not_polled_is_not_kept_waiting() {
     let server = Server::start().await;
     let writing = client(&server, Options::new()).await.write().await.unwrap();
     let lock = client(&server, options()).await;
@@ -190,7 +190,7 @@ async fn all_enter(readers: Vec<JoinHandle<RwLockReadGuard>>) {
     soon("all readers enter", enter).await;
 }
 
-/// The writer was killed: nobody releases, so one of the readers must notice.
+/// The writer was killed, so one of the readers must notice.
 #[tokio::test]
 async fn rwlock_standalone_readers_enter_after_the_writer_expired() {
     let server = Server::start().await;
