@@ -177,21 +177,21 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "poll-cap-ignored",
         edits: &[Edit {
             file: "src/lease/client.rs",
-            from: "UNNOTIFIED_POLL.min(half) }.min(self.options.poll_cap);",
+            from: "UNNOTIFIED_POLL.min(longest) }.min(self.options.poll_cap);",
             times: 1,
-            to: "UNNOTIFIED_POLL.min(half) };",
+            to: "UNNOTIFIED_POLL.min(longest) };",
         }],
-        test: "standalone::wakeups::waiters_poll_every_poll_cap_or_half_claim",
+        test: "standalone::wakeups::waiters_poll_every_poll_cap_or_most_of_a_claim",
     },
     TestMutant {
         name: "notified-waiter-polls-once-a-claim",
         edits: &[Edit {
             file: "src/lease/client.rs",
-            from: "let cap = if is_notified { half } else",
+            from: "if is_notified { 0.7 } else",
             times: 1,
-            to: "let cap = if is_notified { attempt.claim() } else",
+            to: "if is_notified { 1.0 } else",
         }],
-        test: "standalone::wakeups::waiters_poll_every_poll_cap_or_half_claim",
+        test: "standalone::wakeups::waiters_poll_every_poll_cap_or_most_of_a_claim",
     },
     TestMutant {
         name: "mutex-release-publishes-nothing",
@@ -247,7 +247,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "end-of-the-lease-not-waited-for",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
-            from: "(free_in + Duration::from_millis(1)).min(waiter.poll)",
+            from: "(free_in + Duration::from_millis(1)).min(waiter.pause(waiter.polls))",
             times: 1,
             to: "(free_in + waiter.poll).min(waiter.poll)",
         }],
