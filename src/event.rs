@@ -194,7 +194,7 @@ pub(crate) async fn acquiring<T: Grant>(
     call: Pin<&mut impl Future<Output = (Result<T, Error>, Option<WakeReason>)>>,
 ) -> Result<T, Error> {
     let Acquiring { observer, lock, kind, .. } = acquiring;
-    // Without anybody who listens, no time is spent on the clock.
+    // Without a listener, no time is spent on the clock.
     let is_heard = measure::ON || cfg!(feature = "tracing") || observer.is_observed();
     let begun = is_heard.then(Moment::now);
     #[cfg(feature = "tracing")]

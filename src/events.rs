@@ -151,13 +151,13 @@ impl Observer {
         Events(self.0.get_or_init(|| broadcast::Sender::new(CAPACITY)).subscribe())
     }
 
-    /// Whether anybody has asked for events.
+    /// Whether a program has asked for events.
     pub(crate) fn is_observed(&self) -> bool {
         self.0.get().is_some()
     }
 
-    /// Sends an event, if anybody has asked for them. To be called under no lock: it wakes tasks of
-    /// the application.
+    /// Sends an event, if a program has asked for them. To be called under no lock: it wakes tasks
+    /// of the application.
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         if let Some(sender) = self.0.get() {
             let _no_receiver = sender.send(event());
