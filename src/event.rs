@@ -1,9 +1,9 @@
 //! Log events and spans, with the feature `tracing`: for a caller that waits, a span; for work in
 //! the background, events, since no return value reports its failures.
 //!
-//! The caller's future carries a span. The keeper has none: a subscriber that panics when a span is
-//! entered would end it. Owners are shortened, since a complete one allows its reader
-//! to release a lock.
+//! The caller's future carries a span. The keeper enters none, since a subscriber that panics there
+//! would end it: the span of a renewal is only made and closed. Owners are shortened: a program
+//! that knows a complete one can release the lock.
 
 use std::borrow::Cow;
 use std::future::Future;

@@ -126,7 +126,7 @@ async fn waiting(
         let (client, name) = (client.clone(), name.clone());
         tasks.spawn(async move { kind.acquire(&client, &name).await });
     }
-    // All of them wait once the server has nothing to do but polls, whose pauses grow for 4 s.
+    // By then all of them wait. The pauses between their polls grow for 4 s.
     sleep(Duration::from_secs(4)).await;
     let (start, commands, cpu) = (Instant::now(), observer.commands().await?, client_cpu());
     sleep(span).await;

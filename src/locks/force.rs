@@ -12,7 +12,7 @@ impl Locks {
     /// grants it to the next waiter if there is one. Returns false if this holder does not have it.
     ///
     /// Between a look at the lock and its `force_release`, the lock may have gone to another
-    /// holder, who would lose it. This call revokes it from the named holder only.
+    /// holder, and this one would lose it. This call revokes it from the named holder only.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), Box<dyn std::error::Error>> {
