@@ -16,6 +16,7 @@ pub(crate) mod samples;
 pub(crate) mod scale;
 pub(crate) mod server;
 pub(crate) mod server_cpu;
+pub(crate) mod shards;
 pub(crate) mod topologies;
 pub(crate) mod work;
 

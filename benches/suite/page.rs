@@ -70,7 +70,7 @@ const PROCESSES: &str = "\
 One contended lock, with as many clients in one process and in processes of their own:";
 
 const SCALE: &str = "\
-One redlatch client, or a few, on one server. The resident memory of a client is that of its process, \
+One redlatch client, or a few, on one server, or on a cluster where it says so. The resident memory of a client is that of its process, \
 with what its allocator keeps. The round trips of a new client are counted by a proxy that delays \
 each message. Commands count the calls inside scripts, and the holder's renewals.";
 

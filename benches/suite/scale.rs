@@ -1,5 +1,5 @@
-//! Many holders, many waiters and many readers on one server, a killed holder, and a client that
-//! has just started.
+//! Many holders, many waiters and many readers on one server, a killed holder, a client that has
+//! just started, and a stopped master of a cluster.
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::record::Target;
 use super::samples::Samples;
 use super::server::{Observer, Server};
 use super::server_cpu::client_cpu;
+use super::shards;
 use super::work::{Bench, Work};
 
 /// How many tasks of one client wait for one lock.
@@ -36,7 +37,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    fn at_most(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
+    pub(crate) fn at_most(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
         Row { what: what.into(), measured, unit, limit, at_least: false }
     }
 
@@ -68,6 +69,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     rows.push(readers(server, &mut observer).await?);
     rows.push(takeover(server, &mut observer, if plan.is_quick() { 10 } else { 40 }).await?);
     rows.push(cold(server, &mut observer).await?);
+    rows.push(shards::measure().await?);
     Ok(rows)
 }
 

@@ -145,8 +145,7 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Topologies> {
         }
     }
     drop(quorum);
-    let masters = servers(&["--cluster-enabled", "yes"]).await?;
-    form_cluster(&masters).await?;
+    let masters = cluster(&["--cluster-enabled", "yes"]).await?;
     let Some(mut cluster) = Setting::new(masters, "cluster:").await? else { return Ok(topologies) };
     let Some(mut one) = Setting::new(vec![Server::start().await?], "").await? else { return Ok(topologies) };
     let mut columns = [Vec::new(), Vec::new()];
@@ -212,8 +211,9 @@ async fn servers(settings: &[&str]) -> Outcome<Vec<Server>> {
     Ok(servers)
 }
 
-/// Makes a cluster of masters, each with a part of the slots.
-async fn form_cluster(masters: &[Server]) -> Outcome<()> {
+/// Starts a cluster of masters, each with a part of the slots.
+pub(crate) async fn cluster(settings: &[&str]) -> Outcome<Vec<Server>> {
+    let masters = servers(settings).await?;
     for (place, master) in masters.iter().enumerate() {
         let mut connection = master.connect().await?;
         let mut slots = redis::cmd("CLUSTER");
@@ -226,7 +226,7 @@ async fn form_cluster(masters: &[Server]) -> Outcome<()> {
         let (host, port) = address.rsplit_once(':').ok_or("no port")?;
         redis::cmd("CLUSTER").arg("MEET").arg(host).arg(port).query_async::<Value>(&mut connection).await?;
     }
-    for master in masters {
+    for master in &masters {
         let mut connection = master.connect().await?;
         let begun = std::time::Instant::now();
         loop {
@@ -241,5 +241,5 @@ async fn form_cluster(masters: &[Server]) -> Outcome<()> {
             sleep(Duration::from_millis(50)).await;
         }
     }
-    Ok(())
+    Ok(masters)
 }

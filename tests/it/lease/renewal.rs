@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use redlatch::Locks;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
-use crate::support::{AnyGuard, Kind, Proxy, Server, Stopwatch, eventually, soon, ttl};
+use crate::support::{AnyGuard, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, soon, ttl};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
@@ -49,6 +50,38 @@ async fn ten_thousand_leases_are_renewed(kind: Kind) {
     })
     .await;
     server.assert_nothing_left().await;
+}
+
+/// One of the servers hangs. Requests for other servers are sent in the same batches, and must not
+/// wait for it.
+async fn ten_thousand_leases_outlive_a_hung_server(topology: Topology) {
+    let deployment = Deployment::start(topology).await;
+    let locks = deployment.client(ttl(9_000).node_timeout(Duration::from_secs(2))).await;
+    let guards = ten_thousand_leases(Kind::Mutex, &locks).await;
+    let (hung, others) = deployment.masters().split_first().unwrap();
+    let mut held = Vec::new();
+    for server in others {
+        held.push(server.run::<Vec<String>>(&["KEYS", "lock:many-*"]).await);
+    }
+    hung.pause();
+    sleep(Duration::from_secs(10)).await; // longer than the TTL
+    for (server, keys) in others.iter().zip(&held) {
+        let left: Vec<String> = server.run(&["KEYS", "lock:many-*"]).await;
+        assert_eq!(left.len(), keys.len(), "leases that other servers were to renew have ended");
+    }
+    hung.resume();
+    drop((guards, locks));
+    deployment.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_ten_thousand_leases_outlive_a_hung_server() {
+    ten_thousand_leases_outlive_a_hung_server(Topology::Quorum3).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_ten_thousand_leases_outlive_a_hung_server() {
+    ten_thousand_leases_outlive_a_hung_server(Topology::Cluster).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
