@@ -232,7 +232,7 @@ impl LocksBuilder {
             #[cfg(feature = "cluster")]
             Topology::Cluster(sources) => {
                 let seeds = sources.iter().map(|source| self.resolve(source)).collect::<Result<_, _>>()?;
-                cluster(seeds, self.certificates.as_ref(), self.options.node_timeout)?
+                cluster(seeds, self.certificates.as_ref())?
             }
             #[cfg(feature = "pool")]
             Topology::Pool(pool) => (Endpoint::Pool(pool.clone()), self.wakeup_endpoint(false)?),
@@ -291,7 +291,6 @@ fn sources(given: impl IntoIterator<Item = impl Into<Source>>) -> Vec<Source> {
 fn cluster(
     seeds: Vec<redis::ConnectionInfo>,
     certificates: Option<&Certificates>,
-    limit: std::time::Duration,
 ) -> Result<(Endpoint, Option<WakeupEndpoint>), ConfigError> {
     let brings_certificates = |info: &&redis::ConnectionInfo| {
         matches!(info.addr(), redis::ConnectionAddr::TcpTls { tls_params: Some(_), .. })
@@ -302,9 +301,13 @@ fn cluster(
         // The library connects to the servers that a seed names without the seed's certificates.
         return Err(ConfigError::CertificatesOfSeed { server: info.addr().to_string() });
     }
-    let built = crate::wire::cluster(seeds, certificates, limit);
-    let (client, seeds) = built.map_err(|cause| ConfigError::Url { cause })?;
-    Ok((Endpoint::Cluster(Arc::new(client)), Some(WakeupEndpoint::Cluster(Arc::new(seeds)))))
+    if seeds.is_empty() {
+        let text = "no node of the cluster was named";
+        let cause = redis::RedisError::from((redis::ErrorKind::InvalidClientConfig, text));
+        return Err(ConfigError::Url { cause });
+    }
+    let seeds = Arc::new(crate::wire::Seeds::new(seeds));
+    Ok((Endpoint::Cluster(Arc::clone(&seeds)), Some(WakeupEndpoint::Cluster(seeds))))
 }
 
 impl Topology {

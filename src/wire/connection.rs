@@ -22,8 +22,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-#[cfg(feature = "cluster")]
-use redis::cluster_async::ClusterConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, SetOnce, oneshot};
@@ -31,7 +29,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
 #[cfg(feature = "cluster")]
-use super::cluster::send as send_to_cluster;
+use super::cluster::ClusterClient;
 use super::contended_locks::ContendedLocks;
 use super::failure::{closed, is_broken, too_slow};
 use super::script::{CombinedCall, PreparedCall, Request, combine, is_unknown_script};
@@ -46,7 +44,7 @@ pub(super) const UNLIMITED: Duration = Duration::MAX;
 pub(super) enum Connection {
     Server(MultiplexedConnection),
     #[cfg(feature = "cluster")]
-    Cluster(ClusterConnection),
+    Cluster(ClusterClient),
 }
 
 impl Connection {
@@ -66,9 +64,7 @@ impl Connection {
             }
             // Boxed: otherwise each call to a single server would have room for this future.
             #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => {
-                Box::pin(send_to_cluster(connection.clone(), request, limit)).await
-            }
+            Connection::Cluster(connection) => Box::pin(connection.send(request, limit)).await,
         }
     }
 

@@ -9,11 +9,17 @@ use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value};
 use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
-use super::cluster::{Seeds, ask_masters, masters_answer};
+use super::cluster::ClusterClient;
 use super::connection::Connection;
 #[cfg(feature = "pool")]
 use super::connection::UNLIMITED;
 use super::failure::{is_broken, too_slow};
+#[cfg(feature = "cluster")]
+use super::masters::Masters;
+#[cfg(all(feature = "cluster", feature = "pool"))]
+use super::pooled_cluster::PooledCluster;
+#[cfg(feature = "cluster")]
+use super::seeds::Seeds;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 use super::transport::{config, connect};
@@ -34,7 +40,7 @@ pub(crate) enum Endpoint {
     #[cfg(feature = "sentinel")]
     Sentinel(std::sync::Arc<SentinelMaster>),
     #[cfg(feature = "cluster")]
-    Cluster(std::sync::Arc<redis::cluster::ClusterClient>),
+    Cluster(Arc<Seeds>),
     #[cfg(all(feature = "cluster", feature = "pool"))]
     ClusterPool(deadpool_redis::cluster::Pool),
 }
@@ -42,14 +48,15 @@ pub(crate) enum Endpoint {
 impl Endpoint {
     /// Connects, and sets `name` in `CLIENT LIST` if there is one.
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
-        let connection = timeout(limit, self.open(limit)).await.map_err(|_| too_slow())??;
-        if let Some(name) = name {
+        let connection = timeout(limit, self.open(limit, name)).await.map_err(|_| too_slow())??;
+        if let Some(name) = name.filter(|_| !self.replaces_its_parts()) {
             connection.set_name(name, limit).await?;
         }
         Ok(connection)
     }
 
-    async fn open(&self, limit: Duration) -> Result<Connection, RedisError> {
+    async fn open(&self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
+        let _each_part_is_named = name;
         let connection = match self {
             Endpoint::Server(client) => connect(client, &unlimited(limit)).await?,
             #[cfg(feature = "pool")]
@@ -66,12 +73,14 @@ impl Endpoint {
                 connection
             }
             #[cfg(feature = "cluster")]
-            Endpoint::Cluster(client) => {
-                return client.get_async_connection().await.map(Connection::Cluster);
+            Endpoint::Cluster(seeds) => {
+                let masters = Masters::open(Arc::clone(seeds), limit, name).await?;
+                return Ok(Connection::Cluster(ClusterClient::Masters(masters)));
             }
             #[cfg(all(feature = "cluster", feature = "pool"))]
             Endpoint::ClusterPool(pool) => {
-                return deadpool::managed::Manager::create(pool.manager()).await.map(Connection::Cluster);
+                let pooled = deadpool::managed::Manager::create(pool.manager()).await?;
+                return Ok(Connection::Cluster(ClusterClient::Pooled(PooledCluster::new(pooled))));
             }
         };
         Ok(Connection::Server(connection))
@@ -154,6 +163,11 @@ impl Endpoint {
             #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(_) => false,
         }
+    }
+
+    /// Whether its connection replaces what is broken of it by itself, and names its parts.
+    pub(super) fn replaces_its_parts(&self) -> bool {
+        self.is_cluster() && !self.may_resend()
     }
 
     /// Whether one connection reaches many servers.
@@ -243,8 +257,8 @@ impl WakeupEndpoint {
 
 /// What connections are asked rarely, beside their requests.
 impl Connection {
-    /// Sets the name in `CLIENT LIST`; in a cluster, on each of its connections. A server that
-    /// refuses `CLIENT` for lack of rights is used without a name.
+    /// Sets the name in `CLIENT LIST`; in a pool's cluster, on each of its connections. A server
+    /// that refuses `CLIENT` for lack of rights is used without a name.
     pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
         let mut naming = redis::cmd("CLIENT");
         naming.arg("SETNAME").arg(name);
@@ -254,8 +268,7 @@ impl Connection {
         }
     }
 
-    /// Whether every master of a cluster replies through this connection. If one is missing, the
-    /// library looks for it with every request to it, while all other requests wait.
+    /// Whether a new connection may take the place of one to the same cluster.
     pub(super) async fn is_whole(&self, limit: Duration) -> bool {
         match self {
             Connection::Server(_) => {
@@ -263,10 +276,7 @@ impl Connection {
                 true
             }
             #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => {
-                let masters = masters_answer(connection.clone());
-                timeout(limit, masters).await.unwrap_or(false)
-            }
+            Connection::Cluster(connection) => connection.is_whole(limit).await,
         }
     }
 
@@ -280,10 +290,7 @@ impl Connection {
         match self {
             Connection::Server(_) => Ok(vec![(None, self.send(request, limit).await?)]),
             #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => {
-                let answers = ask_masters(connection.clone(), request.clone());
-                timeout(limit, answers).await.map_err(|_| too_slow())?
-            }
+            Connection::Cluster(connection) => connection.send_to_all(request, limit).await,
         }
     }
 }

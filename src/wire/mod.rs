@@ -5,31 +5,36 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
+mod connecting;
 mod connection;
 mod contended_locks;
 mod endpoint;
 mod failure;
 mod handshake;
 mod late_notifications;
+#[cfg(feature = "cluster")]
+mod masters;
 mod node;
+#[cfg(all(feature = "cluster", feature = "pool"))]
+mod pooled_cluster;
 mod quorum;
 mod script;
+#[cfg(feature = "cluster")]
+mod seeds;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod shared_connection;
 mod transport;
 mod wakeups;
 
-#[cfg(all(feature = "cluster", feature = "pool"))]
-pub(crate) use cluster::Seeds;
-#[cfg(feature = "cluster")]
-pub(crate) use cluster::cluster;
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;
 pub(crate) use node::{InFlight, Node};
 pub(crate) use quorum::{HoldCount, Nodes, Stragglers, Vote, Votes, WaitFor, median_clock};
 pub(crate) use script::{Answer, Call, ManyScript, Reply, Script};
+#[cfg(feature = "cluster")]
+pub(crate) use seeds::Seeds;
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelMaster;
 pub(crate) use transport::{Certificates, provide_cryptography, with_certificates, with_settings};

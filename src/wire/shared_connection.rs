@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use redis::{RedisError, Value};
@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::connecting::Connecting;
 use super::connection::{Batcher, SentFlag, TimedReply};
 use super::endpoint::Endpoint;
 use super::failure::{is_demoted, lacks_replicas, too_slow};
@@ -28,7 +29,7 @@ use crate::clock::Moment;
 #[cfg(feature = "sentinel")]
 const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often the connections to the servers of a cluster get their name again.
+/// How often the connections to the servers of a pool's cluster get their name again.
 const RENAME_INTERVAL: Duration = Duration::from_secs(30);
 
 /// One connection shared by all requests. A request that finds it broken drops it; the next one
@@ -45,14 +46,11 @@ pub(super) struct SharedConnection {
     name: Option<Arc<str>>,
     runtime: Handle,
     current: Arc<Current>,
-    /// Held by the task that connects, while the others wait for its result.
-    connecting: Arc<tokio::sync::Mutex<()>>,
+    connecting: Arc<Connecting>,
     pub(super) server_clock: Arc<ServerClock>,
     /// Whether requests wait for replicas.
     is_confirming: Arc<AtomicBool>,
-    tries: Arc<AtomicU64>,
-    last_failure: Arc<Mutex<Option<(u64, RedisError)>>>,
-    /// Whether a connection to a cluster is being replaced.
+    /// Whether a connection to a pool's cluster is being replaced.
     is_replacing: Arc<AtomicBool>,
 }
 
@@ -95,8 +93,6 @@ impl SharedConnection {
             connecting: Arc::default(),
             server_clock,
             is_confirming: Arc::new(AtomicBool::new(is_confirming)),
-            tries: Arc::default(),
-            last_failure: Arc::default(),
             is_replacing: Arc::default(),
         }
     }
@@ -139,7 +135,7 @@ impl SharedConnection {
         if let Some(live) = self.current(is_confirming) {
             return Ok(live);
         }
-        let seen = self.tries.load(Ordering::SeqCst);
+        let seen = self.connecting.latest();
         // Connects on the client's runtime, where the task that drives the connection outlives the
         // caller. A caller that is not polled for long must not hold the turn: all other requests,
         // and the renewals, would wait for it.
@@ -153,17 +149,18 @@ impl SharedConnection {
         is_confirming: bool,
         handshake: Handshake,
     ) -> Result<Arc<LiveConnection>, RedisError> {
-        let _turn = self.connecting.lock().await;
-        if let Some(live) = self.current(is_confirming) {
-            return Ok(live);
-        }
-        let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((number, error)) = failed
-            && number > seen
-        {
-            return Err(error);
-        }
-        let generation = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
+        let current = || self.current(is_confirming);
+        self.connecting
+            .connect(seen, current, |generation| self.open(generation, is_confirming, handshake))
+            .await
+    }
+
+    async fn open(
+        &self,
+        generation: u64,
+        is_confirming: bool,
+        handshake: Handshake,
+    ) -> Result<Arc<LiveConnection>, RedisError> {
         let has_second = self.is_confirming.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
         let connected = async {
             let name = self.name.as_deref();
@@ -174,24 +171,17 @@ impl SharedConnection {
             time.into_iter().for_each(|time| self.server_clock.raise(time));
             Ok((connection, second, run))
         };
-        match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
-            Ok((connection, second, run)) => {
-                let made = |connection| {
-                    let batcher = Batcher::new(connection, self.limit, &self.runtime);
-                    Arc::new(LiveConnection { batcher, generation, run: run.clone() })
-                };
-                let _tasks = self.look_after(generation);
-                let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
-                let live = pair.second.as_ref().filter(|_| is_confirming).unwrap_or(&pair.shared).clone();
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
-                Ok(live)
-            }
-            Err(error) => {
-                let failure = Some((generation, error.clone()));
-                *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
-                Err(error)
-            }
-        }
+        let (connection, second, run) =
+            timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow()))?;
+        let made = |connection| {
+            let batcher = Batcher::new(connection, self.limit, &self.runtime);
+            Arc::new(LiveConnection { batcher, generation, run: run.clone() })
+        };
+        let _tasks = self.look_after(generation);
+        let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
+        let live = pair.second.as_ref().filter(|_| is_confirming).unwrap_or(&pair.shared).clone();
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(pair);
+        Ok(live)
     }
 
     /// Starts the tasks that look after connections of this generation.
@@ -205,7 +195,7 @@ impl SharedConnection {
         }
         #[cfg(not(feature = "sentinel"))]
         let _ = generation;
-        if let Some(name) = self.name.clone().filter(|_| self.is_cluster()) {
+        if let Some(name) = self.name.clone().filter(|_| self.endpoint.may_resend()) {
             tasks.spawn_on(name_again(name, self.limit, current), &self.runtime);
         }
         tasks
@@ -221,12 +211,13 @@ impl SharedConnection {
 
     /// Drops the connection, unless a newer one is in place.
     ///
-    /// A connection to a cluster stays until a better one is made: most of its servers may still
-    /// respond.
-    /// Only one is made at a time, so that a silent server does not cause all connections to be
-    /// made again and again.
+    /// A connection to a pool's cluster stays until a better one is made: most of its servers may
+    /// still respond. Only one is made at a time, so that a silent server does not cause all
+    /// connections to be made again and again.
     fn drop_generation(&self, generation: u64) {
-        if !self.is_cluster() {
+        if self.endpoint.replaces_its_parts() {
+            // Only the part that is broken.
+        } else if !self.is_cluster() {
             forget(&self.current, generation);
         } else if self.generation() == generation && !self.is_replacing.swap(true, Ordering::SeqCst) {
             let this = self.clone();
@@ -235,7 +226,7 @@ impl SharedConnection {
                 if let Ok(connection) = this.endpoint.clone().connect(this.limit, this.name.as_deref()).await
                     && connection.is_whole(this.limit).await
                 {
-                    let generation = this.tries.fetch_add(1, Ordering::SeqCst) + 1;
+                    let generation = this.connecting.next();
                     let batcher = Batcher::new(connection, this.limit, &this.runtime);
                     let shared = Arc::new(LiveConnection { batcher, generation, run: None });
                     let _tasks = this.look_after(generation);
@@ -261,8 +252,8 @@ async fn follow_master(sentinel: Arc<SentinelMaster>, current: Weak<Current>, ge
     }
 }
 
-/// Names the connections to a cluster again periodically: the library replaces them unseen as slots
-/// move and servers return.
+/// Names the connections to a pool's cluster again periodically: the library replaces them unseen
+/// as slots move and servers return.
 async fn name_again(name: Arc<str>, limit: Duration, current: Weak<Current>) {
     loop {
         sleep(RENAME_INTERVAL).await;

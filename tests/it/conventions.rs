@@ -45,6 +45,10 @@ const INSIDE: [(&str, &[&str]); 2] = [
         &[
             "transport",
             "failure",
+            "connecting",
+            "seeds",
+            "masters",
+            "pooled_cluster",
             "cluster",
             "sentinel",
             "script",

@@ -1,0 +1,57 @@
+//! [`Connecting`]: attempts to connect, which callers share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use redis::RedisError;
+
+/// Attempts to connect to one place, one at a time. Callers that wait for an attempt share its
+/// failure, so a dead server costs the last of them no more than the first.
+#[derive(Debug, Default)]
+pub(super) struct Connecting {
+    /// Held by the task that connects, while the others wait for its result.
+    turn: tokio::sync::Mutex<()>,
+    tries: AtomicU64,
+    last_failure: Mutex<Option<(u64, RedisError)>>,
+}
+
+impl Connecting {
+    /// The number of the latest attempt. A caller that has to wait takes it before.
+    pub(super) fn latest(&self) -> u64 {
+        self.tries.load(Ordering::SeqCst)
+    }
+
+    /// The number of a new attempt.
+    pub(super) fn next(&self) -> u64 {
+        self.tries.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Returns what there is by now, or connects. Attempts after `seen` count as the caller's own.
+    pub(super) async fn connect<T, F>(
+        &self,
+        seen: u64,
+        current: impl Fn() -> Option<T>,
+        attempt: impl FnOnce(u64) -> F,
+    ) -> Result<T, RedisError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        let _turn = self.turn.lock().await;
+        if let Some(live) = current() {
+            return Ok(live);
+        }
+        let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((number, error)) = failed
+            && number > seen
+        {
+            return Err(error);
+        }
+        let number = self.next();
+        let outcome = attempt(number).await;
+        if let Err(error) = &outcome {
+            let failure = Some((number, error.clone()));
+            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+        }
+        outcome
+    }
+}

@@ -1,0 +1,149 @@
+//! [`Seeds`]: the nodes of a cluster that a client knows.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, Value};
+
+/// Servers of a cluster. A subscriber of any of them receives messages published on any other.
+#[derive(Debug)]
+pub(crate) struct Seeds {
+    named: Vec<ConnectionInfo>,
+    /// Further servers that the cluster had when it was last queried.
+    others: Mutex<Vec<ConnectionInfo>>,
+    turn: AtomicUsize,
+}
+
+impl Seeds {
+    /// `named` holds at least one server.
+    pub(crate) fn new(named: Vec<ConnectionInfo>) -> Seeds {
+        Seeds { named, others: Mutex::default(), turn: AtomicUsize::new(0) }
+    }
+
+    /// The next server. Each call returns another one.
+    pub(super) fn next(&self) -> Result<Client, RedisError> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let others = self.others();
+        let place = turn % (self.named.len() + others.len());
+        Client::open(self.named.iter().chain(&*others).nth(place).unwrap_or(&self.named[0]).clone())
+    }
+
+    /// Queries a server for the others: the seeds may be removed from the cluster one day.
+    pub(super) async fn refresh(&self, connection: &mut MultiplexedConnection, from: &Client) {
+        if let Ok(slots) = ask_slots(connection).await {
+            self.replace_others(&slots, from.get_connection_info());
+        }
+    }
+
+    /// The servers that the client was given, and those that it has learned of.
+    pub(super) fn all(&self) -> Vec<ConnectionInfo> {
+        self.named.iter().chain(&*self.others()).cloned().collect()
+    }
+
+    pub(super) fn replace_others(&self, slots: &[Vec<Value>], from: &ConnectionInfo) {
+        let mut others: Vec<ConnectionInfo> = Vec::new();
+        for node in slots.iter().flat_map(|range| range.iter().skip(2)) {
+            if let Some(info) = with_settings_of(from, node)
+                && !self.named.iter().chain(&others).any(|known| known.addr() == info.addr())
+            {
+                others.push(info);
+            }
+        }
+        // A server that was removed from its cluster knows of no slots: its reply says nothing
+        // about the others.
+        if !slots.is_empty() {
+            *self.others() = others;
+        }
+    }
+
+    /// Poisoning does not matter: no code under this lock panics.
+    fn others(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks a server for the masters and replicas of all slots.
+pub(super) async fn ask_slots(connection: &mut MultiplexedConnection) -> Result<Vec<Vec<Value>>, RedisError> {
+    redis::cmd("CLUSTER").arg("SLOTS").query_async(connection).await
+}
+
+/// A server that another one names, with the connection settings of the one that replied. `None`:
+/// that one does not know its address.
+pub(super) fn with_settings_of(from: &ConnectionInfo, node: &Value) -> Option<ConnectionInfo> {
+    let Value::Array(words) = node else { return None };
+    let [host, Value::Int(port), ..] = words.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        Value::Nil => "",
+        _ => return None,
+    };
+    at_address(from, host, u16::try_from(*port).ok()?)
+}
+
+/// The server at an address that another one named. Without a host it is that of the other one.
+pub(super) fn at_address(from: &ConnectionInfo, host: &str, port: u16) -> Option<ConnectionInfo> {
+    let named_by = match from.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
+        _ => "",
+    };
+    let host = if host.is_empty() { named_by } else { host }.to_owned();
+    if host.is_empty() || host == "?" {
+        return None;
+    }
+    let addr = match from.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    Some(from.clone().set_addr(addr))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+    use super::*;
+    use redis::IntoConnectionInfo;
+
+    fn info(port: u16) -> ConnectionInfo {
+        ConnectionAddr::Tcp("10.0.0.1".to_owned(), port).into_connection_info().unwrap()
+    }
+
+    /// A reply to `CLUSTER SLOTS`: one range, served by all of these.
+    fn topology(ports: &[u16]) -> Vec<Vec<Value>> {
+        let node = |port: &u16| {
+            let host = Value::BulkString(b"10.0.0.1".to_vec());
+            Value::Array(vec![host, Value::Int((*port).into()), Value::BulkString(b"id".to_vec())])
+        };
+        vec![[Value::Int(0), Value::Int(16_383)].into_iter().chain(ports.iter().map(node)).collect()]
+    }
+
+    /// The servers that it names in one round, and the first of the next round.
+    fn named(seeds: &Seeds, count: usize) -> Vec<u16> {
+        let port = |_| match seeds.next().unwrap().get_connection_info().addr() {
+            ConnectionAddr::Tcp(_, port) => *port,
+            other => unreachable!("{other:?}"),
+        };
+        let mut rounds: Vec<u16> = (0..2 * count).map(port).collect();
+        rounds.sort_unstable();
+        rounds.dedup();
+        rounds
+    }
+
+    #[test]
+    fn seeds_are_those_named_and_those_of_the_last_topology() {
+        let seeds = Seeds::new(vec![info(1), info(2)]);
+        assert_eq!(named(&seeds, 2), [1, 2]);
+        seeds.replace_others(&topology(&[1, 3, 4]), &info(1));
+        assert_eq!(named(&seeds, 4), [1, 2, 3, 4]);
+        for port in 5..1_000 {
+            seeds.replace_others(&topology(&[1, 4, port]), &info(1));
+            assert_eq!(named(&seeds, 4), [1, 2, 4, port], "a server that has left is forgotten");
+        }
+        seeds.replace_others(&[], &info(1));
+        assert_eq!(named(&seeds, 4), [1, 2, 4, 999], "an empty reply changes nothing");
+        seeds.replace_others(&topology(&[7]), &info(1));
+        assert_eq!(named(&seeds, 3), [1, 2, 7], "those that were named stay");
+    }
+}
