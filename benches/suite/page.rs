@@ -88,7 +88,7 @@ server's time for it is reading and writing on three sockets, which no script ca
 - **Quorum.** Each request is three, and each node has a connection of its own. With many tasks, the three \
 servers need 22 to 24 us a pair, where those of rslock need 15 to 18: they agree on a token, and keep a queue.
 - **Cluster.** A script takes keys of one slot, so requests for different names cannot share a call. \
-Each one is sent alone, since a pipeline of the library fails as a whole if one slot has moved.
+Each one is sent alone, through one connection to each master.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
 poll is 8 or 9 commands inside its script. Tasks that wait to read each wait in Redis, since one \
 release admits all of them, and one of them polls for all.

@@ -68,7 +68,7 @@ impl Plan {
             false => (seconds(2), seconds(3), 3, millis(500), 7),
         };
         let (peer_slice, peer_window, peer_rounds) = match quick {
-            true => (millis(250), millis(400), 1),
+            true => (millis(200), millis(300), 1),
             false => (millis(500), millis(650), 3),
         };
         Ok(Plan {

@@ -60,7 +60,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let mut rows = Vec::new();
     let counts: &[usize] = if plan.is_quick() { &[10_000] } else { &[100_000, 10_000] };
     for (place, locks) in counts.iter().enumerate() {
-        rows.extend(held(server, &mut observer, *locks, place == 0).await?);
+        rows.extend(held(server, &mut observer, *locks, place == 0, plan).await?);
     }
     for kind in [WaitMode::Mutex, WaitMode::Reentrant, WaitMode::Read, WaitMode::Write] {
         rows.extend(waiting(server, &mut observer, kind, plan.window * 3).await?);
@@ -69,7 +69,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     rows.push(readers(server, &mut observer).await?);
     rows.push(takeover(server, &mut observer, if plan.is_quick() { 10 } else { 40 }).await?);
     rows.push(cold(server, &mut observer).await?);
-    rows.push(shards::measure().await?);
+    rows.push(shards::measure(if plan.is_quick() { 2 } else { 3 }).await?);
     Ok(rows)
 }
 
@@ -185,7 +185,13 @@ async fn own_tasks(server: &Server, observer: &mut Observer, span: Duration) -> 
 
 /// Locks that are held for longer than it takes to renew them once, with the default TTL. The
 /// resident memory of this process says something only the first time: later leases reuse it.
-async fn held(server: &Server, observer: &mut Observer, locks: usize, is_first: bool) -> Outcome<Vec<Row>> {
+async fn held(
+    server: &Server,
+    observer: &mut Observer,
+    locks: usize,
+    is_first: bool,
+    plan: &Plan,
+) -> Outcome<Vec<Row>> {
     observer.alone().await?;
     let client = Locks::open(&server.url()).await?;
     // The first lock brings the scripts and the task that renews.
@@ -210,7 +216,8 @@ async fn held(server: &Server, observer: &mut Observer, locks: usize, is_first: 
     let memory = observer.memory().await?.saturating_sub(memory) as f64 / count;
     let resident = self::resident().saturating_sub(resident) as f64 / count;
     let (start, cpu, own) = (Instant::now(), observer.cpu().await?, client_cpu());
-    sleep(Duration::from_secs(20)).await; // two renewals of each
+    let renewals = if plan.is_quick() { 1 } else { 2 };
+    sleep(Duration::from_secs(10) * renewals).await; // each is renewed every 10 s
     let took = start.elapsed().as_secs_f64();
     let cpu = observer.cpu().await?.saturating_sub(cpu) + client_cpu().saturating_sub(own);
     let lost = guards.iter().flatten().filter(|guard| guard.lease().is_lost()).count();

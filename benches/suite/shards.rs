@@ -18,16 +18,14 @@ use super::topologies::cluster;
 const LOCKS: usize = 10_000;
 const TTL: Duration = Duration::from_secs(3);
 
-/// For how many TTLs one of the masters is stopped.
-const TTLS: u32 = 3;
-
 /// A lease is renewed when a third of its TTL is over. With less than a half left, it is late.
 const LATE: Duration = Duration::from_millis(TTL.as_millis() as u64 / 2);
 
 /// Nodes keep serving their slots without the others.
 const SETTINGS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
 
-pub(crate) async fn measure() -> Outcome<Row> {
+/// One of the masters is stopped for this many TTLs.
+pub(crate) async fn measure(ttls: u32) -> Outcome<Row> {
     let masters = cluster(&SETTINGS).await?;
     let urls = masters.iter().map(Server::url);
     let client = Locks::builder().cluster(urls).options(Options::new().ttl(TTL)).connect().await?;
@@ -51,7 +49,7 @@ pub(crate) async fn measure() -> Outcome<Row> {
     }
     let stopped = Stopped::new(&masters[0])?;
     let (start, mut late) = (Instant::now(), 0);
-    while start.elapsed() < TTL * TTLS {
+    while start.elapsed() < TTL * ttls {
         for (connection, keys) in &mut others {
             late = late.max(count_late(connection, keys).await?);
         }
