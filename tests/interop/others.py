@@ -6,7 +6,7 @@ COMMAND starts the worker of a language: worker.rs for "ours", others/* for "the
 without a worker is a notice. WORD is a part of a library's name or of a cell's; without one, all
 cells run.
 
-The server is private: $REDLATCH_SERVER, or redis-server. Exit status 1: a cell failed,
+The servers are private: $REDLATCH_SERVER, or redis-server. Exit status 1: a cell failed,
 so either the crate or the library has changed, and the page is wrong.
 """
 
@@ -29,6 +29,7 @@ SLACK = 1.5  # seconds: the machine is shared
 ROUNDS = 5
 BUSY = 3.0  # seconds for which three clients are busy
 WORK = 0.01  # seconds for which a busy client holds the lock
+AT_ONCE = 4  # libraries whose cells run at the same time: they sleep most of it
 RETRY = 0.05  # seconds after each try and each turn of ours that does not queue
 
 
@@ -484,23 +485,12 @@ def remains(library, client):
     return ", ".join(sorted(kinds))
 
 
-def run(library, title, cell):
-    """Runs a cell, prints its row, and returns whether it passed."""
-    start, is_passed = time.monotonic(), False
-    try:
-        figure, is_passed = cell(), True
-    except Exception as error:
-        figure = f"FAILED: {type(error).__name__}: {error}"
-    seconds = time.monotonic() - start
-    print(f"{library.name:20}  {title:31}  {seconds:5.1f} s  {figure}", flush=True)
-    return is_passed
-
-
 class Cast:
-    """The server and the workers: four clients of ours, and one of theirs, for each library."""
+    """A server, and workers for one library: four clients of ours, and one of theirs."""
 
-    def __init__(self, commands):
-        self.commands, self.server, self.started = commands, Server(), []
+    def __init__(self, library, commands, words):
+        self.library, self.commands, self.words = library, commands, words
+        self.started, self.lines, self.failed = [], [], []
 
     def start(self, language, prefix):
         url = f"redis://127.0.0.1:{self.server.port}"
@@ -509,35 +499,46 @@ class Cast:
         worker.versions = worker.result(worker.opened).get("versions", {})
         return worker
 
-    def stop(self):
-        for worker in self.started:
-            worker.kill()
-        self.started = []
+    def run_cell(self, title, cell):
+        start, name = time.monotonic(), self.library.name
+        try:
+            figure = cell()
+        except Exception as error:
+            figure = f"FAILED: {type(error).__name__}: {error}"
+            self.failed.append(f"{name}: {title}")
+        seconds = time.monotonic() - start
+        self.lines.append(f"{name:20}  {title:33}  {seconds:5.1f} s  {figure}")
 
-    def run(self, library, words):
-        """Runs the cells of a library, and returns the titles of those that failed."""
-        found = cells(library)
-        found = {title: found[title] for title in found if matches(words, library, title)}
-        if not found:
-            return []
-        failed = []
+    def run_cells(self, found):
+        library = self.library
         ours = [self.start("rust", library.prefix) for _ in range(4)]
         theirs = self.start(library.language, library.prefix)
-        print(f"\n{library.name}: {theirs.versions[library.name]}")
+        self.lines.append(f"\n{library.name}: {theirs.versions[library.name]}")
         for place, (title, cell) in enumerate(found.items()):
             pair = Pair(library, self.server, ours, theirs, f"cell{place}")
             more = [lambda: self.start("rust", library.prefix)] if cell is our_late_release else []
-            if not run(library, title, partial(cell, pair, *more)):
-                failed.append(f"{library.name}: {title}")
-        left = partial(remains, library, self.server.client)
-        if not failed and not run(library, "what remains", left):
-            failed.append(f"{library.name}: what remains")
+            self.run_cell(title, partial(cell, pair, *more))
+        if not self.failed:
+            self.run_cell("what remains", partial(remains, library, self.server.client))
         for worker in [*ours, theirs]:
-            if not failed:
+            if not self.failed:
                 worker.result(worker.send("close"))
-        self.stop()
-        self.server.client.flushall()
-        return failed
+
+    def run(self):
+        """Runs the cells of the library, prints a row for each, and returns those that failed."""
+        found = cells(self.library)
+        found = {title: found[title] for title in found if matches(self.words, self.library, title)}
+        if not found:
+            return []
+        self.server = Server()
+        try:
+            self.run_cells(found)
+        finally:
+            for worker in self.started:
+                worker.kill()
+            self.server.stop()
+        print("\n".join(self.lines), flush=True)
+        return self.failed
 
 
 def matches(words, library, title):
@@ -550,18 +551,16 @@ def main(words):
     if "rust" not in commands:
         sys.exit("usage: others.py [WORD...] rust=COMMAND LANGUAGE=COMMAND...")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes are ended below
-    cast, failed = Cast(commands), []
-    try:
-        version = cast.server.client.info("server")["redis_version"]
-        print(f"server {version}, {os.cpu_count()} cores")
-        for library in LIBRARIES:
-            if library.language in commands:
-                failed += cast.run(library, words)
-            else:
-                print(f"left out: {library.name}, {library.language} has no worker")
-    finally:
-        cast.stop()
-        cast.server.stop()
+    server = Server()
+    version = server.client.info("server")["redis_version"]
+    server.stop()
+    print(f"server {version}, {os.cpu_count()} cores, {AT_ONCE} libraries at a time")
+    casts = [Cast(library, commands, words) for library in LIBRARIES if library.language in commands]
+    for library in LIBRARIES:
+        if library.language not in commands:
+            print(f"left out: {library.name}, {library.language} has no worker")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        failed = [title for titles in pool.map(Cast.run, casts) for title in titles]
     print("\nfailed: " + ", ".join(failed) if failed else "\nAll cells passed.")
     return bool(failed)
 
