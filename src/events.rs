@@ -91,9 +91,12 @@ pub enum LossReason {
     Revoked,
 }
 
+#[cfg(feature = "metrics")]
 impl LossReason {
+    pub(crate) const ALL: [LossReason; 4] =
+        [LossReason::NotRenewed, LossReason::Expired, LossReason::MaxHold, LossReason::Revoked];
+
     /// One word, for a label.
-    #[cfg(feature = "metrics")]
     pub(crate) fn word(self) -> &'static str {
         match self {
             LossReason::NotRenewed => "not_renewed",

@@ -32,6 +32,51 @@ macro_rules! metric {
     };
 }
 
+/// What an exporter says of the metrics.
+#[cfg(feature = "metrics")]
+const COUNTERS: [(&str, &str); 7] = [
+    ("redlatch.lock.acquisitions", "Calls that acquire and have ended."),
+    ("redlatch.lock.contentions", "Calls that had to wait."),
+    ("redlatch.lease.renewals", "Renewals that have ended."),
+    ("redlatch.lease.losses", "Leases that were lost while their guard was alive."),
+    ("redlatch.server.outages", "Outages that began."),
+    ("redlatch.client.requests", "Requests that were sent; a call for many locks is one."),
+    ("redlatch.client.batches", "Pipelines of several requests."),
+];
+#[cfg(feature = "metrics")]
+const HISTOGRAMS: [(&str, &str); 3] = [
+    ("redlatch.lock.wait.duration", "How long calls that acquire took."),
+    ("redlatch.lock.hold.duration", "How long leases were held."),
+    ("redlatch.lease.renewal.lag", "How long after they were due renewals were sent."),
+];
+
+/// A client was made. What alerts are for begins with 0: Prometheus takes the first value of a
+/// series for its beginning, so that the first loss would be no increase.
+#[cfg(feature = "metrics")]
+pub(crate) fn begin<'a>(
+    kinds: impl IntoIterator<Item = &'static str>,
+    servers: impl Iterator<Item = &'a str>,
+) {
+    use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram};
+    safely(|| {
+        COUNTERS.into_iter().for_each(|(name, text)| describe_counter!(name, Unit::Count, text));
+        HISTOGRAMS.into_iter().for_each(|(name, text)| describe_histogram!(name, Unit::Seconds, text));
+        describe_gauge!("redlatch.lock.waiting", Unit::Count, "Calls of this process that wait now.");
+        for kind in kinds {
+            for reason in LossReason::ALL {
+                counter!("redlatch.lease.losses", "kind" => kind, "reason" => reason.word()).increment(0);
+            }
+            for wake in [WakeReason::Notified, WakeReason::Polled] {
+                let labels = [("kind", kind), ("outcome", "granted"), ("wake", wake.word())];
+                counter!("redlatch.lock.acquisitions", &labels).increment(0);
+            }
+        }
+        for server in servers {
+            counter!("redlatch.server.outages", "server" => server.to_owned()).increment(0);
+        }
+    });
+}
+
 /// A call that acquires has ended.
 pub(crate) fn acquired(
     _kind: &'static str,

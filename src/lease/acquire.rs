@@ -241,12 +241,10 @@ async fn wait_in_local_queue(
         Ok(turn) => return Ok(LocalQueueOutcome::Front(turn)),
         Err(local_waiter) => local_waiter,
     };
-    progress.woken = WakeReason::Local;
-    progress.wait.begin(&request.name, request.kind.name);
     let (front, mut events) = local_waiter.split();
     tokio::pin!(front);
     let outage_deadline = OutageDeadline::new(request);
-    let mut is_held = may_enter;
+    let (mut is_held, mut waits) = (may_enter, false);
     loop {
         if is_held {
             let guard = AttemptGuard::new(request);
@@ -257,6 +255,12 @@ async fn wait_in_local_queue(
                 AcquireOutcome::NoMajority { guard, .. } => guard.abandon(),
                 AcquireOutcome::Busy { .. } | AcquireOutcome::Expired | AcquireOutcome::Failed(..) => {}
             }
+        }
+        // A nested hold that enters at once has not waited.
+        if !waits {
+            waits = true;
+            progress.woken = WakeReason::Local;
+            progress.wait.begin(&request.name, request.kind.name);
         }
         let event = tokio::select! {
             turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),

@@ -163,6 +163,12 @@ impl LocksBuilder {
             return Err(ConfigError::NoRuntime);
         }
         let client = Client::new(servers, &self.options);
+        #[cfg(feature = "metrics")]
+        crate::measure::begin(
+            [&crate::mutex::MUTEX, &crate::reentrant::REENTRANT, &crate::rwlock::READ, &crate::rwlock::WRITE]
+                .map(|kind| kind.name),
+            client.nodes.labels().iter().map(String::as_str),
+        );
         Ok(Locks { client, options: Arc::new(self.options), holds: SharedHolds::default() })
     }
 

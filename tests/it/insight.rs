@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use redlatch::{Event, Events, LossReason, Options};
+use redlatch::{Event, Events, LossReason, Options, Owner};
 
 use crate::support::events::{TRACED, listen, logged_with};
 use crate::support::{Server, eventually, soon, ttl};
@@ -117,6 +117,14 @@ async fn metrics_are_readable_by_prometheus() {
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start().await;
     let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
+    let loss = "redlatch_lease_losses{kind=\"mutex\",reason=\"revoked\"}";
+    let outage = format!("redlatch_server_outages{{server=\"127.0.0.1:{}\"}}", server.port());
+    for name in
+        [loss, &outage, "redlatch_lock_acquisitions{kind=\"read\",outcome=\"granted\",wake=\"polled\"}"]
+    {
+        assert_eq!(sample(&handle, name), 0.0, "{name}: what alerts are for is there from the start");
+    }
+    assert!(handle.render().contains("# HELP redlatch_lease_losses Leases"));
     let lock = locks.mutex("measured").unwrap();
     let elsewhere = other.mutex("measured").unwrap();
     let guard = lock.lock().await.unwrap();
@@ -137,9 +145,7 @@ async fn metrics_are_readable_by_prometheus() {
     server.run::<i64>(&["DEL", "lock:measured"]).await;
     soon("the lease is lost", guard.lease().lost()).await;
     drop(guard);
-    let loss = "redlatch_lease_losses{kind=\"mutex\",reason=\"revoked\"}";
-    eventually("the loss is counted", async || handle.render().contains(loss)).await;
-    assert_eq!(sample(&handle, loss), 1.0);
+    eventually("the loss is counted", async || sample(&handle, loss) == 1.0).await;
     let acquired =
         |labels: &str| sample(&handle, &format!("redlatch_lock_acquisitions{{kind=\"mutex\",{labels}}}"));
     assert_eq!(acquired("outcome=\"granted\",wake=\"at once\""), 1.0);
@@ -162,7 +168,6 @@ async fn metrics_are_readable_by_prometheus() {
     server.pause();
     assert!(impatient.mutex("paused").unwrap().try_lock().await.is_err());
     server.resume();
-    let outage = format!("redlatch_server_outages{{server=\"127.0.0.1:{}\"}}", server.port());
     assert_eq!(sample(&handle, &outage), 1.0);
     // Many at once share calls.
     let pairs = (0..64).map(|number| {
@@ -173,6 +178,36 @@ async fn metrics_are_readable_by_prometheus() {
         pair.await.unwrap();
     }
     assert!(sample(&handle, "redlatch_client_batches") >= 1.0);
+}
+
+/// Nested holds that enter at once, while other tasks of the client wait, are no contention.
+#[tokio::test]
+async fn nested_calls_are_not_contention() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let lock = |owner: &Owner| locks.reentrant("nested").unwrap().with_owner(owner);
+    let owner = Owner::new();
+    let outer = lock(&owner).lock().await.unwrap();
+    let waiting: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = lock(&Owner::new());
+            tokio::spawn(async move { lock.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    let waits = "redlatch_lock_waiting{kind=\"reentrant\"}";
+    eventually("three wait", async || handle.render().contains(waits) && sample(&handle, waits) == 3.0).await;
+    let inner = lock(&owner).lock().await.unwrap();
+    inner.release().await.unwrap();
+    outer.release().await.unwrap();
+    for task in waiting {
+        task.await.unwrap();
+    }
+    assert_eq!(sample(&handle, "redlatch_lock_contentions{kind=\"reentrant\"}"), 3.0);
+    let at_once = "redlatch_lock_acquisitions{kind=\"reentrant\",outcome=\"granted\",wake=\"at once\"}";
+    assert_eq!(sample(&handle, at_once), 2.0);
 }
 
 /// The names of metrics in a text, with `_` between their words.
