@@ -44,7 +44,7 @@ impl ForceReleaseArgs {
 pub(crate) struct ReleaseArgs {
     /// The holder, as `inspect --json` prints it; "-" reads it from the standard input.
     ///
-    /// Without this, $REDLATCH_OWNER, which the command of `run` has.
+    /// Without this, $REDLATCH_OWNER: the holder, if the command of `run --reentrant` calls this.
     #[arg(long, value_name = "OWNER")]
     owner: Option<String>,
     /// The name of the lock.

@@ -21,7 +21,14 @@ pub(crate) struct LockArgs {
     #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
     nonblock: bool,
     /// Wait at most this long for the lock, for example 10, 0.5 or 2m; 0 is the same as -n.
-    #[arg(short, long, value_name = "SECONDS", visible_alias = "timeout", value_parser = crate::span::parse)]
+    #[arg(
+        short,
+        long,
+        value_name = "SECONDS",
+        visible_alias = "timeout",
+        allow_hyphen_values = true, // so that the error for -1 names the rule
+        value_parser = crate::span::parse
+    )]
     wait: Option<Duration>,
 }
 

@@ -21,6 +21,9 @@ const CODES: &str = "\
 Exit codes:
   the command's own, or 128 and the number of the signal that ended it
   1    the lock is held, with -n or after -w; -E sets another code
+  64   the arguments are invalid; nothing was sent
+  69   the server cannot be reached, or refuses
+  71   the system refused a process, a pipe or a signal
   75   the lock was lost before the command ended
   126  the command cannot be executed
   127  the command was not found
@@ -41,15 +44,15 @@ pub(crate) struct RunArgs {
     /// The exit code if the lock is held, with -n or after -w.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     conflict_exit_code: u8,
-    /// How long the lock stays held if this machine dies; renewed after each third of it.
+    /// How long the lock stays held if this machine dies, 100ms to 24h; renewed after each third.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::span::parse)]
     ttl: Duration,
     /// How long before the end of a lease that cannot be renewed the command gets TERM. By default
     /// 5s, or a third of the TTL if that is shorter.
     #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
     grace: Option<Duration>,
-    /// Identifies the holder for `inspect` and `watch`; HOST.PID by default. ASCII letters, digits,
-    /// `-`, `_` and `.`
+    /// Identifies the holder for `inspect` and `watch`, without -r; HOST.PID by default. ASCII
+    /// letters, digits, `-`, `_` and `.`
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
     /// The name of the lock.

@@ -147,8 +147,11 @@ impl Command {
     fn end_before_loss(&mut self, why: &str) {
         let now = Instant::now();
         let kill_at = self.deadline.kill_at().min(now + self.grace.span).max(now);
-        let left = kill_at - now;
-        say(&format!("the lease of the lock {why}: the command gets TERM, and KILL in {left:.1?}"));
+        let kill = match kill_at - now {
+            Duration::ZERO => "KILL at once".to_owned(),
+            left => format!("KILL in {left:.1?}"),
+        };
+        say(&format!("the lease of the lock {why}: the command gets TERM, and {kill}"));
         self.kill_at = Some(kill_at);
         self.watchdog.note_stop();
         self.signal(Signal::TERM);
