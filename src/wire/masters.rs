@@ -24,11 +24,12 @@ use super::transport::{config, connect, introduction};
 
 const SLOTS: u16 = 16_384;
 
-/// How many servers are asked for the slots at a time: one of them may be dead, another one hang.
+/// How many servers are asked at first, if none is known to reply: one may be dead, one may hang.
 const ASKED_AT_ONCE: usize = 3;
 
-/// A part of the limit for one server, so that time is left for another one.
-const PARTS: u32 = 3;
+/// Further servers are asked after each of these parts of the limit. Those before are still waited
+/// for: a server far away takes a quarter of a second for its connection and its reply.
+const PARTS: u32 = 8;
 
 /// How long a client that has learned the slots waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -58,6 +59,7 @@ struct SlotTable {
     slots: HashMap<Slot, Arc<Master>>,
     /// By address.
     masters: HashMap<String, Arc<Master>>,
+    learned: Option<Instant>,
 }
 
 /// A master, or a server that was named as one.
@@ -111,6 +113,9 @@ impl Masters {
         let Some(slot) = slot_of(request) else { return self.send_to_any(request, deadline).await };
         let master = match self.of_slot(slot) {
             Some(master) => master,
+            None if self.table(|table| table.learned.is_some_and(|at| at.elapsed() < PAUSE)) => {
+                return Err(unserved());
+            }
             None => {
                 timeout_at(deadline, self.learn(None)).await.map_err(|_| too_slow())??;
                 self.of_slot(slot).ok_or_else(unserved)?
@@ -123,20 +128,23 @@ impl Masters {
     pub(super) async fn ask(
         self: &Arc<Masters>,
         request: &Cmd,
-        (host, port): (&str, u16),
+        target: (&str, u16),
         deadline: Instant,
     ) -> Result<Value, RedisError> {
-        let master = self.at(host, port).ok_or_else(unserved)?;
+        let master = self.named(request, target).ok_or_else(unserved)?;
         let mut pipeline = Pipeline::with_capacity(2);
-        pipeline.cmd("ASKING").ignore().add_command(request.clone());
-        let send = async |mut connection| pipeline.query_async::<Vec<Value>>(&mut connection).await;
-        let missing = || RedisError::from((ErrorKind::UnexpectedReturnType, "no reply of a pipeline"));
-        self.run(&master, deadline, send).await?.pop().ok_or_else(missing)
+        pipeline.cmd("ASKING").add_command(request.clone()).ignore_errors();
+        let send = async |mut connection| {
+            let replies = pipeline.query_async::<[Result<Value, RedisError>; 2]>(&mut connection).await?;
+            let [asking, reply] = replies;
+            asking.and(reply) // without the right to ASKING, the reply would only be MOVED
+        };
+        self.run(&master, deadline, send).await
     }
 
     /// Records where a slot is, as another master has answered, and learns the others.
-    pub(super) fn moved(self: &Arc<Masters>, request: &Cmd, (host, port): (&str, u16)) {
-        if let (Some(slot), Some(master)) = (slot_of(request), self.at(host, port)) {
+    pub(super) fn moved(self: &Arc<Masters>, request: &Cmd, target: (&str, u16)) {
+        if let (Some(slot), Some(master)) = (slot_of(request), self.named(request, target)) {
             self.table_mut(|table| drop(table.slots.insert(slot, master)));
         }
         self.learn_later(None);
@@ -182,21 +190,20 @@ impl Masters {
     async fn send_to_any(self: &Arc<Masters>, request: &Cmd, deadline: Instant) -> Result<Value, RedisError> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut masters: Vec<_> = self.table(|table| table.masters.values().cloned().collect());
-        if masters.is_empty() {
-            return Err(unserved());
-        }
-        let count = masters.len();
+        let count = masters.len().max(1);
         masters.rotate_left(turn % count);
         masters.sort_by_key(|master| master.current().is_none());
-        let mut outcome = Err(too_slow());
-        for master in masters {
-            let part = deadline.min(Instant::now() + self.limit / PARTS);
-            outcome = self.send_to(&master, request, part).await;
-            if !outcome.as_ref().is_err_and(is_broken) || Instant::now() >= deadline {
-                break;
+        let tries = masters.into_iter().map(|master| {
+            let (this, request) = (Arc::clone(self), request.clone());
+            async move {
+                match this.send_to(&master, &request, deadline).await {
+                    Err(error) if is_broken(&error) => Err(error),
+                    outcome => Ok(outcome),
+                }
             }
-        }
-        outcome
+        });
+        let first = first_reply(&self.runtime, tries, 1, self.limit / PARTS);
+        timeout_at(deadline, first).await.map_err(|_| too_slow())??
     }
 
     async fn send_to(
@@ -254,22 +261,33 @@ impl Masters {
         self.table(|table| table.slots.get(&slot).cloned())
     }
 
-    /// The server at an address that another one named.
-    fn at(&self, host: &str, port: u16) -> Option<Arc<Master>> {
-        let from = self.seeds.all().into_iter().next()?;
-        let info = at_address(&from, host, port)?;
+    /// The server that the present master of a request's slot has named.
+    fn named(&self, request: &Cmd, (host, port): (&str, u16)) -> Option<Arc<Master>> {
+        let by = slot_of(request).and_then(|slot| self.of_slot(slot)).map(|master| master.info.clone());
+        let info = at_address(&by.or_else(|| self.seeds.all().into_iter().next())?, host, port)?;
         Some(self.table_mut(|table| master_at(&mut table.masters, info)))
     }
 
     /// Asks servers for the slots, the masters that are connected first. Callers that wait for an
     /// attempt share its failure.
-    async fn learn(&self, without: Option<&str>) -> Result<(), RedisError> {
+    ///
+    /// On the client's runtime: a caller that is not polled must not keep the turn, since all
+    /// others would wait for it, and no failover would be followed.
+    async fn learn(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
         let (seen, lessons) = (self.learning.latest(), self.lessons.load(Ordering::SeqCst));
-        let has_learned = || (self.lessons.load(Ordering::SeqCst) > lessons).then_some(());
-        self.learning.connect(seen, has_learned, |_| self.learn_once(without)).await
+        let (this, without) = (Arc::clone(self), without.map(str::to_owned));
+        let learning = self.runtime.spawn(async move {
+            let has_learned = || (this.lessons.load(Ordering::SeqCst) > lessons).then_some(());
+            let attempt = |_| async {
+                let learning = this.learn_once(without.as_deref());
+                timeout(this.limit, learning).await.unwrap_or_else(|_| Err(too_slow()))
+            };
+            this.learning.connect(seen, has_learned, attempt).await
+        });
+        learning.await.map_err(std::io::Error::other)?
     }
 
-    async fn learn_once(&self, without: Option<&str>) -> Result<(), RedisError> {
+    async fn learn_once(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
         let mut masters: Vec<_> = self.table(|table| table.masters.values().cloned().collect());
         masters.sort_by_key(|master| master.current().is_none());
         for info in self.seeds.all() {
@@ -278,39 +296,45 @@ impl Masters {
             }
         }
         masters.retain(|master| without != Some(master.address.as_str()));
-        let mut failure = too_slow();
-        for some in masters.chunks(ASKED_AT_ONCE) {
-            let part = self.limit / PARTS;
-            let mut asked = JoinSet::new();
-            for master in some.iter().cloned() {
-                let asking = async move { (slots_of(&master, part).await, master) };
-                asked.spawn_on(asking, &self.runtime);
-            }
-            while let Some(reply) = asked.join_next().await {
-                match reply.map_err(std::io::Error::other)? {
-                    (Ok(slots), from) if !slots.is_empty() => {
-                        self.adopt(&slots, &from.info);
-                        self.lessons.fetch_add(1, Ordering::SeqCst);
-                        return Ok(());
-                    }
-                    (Ok(_), from) => failure = not_in_a_cluster(&from.address),
-                    (Err(error), _) => failure = error,
-                }
-            }
+        let is_connected = masters.first().is_some_and(|master| master.current().is_some());
+        let deadline = Instant::now() + self.limit;
+        let tries = masters.into_iter().map(|master| {
+            let this = Arc::clone(self);
+            async move { this.slots_of(&master, deadline).await.map(|slots| (slots, master)) }
+        });
+        let at_once = if is_connected { 1 } else { ASKED_AT_ONCE };
+        let (slots, from) = first_reply(&self.runtime, tries, at_once, self.limit / PARTS).await?;
+        self.adopt(&slots, &from);
+        self.lessons.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// What a server knows of the slots.
+    async fn slots_of(
+        self: &Arc<Masters>,
+        master: &Arc<Master>,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<Value>>, RedisError> {
+        let live = master.live(self, deadline).await?;
+        let mut connection = live.connection.clone();
+        connection.set_response_timeout(deadline.saturating_duration_since(Instant::now()));
+        match ask_slots(&mut connection).await? {
+            slots if slots.is_empty() => Err(not_in_a_cluster(&master.address)),
+            slots => Ok(slots),
         }
-        Err(failure)
     }
 
     /// Takes over which master serves which slots. Masters that are known keep their connections.
-    fn adopt(&self, slots: &[Vec<Value>], from: &ConnectionInfo) {
-        self.seeds.replace_others(slots, from);
+    fn adopt(&self, slots: &[Vec<Value>], from: &Arc<Master>) {
+        self.seeds.replace_others(slots, &from.info);
         self.table_mut(|table| {
             let mut known = std::mem::take(&mut table.masters);
+            known.entry(from.address.clone()).or_insert_with(|| Arc::clone(from));
             let mut masters = HashMap::new();
             table.slots.clear();
             for range in slots {
                 let [Value::Int(first), Value::Int(last), master, ..] = range.as_slice() else { continue };
-                let Some(info) = with_settings_of(from, master) else { continue };
+                let Some(info) = with_settings_of(&from.info, master) else { continue };
                 let address = info.addr().to_string();
                 if let Some(master) = known.remove(&address) {
                     masters.insert(address, master);
@@ -320,6 +344,7 @@ impl Masters {
                 table.slots.extend(slots.take(SLOTS.into()).map(|slot| (slot, Arc::clone(&master))));
             }
             table.masters = masters;
+            table.learned = Some(Instant::now());
         });
     }
 
@@ -359,7 +384,7 @@ impl Master {
         let (this, seen) = (Arc::clone(self), self.connecting.latest());
         let (name, limit) = (masters.name.clone(), masters.limit);
         let connecting = masters.runtime.spawn(async move {
-            let attempt = |number| this.connect(number, name, limit / PARTS);
+            let attempt = |number| this.connect(number, name, limit);
             this.connecting.connect(seen, || this.current(), attempt).await
         });
         let connected = timeout_at(deadline, connecting).await.map_err(|_| too_slow())?;
@@ -394,16 +419,36 @@ fn master_at(masters: &mut HashMap<String, Arc<Master>>, info: ConnectionInfo) -
     Arc::clone(master)
 }
 
-/// Asks a server for the slots, over its connection if there is one.
-async fn slots_of(master: &Master, limit: Duration) -> Result<Vec<Vec<Value>>, RedisError> {
-    let asking = async {
-        let mut connection = match master.current() {
-            Some(live) => live.connection,
-            None => connect(&Client::open(master.info.clone())?, &config(limit)).await?,
+/// The first success of several tries. More are begun after each failure and each pause.
+async fn first_reply<T: Send + 'static, F>(
+    runtime: &Handle,
+    mut tries: impl Iterator<Item = F>,
+    at_once: usize,
+    pause: Duration,
+) -> Result<T, RedisError>
+where
+    F: Future<Output = Result<T, RedisError>> + Send + 'static,
+{
+    let (mut begun, mut failure) = (JoinSet::new(), unserved());
+    let mut more = at_once;
+    loop {
+        for next in tries.by_ref().take(more) {
+            begun.spawn_on(next, runtime);
+        }
+        more = match timeout(pause, begun.join_next()).await {
+            Ok(Some(Ok(Ok(reply)))) => return Ok(reply),
+            Ok(Some(Ok(Err(error)))) => {
+                failure = error;
+                1
+            }
+            Ok(Some(Err(error))) => {
+                failure = std::io::Error::other(error).into();
+                1
+            }
+            Ok(None) => return Err(failure), // all have failed
+            Err(_) => at_once,
         };
-        ask_slots(&mut connection).await
-    };
-    timeout(limit, asking).await.unwrap_or_else(|_| Err(too_slow()))
+    }
 }
 
 /// The slot of the first key, for the commands that this client sends.

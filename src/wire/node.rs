@@ -365,9 +365,12 @@ impl Node {
 
     /// The failure of a request that was sent.
     fn failure_of_sent(&self, error: RedisError) -> Failure {
-        let has_not_run = match self.is_cluster() {
-            true => !self.may_resend() && was_redirected(&error),
-            false => was_refused(&error),
+        // In a cluster, a request may first have to connect.
+        let is_unsent = || was_redirected(&error) || error.is_connection_refusal();
+        let has_not_run = match (self.is_cluster(), self.may_resend()) {
+            (true, true) => false,
+            (true, false) => was_refused(&error) || is_unsent(),
+            (false, _) => was_refused(&error),
         };
         Failure::sent(error, !has_not_run)
     }

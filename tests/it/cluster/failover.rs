@@ -176,6 +176,37 @@ async fn cluster_clients_continue_after_a_hung_master_was_replaced() {
     deployment.assert_nothing_left().await;
 }
 
+/// Calls for a slot that no master serves, and that are not polled any more. The client must learn
+/// the slots again all the same, to find the replica that has replaced a master.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_calls_that_are_not_polled_do_not_hide_a_failover() {
+    let mut deployment = Deployment::start(Topology::Cluster).await;
+    for server in deployment.all() {
+        server.run::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await;
+    }
+    deployment.allow_failover().await;
+    let (here, unserved) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
+    let slot: u16 = deployment.masters()[0].run(&["CLUSTER", "KEYSLOT", &unserved]).await;
+    for server in deployment.masters() {
+        server.run::<()>(&["CLUSTER", "DELSLOTS", &slot.to_string()]).await;
+    }
+    let locks = open(&deployment, notified_only()).await;
+    let calls: Vec<_> =
+        (0..20).map(|number| Kind::Mutex.lock(&locks, &format!("{unserved}{number}"))).collect();
+    let mut calls: Vec<_> = calls.iter().map(|lock| Box::pin(lock.lock())).collect();
+    for call in &mut calls {
+        tokio::select! {
+            biased;
+            outcome = call => panic!("{:?}", outcome.map(drop)),
+            () = std::future::ready(()) => {}
+        }
+    }
+    deployment.masters_mut()[0].kill();
+    deployment.has_failed_over(0).await;
+    let lock = Kind::Mutex.lock(&locks, &format!("{here}after"));
+    eventually("served by the replica", || async { lock.try_lock().await.is_ok() }).await;
+}
+
 /// The connections to one master fall silent, and new ones work.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_silent_connection_is_replaced() {
