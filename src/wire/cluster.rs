@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::failure::was_redirected;
+use super::failure::{too_slow, was_redirected};
 use super::masters::Masters;
 #[cfg(feature = "pool")]
 use super::pooled_cluster::PooledCluster;
+use super::script::is_unknown_script;
+use crate::measure;
 
 /// The first and the longest pause before a request follows its slot once more.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
@@ -71,6 +74,35 @@ impl ClusterClient {
                 ClusterClient::Pooled(pooled) => pooled.ask(request, target, deadline).await,
             },
         }
+    }
+
+    /// Sends each request on its own way, so that no reply waits for another server. A server that
+    /// does not know a script gets its source at once: after the replies of all servers, one that
+    /// hangs would delay the first renewals of all.
+    pub(super) async fn send_each(
+        &self,
+        requests: Vec<Cmd>,
+        limit: Duration,
+        by_source: impl Fn(usize) -> Option<Cmd>,
+    ) -> Vec<Result<Value, RedisError>> {
+        let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
+        let mut sent = JoinSet::new();
+        let send = |sent: &mut JoinSet<_>, place: usize, request: Cmd, is_source: bool| {
+            measure::sent(1);
+            let this = self.clone();
+            sent.spawn(async move { (place, is_source, this.send(&request, limit).await) });
+        };
+        requests.into_iter().enumerate().for_each(|(place, request)| send(&mut sent, place, request, false));
+        while let Some(answered) = sent.join_next().await {
+            // A join fails only if the runtime shuts down.
+            let Ok((place, is_source, answer)) = answered else { continue };
+            let is_unknown = !is_source && answer.as_ref().is_err_and(is_unknown_script);
+            match is_unknown.then(|| by_source(place)).flatten() {
+                Some(request) => send(&mut sent, place, request, true),
+                None => answers[place] = answer,
+            }
+        }
+        answers
     }
 
     /// Sends a request to every master and returns each one's reply, by address.

@@ -85,22 +85,7 @@ impl Connection {
                 pipeline(&mut connection, requests).await
             }
             #[cfg(feature = "cluster")]
-            Connection::Cluster(_) => {
-                let count = requests.len();
-                let mut sent = tokio::task::JoinSet::new();
-                for (index, request) in requests.into_iter().enumerate() {
-                    let connection = self.clone();
-                    sent.spawn(async move { (index, connection.send(&request, limit).await) });
-                }
-                let mut answers: Vec<_> = std::iter::repeat_with(|| Err(too_slow())).take(count).collect();
-                while let Some(answered) = sent.join_next().await {
-                    // A join fails only if the runtime shuts down.
-                    if let Ok((index, answer)) = answered {
-                        answers[index] = answer;
-                    }
-                }
-                answers
-            }
+            Connection::Cluster(connection) => connection.send_each(requests, limit, |_| None).await,
         }
     }
 
@@ -359,11 +344,14 @@ impl Batcher {
         prepared: &[PreparedCall<'_>],
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        let mut requests: Vec<_> = prepared.iter().map(PreparedCall::request).collect();
         let connection = &self.shared.connection;
-        if !connection.may_batch() {
-            requests.iter_mut().for_each(|request| request.many = None);
+        #[cfg(feature = "cluster")]
+        if let Connection::Cluster(connection) = connection {
+            let requests = prepared.iter().map(PreparedCall::by_sha1).collect();
+            let by_source = |place: usize| Some(prepared[place].by_source());
+            return connection.send_each(requests, limit.min(self.limit), by_source).await;
         }
+        let mut requests: Vec<_> = prepared.iter().map(PreparedCall::request).collect();
         let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
         let replies = send_calls(connection, &calls, commands, &requests, limit.min(self.limit)).await;
         let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
