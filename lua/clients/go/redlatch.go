@@ -68,7 +68,7 @@ func New(ctx context.Context, db redis.UniversalClient, lua fs.FS, prefix string
 		err = errors.Join(err, fileErr)
 	}
 	_, ok := db.(*redis.ClusterClient) // there, PUBLISH counts the subscribers of one node only
-	c.channel = fmt.Sprintf("%swake:%x%s", prefix, rand.Text()[:16], map[bool]string{true: "~"}[ok])
+	c.channel = fmt.Sprintf("%swake:%x%s", regexp.MustCompile(`\s`).ReplaceAllString(prefix, "_"), rand.Text()[:16], map[bool]string{true: "~"}[ok])
 	c.news = db.Subscribe(ctx, c.channel)
 	_, newsErr := c.news.ReceiveTimeout(ctx, 5*time.Second) // the confirmation
 	now, timeErr := db.Time(ctx).Result()

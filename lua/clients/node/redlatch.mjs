@@ -236,7 +236,7 @@ export class Redlatch {
       if (!time || this.isClosed) continue; // not connected
       this.minToken(time[0] * 1e6 + Number(time[1]));
       const subscriber = node.duplicate({ retryStrategy: null, enableOfflineQueue: true });
-      const ping = setInterval(() => subscriber.ping().catch(() => {}), 10_000);
+      const ping = setInterval(() => subscriber.ping().catch(() => {}), 5_000);
       subscriber.on("error", this.onError);
       subscriber.on("message", (_, text) => text.split(" ", 1)[0].split(",").forEach(notify));
       subscriber.subscribe(this.channel).then(confirm, this.onError).then(this.#start);

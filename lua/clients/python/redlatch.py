@@ -51,7 +51,7 @@ class Locks:
         for file in Path(scripts).glob("*/*.lua"):
             sha1 = hashlib.sha1(file.read_bytes()).hexdigest()
             self._scripts[f"{file.parent.name}/{file.stem}"] = sha1, file.read_bytes()
-        self._is_cluster = hasattr(client, "get_nodes")
+        self._is_cluster, prefix = hasattr(client, "get_nodes"), re.sub(r"\s", "_", prefix)
         self._channel = f"{prefix}wake:{secrets.token_hex(16)}" + "~" * self._is_cluster
         self._threads, self._lock = futures.ThreadPoolExecutor(1000, "redlatch"), threading.Lock()
         self._is_subscribed, self._closed = threading.Event(), threading.Event()

@@ -251,6 +251,15 @@ def test_owner_nests_and_excludes_others(server, locks):
     assert not server.client.exists("lock:n")
 
 
+def test_prefix_with_white_space(server):
+    client = redis.Redis(port=server.port, socket_timeout=2, retry=None)
+    locks = redlatch.Locks(client, prefix="my app:")
+    try:
+        assert locks.mutex("n", timeout=2).release()  # queued with a channel, it was refused
+    finally:
+        locks.close()
+
+
 def test_readers_share_and_a_writer_excludes(server, locks):
     readers = [locks.read("rw", timeout=0) for _ in range(3)]
     assert server.client.pttl("lock:rw") > 0

@@ -56,7 +56,6 @@ public final class Redlatch {
         redis.time().thenAccept(time -> observe(time.get(0) + "000000"));
         waiters.values().forEach(Semaphore::release); // messages may have been lost: poll
       }
-
       @Override public void message(String channel, String text) { // attempt[,attempt] token ...
         for (String id : text.split("[ ,]")) waiters.getOrDefault(id, new Semaphore(0)).release();
       }
@@ -197,6 +196,7 @@ public final class Redlatch {
           lock.keys.subList(0, minToken == null ? 1 : 3), ms, attempt, ttlMs, lock.owner, minToken);
       return reply.thenApply(answer -> {
         observe(answer.get(0));
+        if (answer.get(0).equals(-5L)) return isValid(); // refused: the lease is as it was
         if ((Long) answer.get(0) <= 0 || !isValid()) end(true); // no late answer revives it
         sent = now;
         return isValid();
