@@ -29,7 +29,7 @@ SLACK = 1.5  # seconds: the machine is shared
 ROUNDS = 5
 BUSY = 3.0  # seconds for which three clients are busy
 WORK = 0.01  # seconds for which a busy client holds the lock
-AT_ONCE = 4  # libraries whose cells run at the same time: they sleep most of it
+AT_ONCE = 6  # libraries whose cells run at the same time: they sleep most of it
 RETRY = 0.05  # seconds after each try and each turn of ours that does not queue
 
 
