@@ -416,7 +416,7 @@ pub(crate) struct Kind {
     pub(crate) capacity: Option<Capacity>,
     pub(crate) acquire: ScriptSet,
     pub(crate) acquire_many: ManyScript,
-    /// One poll for many waiters of a lock. Only for a kind whose tasks all wait in Redis.
+    /// Polls for many waiters of one lock at once. Kinds whose tasks all wait in Redis have it.
     pub(crate) wait_many: Option<Script>,
     /// For nodes that decide by majority.
     pub(crate) propose_many: ManyScript,

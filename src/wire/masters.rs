@@ -375,8 +375,8 @@ impl Master {
         }
     }
 
-    /// The connection, which is made if there is none: on the client's runtime, whose task drives
-    /// it, and whether or not the caller is polled.
+    /// Returns the connection. If there is none, one is made on the client's runtime: it is of use
+    /// to others even if this caller is not polled any more.
     async fn live(self: &Arc<Master>, masters: &Masters, deadline: Instant) -> Result<Live, RedisError> {
         if let Some(live) = self.current() {
             return Ok(live);

@@ -64,7 +64,7 @@ async fn ten_thousand_leases_outlive_a_hung_server(topology: Topology, hang: Dur
         held.push(server.run::<Vec<String>>(&["KEYS", "lock:many-*"]).await);
     }
     hung.pause();
-    sleep(hang).await;
+    sleep(hang).await; // longer than the TTL: leases that are not renewed end meanwhile
     for (server, keys) in others.iter().zip(&held) {
         let left: Vec<String> = server.run(&["KEYS", "lock:many-*"]).await;
         assert_eq!(left.len(), keys.len(), "leases that other servers were to renew have ended");
