@@ -390,7 +390,7 @@ const NEXT_POLL: Duration = Duration::from_millis(200);
 /// The pause before the first poll of a waiter that is notified; each later one is twice as long.
 const FIRST_POLL: Duration = Duration::from_millis(250);
 
-/// After how many shared polls a waiter polls by itself: about a minute.
+/// After how many looks at a shared poll a waiter polls by itself: after a minute or a few.
 const SHARED_POLLS: u32 = 32;
 
 /// How an attempt waits: queued or not, notified or polling.

@@ -19,6 +19,13 @@ use crate::wire::{Nodes, Script, WaitFor, WakeupSubscription};
 /// How many waiters one call keeps alive.
 const MAX_WAITERS: usize = 1024;
 
+/// How many of the other waiters look after a pause whether the last poll was sent, and after how
+/// many pauses the rest look. If all of a thousand tasks looked after each pause, their timers
+/// would be most of what waiting costs the client. Sixteen, since many may give up at the same
+/// time.
+const DEPUTIES: usize = 16;
+const REST: u32 = 5;
+
 /// The waiters of a client that share polls, by lock. A lock without waiters has no entry.
 #[derive(Default)]
 pub(super) struct SharedPolls(Mutex<HashMap<Terms, Waiters>>);
@@ -35,16 +42,9 @@ struct Waiter {
     due: Instant,
     /// Its longest pause between two polls.
     pause: Duration,
-    /// When its task ran last. A future that is not polled any more must not be kept alive: it
-    /// would be granted the lock, and keep writers waiting for a claim.
-    ran: Instant,
-}
-
-impl Waiter {
-    /// Its timer wakes its task at least once in a pause.
-    fn is_polled(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.ran) < self.pause + self.pause / 2
-    }
+    /// By when its timer has woken its task. A future that is not polled any more must not be kept
+    /// alive: it would be granted the lock, and keep writers waiting for a claim.
+    runs_by: Instant,
 }
 
 /// A waiter that shares polls, until it is dropped.
@@ -63,7 +63,14 @@ enum Turn {
     /// Another task polls for this one. The next poll is due then.
     Later(Instant),
     /// Poll for these, of which this waiter is the first.
-    Now(Vec<Arc<Attempt>>),
+    Now(Vec<Arc<Attempt>>, Covers),
+}
+
+/// Whether a call is for all waiters of the lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Covers {
+    All,
+    Some,
 }
 
 impl<'a> SharedPoll<'a> {
@@ -73,9 +80,9 @@ impl<'a> SharedPoll<'a> {
     /// # Cancel safety
     /// Cancel safe: another waiter polls after a quarter of `pause`.
     pub(super) async fn poll(&self, pause: Duration) -> Option<Instant> {
-        let waiting = match self.take_turn(pause / 4) {
+        let (waiting, covers) = match self.take_turn(pause / 4) {
             Turn::Later(at) => return Some(at),
-            Turn::Now(waiting) => waiting,
+            Turn::Now(waiting, covers) => (waiting, covers),
         };
         let nodes = self.nodes;
         let call = Attempt::wait_many(self.script, self.entry, &waiting)?;
@@ -92,7 +99,7 @@ impl<'a> SharedPoll<'a> {
         nodes.node(0).observe(time.unsigned_abs());
         let free_in = Duration::from_millis(busy_ms.unsigned_abs() + 1);
         // If this waiter is gone by then, others poll a fifth of the pause later.
-        self.postpone(&waiting, pause.min(free_in + pause / 5));
+        self.postpone(&waiting, covers, pause.min(free_in + pause / 5));
         let without_place = |number: &i64| waiting.get(usize::try_from(*number).ok()?.checked_sub(1)?);
         let (own, others): (Vec<_>, Vec<_>) =
             alone.iter().filter_map(without_place).partition(|waiter| waiter.id == self.attempt.id);
@@ -106,34 +113,36 @@ impl<'a> SharedPoll<'a> {
         let now = Instant::now();
         let mut polls = self.polls.lock();
         let mut waiting = vec![Arc::clone(self.attempt)];
-        let Some(waiters) = polls.get_mut(&self.terms) else { return Turn::Now(waiting) };
+        let Some(waiters) = polls.get_mut(&self.terms) else { return Turn::Now(waiting, Covers::All) };
         if let Some(own) = waiters.get_mut(&self.attempt.id) {
-            own.ran = now;
+            own.runs_by = own.due.max(now + own.pause) + own.pause / 2;
             if own.due > now {
                 return Turn::Later(own.due);
             }
         }
-        let is_other = |other: &&mut Waiter| other.attempt.id != self.attempt.id && other.is_polled(now);
+        let is_other = |other: &&mut Waiter| other.attempt.id != self.attempt.id && now < other.runs_by;
         let mut others: Vec<_> = waiters.values_mut().filter(is_other).collect();
-        if others.len() >= MAX_WAITERS {
+        let covers = if others.len() < MAX_WAITERS { Covers::All } else { Covers::Some };
+        if covers == Covers::Some {
             others.sort_by_key(|other| other.due);
         }
         for other in others.into_iter().take(MAX_WAITERS - 1) {
             other.due = now + later.min(other.pause);
             waiting.push(Arc::clone(&other.attempt));
         }
-        Turn::Now(waiting)
+        Turn::Now(waiting, covers)
     }
 
     /// The next polls of these waiters, but that of this one, are due after this pause, or after
-    /// their own longest one.
-    fn postpone(&self, waiting: &[Arc<Attempt>], pause: Duration) {
+    /// their own longest one; those of most of them later, if each poll is for all.
+    fn postpone(&self, waiting: &[Arc<Attempt>], covers: Covers, pause: Duration) {
         let now = Instant::now();
         let mut polls = self.polls.lock();
         let Some(waiters) = polls.get_mut(&self.terms) else { return };
-        for other in waiting.iter().skip(1) {
+        for (number, other) in waiting.iter().enumerate().skip(1) {
+            let rests = covers == Covers::All && number > DEPUTIES;
             if let Some(other) = waiters.get_mut(&other.id) {
-                other.due = now + pause.min(other.pause);
+                other.due = now + pause.min(other.pause) * if rests { REST } else { 1 };
             }
         }
     }
@@ -162,7 +171,8 @@ impl SharedPolls {
     ) -> Option<SharedPoll<'a>> {
         let script = attempt.kind.wait_many.as_ref().filter(|_| nodes.deployment.decides_alone())?;
         let terms = (attempt.name.clone(), entry.claim().as_millis(), attempt.options.max_depth);
-        let waiter = Waiter { attempt: Arc::clone(attempt), due, pause, ran: Instant::now() };
+        let runs_by = due.max(Instant::now() + pause) + pause / 2;
+        let waiter = Waiter { attempt: Arc::clone(attempt), due, pause, runs_by };
         self.lock().entry(terms.clone()).or_default().insert(attempt.id, waiter);
         Some(SharedPoll { polls: self, nodes, wakeups, script, attempt, entry, terms })
     }
