@@ -1,6 +1,7 @@
 //! [`FencingToken`]: a number that grows with each exclusive lease.
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,17 +35,17 @@ use serde::{Deserialize, Serialize};
 /// server's clock stepped back behind what this client has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct FencingToken(u64);
+pub struct FencingToken(NonZeroU64);
 
 impl FencingToken {
     /// Returns `None` for 0, which scripts return without fencing.
     pub(crate) fn from_reply(token: u64) -> Option<FencingToken> {
-        (token > 0).then_some(FencingToken(token))
+        NonZeroU64::new(token).map(FencingToken)
     }
 
     /// Returns the number, to store or to send.
     pub fn get(self) -> u64 {
-        self.0
+        self.0.get()
     }
 }
 

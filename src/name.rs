@@ -29,13 +29,13 @@ struct Keys {
     /// The fencing counter's key, which contains the lock's, and then the queue's.
     text: Box<str>,
     /// Where the lock's key begins: behind the brace that makes it a hash tag.
-    lock: u32,
+    lock: u16,
     /// Where the name begins, behind the prefix.
-    name: u32,
+    name: u16,
     /// Where the lock's key ends.
-    end: u32,
+    end: u16,
     /// Where the fencing counter's key ends.
-    waiters: u32,
+    waiters: u16,
 }
 
 impl Name {
@@ -60,8 +60,8 @@ impl Name {
         }
         let (open, close) = if tagged { ("", "") } else { ("{", "}") };
         let text = format!("{open}{lock}{close}:{FENCE}{open}{lock}{close}:{WAITERS}").into_boxed_str();
-        // A name and a prefix are far shorter than 4 GB.
-        let place = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        // A name has at most 512 bytes, a prefix 128: both are far shorter than 64 KB.
+        let place = |bytes: usize| u16::try_from(bytes).unwrap_or(u16::MAX);
         let (start, end) = (open.len(), open.len() + lock.len());
         let waiters = end + close.len() + 1 + FENCE.len();
         let (lock, name) = (place(start), place(start + prefix.len()));

@@ -85,7 +85,7 @@ impl Keeper {
         };
         let mut schedule = self.schedule();
         let hold = schedule.holds.insert((lease.clone(), entry));
-        lease.entry().hold.store(hold, Ordering::Relaxed);
+        lease.entry().hold.store(u32::try_from(hold).unwrap_or(u32::MAX), Ordering::Relaxed);
         if let Some(due) = due {
             schedule.insert(lease, due, &self.notify);
         }
@@ -326,7 +326,7 @@ impl Schedule {
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         lease.entry().has_ended.store(true, Ordering::Relaxed);
         self.due.remove(lease);
-        let hold = lease.entry().hold.load(Ordering::Relaxed);
+        let hold = lease.entry().hold.load(Ordering::Relaxed) as usize;
         // It may have been removed before, and another lease may have its place.
         if self.holds.get(hold).is_some_and(|(held, _)| held.is_same(lease)) {
             self.holds.remove(hold);

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -361,8 +361,8 @@ impl LeaseEnd {
 #[derive(Default)]
 pub(super) struct ScheduleEntry {
     pub(super) place: DuePlace,
-    /// Its place among the holds.
-    pub(super) hold: AtomicUsize,
+    /// Its place among the holds. A client has memory for fewer than 2^32.
+    pub(super) hold: AtomicU32,
     pub(super) has_ended: AtomicBool,
 }
 

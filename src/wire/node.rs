@@ -1,7 +1,7 @@
 //! [`Node`]: one Redis deployment that runs scripts. [`InFlight`]: requests with an unknown
 //! effect.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -454,7 +454,7 @@ impl Node {
 /// again.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
-    unanswered: AtomicUsize,
+    unanswered: AtomicU32,
     is_unknown: AtomicBool,
     /// The latest request was withdrawn before it was written.
     is_withdrawn: AtomicBool,
