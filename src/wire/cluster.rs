@@ -1,5 +1,6 @@
 //! [`ClusterClient`]: requests to a cluster, which follow their slots from server to server.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,11 +8,15 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use super::batcher::{SentFlag, TimedReply, UNLIMITED};
 use super::failure::{too_slow, was_redirected};
-use super::masters::Masters;
+use super::masters::{Masters, WaitsFor};
 #[cfg(feature = "pool")]
 use super::pooled_cluster::PooledCluster;
-use super::script::is_unknown_script;
+use super::script::{Request, is_unknown_script};
+#[cfg(feature = "pool")]
+use crate::clock::Moment;
+#[cfg(feature = "pool")]
 use crate::measure;
 
 /// The first and the longest pause before a request follows its slot once more.
@@ -21,33 +26,56 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 #[derive(Clone)]
 pub(super) enum ClusterClient {
     Masters(Arc<Masters>),
-    /// That of an application's pool.
+    /// That of an application's pool, with the limit for its replies.
     #[cfg(feature = "pool")]
-    Pooled(PooledCluster),
+    Pooled(PooledCluster, Duration),
 }
 
 impl ClusterClient {
-    /// Sends a request, and follows its slot from server to server until one of them runs it.
+    /// Sends a request, and follows its slot from server to server until one of them runs it. Waits
+    /// for the reply for at most `limit`; [`UNLIMITED`]: for as long as the server replies to any
+    /// request.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the request may still run.
-    pub(super) async fn send(&self, request: &Cmd, limit: Duration) -> Result<Value, RedisError> {
-        let deadline = Instant::now() + limit;
+    /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
+    /// was.
+    //
+    // Boxed: otherwise each request to a single server would have room for this future.
+    pub(super) fn send<'a>(
+        &'a self,
+        request: Request,
+        sent_flag: &'a SentFlag,
+        limit: Duration,
+    ) -> Pin<Box<dyn Future<Output = Result<TimedReply, RedisError>> + Send + 'a>> {
+        Box::pin(self.follow(request, sent_flag, limit))
+    }
+
+    async fn follow(
+        &self,
+        mut request: Request,
+        sent_flag: &SentFlag,
+        limit: Duration,
+    ) -> Result<TimedReply, RedisError> {
+        let waits_for = if limit < UNLIMITED { WaitsFor::Deadline } else { WaitsFor::Silence };
+        let deadline = Instant::now() + limit.min(self.limit());
         let mut pause = Duration::ZERO;
         loop {
-            let error = match self.send_once(request, deadline).await {
+            let error = match self.send_once(request.clone(), sent_flag, (deadline, waits_for)).await {
                 Err(error) if was_redirected(&error) => error,
                 outcome => return outcome,
             };
+            // While a slot moves, a call for many locks is refused for as long as one server has
+            // some of their keys and another one the rest.
+            request.many = None;
             match self {
                 ClusterClient::Masters(masters) => {
                     if let Some(target) = target(&error, ServerErrorKind::Moved) {
-                        masters.moved(request, target);
+                        masters.moved(&request.cmd, target);
                     }
                 }
                 // The library has learned where the slot is.
                 #[cfg(feature = "pool")]
-                ClusterClient::Pooled(_) => {}
+                ClusterClient::Pooled(..) => {}
             }
             if Instant::now() + pause >= deadline {
                 return Err(error);
@@ -58,21 +86,44 @@ impl ClusterClient {
         }
     }
 
+    fn limit(&self) -> Duration {
+        match self {
+            ClusterClient::Masters(masters) => masters.limit(),
+            #[cfg(feature = "pool")]
+            ClusterClient::Pooled(_, limit) => *limit,
+        }
+    }
+
     /// Sends a request to the server of its slot, and to the one that this server names while the
     /// slot moves.
-    async fn send_once(&self, request: &Cmd, deadline: Instant) -> Result<Value, RedisError> {
-        let outcome = match self {
-            ClusterClient::Masters(masters) => masters.send(request, deadline).await,
+    async fn send_once(
+        &self,
+        request: Request,
+        sent_flag: &SentFlag,
+        (deadline, waits_for): (Instant, WaitsFor),
+    ) -> Result<TimedReply, RedisError> {
+        match self {
+            ClusterClient::Masters(masters) => {
+                let cmd = request.cmd.clone();
+                let outcome = masters.send(request, sent_flag, (deadline, waits_for)).await;
+                match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask)) {
+                    Some(target) => masters.ask(&cmd, target, deadline).await,
+                    None => outcome,
+                }
+            }
             #[cfg(feature = "pool")]
-            ClusterClient::Pooled(pooled) => pooled.send(request, deadline).await,
-        };
-        match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask)) {
-            None => outcome,
-            Some(target) => match self {
-                ClusterClient::Masters(masters) => masters.ask(request, target, deadline).await,
-                #[cfg(feature = "pool")]
-                ClusterClient::Pooled(pooled) => pooled.ask(request, target, deadline).await,
-            },
+            ClusterClient::Pooled(pooled, _) => {
+                measure::sent(1);
+                sent_flag.set();
+                let sent = Moment::now();
+                let outcome = pooled.send(&request.cmd, deadline).await;
+                let reply = match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask))
+                {
+                    Some(target) => pooled.ask(&request.cmd, target, deadline).await,
+                    None => outcome,
+                };
+                reply.map(|value| TimedReply { value, sent })
+            }
         }
     }
 
@@ -81,16 +132,19 @@ impl ClusterClient {
     /// hangs would delay the first renewals of all.
     pub(super) async fn send_each(
         &self,
-        requests: Vec<Cmd>,
+        requests: Vec<Request>,
         limit: Duration,
         by_source: impl Fn(usize) -> Option<Cmd>,
     ) -> Vec<Result<Value, RedisError>> {
         let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
         let mut sent = JoinSet::new();
-        let send = |sent: &mut JoinSet<_>, place: usize, request: Cmd, is_source: bool| {
-            measure::sent(1);
+        let send = |sent: &mut JoinSet<_>, place: usize, request: Request, is_source: bool| {
             let this = self.clone();
-            sent.spawn(async move { (place, is_source, this.send(&request, limit).await) });
+            sent.spawn(async move {
+                let sent_flag = SentFlag::default();
+                let reply = this.send(request, &sent_flag, limit).await;
+                (place, is_source, reply.map(|reply| reply.value))
+            });
         };
         requests.into_iter().enumerate().for_each(|(place, request)| send(&mut sent, place, request, false));
         while let Some(answered) = sent.join_next().await {
@@ -98,7 +152,7 @@ impl ClusterClient {
             let Ok((place, is_source, answer)) = answered else { continue };
             let is_unknown = !is_source && answer.as_ref().is_err_and(is_unknown_script);
             match is_unknown.then(|| by_source(place)).flatten() {
-                Some(request) => send(&mut sent, place, request, true),
+                Some(source) => send(&mut sent, place, Request::urgent(source), true),
                 None => answers[place] = answer,
             }
         }
@@ -115,12 +169,11 @@ impl ClusterClient {
         match self {
             ClusterClient::Masters(masters) => masters.send_to_all(request, deadline).await,
             #[cfg(feature = "pool")]
-            ClusterClient::Pooled(pooled) => pooled.send_to_all(request, deadline).await,
+            ClusterClient::Pooled(pooled, _) => pooled.send_to_all(request, deadline).await,
         }
     }
 
-    /// Whether this connection need not be replaced: it is ours, and replaces its parts, or all
-    /// masters reply through it.
+    /// Whether every master replies. That of a pool is replaced if not; ours replaces its parts.
     pub(super) async fn is_whole(&self, limit: Duration) -> bool {
         match self {
             ClusterClient::Masters(_) => {
@@ -128,7 +181,7 @@ impl ClusterClient {
                 true
             }
             #[cfg(feature = "pool")]
-            ClusterClient::Pooled(pooled) => pooled.is_whole(limit).await,
+            ClusterClient::Pooled(pooled, _) => pooled.is_whole(limit).await,
         }
     }
 }

@@ -2,18 +2,21 @@
 //! or to a cluster. [`WakeupEndpoint`]: where to subscribe to its wake-ups.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value};
+use redis::{Client, Cmd, RedisError, Value};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::batcher::Batcher;
+#[cfg(feature = "pool")]
+use super::batcher::UNLIMITED;
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
 use super::connection::Connection;
-#[cfg(feature = "pool")]
-use super::connection::UNLIMITED;
-use super::failure::{is_broken, too_slow};
+use super::failure::too_slow;
 #[cfg(feature = "cluster")]
 use super::masters::Masters;
 #[cfg(all(feature = "cluster", feature = "pool"))]
@@ -22,9 +25,7 @@ use super::pooled_cluster::PooledCluster;
 use super::seeds::Seeds;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
-use super::transport::{config, connect};
-#[cfg(feature = "cluster")]
-use std::sync::Arc;
+use super::transport::{connect, set_name, unlimited};
 
 /// A way to connect. What the client may trust depends on two answers, which name every variant:
 /// whether another server may take over unseen, and whether a request may be sent again unseen. A
@@ -38,7 +39,7 @@ pub(crate) enum Endpoint {
     #[cfg(feature = "pool")]
     Pool(deadpool_redis::Pool),
     #[cfg(feature = "sentinel")]
-    Sentinel(std::sync::Arc<SentinelMaster>),
+    Sentinel(Arc<SentinelMaster>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Seeds>),
     #[cfg(all(feature = "cluster", feature = "pool"))]
@@ -46,7 +47,8 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    /// Connects, and sets `name` in `CLIENT LIST` if there is one.
+    /// Connects, and sets `name` in `CLIENT LIST` if there is one. Must be called on the client's
+    /// runtime.
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
         let connection = timeout(limit, self.open(limit, name)).await.map_err(|_| too_slow())??;
         if let Some(name) = name.filter(|_| !self.replaces_its_parts()) {
@@ -80,10 +82,10 @@ impl Endpoint {
             #[cfg(all(feature = "cluster", feature = "pool"))]
             Endpoint::ClusterPool(pool) => {
                 let pooled = deadpool::managed::Manager::create(pool.manager()).await?;
-                return Ok(Connection::Cluster(ClusterClient::Pooled(PooledCluster::new(pooled))));
+                return Ok(Connection::Cluster(ClusterClient::Pooled(PooledCluster::new(pooled), limit)));
             }
         };
-        Ok(Connection::Server(connection))
+        Ok(Connection::Server(Arc::new(Batcher::new(connection, limit, &Handle::current()))))
     }
 
     /// Connects once, or twice to the same server, so that a failover between the two does not
@@ -192,18 +194,13 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// No limit for replies: each request has its own.
-fn unlimited(limit: Duration) -> AsyncConnectionConfig {
-    config(limit).set_response_timeout(None)
-}
-
 /// A place to subscribe at.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum WakeupEndpoint {
     Server(Client),
     #[cfg(feature = "sentinel")]
-    Sentinel(std::sync::Arc<SentinelMaster>),
+    Sentinel(Arc<SentinelMaster>),
     /// Any server: each one receives messages that are published on any other.
     #[cfg(feature = "cluster")]
     Cluster(Arc<Seeds>),
@@ -257,15 +254,9 @@ impl WakeupEndpoint {
 
 /// What connections are asked rarely, beside their requests.
 impl Connection {
-    /// Sets the name in `CLIENT LIST`; in a pool's cluster, on each of its connections. A server
-    /// that refuses `CLIENT` for lack of rights is used without a name.
+    /// Sets the name in `CLIENT LIST`; in a pool's cluster, on each of its connections.
     pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
-        let mut naming = redis::cmd("CLIENT");
-        naming.arg("SETNAME").arg(name);
-        match self.send(&naming, limit).await {
-            Err(error) if is_broken(&error) => Err(error),
-            _named_or_refused => Ok(()),
-        }
+        set_name(name, async |naming| self.query(&naming, limit).await).await
     }
 
     /// Whether a new connection may take the place of one to the same cluster.
@@ -288,7 +279,7 @@ impl Connection {
         limit: Duration,
     ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
         match self {
-            Connection::Server(_) => Ok(vec![(None, self.send(request, limit).await?)]),
+            Connection::Server(server) => Ok(vec![(None, server.query(request, limit).await?)]),
             #[cfg(feature = "cluster")]
             Connection::Cluster(connection) => connection.send_to_all(request, limit).await,
         }

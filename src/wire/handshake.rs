@@ -48,8 +48,8 @@ impl Handshake {
     /// The server's clock. On a connection to one server, the name of this library travels with it.
     async fn time(&self, connection: &Connection) -> Result<Value, RedisError> {
         let time = redis::cmd("TIME");
-        if !connection.may_batch() {
-            return connection.send(&time, self.limit).await;
+        if !connection.is_one_server() {
+            return connection.query(&time, self.limit).await;
         }
         let requests = introduction().chain([time]).collect();
         let replies = connection.send_all(requests, self.limit).await;
@@ -127,7 +127,7 @@ impl Membership {
         connection: &Connection,
         limit: std::time::Duration,
     ) -> Result<Option<Arc<str>>, RedisError> {
-        let info = match tokio::time::timeout(limit, connection.send(&redis::cmd("INFO"), limit)).await {
+        let info = match tokio::time::timeout(limit, connection.query(&redis::cmd("INFO"), limit)).await {
             Ok(info) => info,
             Err(_) => return Err(too_slow()),
         };

@@ -10,17 +10,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::cluster_routing::Slot;
-use redis::{Arg, Client, Cmd, ConnectionInfo, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use redis::{Arg, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::batcher::{Batcher, SentFlag, TimedReply};
 use super::connecting::Connecting;
 use super::failure::{is_broken, is_demoted, too_slow};
+use super::script::{Request, Slot};
 use super::seeds::{Seeds, ask_slots, at_address, with_settings_of};
-use super::transport::{config, connect, introduction};
+use super::transport::{connect, introduction, unlimited};
+use crate::clock::Moment;
 
 const SLOTS: u16 = 16_384;
 
@@ -62,6 +63,14 @@ struct SlotTable {
     learned: Option<Instant>,
 }
 
+/// When a request is given up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WaitsFor {
+    Deadline,
+    /// Once the server has not replied to any request for the limit of the connection.
+    Silence,
+}
+
 /// A master, or a server that was named as one.
 #[derive(Debug)]
 struct Master {
@@ -73,10 +82,8 @@ struct Master {
 
 #[derive(Clone, Debug)]
 struct Live {
-    connection: MultiplexedConnection,
+    batcher: Arc<Batcher>,
     number: u64,
-    /// How many replies it has delivered.
-    replies: Arc<AtomicU64>,
 }
 
 impl Masters {
@@ -101,16 +108,28 @@ impl Masters {
         Ok(masters)
     }
 
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     /// Sends a request once, to the master of its slot; without a key, to any master.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the request may still run.
+    /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
+    /// was.
     pub(super) async fn send(
         self: &Arc<Masters>,
-        request: &Cmd,
-        deadline: Instant,
-    ) -> Result<Value, RedisError> {
-        let Some(slot) = slot_of(request) else { return self.send_to_any(request, deadline).await };
+        mut request: Request,
+        sent_flag: &SentFlag,
+        (deadline, waits_for): (Instant, WaitsFor),
+    ) -> Result<TimedReply, RedisError> {
+        request.slot = slot_of(&request.cmd);
+        let Some(slot) = request.slot else {
+            sent_flag.set();
+            let sent = Moment::now();
+            let value = self.send_to_any(&request.cmd, deadline).await?;
+            return Ok(TimedReply { value, sent });
+        };
         let master = match self.of_slot(slot) {
             Some(master) => master,
             None if self.table(|table| table.learned.is_some_and(|at| at.elapsed() < PAUSE)) => {
@@ -121,7 +140,14 @@ impl Masters {
                 self.of_slot(slot).ok_or_else(unserved)?
             }
         };
-        self.send_to(&master, request, deadline).await
+        let send = async |batcher: Arc<Batcher>| {
+            let sending = batcher.send(request, sent_flag);
+            match waits_for {
+                WaitsFor::Silence => sending.await,
+                WaitsFor::Deadline => timeout_at(deadline, sending).await.unwrap_or_else(|_| Err(too_slow())),
+            }
+        };
+        self.run(&master, deadline, send).await
     }
 
     /// Sends a request to the server that has its keys already while their slot moves.
@@ -130,14 +156,16 @@ impl Masters {
         request: &Cmd,
         target: (&str, u16),
         deadline: Instant,
-    ) -> Result<Value, RedisError> {
+    ) -> Result<TimedReply, RedisError> {
         let master = self.named(request, target).ok_or_else(unserved)?;
-        let mut pipeline = Pipeline::with_capacity(2);
-        pipeline.cmd("ASKING").add_command(request.clone()).ignore_errors();
-        let send = async |mut connection| {
-            let replies = pipeline.query_async::<[Result<Value, RedisError>; 2]>(&mut connection).await?;
-            let [asking, reply] = replies;
-            asking.and(reply) // without the right to ASKING, the reply would only be MOVED
+        let both = vec![redis::cmd("ASKING"), request.clone()];
+        let send = async |batcher: Arc<Batcher>| {
+            let sent = Moment::now();
+            let mut replies = batcher.send_all(both, left_until(deadline)).await.into_iter();
+            let mut next = || replies.next().unwrap_or_else(|| Err(too_slow()));
+            let (asking, reply) = (next(), next());
+            // Without the right to ASKING, the reply would only be MOVED.
+            Ok(TimedReply { value: asking.and(reply)?, sent })
         };
         self.run(&master, deadline, send).await
     }
@@ -212,7 +240,8 @@ impl Masters {
         request: &Cmd,
         deadline: Instant,
     ) -> Result<Value, RedisError> {
-        self.run(master, deadline, async |mut connection| request.query_async(&mut connection).await).await
+        let query = async |batcher: Arc<Batcher>| batcher.query(request, left_until(deadline)).await;
+        self.run(master, deadline, query).await
     }
 
     /// Sends something to a master. Drops its connection if that is of no further use, and looks
@@ -221,7 +250,7 @@ impl Masters {
         self: &Arc<Masters>,
         master: &Arc<Master>,
         deadline: Instant,
-        send: impl AsyncFnOnce(MultiplexedConnection) -> Result<T, RedisError>,
+        send: impl AsyncFnOnce(Arc<Batcher>) -> Result<T, RedisError>,
     ) -> Result<T, RedisError> {
         let live = match master.live(self, deadline).await {
             Ok(live) => live,
@@ -230,28 +259,20 @@ impl Masters {
                 return Err(error);
             }
         };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left_until(deadline).is_zero() {
             return Err(too_slow());
         }
-        let mut connection = live.connection.clone();
-        connection.set_response_timeout(left);
-        let before = live.replies.load(Ordering::Relaxed);
-        let outcome = send(connection).await;
-        match &outcome {
-            Err(error) if is_broken(error) || is_demoted(error) => {
-                // A connection that delivers other replies meanwhile is busy, not silent.
-                if !error.is_timeout() || live.replies.load(Ordering::Relaxed) == before {
-                    master.drop_if(live.number);
-                }
-                self.learn_later(Some(&master.address));
+        let start = Instant::now();
+        let outcome = send(Arc::clone(&live.batcher)).await;
+        if let Err(error) = &outcome {
+            let is_spent = is_broken(error) || is_demoted(error);
+            // A connection that delivers other replies meanwhile is busy, not silent.
+            if is_spent && !(error.is_timeout() && live.batcher.has_replied_since(start)) {
+                master.drop_if(live.number);
             }
-            outcome => {
-                live.replies.fetch_add(1, Ordering::Relaxed);
-                // It may be cut off from the others, and know only what was true before.
-                if outcome.as_ref().is_err_and(|error| error.kind() == CLUSTER_DOWN) {
-                    self.learn_later(Some(&master.address));
-                }
+            // A master may be cut off from the others, and know only what was true before.
+            if is_spent || error.kind() == CLUSTER_DOWN {
+                self.learn_later(Some(&master.address));
             }
         }
         outcome
@@ -316,9 +337,7 @@ impl Masters {
         deadline: Instant,
     ) -> Result<Vec<Vec<Value>>, RedisError> {
         let live = master.live(self, deadline).await?;
-        let mut connection = live.connection.clone();
-        connection.set_response_timeout(deadline.saturating_duration_since(Instant::now()));
-        match ask_slots(&mut connection).await? {
+        match ask_slots(&mut live.batcher.connection(left_until(deadline))).await? {
             slots if slots.is_empty() => Err(not_in_a_cluster(&master.address)),
             slots => Ok(slots),
         }
@@ -382,18 +401,24 @@ impl Master {
             return Ok(live);
         }
         let (this, seen) = (Arc::clone(self), self.connecting.latest());
-        let (name, limit) = (masters.name.clone(), masters.limit);
+        let (name, limit, runtime) = (masters.name.clone(), masters.limit, masters.runtime.clone());
         let connecting = masters.runtime.spawn(async move {
-            let attempt = |number| this.connect(number, name, limit);
+            let attempt = |number| this.connect(number, name, limit, &runtime);
             this.connecting.connect(seen, || this.current(), attempt).await
         });
         let connected = timeout_at(deadline, connecting).await.map_err(|_| too_slow())?;
         connected.map_err(std::io::Error::other)?
     }
 
-    async fn connect(&self, number: u64, name: Option<String>, limit: Duration) -> Result<Live, RedisError> {
+    async fn connect(
+        &self,
+        number: u64,
+        name: Option<String>,
+        limit: Duration,
+        runtime: &Handle,
+    ) -> Result<Live, RedisError> {
         let opening = async {
-            let mut connection = connect(&Client::open(self.info.clone())?, &config(limit)).await?;
+            let mut connection = connect(&Client::open(self.info.clone())?, &unlimited(limit)).await?;
             let mut pipeline = redis::pipe();
             for command in introduction() {
                 pipeline.add_command(command);
@@ -407,7 +432,8 @@ impl Master {
             Ok(connection)
         };
         let connection = timeout(limit, opening).await.unwrap_or_else(|_| Err(too_slow()))?;
-        let live = Live { connection, number, replies: Arc::default() };
+        let batcher = Arc::new(Batcher::new(connection, limit, runtime));
+        let live = Live { batcher, number };
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
         Ok(live)
     }
@@ -462,6 +488,10 @@ fn slot_of(request: &Cmd) -> Option<Slot> {
         b"GET" | b"ZCOUNT" => word(1).map(Slot::for_key),
         _ => None,
     }
+}
+
+fn left_until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 fn unserved() -> RedisError {

@@ -9,7 +9,8 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{Batcher, SentFlag, TimedReply};
+use super::batcher::{SentFlag, TimedReply};
+use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::failure::{Failure, is_broken, too_slow, was_redirected, was_refused};
 use super::handshake::{Facts, Handshake, Membership};
@@ -126,7 +127,7 @@ impl Node {
     /// What the node's servers report about themselves.
     pub(super) async fn facts(&self) -> Result<Vec<Facts>, RedisError> {
         let connected = self.connected_to(false).await?;
-        Facts::ask(connected.batcher.connection(), &self.label, self.limit).await
+        Facts::ask(&connected.connection, &self.label, self.limit).await
     }
 
     /// Why the node may not be part of its quorum, as its last connection found.
@@ -140,7 +141,7 @@ impl Node {
         let connected = self.connected_to(false).await?;
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(message);
-        match connected.batcher.connection().send(&publish, self.limit).await {
+        match connected.connection.query(&publish, self.limit).await {
             Ok(count) => Ok(Some(redis::from_redis_value(count)?)),
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
             Err(error) => {
@@ -228,7 +229,7 @@ impl Node {
 
     /// Whether the connection delivers replies, so that a slow call is one that waits for its turn.
     fn is_answering(&self) -> bool {
-        self.connection.current(false).is_some_and(|connected| connected.batcher.is_answering())
+        self.connection.current(false).is_some_and(|connected| connected.connection.is_answering())
     }
 
     /// Whether the node has replied that it has no vote.
@@ -278,7 +279,7 @@ impl Node {
                 tries > 1
             };
             if is_last || !broken {
-                let failure = find_corrupt_companion(&connected.batcher, call, failure).await;
+                let failure = find_corrupt_companion(&connected.connection, call, failure).await;
                 return Err(first_failure.unwrap_or(failure));
             }
             first_failure = first_failure.or(sent_flag.is_set().then_some(failure));
@@ -295,12 +296,12 @@ impl Node {
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         let mut prepared = self.prepare(call, on);
-        let refused = match self.script_loader.run(&on.batcher, &prepared, sent_flag).await {
+        let refused = match self.script_loader.run(&on.connection, &prepared, sent_flag).await {
             Err(error) if call.may_be_read(&error) => error,
             answer => return answer,
         };
         prepared.is_read_only = true;
-        match self.script_loader.run(&on.batcher, &prepared, sent_flag).await {
+        match self.script_loader.run(&on.connection, &prepared, sent_flag).await {
             // Report the first refusal, since the documentation names the right for that form.
             Err(error) if !is_broken(&error) => Err(refused),
             answer => answer,
@@ -316,7 +317,7 @@ impl Node {
         };
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas).arg(u64::try_from(replica_timeout.as_millis()).unwrap_or(u64::MAX).max(1));
-        match on.batcher.connection().send(&wait, replica_timeout + self.limit.max(TICK)).await {
+        match on.connection.query(&wait, replica_timeout + self.limit.max(TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
@@ -340,7 +341,7 @@ impl Node {
         let generation = connected.generation;
         let prepared: Vec<_> = calls.iter().map(|call| self.prepare(call, &connected)).collect();
         let sent = Moment::now();
-        let answers = self.script_loader.run_all(&connected.batcher, &prepared, limit).await;
+        let answers = self.script_loader.run_all(&connected.connection, &prepared, limit).await;
         let reply = |(call, answer): (&&Call<'_>, Result<Value, RedisError>)| {
             if let Err(error) = &answer {
                 self.connection.drop_if_spent(generation, error);
@@ -386,7 +387,6 @@ impl Node {
             },
             run: connected.run.as_deref().unwrap_or_default(),
             is_read_only: false,
-            has_own_minimum: !self.is_one_server(),
         }
     }
 
@@ -539,7 +539,11 @@ impl Drop for PendingRequest<'_> {
 const LARGEST: i64 = 1 << 53;
 
 /// The failure of a call, with the companion key that caused it, if one did.
-pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, failure: Failure) -> Failure {
+pub(super) async fn find_corrupt_companion(
+    connection: &Connection,
+    call: &Call<'_>,
+    failure: Failure,
+) -> Failure {
     let Some([fence, waiters]) =
         call.companions().filter(|_| failure.error_reply().is_some_and(may_be_corrupt))
     else {
@@ -548,7 +552,7 @@ pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, f
     let mut get = redis::cmd("GET");
     get.arg(fence);
     let sent_flag = SentFlag::default();
-    let problem = match batcher.send(get.into(), &sent_flag).await {
+    let problem = match connection.send(get.into(), &sent_flag).await {
         Ok(TimedReply { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
         Err(error) if is_wrong_type(&error) => Some("is not a string"),
         _ => None,
@@ -558,7 +562,7 @@ pub(super) async fn find_corrupt_companion(batcher: &Batcher, call: &Call<'_>, f
     }
     let mut count = redis::cmd("ZCOUNT");
     count.arg(waiters).arg(0).arg(0);
-    match batcher.send(count.into(), &sent_flag).await {
+    match connection.send(count.into(), &sent_flag).await {
         Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
         _ => failure,
     }

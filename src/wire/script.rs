@@ -20,6 +20,12 @@ use super::failure::{Failure, was_refused};
 use crate::clock::Moment;
 use crate::shorten::shortened;
 
+/// The slot of a cluster that a request is for.
+#[cfg(feature = "cluster")]
+pub(super) type Slot = redis::cluster_routing::Slot;
+#[cfg(not(feature = "cluster"))]
+pub(super) type Slot = std::convert::Infallible;
+
 /// One file of `lua/`, the bytes that Redis receives.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -213,7 +219,6 @@ pub(super) struct PreparedCall<'a> {
     pub(super) run: &'a str,
     /// Sent in its read-only form: the server refuses it if it writes.
     pub(super) is_read_only: bool,
-    pub(super) has_own_minimum: bool,
 }
 
 impl PreparedCall<'_> {
@@ -221,14 +226,11 @@ impl PreparedCall<'_> {
         self.cmd(if self.is_read_only { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
     }
 
-    /// The same, for a connection that may combine it with others of the same minimum token.
+    /// The same, for a connection that may combine it with others.
     pub(super) fn request(&self) -> Request {
-        let is_minimum = |place: &usize| matches!(self.call.args.get(*place), Some(Arg::MinimumToken));
-        let differs = |many: &ManyScript| self.has_own_minimum && many.shared.iter().any(is_minimum);
-        Request {
-            cmd: self.by_sha1(),
-            many: self.call.many.filter(|many| !self.is_read_only && !differs(many)),
-        }
+        let many = self.call.many.filter(|_| !self.is_read_only);
+        let minimum = self.call.args.iter().position(|arg| matches!(arg, Arg::MinimumToken));
+        Request { many, minimum, ..Request::from(self.by_sha1()) }
     }
 
     /// The same call by its source, for a server that does not know the script. Not `SCRIPT LOAD`:
@@ -290,19 +292,31 @@ pub(crate) struct ManyScript {
 }
 
 /// A command, and how it may be combined with others.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) cmd: Cmd,
     pub(super) many: Option<&'static ManyScript>,
+    /// The place of the minimum token among the arguments. The largest one is right for others as
+    /// well: their tokens must be larger than their own.
+    minimum: Option<usize>,
+    /// It is sent ahead of those that wait.
+    pub(super) is_urgent: bool,
+    /// In a cluster: all keys of a call must be of one slot.
+    pub(super) slot: Option<Slot>,
 }
 
 impl From<Cmd> for Request {
     fn from(cmd: Cmd) -> Request {
-        Request { cmd, many: None }
+        Request { cmd, many: None, minimum: None, is_urgent: false, slot: None }
     }
 }
 
 impl Request {
+    /// A request that others wait for.
+    pub(super) fn urgent(cmd: Cmd) -> Request {
+        Request { is_urgent: true, ..Request::from(cmd) }
+    }
+
     /// The first key of a request for one lock.
     pub(super) fn lock(&self) -> &[u8] {
         self.cmd.args_iter().nth(3).map(word).unwrap_or_default()
@@ -316,8 +330,8 @@ fn word(argument: redis::Arg<&[u8]>) -> &[u8] {
 /// The words of requests of a batch: `EVALSHA sha1 numkeys key… argument…`.
 struct BatchWords<'a> {
     all: Vec<&'a [u8]>,
-    /// Where those of each request are, and its number of keys.
-    requests: Vec<(Range<usize>, usize)>,
+    /// Where those of each request are, its number of keys, and the place of its minimum token.
+    requests: Vec<(Range<usize>, usize, Option<usize>)>,
 }
 
 impl<'a> BatchWords<'a> {
@@ -330,7 +344,7 @@ impl<'a> BatchWords<'a> {
                 all.extend(request.cmd.args_iter().map(word));
             }
             let keys = all.get(start + 2).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
-            places.push((start..all.len(), keys.unwrap_or(0)));
+            places.push((start..all.len(), keys.unwrap_or(0), request.minimum));
         }
         BatchWords { all, requests: places }
     }
@@ -343,6 +357,22 @@ impl<'a> BatchWords<'a> {
     fn argument(&self, request: usize, place: usize) -> &'a [u8] {
         self.word(request, 3 + self.requests[request].1 + place)
     }
+
+    fn is_minimum(&self, request: usize, place: usize) -> bool {
+        self.requests[request].2 == Some(place)
+    }
+
+    /// An argument of a call for all of these requests.
+    fn shared_argument(&self, requests: &[usize], place: usize) -> &'a [u8] {
+        let arguments = requests.iter().map(|request| self.argument(*request, place));
+        match requests.first() {
+            Some(first) if self.is_minimum(*first, place) => {
+                arguments.max_by_key(|digits| (digits.len(), *digits)).unwrap_or_default()
+            }
+            Some(first) => self.argument(*first, place),
+            None => &[],
+        }
+    }
 }
 
 /// One call for some of the requests of a batch.
@@ -353,7 +383,8 @@ pub(super) struct CombinedCall {
     pub(super) many: Option<&'static ManyScript>,
 }
 
-/// Combines the requests of a batch that have the same script and the same shared arguments.
+/// Combines the requests of a batch that have the same script and the same shared arguments, but
+/// for the minimum token.
 /// Returns the calls with their commands.
 pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
     let words = BatchWords::of(requests);
@@ -362,10 +393,11 @@ pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
         let same = |call: &&mut CombinedCall| {
             let (Some(many), first) = (request.many, call.members[0]) else { return false };
             call.many.is_some_and(|other| std::ptr::eq(other, many))
-                && many
-                    .shared
-                    .iter()
-                    .all(|shared| words.argument(place, *shared) == words.argument(first, *shared))
+                && request.slot == requests[first].slot
+                && many.shared.iter().all(|shared| {
+                    words.is_minimum(place, *shared) && words.is_minimum(first, *shared)
+                        || words.argument(place, *shared) == words.argument(first, *shared)
+                })
         };
         match calls.iter_mut().find(same) {
             Some(call) => call.members.push(place),
@@ -403,7 +435,7 @@ impl ManyScript {
             }
         }
         for place in self.shared {
-            cmd.arg(members.first().map_or(&[][..], |member| words.argument(*member, *place)));
+            cmd.arg(words.shared_argument(members, *place));
         }
         for member in members {
             for place in self.own {

@@ -15,12 +15,13 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::batcher::{SentFlag, TimedReply};
 use super::connecting::Connecting;
-use super::connection::{Batcher, SentFlag, TimedReply};
+use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::failure::{is_demoted, lacks_replicas, too_slow};
 use super::handshake::Handshake;
-use super::script::{PreparedCall, is_unknown_script};
+use super::script::{PreparedCall, Request, is_unknown_script};
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 use crate::clock::Moment;
@@ -57,7 +58,7 @@ pub(super) struct SharedConnection {
 /// A connection and its generation.
 #[derive(Debug)]
 pub(super) struct LiveConnection {
-    pub(super) batcher: Batcher,
+    pub(super) connection: Connection,
     pub(super) generation: u64,
     /// The run id of its server, where that was queried.
     pub(super) run: Option<Arc<str>>,
@@ -173,10 +174,7 @@ impl SharedConnection {
         };
         let (connection, second, run) =
             timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow()))?;
-        let made = |connection| {
-            let batcher = Batcher::new(connection, self.limit, &self.runtime);
-            Arc::new(LiveConnection { batcher, generation, run: run.clone() })
-        };
+        let made = |connection| Arc::new(LiveConnection { connection, generation, run: run.clone() });
         let _tasks = self.look_after(generation);
         let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };
         let live = pair.second.as_ref().filter(|_| is_confirming).unwrap_or(&pair.shared).clone();
@@ -227,8 +225,7 @@ impl SharedConnection {
                     && connection.is_whole(this.limit).await
                 {
                     let generation = this.connecting.next();
-                    let batcher = Batcher::new(connection, this.limit, &this.runtime);
-                    let shared = Arc::new(LiveConnection { batcher, generation, run: None });
+                    let shared = Arc::new(LiveConnection { connection, generation, run: None });
                     let _tasks = this.look_after(generation);
                     *this.current.write().unwrap_or_else(PoisonError::into_inner) =
                         Some(ConnectionPair { shared, second: None, _tasks });
@@ -258,7 +255,7 @@ async fn name_again(name: Arc<str>, limit: Duration, current: Weak<Current>) {
     loop {
         sleep(RENAME_INTERVAL).await;
         let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
-        let _again_next_time = connected.batcher.connection().set_name(&name, limit).await;
+        let _again_next_time = connected.connection.set_name(&name, limit).await;
     }
 }
 
@@ -310,14 +307,14 @@ const MAX_WAIT: Duration = Duration::from_millis(250);
 impl ScriptLoader {
     pub(super) async fn run(
         &self,
-        batcher: &Batcher,
+        connection: &Connection,
         call: &PreparedCall<'_>,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         let mut turn = None;
         for _ in 0..MAX_WAITS {
             let seen = self.sources_sent.load(Ordering::SeqCst);
-            match batcher.send(call.request(), sent_flag).await {
+            match connection.send(call.request(), sent_flag).await {
                 Err(error) if is_unknown_script(&error) => {}
                 answer => return answer,
             }
@@ -338,7 +335,7 @@ impl ScriptLoader {
                 break;
             }
         }
-        let answer = self.send_source(batcher, call, sent_flag).await;
+        let answer = self.send_source(connection, call, sent_flag).await;
         drop(turn);
         answer
     }
@@ -346,11 +343,11 @@ impl ScriptLoader {
     /// Sent ahead of the queue: the queued requests need it as well.
     async fn send_source(
         &self,
-        batcher: &Batcher,
+        connection: &Connection,
         call: &PreparedCall<'_>,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
-        let answer = batcher.send_at_once(call.by_source(), sent_flag).await;
+        let answer = connection.send(Request::urgent(call.by_source()), sent_flag).await;
         self.sources_sent.fetch_add(1, Ordering::SeqCst);
         answer
     }
@@ -360,11 +357,11 @@ impl ScriptLoader {
     /// fail then are sent by source.
     pub(super) async fn run_all(
         &self,
-        batcher: &Batcher,
+        connection: &Connection,
         calls: &[PreparedCall<'_>],
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        let mut answers = batcher.send_combined(calls, limit).await;
+        let mut answers = connection.send_combined(calls, limit).await;
         for has_source in [false, true] {
             let unknown: Vec<usize> = (0..answers.len())
                 .filter(|&index| answers[index].as_ref().is_err_and(is_unknown_script))
@@ -382,7 +379,7 @@ impl ScriptLoader {
                 }
             });
             let again = again.collect();
-            for (index, answer) in unknown.into_iter().zip(batcher.send_all(again, limit).await) {
+            for (index, answer) in unknown.into_iter().zip(connection.send_all(again, limit).await) {
                 answers[index] = answer;
             }
             self.sources_sent.fetch_add(1, Ordering::SeqCst);

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
+
+use super::failure::is_broken;
 
 /// A private CA and a client certificate.
 #[cfg(feature = "tls")]
@@ -17,6 +19,11 @@ pub(crate) enum Certificates {}
 
 pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
+}
+
+/// No limit for replies: each request has its own.
+pub(super) fn unlimited(limit: Duration) -> AsyncConnectionConfig {
+    config(limit).set_response_timeout(None)
 }
 
 /// The socket settings that a lock needs and the library leaves off.
@@ -44,6 +51,20 @@ pub(super) fn introduction() -> impl Iterator<Item = Cmd> {
         cmd.arg("SETINFO").arg(what).arg(text);
         cmd
     })
+}
+
+/// Sets the name of a connection in `CLIENT LIST`. A server that refuses `CLIENT` for lack of
+/// rights is used without a name.
+pub(super) async fn set_name(
+    name: &str,
+    send: impl AsyncFnOnce(Cmd) -> Result<Value, RedisError>,
+) -> Result<(), RedisError> {
+    let mut naming = redis::cmd("CLIENT");
+    naming.arg("SETNAME").arg(name);
+    match send(naming).await {
+        Err(error) if is_broken(&error) => Err(error),
+        _named_or_refused => Ok(()),
+    }
 }
 
 /// The same server, with these certificates. Fails unless the connection uses TLS.

@@ -18,12 +18,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::connection::Connection;
 use super::endpoint::WakeupEndpoint;
 use super::failure::too_slow;
 use super::late_notifications::LateNotifications;
 use super::quorum::Nodes;
-use super::transport::{config, connect};
+use super::transport::{config, connect, set_name};
 use crate::deployment::{Deployment, NodeSet};
 use crate::labels::attempt_id;
 
@@ -294,7 +293,7 @@ impl Subscriber {
         let config = config(self.limit).set_push_sender(on_push);
         let mut connection = connect(&client, &config).await?;
         if let Some(name) = &self.name {
-            Connection::Server(connection.clone()).set_name(name, self.limit).await?;
+            set_name(name, async |naming| naming.query_async(&mut connection).await).await?;
         }
         self.endpoint.connected(&found, &mut connection).await;
         connection.subscribe(&*self.channel).await?;

@@ -4,6 +4,8 @@
 
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 mod cluster;
+#[cfg(all(feature = "cluster", feature = "sentinel"))]
+mod combined_requests;
 mod conventions;
 mod dead_waiters;
 mod docs;

@@ -1,0 +1,523 @@
+//! [`Batcher`]: requests of many callers, sent together over one connection to one server.
+//!
+//! While few requests are in flight, each one is sent at once, alone. Others queue in the order of
+//! their arrival. While a batch is in flight, the next one gathers; it leaves beside it as soon as
+//! it is worth a call, so that the server works while the client does.
+//!
+//! In a batch, requests for many locks become one script call (`script.rs`), and its calls travel
+//! in one pipeline.
+//!
+//! A queued request is a future of its caller: a caller that gives up leaves the queue.
+//!
+//! Time spent in the queue is not silence of the server: a server counts as silent once a request
+//! was written and the connection has delivered no reply for a node timeout. Then all queued
+//! requests fail together.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, SemaphorePermit, SetOnce, oneshot};
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::contended_locks::ContendedLocks;
+use super::failure::{closed, is_broken, too_slow};
+use super::script::{CombinedCall, PreparedCall, Request, combine, is_unknown_script};
+use crate::clock::Moment;
+use crate::measure;
+
+/// For a request whose caller sets a timer: a second timer would only cost time.
+pub(super) const UNLIMITED: Duration = Duration::MAX;
+
+/// With fewer requests than this in flight, waiting for a batch costs more than it saves: for
+/// requests that may become one call with others, and for those that only share a pipeline.
+const MAX_UNCOMBINED: usize = 8;
+const MAX_UNBATCHED: usize = 64;
+/// From this many requests on, a further batch is sent beside others.
+const WORTH_A_BATCH: usize = 16;
+const MAX_BATCH_SIZE: usize = 128;
+const MAX_BATCHES: usize = 7;
+/// More callers wait for a place in the queue. Each request takes about 1 KB.
+const MAX_QUEUED: usize = 1024;
+
+/// How often a busy runtime's other tasks run before an expired timer is believed: one of those
+/// tasks reads from the connection.
+const YIELDS: u32 = 3;
+
+/// One connection, shared by many callers. It sets no limit for replies.
+pub(super) struct Batcher {
+    limit: Duration,
+    /// Each caller that waits has a clone.
+    callers: Arc<()>,
+    contended: ContendedLocks,
+    /// Where batches are sent from, until the connection is no longer used.
+    runtime: Handle,
+    shared: Arc<BatchQueue>,
+}
+
+impl fmt::Debug for Batcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Batcher")
+    }
+}
+
+/// A connection, and the requests that wait for it.
+struct BatchQueue {
+    connection: MultiplexedConnection,
+    last_reply: LastReply,
+    /// The free places of the queue.
+    places: Semaphore,
+    gathered: Mutex<Gathered>,
+}
+
+/// The queued requests. While there are any, a batch is in flight: its task takes them.
+#[derive(Debug, Default)]
+struct Gathered {
+    requests: VecDeque<QueuedRequest>,
+    batches: usize,
+    /// The number of requests in those batches.
+    in_flight: usize,
+    /// A task is about to take the next batch, with all that is queued until it runs.
+    is_leaving: bool,
+    /// Nothing is sent any more: the connection has failed, or its runtime has shut down.
+    is_closed: bool,
+}
+
+impl Gathered {
+    /// Whether a batch may leave beside those in flight: it is worth a call, or has as many
+    /// requests as they have. If eleven waited for one, they would lose a round trip each time.
+    fn is_due(&self) -> bool {
+        let gathered = self.requests.len();
+        gathered > 0 && gathered >= WORTH_A_BATCH.min(self.in_flight)
+    }
+}
+
+#[derive(Debug)]
+struct QueuedRequest {
+    request: Request,
+    /// Written, or about to be; or withdrawn by its caller, so never written.
+    has_left: Arc<AtomicBool>,
+    outcome: oneshot::Sender<Outcome>,
+}
+
+/// What became of a queued request.
+#[derive(Debug)]
+enum Outcome {
+    Answered(Result<TimedReply, RedisError>),
+    /// A call for many locks has changed nothing: the request is to be sent alone.
+    SendAlone(Request),
+}
+
+/// A reply, and a time before its request was written.
+#[derive(Debug)]
+pub(super) struct TimedReply {
+    pub(super) value: Value,
+    pub(super) sent: Moment,
+}
+
+/// Whether a request of a call was written to a connection, and may have an effect.
+#[derive(Debug, Default)]
+pub(super) struct SentFlag(AtomicBool);
+
+impl SentFlag {
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Batcher {
+    /// The tasks that send pipelines run on `runtime` until the connection is no longer used.
+    pub(super) fn new(connection: MultiplexedConnection, limit: Duration, runtime: &Handle) -> Batcher {
+        let shared = Arc::new(BatchQueue {
+            connection,
+            last_reply: LastReply::new(),
+            places: Semaphore::new(MAX_QUEUED),
+            gathered: Mutex::default(),
+        });
+        let (callers, contended) = (Arc::default(), ContendedLocks::new());
+        Batcher { limit, callers, contended, runtime: runtime.clone(), shared }
+    }
+
+    /// The connection itself. With a limit, each of its replies must arrive by then.
+    pub(super) fn connection(&self, limit: Duration) -> MultiplexedConnection {
+        let mut connection = self.shared.connection.clone();
+        if limit < UNLIMITED {
+            connection.set_response_timeout(limit);
+        }
+        connection
+    }
+
+    /// Whether the server has replied to some request within the limit, so that a caller's wait is
+    /// time in the queue, not silence of the server.
+    pub(super) fn is_answering(&self) -> bool {
+        self.shared.last_reply.is_within(self.limit)
+    }
+
+    /// Whether it has delivered a reply since then.
+    #[cfg(feature = "cluster")]
+    pub(super) fn has_replied_since(&self, start: Instant) -> bool {
+        self.shared.last_reply.at() > start
+    }
+
+    /// Sends a request when its turn comes, and waits for the reply for as long as the server
+    /// replies to any request.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
+    /// was.
+    pub(super) async fn send(
+        &self,
+        mut request: Request,
+        sent_flag: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        let _caller = Arc::clone(&self.callers);
+        let others = Arc::strong_count(&self.callers) - 2;
+        if request.many.is_some() && others >= MAX_UNCOMBINED && self.contended.contain(&request) {
+            request.many = None;
+        }
+        let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
+        // It does not overtake a queued request, which may be a release of the same lock.
+        let may_go_first = others < max_at_once && self.shared.gathered().requests.is_empty();
+        if may_go_first || request.is_urgent {
+            return self.send_at_once(request.cmd, sent_flag).await;
+        }
+        if self.shared.places.is_closed() {
+            return Err(closed()); // nothing is sent here any more: another connection may work
+        }
+        // Until the request leaves the queue. An error: the queue was closed meanwhile.
+        self.shared.places.acquire().await.into_iter().for_each(SemaphorePermit::forget);
+        let (outcome, delivered) = oneshot::channel();
+        let has_left = Arc::new(AtomicBool::new(false));
+        let mut ticket = QueueTicket { delivered, has_left: Arc::clone(&has_left), sent_flag };
+        self.queue(QueuedRequest { request, has_left, outcome });
+        match (&mut ticket.delivered).await.ok() {
+            Some(Outcome::Answered(answer)) => answer,
+            Some(Outcome::SendAlone(request)) => {
+                self.contended.note(&request);
+                self.send_at_once(request.cmd, sent_flag).await
+            }
+            // Requests before this one found the server silent or the connection broken.
+            None if self.shared.last_reply.has_failed() => Err(self.shared.last_reply.failure()),
+            // The batcher's runtime has shut down.
+            None => Err(closed()),
+        }
+    }
+
+    /// Queues a request, and sends the next batch if one may leave.
+    fn queue(&self, request: QueuedRequest) {
+        let mut gathered = self.shared.gathered();
+        if gathered.is_closed {
+            return; // dropped: its caller finds out why
+        }
+        gathered.requests.push_back(request);
+        // One task at a time takes a batch: of two that were started, the later one may run first,
+        // and its requests would overtake earlier ones for the same locks.
+        if !gathered.is_leaving && gathered.batches < MAX_BATCHES && gathered.is_due() {
+            gathered.is_leaving = true;
+            gathered.batches += 1;
+            drop(gathered);
+            let turn = BatchTurn { queue: Arc::clone(&self.shared), size: 0, has_passed: false };
+            self.runtime.spawn(run_batches(turn, self.limit));
+        }
+    }
+
+    /// Sends a request ahead of the queued ones.
+    async fn send_at_once(&self, request: Cmd, sent_flag: &SentFlag) -> Result<TimedReply, RedisError> {
+        sent_flag.set();
+        let sent = Moment::now();
+        let sending = self.query(&request, UNLIMITED);
+        let silence = self.shared.last_reply.unless_silent(self.limit, sending).await;
+        silence.unwrap_or_else(|| Err(too_slow())).map(|value| TimedReply { value, sent })
+    }
+
+    /// Sends a command beside the queued requests, and waits for its reply for at most `limit`.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the command may still run.
+    pub(super) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
+        measure::sent(1);
+        command.query_async(&mut self.connection(limit)).await
+    }
+
+    /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
+    pub(super) async fn send_all(
+        &self,
+        commands: Vec<Cmd>,
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        pipeline(self.connection(limit.min(self.limit)), commands).await
+    }
+
+    /// Sends calls together, by SHA1, combined where they may be. Those that a call for many locks
+    /// leaves follow alone.
+    pub(super) async fn send_combined(
+        &self,
+        prepared: &[PreparedCall<'_>],
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        let mut requests: Vec<_> = prepared.iter().map(PreparedCall::request).collect();
+        let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
+        let connection = self.connection(limit.min(self.limit));
+        let replies = send_calls(&connection, &calls, commands, &requests).await;
+        let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
+        let mut left = Vec::new();
+        for (call, reply) in calls.iter().zip(replies) {
+            for (place, reply) in call.members.iter().zip(call.replies(reply)) {
+                match reply {
+                    Some(reply) => answers[*place] = reply,
+                    None => left.push(*place),
+                }
+            }
+        }
+        let alone = left.iter().map(|place| prepared[*place].by_sha1()).collect();
+        for (place, reply) in left.into_iter().zip(self.send_all(alone, limit).await) {
+            answers[place] = reply;
+        }
+        answers
+    }
+}
+
+/// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
+struct QueueTicket<'a> {
+    delivered: oneshot::Receiver<Outcome>,
+    has_left: Arc<AtomicBool>,
+    sent_flag: &'a SentFlag,
+}
+
+impl Drop for QueueTicket<'_> {
+    fn drop(&mut self) {
+        if !leaves_queue(&self.has_left) {
+            self.sent_flag.set();
+        }
+    }
+}
+
+/// Takes a request from the queue: to write it, or to withdraw it. False if it had left before.
+fn leaves_queue(has_left: &AtomicBool) -> bool {
+    !has_left.swap(true, Ordering::SeqCst)
+}
+
+/// When a connection last delivered a reply. Requests on one connection are answered in order, so
+/// each reply says that the server works on the requests before the others.
+#[derive(Debug)]
+struct LastReply {
+    start: Instant,
+    /// In nanoseconds since `start`; 0 before the first reply.
+    after: AtomicU64,
+    /// Why no further request is written to the connection.
+    failure: SetOnce<RedisError>,
+}
+
+impl LastReply {
+    fn new() -> LastReply {
+        LastReply { start: Instant::now(), after: AtomicU64::new(0), failure: SetOnce::new() }
+    }
+
+    fn note(&self) {
+        let after = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.after.fetch_max(after, Ordering::Relaxed);
+    }
+
+    fn at(&self) -> Instant {
+        self.start + Duration::from_nanos(self.after.load(Ordering::Relaxed))
+    }
+
+    fn is_within(&self, limit: Duration) -> bool {
+        self.after.load(Ordering::Relaxed) > 0 && self.at().elapsed() < limit && !self.has_failed()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    fn failure(&self) -> RedisError {
+        self.failure.get().cloned().unwrap_or_else(too_slow)
+    }
+
+    /// Writes a request and waits for its reply. `None`: no request was answered for `limit`, so
+    /// the server is silent.
+    async fn unless_silent<T>(&self, limit: Duration, request: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(request);
+        let mut since = Instant::now();
+        loop {
+            if let Ok(answer) = timeout_at(since + limit, request.as_mut()).await {
+                self.note();
+                return Some(answer);
+            }
+            // With very many tasks, the task that reads from the connection may itself be late.
+            for _ in 0..YIELDS {
+                yield_now().await;
+            }
+            if self.at() <= since {
+                let answer = timeout(Duration::ZERO, request.as_mut()).await.ok();
+                if answer.is_some() {
+                    self.note();
+                }
+                return answer;
+            }
+            since = self.at();
+        }
+    }
+}
+
+impl BatchQueue {
+    /// Poisoning does not matter: nothing under this lock panics.
+    fn gathered(&self) -> MutexGuard<'_, Gathered> {
+        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to have one batch in flight. Dropped before it has passed, it closes the queue: the
+/// connection has failed, or the runtime has shut down. The callers of the queued requests, which
+/// were not written, find out why.
+struct BatchTurn {
+    queue: Arc<BatchQueue>,
+    size: usize,
+    has_passed: bool,
+}
+
+impl BatchTurn {
+    /// The next batch, at first or after one was answered. `None`: the turn has passed.
+    fn next(&mut self) -> Option<Vec<QueuedRequest>> {
+        let mut gathered = self.queue.gathered();
+        gathered.in_flight -= self.size;
+        gathered.is_leaving &= self.size > 0; // at first, this is the task that takes a batch
+        self.has_passed = gathered.is_leaving || !gathered.is_due();
+        if self.has_passed {
+            gathered.batches -= 1;
+            return None;
+        }
+        self.size = gathered.requests.len().min(MAX_BATCH_SIZE);
+        gathered.in_flight += self.size;
+        Some(gathered.requests.drain(..self.size).collect())
+    }
+}
+
+impl Drop for BatchTurn {
+    fn drop(&mut self) {
+        if !self.has_passed {
+            let mut gathered = self.queue.gathered();
+            gathered.is_closed = true;
+            let unwritten = std::mem::take(&mut gathered.requests);
+            drop(gathered);
+            drop(unwritten);
+            self.queue.places.close();
+        }
+    }
+}
+
+/// Sends batches while some may leave.
+async fn run_batches(mut turn: BatchTurn, limit: Duration) {
+    while let Some(requests) = turn.next() {
+        let BatchQueue { connection, last_reply, places, .. } = &*turn.queue;
+        places.add_permits(requests.len());
+        if let Some(error) = send_batch(connection, limit, last_reply, requests).await {
+            let _of_an_earlier_batch = last_reply.failure.set(error);
+            return;
+        }
+    }
+}
+
+/// Sends requests together. Returns the connection's error, if it failed.
+async fn send_batch(
+    connection: &MultiplexedConnection,
+    limit: Duration,
+    last_reply: &LastReply,
+    mut waiting: Vec<QueuedRequest>,
+) -> Option<RedisError> {
+    // A caller that gave up needs no request: its effect would have to be undone.
+    waiting.retain(|waiting| leaves_queue(&waiting.has_left));
+    if waiting.is_empty() {
+        return None;
+    }
+    let (mut requests, callers): (Vec<_>, Vec<_>) =
+        waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
+    let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
+    let (sent, count) = (Moment::now(), calls.len());
+    let sending = send_calls(connection, &calls, commands, &requests);
+    let replies = match last_reply.unless_silent(limit, sending).await {
+        Some(replies) => replies,
+        None => vec![Err(too_slow()); count],
+    };
+    let failure =
+        replies.iter().find_map(|reply| reply.as_ref().err()).filter(|error| is_broken(error)).cloned();
+    let mut callers: Vec<_> = requests.into_iter().zip(callers).map(Some).collect();
+    for (call, reply) in calls.iter().zip(replies) {
+        for (place, reply) in call.members.iter().zip(call.replies(reply)) {
+            let Some((request, caller)) = callers[*place].take() else { continue };
+            let outcome = match reply {
+                Some(reply) => Outcome::Answered(reply.map(|value| TimedReply { value, sent })),
+                None => Outcome::SendAlone(request),
+            };
+            // If the caller disconnected, its attempt is undone elsewhere.
+            let _disconnected = caller.send(outcome);
+        }
+    }
+    failure
+}
+
+/// Sends calls together. A server that does not know a script for many locks gets its source.
+async fn send_calls(
+    connection: &MultiplexedConnection,
+    calls: &[CombinedCall],
+    commands: Vec<Cmd>,
+    requests: &[Request],
+) -> Vec<Result<Value, RedisError>> {
+    let mut replies = pipeline(connection.clone(), commands).await;
+    let is_unknown = |reply: &Result<Value, RedisError>| reply.as_ref().is_err_and(is_unknown_script);
+    let unknown = (0..calls.len()).filter(|place| is_unknown(&replies[*place]));
+    let again = unknown.filter_map(|place| Some((place, calls[place].by_source(requests)?)));
+    let (places, commands): (Vec<usize>, Vec<Cmd>) = again.unzip();
+    for (place, reply) in places.into_iter().zip(pipeline(connection.clone(), commands).await) {
+        replies[place] = reply;
+    }
+    replies
+}
+
+async fn pipeline(
+    mut connection: MultiplexedConnection,
+    requests: Vec<Cmd>,
+) -> Vec<Result<Value, RedisError>> {
+    let mut pipeline = Pipeline::with_capacity(requests.len());
+    for request in requests {
+        pipeline.add_command(request);
+    }
+    if pipeline.is_empty() {
+        return Vec::new();
+    }
+    let count = pipeline.len();
+    measure::sent(count);
+    match pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(&mut connection).await {
+        Ok(answers) if answers.len() == count => answers,
+        Ok(answers) => {
+            let detail = format!("{} for {count} requests", answers.len());
+            let error =
+                RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
+            vec![Err(error); count]
+        }
+        Err(error) => vec![Err(error); count],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_requests_in_flight_is_the_documented_one() {
+        let most = MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_SIZE;
+        assert!(include_str!("../options.rs").contains(&format!("while {most} others are in flight")));
+        assert!(include_str!("../locks.rs").contains(&format!("While {most} requests are in flight")));
+    }
+}
