@@ -37,6 +37,11 @@ pub enum Check {
     Persistence,
     /// A failover to a replica loses no lock.
     Replicas,
+    /// The server's clock shows the same time as this machine's, to within a second: tokens may
+    /// continue from it.
+    Clock,
+    /// In a [guarded](crate::RestartGuard) quorum: the node votes.
+    Vote,
 }
 
 /// The result of a check of [`Locks::doctor`](crate::Locks::doctor).
@@ -70,6 +75,8 @@ impl Check {
             Check::Eviction => "eviction",
             Check::Persistence => "persistence",
             Check::Replicas => "replicas",
+            Check::Clock => "clock",
+            Check::Vote => "vote",
         }
     }
 }
@@ -157,7 +164,7 @@ pub(crate) fn replicas(
     has_confirmation: bool,
 ) -> Verdict {
     let loses = "a failover may lose held locks: replication is asynchronous";
-    let remedy = "set Options::replicas and min-replicas-to-write, and compare fencing tokens";
+    let remedy = "set min-replicas-to-write and, in programs, Options::replicas; and compare fencing tokens";
     match (role, count) {
         (Some("slave"), _) => Verdict::danger("it is a replica, which grants nothing", "name its master"),
         (Some(_), Some("0")) => Verdict::Fine,
@@ -171,4 +178,46 @@ pub(crate) fn replicas(
     }
 }
 
+/// `ahead`: by how many milliseconds the server's clock is ahead of this machine's.
+pub(crate) fn clock(ahead: Option<i64>) -> Verdict {
+    let Some(ahead) = ahead else { return Verdict::unknown("the user may not run TIME") };
+    let seconds = ahead.unsigned_abs() as f64 / 1_000.0;
+    let side = if ahead > 0 { "ahead of" } else { "behind" };
+    match ahead {
+        -1_000..=1_000 => Verdict::Fine,
+        _ => Verdict::danger(
+            format!(
+                "its clock is {seconds:.1} s {side} this machine's: if a fencing counter is lost, or another \
+                 server takes over, tokens may go back"
+            ),
+            "synchronize the clocks of all servers, with NTP for instance",
+        ),
+    }
+}
+
+pub(crate) fn unusable(why: &str) -> Verdict {
+    Verdict::danger(
+        format!("it cannot be used: {why}"),
+        "start it, and check its address and the user's password",
+    )
+}
+
 const NO_INFO: &str = "the user may not run INFO, or its reply lacks this field";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_more_than_a_second_off_is_a_danger() {
+        for ahead in [-1_000, 0, 1_000] {
+            assert_eq!(clock(Some(ahead)), Verdict::Fine, "{ahead}");
+        }
+        for (ahead, text) in [(-1_001, "1.0 s behind"), (90_500, "90.5 s ahead of")] {
+            let verdict = clock(Some(ahead));
+            let Verdict::Danger { what, .. } = &verdict else { panic!("{verdict:?}") };
+            assert!(what.contains(text), "{what}");
+        }
+        assert!(matches!(clock(None), Verdict::Unknown { .. }));
+    }
+}

@@ -5,6 +5,10 @@
 #![doc = include_str!("../docs/images/embedded.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(all(feature = "cluster", feature = "pool", feature = "sentinel", feature = "tls")),
+    allow(rustdoc::broken_intra_doc_links, reason = "links to what is behind a feature that is off")
+)]
 
 mod clock;
 mod deployment;

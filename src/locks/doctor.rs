@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::Locks;
-use crate::diagnosis::{Check, Finding, Verdict};
+use super::node_status::{NodeState, NodeStatus};
+use crate::diagnosis::{Check, Finding, Verdict, unusable};
 use crate::error::{Chain, Error};
 use crate::options::{Options, RestartGuard, Wakeups};
 
@@ -11,8 +12,8 @@ impl Locks {
     /// Checks the servers for conditions that endanger locks: no reply, missing rights, evicted
     /// keys, restarts and failovers that lose locks.
     ///
-    /// It sends `INFO` and `CONFIG GET` to each server; in a cluster to each master. It acquires
-    /// and releases a lock of a new name, whose fencing counter stays for one second.
+    /// It sends `INFO`, `CONFIG GET` and `TIME` to each server; in a cluster to each master. It
+    /// acquires and releases a lock of a new name, whose fencing counter stays for one second.
     ///
     /// A check for which the user lacks a right is [unknown](Verdict::Unknown); a missing right
     /// that locks need is a danger. If no server can be used, only [`Check::Connection`] names the
@@ -23,7 +24,8 @@ impl Locks {
     /// On one server without `appendfsync always`, [`Check::Persistence`] is always a danger.
     /// Choose which dangers stop a deployment.
     ///
-    /// **What it does not**: predict how servers behave later, or check their clocks.
+    /// **What it does not**: predict how servers behave later. Clocks are compared with this
+    /// machine's, to within a second.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) {
@@ -47,10 +49,7 @@ impl Locks {
             let server = nodes.label(place).to_owned();
             let connection = match &facts {
                 Ok(_) => Verdict::Fine,
-                Err(error) => Verdict::danger(
-                    format!("it cannot be used: {error}"),
-                    "start it, and check its address and the user's password",
-                ),
+                Err(error) => unusable(&error.to_string()),
             };
             findings.push(Finding { server, check: Check::Connection, verdict: connection });
             findings
@@ -63,6 +62,9 @@ impl Locks {
             let unknown = Verdict::unknown("no server can be used");
             (unknown.clone(), unknown)
         };
+        if guarded {
+            findings.extend(self.examine_votes().await);
+        }
         let server = nodes.labels().join(", ");
         findings.push(Finding { server: server.clone(), check: Check::Scripts, verdict: scripts });
         findings.push(Finding { server, check: Check::Notifications, verdict: notifications });
@@ -93,15 +95,27 @@ impl Locks {
         };
         match tried.await {
             Ok(()) => Verdict::Fine,
-            Err(error @ Error::Redis { .. }) => Verdict::danger(
-                format!("could not acquire and release a lock: {}", Chain(&error)),
-                "grant the user the rights listed in the guide, page rights",
-            ),
             Err(error) => Verdict::danger(
                 format!("could not acquire and release a lock: {}", Chain(&error)),
-                "look the error up in the guide, page errors",
+                remedy_of(&error),
             ),
         }
+    }
+
+    /// Whether the nodes of a guarded quorum vote. A node that does not reply has a finding.
+    async fn examine_votes(&self) -> Vec<Finding> {
+        let verdict = |state: NodeState| match state {
+            NodeState::Voter => Some(Verdict::Fine),
+            NodeState::NotAdmitted => Some(Verdict::danger(
+                "it has no vote: it is new, has restarted or has lost data",
+                "call Locks::rejoin, or run `redlatch quorum rejoin`",
+            )),
+            NodeState::Failed(_) => None,
+        };
+        let finding = |node: NodeStatus| {
+            Some(Finding { server: node.node, check: Check::Vote, verdict: verdict(node.state)? })
+        };
+        self.nodes().await.into_iter().filter_map(finding).collect()
     }
 
     async fn examine_notifications(&self) -> Verdict {
@@ -121,5 +135,20 @@ impl Locks {
             );
         }
         if outcomes.iter().any(Result::is_ok) { Verdict::Fine } else { Verdict::unknown("no server replied") }
+    }
+}
+
+fn remedy_of(error: &Error) -> &'static str {
+    let code = match error {
+        Error::Redis { cause, .. } => cause.code(),
+        _ => None,
+    };
+    match code {
+        Some("NOPERM") => "grant the user the rights listed in the guide, page rights",
+        Some("MOVED" | "CROSSSLOT") => {
+            "it is a node of a cluster: use LocksBuilder::cluster, or the program's --cluster"
+        }
+        Some("READONLY") => "it is a replica: name its master",
+        _ => "look the error up in the guide, page errors",
     }
 }

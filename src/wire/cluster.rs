@@ -14,6 +14,7 @@ use super::masters::{Masters, WaitsFor};
 #[cfg(feature = "pool")]
 use super::pooled_cluster::PooledCluster;
 use super::script::{Request, is_unknown_script};
+use super::transport::RepliesByServer;
 #[cfg(feature = "pool")]
 use crate::clock::Moment;
 #[cfg(feature = "pool")]
@@ -164,10 +165,10 @@ impl ClusterClient {
         &self,
         request: &Cmd,
         limit: Duration,
-    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+    ) -> Result<RepliesByServer, RedisError> {
         let deadline = Instant::now() + limit;
         match self {
-            ClusterClient::Masters(masters) => masters.send_to_all(request, deadline).await,
+            ClusterClient::Masters(masters) => Ok(masters.send_to_all(request, deadline).await),
             #[cfg(feature = "pool")]
             ClusterClient::Pooled(pooled, _) => pooled.send_to_all(request, deadline).await,
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Cmd, RedisError, Value};
+use redis::{Client, Cmd, RedisError};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -25,7 +25,7 @@ use super::pooled_cluster::PooledCluster;
 use super::seeds::Seeds;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
-use super::transport::{connect, set_name, unlimited};
+use super::transport::{RepliesByServer, connect, set_name, unlimited};
 
 /// A way to connect. What the client may trust depends on two answers, which name every variant:
 /// whether another server may take over unseen, and whether a request may be sent again unseen. A
@@ -277,9 +277,9 @@ impl Connection {
         &self,
         request: &Cmd,
         limit: Duration,
-    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+    ) -> Result<RepliesByServer, RedisError> {
         match self {
-            Connection::Server(server) => Ok(vec![(None, server.query(request, limit).await?)]),
+            Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
             #[cfg(feature = "cluster")]
             Connection::Cluster(connection) => connection.send_to_all(request, limit).await,
         }

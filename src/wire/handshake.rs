@@ -3,13 +3,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::connection::Connection;
 use super::failure::too_slow;
-use super::transport::introduction;
+use super::transport::{RepliesByServer, introduction};
+use crate::clock::Moment;
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
 use crate::event::event;
@@ -175,9 +176,13 @@ fn is_denied(error: &RedisError) -> bool {
 /// What one server reports about itself.
 pub(crate) struct Facts {
     server: String,
+    /// Why it cannot be used: one of the masters of a cluster, for instance.
+    failure: Option<String>,
     info: String,
     appendfsync: Option<String>,
     min_replicas: Option<String>,
+    /// By how many milliseconds its clock is ahead of this machine's.
+    clock_ahead: Option<i64>,
 }
 
 impl Facts {
@@ -190,11 +195,16 @@ impl Facts {
         limit: Duration,
     ) -> Result<Vec<Facts>, RedisError> {
         let config = |name: &str| redis::cmd("CONFIG").arg("GET").arg(name).clone();
-        let infos = texts(connection, &redis::cmd("INFO"), limit).await?;
-        let fsyncs = texts(connection, &config("appendfsync"), limit).await?;
-        let replicas = texts(connection, &config("min-replicas-to-write"), limit).await?;
-        let of = |texts: &[(Option<String>, String)], server: &Option<String>| {
-            texts.iter().find(|(other, _)| other == server).map(|(_, text)| text.clone())
+        let infos = replies(connection, &redis::cmd("INFO"), limit).await?;
+        let fsyncs = replies(connection, &config("appendfsync"), limit).await?;
+        let replicas = replies(connection, &config("min-replicas-to-write"), limit).await?;
+        let (asked_at, asked) = (SystemTime::now(), Moment::now());
+        let times = replies(connection, &redis::cmd("TIME"), limit).await?;
+        // Half-way between the request and the last reply.
+        let now = asked_at + Moment::now().since(asked) / 2;
+        let of = |replies: &RepliesByServer, server: &Option<String>| {
+            let (_, reply) = replies.iter().find(|(other, _)| other == server)?;
+            reply.as_ref().ok().cloned()
         };
         let mut servers: Vec<_> =
             infos.iter().chain(&fsyncs).chain(&replicas).map(|(server, _)| server).collect();
@@ -205,9 +215,14 @@ impl Facts {
         }
         let facts = servers.into_iter().map(|server| Facts {
             server: server.clone().unwrap_or_else(|| node.to_owned()),
-            info: of(&infos, server).unwrap_or_default(),
-            appendfsync: of(&fsyncs, server),
-            min_replicas: of(&replicas, server),
+            failure: infos.iter().find_map(|(other, reply)| {
+                let error = reply.as_ref().err().filter(|_| other == server)?;
+                (!matches!(error.kind(), ErrorKind::Server(_))).then(|| error.to_string())
+            }),
+            info: of(&infos, server).and_then(text).unwrap_or_default(),
+            appendfsync: of(&fsyncs, server).and_then(text),
+            min_replicas: of(&replicas, server).and_then(text),
+            clock_ahead: of(&times, server).and_then(|time| ahead_of(now, time)),
         });
         Ok(facts.collect())
     }
@@ -220,6 +235,10 @@ impl Facts {
     /// failover loses less. `is_guarded`: a node of the quorum that restarts has no vote, whatever
     /// it lost.
     pub(crate) fn findings(&self, has_confirmation: bool, is_guarded: bool) -> Vec<Finding> {
+        if let Some(failure) = &self.failure {
+            let verdict = diagnosis::unusable(failure);
+            return vec![Finding { server: self.server.clone(), check: Check::Connection, verdict }];
+        }
         let persistence = match diagnosis::persistence(self.field("aof_enabled"), self.appendfsync.as_deref())
         {
             Verdict::Danger { .. } if is_guarded => Verdict::Fine,
@@ -234,6 +253,7 @@ impl Facts {
                 Check::Replicas,
                 diagnosis::replicas(role, count, self.min_replicas.as_deref(), has_confirmation),
             ),
+            (Check::Clock, diagnosis::clock(self.clock_ahead)),
         ]
         .into_iter()
         .map(|(check, verdict)| Finding { server: self.server.clone(), check, verdict })
@@ -241,18 +261,24 @@ impl Facts {
     }
 }
 
-/// The servers' replies as text, by server, without those that refuse.
-async fn texts(
+/// The servers' replies. A server that is the only one and refuses has none.
+async fn replies(
     connection: &Connection,
     request: &Cmd,
     limit: Duration,
-) -> Result<Vec<(Option<String>, String)>, RedisError> {
-    let answers = match connection.send_to_masters(request, limit).await {
-        Err(error) if matches!(error.kind(), ErrorKind::Server(_)) => Vec::new(),
-        answers => answers?,
-    };
-    let text = |(server, answer)| Some((server, text(answer)?));
-    Ok(answers.into_iter().filter_map(text).collect())
+) -> Result<RepliesByServer, RedisError> {
+    match connection.send_to_masters(request, limit).await {
+        Err(error) if matches!(error.kind(), ErrorKind::Server(_)) => Ok(Vec::new()),
+        replies => replies,
+    }
+}
+
+/// By how many milliseconds a reply to `TIME` is ahead of this machine's clock.
+fn ahead_of(here: SystemTime, time: Value) -> Option<i64> {
+    let (seconds, micros): (u64, u32) = redis::from_redis_value(time).ok()?;
+    let there = i128::from(seconds) * 1_000 + i128::from(micros) / 1_000;
+    let here = i128::try_from(here.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_millis()).ok()?;
+    i64::try_from(there - here).ok()
 }
 
 /// The text of a reply to `INFO`, or the value in a reply to `CONFIG GET`.

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::failure::too_slow;
+use super::transport::RepliesByServer;
 
 #[derive(Clone)]
 pub(super) struct PooledCluster(ClusterConnection);
@@ -54,14 +55,15 @@ impl PooledCluster {
         &self,
         request: &Cmd,
         deadline: Instant,
-    ) -> Result<Vec<(Option<String>, Value)>, RedisError> {
+    ) -> Result<RepliesByServer, RedisError> {
         let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
         let mut connection = self.0.clone();
         let sending = connection.route_command(request.clone(), masters);
         let Value::Map(answers) = timeout_at(deadline, sending).await.map_err(|_| too_slow())?? else {
             return Ok(Vec::new());
         };
-        let named = |(server, answer)| Some((Some(redis::from_redis_value::<String>(server).ok()?), answer));
+        let named =
+            |(server, answer)| Some((Some(redis::from_redis_value::<String>(server).ok()?), Ok(answer)));
         Ok(answers.into_iter().filter_map(named).collect())
     }
 }

@@ -17,6 +17,9 @@ pub(crate) type Certificates = redis::TlsCertificates;
 #[derive(Clone, Debug)]
 pub(crate) enum Certificates {}
 
+/// What each server has replied, by address. `None`: the only one.
+pub(super) type RepliesByServer = Vec<(Option<String>, Result<Value, RedisError>)>;
+
 pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
 }

@@ -169,11 +169,15 @@ async fn doctor_checks_each_server() {
             deployment.masters().iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
         expected.sort();
         assert_eq!(seen, expected, "{findings:?}");
+        assert!(verdicts(&findings, Check::Clock).iter().all(|verdict| *verdict == "fine"), "{findings:?}");
+        deployment.masters_mut()[1].kill();
+        let dead = format!("127.0.0.1:{}", deployment.masters()[1].port());
+        let findings = locks.doctor().await;
+        let is_named = |finding: &Finding| finding.server == dead && finding.verdict.is_danger();
+        assert!(findings.iter().any(is_named), "{dead}: {findings:?}");
+        assert_eq!(verdicts(&findings, Check::Version), ["fine", "fine"], "{findings:?}");
         if topology == Topology::Quorum3 {
-            deployment.masters_mut()[1].kill();
-            let findings = locks.doctor().await;
             assert_eq!(verdicts(&findings, Check::Connection), ["fine", "danger", "fine"], "{findings:?}");
-            assert_eq!(verdicts(&findings, Check::Version), ["fine", "fine"], "{findings:?}");
             assert_eq!(verdicts(&findings, Check::Scripts), ["fine"], "{findings:?}");
         }
     }
