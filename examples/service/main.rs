@@ -1,11 +1,13 @@
 //! A web service whose instances share locks: axum, a pool, TLS with a private CA, options from a
-//! file, tracing, and a shutdown that leaves no lock behind. `tests/it/service.rs` runs it, or
-//! `cargo run --example service --features pool,tls,tracing -- examples/service/service.toml`.
+//! file, tracing, metrics, and a shutdown that leaves no lock behind. `tests/it/service.rs` runs
+//! it, or `cargo run --example service --features metrics,pool,tls,tracing -- FILE`, for instance
+//! with `examples/service/service.toml`.
 use std::time::Duration;
 
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::{BoxError, Router, response, routing};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redlatch::deadpool_redis::{Manager, Pool, Runtime};
 use redlatch::redis::{AsyncCommands as _, Client, Script, TlsCertificates};
 use redlatch::{Locks, NameError, Options, Owner, OwnerError};
@@ -35,6 +37,7 @@ async fn main() -> Result<(), BoxError> {
     let file = std::env::args().nth(1).ok_or("usage: service FILE.toml")?;
     let config: Config = toml::from_str(&std::fs::read_to_string(file)?)?;
     let listener = tokio::net::TcpListener::bind(&config.listen).await?;
+    let prometheus = install_metrics()?; // before the first lock
     let service = connect(config).await?;
     #[cfg(unix)]
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -45,7 +48,8 @@ async fn main() -> Result<(), BoxError> {
         .route("/invoices", routing::post(invoice))
         .route("/accounts/{name}/{amount}", routing::post(deposit))
         .route("/prices/{product}", routing::get(price).put(set_price))
-        .with_state(service.clone());
+        .with_state(service.clone())
+        .route("/metrics", routing::get(async move || prometheus.render()));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = axum::serve(listener, app).with_graceful_shutdown(async { _ = stopped.await });
     let server = tokio::spawn(server.into_future());
@@ -105,6 +109,21 @@ async fn set_price(service: State<Service>, product: Path<String>, price: String
     let price = written.then_some(price).ok_or(Failure(StatusCode::CONFLICT))?;
     guard.release().await?;
     Ok(price)
+}
+
+/// Collects what `/metrics` returns: `docs/metrics.md` has the names, queries and alerts.
+fn install_metrics() -> Result<PrometheusHandle, BoxError> {
+    // From a quarter of a millisecond to 16 s.
+    let buckets: Vec<f64> = (0..17).map(|n| 0.000_25 * 2_f64.powi(n)).collect();
+    let prometheus = PrometheusBuilder::new().set_buckets(&buckets)?.install_recorder()?;
+    let upkeep = prometheus.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            upkeep.run_upkeep(); // otherwise memory grows between two scrapes
+        }
+    });
+    Ok(prometheus)
 }
 
 async fn connect(config: Config) -> Result<Service, BoxError> {

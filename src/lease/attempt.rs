@@ -169,10 +169,7 @@ impl Attempt {
     pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {
             -2 => Some(Error::WrongType { context, found: self.kind.found }),
-            -3 => Some(Error::WrongType {
-                context,
-                found: "a value without a TTL, which is no lock of this crate",
-            }),
+            -3 => Some(Error::WrongType { context, found: WITHOUT_TTL }),
             _ => {
                 let (_, error) = self.kind.refusals.iter().find(|(number, _)| *number == answer)?;
                 Some(error(&self.options, context))
@@ -437,6 +434,9 @@ pub(crate) struct Capacity {
 
 /// A refusal of a script: its number, and the error for it.
 pub(crate) type Refusal = (i64, fn(&Options, Context) -> Error);
+
+/// What every kind refuses: another program wrote it.
+pub(crate) const WITHOUT_TTL: &str = "a value without a TTL, which is no lock of this crate";
 
 /// The refusal of every kind that has owners.
 pub(crate) const TOO_DEEP: Refusal =

@@ -18,7 +18,7 @@ mod shared_poll;
 
 pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::{
-    Capacity, Kind, Queue, Refusal, ScriptSet, TOO_DEEP, many_by_owner, many_proposals_by_owner,
+    Capacity, Kind, Queue, Refusal, ScriptSet, TOO_DEEP, WITHOUT_TTL, many_by_owner, many_proposals_by_owner,
     renew_many_by_owner,
 };
 pub(crate) use client::{Client, LockRequest, NamedLock, Servers};

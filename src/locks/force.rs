@@ -2,6 +2,7 @@
 
 use super::Locks;
 use crate::error::Error;
+use crate::lease::WITHOUT_TTL;
 use crate::mutex::MUTEX;
 use crate::owner::Owner;
 use crate::reentrant::REENTRANT;
@@ -42,7 +43,7 @@ impl Locks {
         let (lock, holder) = (self.lock(name.as_ref())?, holder.to_string());
         for kind in [&MUTEX, &REENTRANT] {
             match lock.force_release(kind, Some(&holder)).await {
-                Err(Error::WrongType { .. }) => {} // it changed nothing
+                Err(Error::WrongType { found, .. }) if found != WITHOUT_TTL => {} // it changed nothing
                 outcome => return outcome,
             }
         }

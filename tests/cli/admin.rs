@@ -86,6 +86,13 @@ async fn force_release_revokes_every_kind_of_lock() {
     writer.release().await.unwrap_err();
     server.run::<()>(&["RPUSH", "lock:list", "x"]).await;
     assert_eq!(run_on(&server, &["force-release", "list", "--yes"]).await.code, 69);
+    // No kind of lock: the advice about kinds would be wrong.
+    server.run::<()>(&["SET", "lock:forever", "x"]).await;
+    let ended = run_on(&server, &["force-release", "forever", "--yes"]).await;
+    assert!(ended.code == 69 && ended.stderr.contains("without a TTL"), "{ended:?}");
+    assert!(ended.stderr.contains("delete the key") && !ended.stderr.contains("--reentrant"), "{ended:?}");
+    let released = locks.force_release_from("forever", &Owner::new()).await.unwrap_err();
+    assert!(released.to_string().contains("without a TTL"), "{released}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,11 +143,16 @@ async fn rejoin_admits_the_nodes_of_a_new_quorum() {
     let run = ["--restart-guard", "run", "job", "--", "true"];
     let ended = output(command(&run), "").await;
     assert_eq!(ended.code, 69, "no node has a vote: {ended:?}");
+    let ended = output(command(&["--restart-guard", "doctor"]), "").await;
+    let advice = ended.stdout.matches("vote: danger: it has no vote").count();
+    assert!(ended.code == 1 && advice == 3 && ended.stdout.contains("quorum rejoin"), "{ended:?}");
     let ended = output(command(&["quorum", "rejoin", "--ttl", "1s"]), "").await;
     assert_eq!(ended.code, 0, "{ended:?}");
     assert_eq!(ended.stdout.matches(": votes\n").count(), 3, "{ended:?}");
     let ended = output(command(&run), "").await;
     assert_eq!(ended.code, 0, "{ended:?}");
+    let ended = output(command(&["--restart-guard", "doctor"]), "").await;
+    assert_eq!(ended.stdout.matches("vote: fine").count(), 3, "{ended:?}");
     let again = output(command(&["quorum", "rejoin", "--ttl", "1s"]), "").await;
     assert_eq!((again.code, again.stdout.as_str()), (0, "every node has a vote\n"), "{again:?}");
     let options = Options::new().restart_guard(RestartGuard::On);
@@ -181,7 +193,12 @@ async fn completions_and_the_manual_page_name_every_command() {
     }
     let page = output(program(&["man", "run"]), "").await;
     assert!(page.stdout.contains(".TH redlatch-run 1") && page.stdout.contains("REDLATCH_TOKEN"), "{page:?}");
-    assert_eq!(output(program(&["man", "walk"]), "").await.code, 64);
+    assert!(page.stdout.contains(r"\-\- \fICOMMAND\fR..."), "{page:?}");
+    let page = output(program(&["man", "quorum", "rejoin"]), "").await;
+    assert!(page.code == 0 && page.stdout.contains(".TH redlatch-quorum-rejoin 1"), "{page:?}");
+    for words in [&["man", "walk"][..], &["man", "quorum", "walk"], &["man", "run", "rejoin"]] {
+        assert_eq!(output(program(words), "").await.code, 64, "{words:?}");
+    }
     let help = output(program(&["--help"]), "").await;
     assert!(help.code == 0 && help.stderr.is_empty() && help.stdout.contains("Exit codes"), "{help:?}");
     let version = output(program(&["--version"]), "").await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use redlatch::Owner;
+use redlatch::{Options, Owner};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -82,6 +82,24 @@ async fn inspect_shows_every_kind_of_lock() {
         output(on(&server, &["--redis", "redis://127.0.0.1:1/", "inspect", "job"]), "").await.code,
         69
     );
+}
+
+/// One of three nodes is dead: the others have all locks that a majority granted.
+#[tokio::test(flavor = "multi_thread")]
+async fn list_shows_what_the_servers_have_that_answer() {
+    let mut deployment = Deployment::start(Topology::Quorum3).await;
+    let locks = deployment.client(Options::new()).await;
+    let _held = locks.mutex("held").unwrap().lock().await.unwrap();
+    deployment.masters_mut()[2].kill();
+    let urls: Vec<String> = deployment.masters().iter().map(Server::url).collect();
+    let mut command = program(&["list", "--json"]);
+    command.env("REDLATCH_REDIS", urls.join(" "));
+    let ended = output(command, "").await;
+    let shown: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(shown["locks"][0]["name"], "held", "{ended:?}");
+    assert_eq!((ended.code, &shown["is_complete"]), (0, &Value::Bool(false)), "{ended:?}");
+    let dead = deployment.masters()[2].port().to_string();
+    assert!(ended.stderr.contains("missing") && ended.stderr.contains(&dead), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -173,6 +173,19 @@ async fn service_excludes_concurrent_requests_of_two_instances() {
     }
     assert_eq!(numbers, (1..=REQUESTS).collect());
     assert_eq!(fixture.server.run::<usize>(&["GET", "sum:invoices"]).await, REQUESTS);
+    let granted = |metrics: &str| -> usize {
+        let lines = metrics.lines().filter(|line| {
+            line.starts_with("redlatch_lock_acquisitions") && line.contains("outcome=\"granted\"")
+        });
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<usize>().unwrap()).sum()
+    };
+    let mut acquired = 0;
+    for instance in &instances {
+        let (status, metrics) = instance.send("GET /metrics", "", "").await;
+        assert_eq!(status, 200);
+        acquired += granted(&metrics);
+    }
+    assert_eq!(acquired, REQUESTS);
     for instance in instances {
         instance.shuts_down().await;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, Finding, Locks, NodeStatus, Owner, RestartGuard, Verdict};
 use serde_json::{Value, json};
 
-use crate::exit::{Failure, print, print_json, say};
+use crate::exit::{Failure, is_no_lock, print, print_json, say};
 use crate::servers::ServerArgs;
 
 /// Revoke a lock from its holders, and grant it to the next waiter.
@@ -73,11 +73,11 @@ impl ReleaseArgs {
 /// Revokes a lock of any kind: a request for another kind changes nothing.
 async fn revoke(locks: &Locks, name: &str) -> Result<bool, Failure> {
     match locks.mutex(name)?.force_release().await {
-        Err(Error::WrongType { .. }) => {}
+        Err(Error::WrongType { found, .. }) if !is_no_lock(found) => {}
         other => return Ok(other?),
     }
     match locks.reentrant(name)?.force_release().await {
-        Err(Error::WrongType { .. }) => {}
+        Err(Error::WrongType { found, .. }) if !is_no_lock(found) => {}
         other => return Ok(other?),
     }
     let lock = locks.rwlock(name)?;

@@ -1,5 +1,6 @@
 //! [`Failure`]: why a command failed, with its exit code. Everything that goes to stderr.
 
+use std::borrow::Cow;
 use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -70,12 +71,27 @@ impl Failure {
             }
             source = cause.source();
         }
-        if let Failure::Lock(redlatch::Error::WrongType { .. }) = self {
-            text +=
-                "; commands of one lock must all use --reentrant, or --shared and --exclusive, or neither";
-        }
+        text += match self {
+            Failure::Lock(redlatch::Error::WrongType { found, .. }) if is_no_lock(found) => {
+                "; delete the key once the program that wrote it has ended"
+            }
+            Failure::Lock(redlatch::Error::WrongType { .. }) => {
+                "; commands of one lock must all use --reentrant, or --shared and --exclusive, or neither"
+            }
+            Failure::Lock(redlatch::Error::Redis { cause, .. }) => match cause.code() {
+                Some("MOVED" | "CROSSSLOT") => "; the server is a node of a cluster: use --cluster",
+                Some("READONLY") => "; the server is a replica: name its master",
+                _ => "",
+            },
+            _ => "",
+        };
         text
     }
+}
+
+/// Whether a key without a TTL was found: of no kind of lock.
+pub(crate) fn is_no_lock(found: &str) -> bool {
+    found.contains("without a TTL")
 }
 
 impl From<redlatch::NameError> for Failure {
@@ -109,8 +125,14 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 
 /// Prints the help that was asked for, or what is wrong with the arguments.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    let text = error.render().to_string();
+    let mut text = error.render().to_string();
     if error.use_stderr() {
+        // An argument in the wrong place is repeated in the message, and a password may contain any
+        // character: a quote or a space would end the URL there.
+        for argument in std::env::args_os() {
+            let argument = argument.to_string_lossy();
+            text = text.replace(&*argument, &masked_argument(&argument));
+        }
         let _ = io::stderr().write_all(mask_passwords(&text).as_bytes());
         ExitCode::from(USAGE)
     } else {
@@ -119,8 +141,20 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Hides the user and the password of every URL: an argument in the wrong place is repeated in the
-/// message about it.
+/// An argument without what may be a password in it.
+fn masked_argument(argument: &str) -> Cow<'_, str> {
+    let (scheme, address) = match argument.split_once("://") {
+        Some((scheme, address)) => (format!("{scheme}://"), address),
+        None => (String::new(), argument),
+    };
+    match (address.rfind('@'), address.find("pass=")) {
+        (Some(at), _) => format!("{scheme}***{}", &address[at..]).into(),
+        (None, Some(password)) => format!("{scheme}{}pass=***", &address[..password]).into(),
+        (None, None) => argument.into(),
+    }
+}
+
+/// Hides the user and the password of every URL.
 fn mask_passwords(text: &str) -> String {
     let mut masked = String::new();
     let mut rest = text;
@@ -143,7 +177,20 @@ fn mask_passwords(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::mask_passwords;
+    use super::{mask_passwords, masked_argument};
+
+    #[test]
+    fn passwords_in_misplaced_arguments_are_masked() {
+        for (argument, shown) in [
+            ("redis://user:secret'pw@host:1/", "redis://***@host:1/"),
+            ("--redis=redis://:sec ret@host", "--redis=redis://***@host"),
+            ("user:secret@host", "***@host"),
+            ("redis+unix:///x?pass=secret&db=1", "redis+unix:///x?pass=***"),
+            ("job", "job"),
+        ] {
+            assert_eq!(masked_argument(argument), shown);
+        }
+    }
 
     #[test]
     fn credentials_of_urls_are_masked() {

@@ -23,28 +23,29 @@ impl CompletionsArgs {
 /// Print the manual page of the program, or of one command, for man(1).
 #[derive(clap::Args)]
 pub(crate) struct ManArgs {
-    /// A command, such as `run`.
-    command: Option<String>,
+    /// A command, such as `run`, or `quorum rejoin`.
+    command: Vec<String>,
 }
 
 impl ManArgs {
     pub(crate) fn execute<Program: CommandFactory>(&self) -> Result<u8, Failure> {
-        let program = Program::command();
-        let subject = match &self.command {
-            None => program,
-            Some(name) => page_of(program, name)?,
-        };
+        let subject = page_of(Program::command(), &self.command)?;
         let mut page = Vec::new();
         clap_mangen::Man::new(subject).render(&mut page).map_err(Failure::os("write the page"))?;
-        print(String::from_utf8_lossy(&page).trim_end())?;
+        // The generator does not know that `--` comes before the command of `run`.
+        let page = String::from_utf8_lossy(&page).replace(r"<\fICOMMAND\fR>", r"\-\- \fICOMMAND\fR...");
+        print(page.trim_end())?;
         Ok(0)
     }
 }
 
 /// The command, with the options that all commands have.
-fn page_of(mut program: Command, name: &str) -> Result<Command, Failure> {
+fn page_of(mut program: Command, words: &[String]) -> Result<Command, Failure> {
     program.build();
-    let found = program.find_subcommand(name).cloned();
-    let found = found.ok_or_else(|| Failure::Usage(format!("{name:?} is not a command")))?;
+    let mut found = program;
+    for word in words {
+        let next = found.find_subcommand(word).cloned();
+        found = next.ok_or_else(|| Failure::Usage(format!("{:?} is not a command", words.join(" "))))?;
+    }
     Ok(found.version(env!("CARGO_PKG_VERSION")))
 }

@@ -32,11 +32,26 @@ impl ListArgs {
         let pattern = format!("{}*", escaped(&start));
         // A key may be something other than a lock, so there may be more keys than locks.
         let most_keys = self.limit.saturating_mul(10).max(1000);
-        let (mut names, mut is_complete) = (BTreeSet::new(), true);
-        'servers: for mut master in servers.masters().await? {
+        let (mut names, mut is_complete, mut failures) = (BTreeSet::new(), true, Vec::new());
+        let masters = servers.masters().await?;
+        let count = masters.len();
+        'servers: for master in masters {
+            let mut master = match master {
+                Ok(master) => master,
+                Err(failure) => {
+                    failures.push(failure);
+                    continue;
+                }
+            };
             let mut cursor = 0;
             loop {
-                let (next, keys) = master.scan(&pattern, cursor).await?;
+                let (next, keys) = match master.scan(&pattern, cursor).await {
+                    Ok(found) => found,
+                    Err(failure) => {
+                        failures.push(failure);
+                        break;
+                    }
+                };
                 for key in keys {
                     // A key that is no name is a companion of a lock, or of another program.
                     let name = std::str::from_utf8(&key).ok();
@@ -55,6 +70,11 @@ impl ListArgs {
                 }
             }
         }
+        if failures.len() == count
+            && let Some(failure) = failures.pop()
+        {
+            return Err(failure);
+        }
         let mut views = Vec::new();
         for name in names {
             match View::of(&locks, &name).await {
@@ -70,6 +90,7 @@ impl ListArgs {
             }
         }
         if self.json {
+            let is_complete = is_complete && failures.is_empty();
             print_json(&json!({ "locks": views, "is_complete": is_complete }))?;
         } else {
             for view in &views {
@@ -78,6 +99,9 @@ impl ListArgs {
         }
         if !is_complete {
             say(&format!("these are not all locks: use --prefix, or a --limit above {}", self.limit));
+        }
+        for failure in failures {
+            say(&format!("locks of one server are missing: {}", failure.text()));
         }
         Ok(0)
     }

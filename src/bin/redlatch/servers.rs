@@ -117,8 +117,8 @@ pub(crate) struct Master {
 
 impl ServerArgs {
     /// Connects to the server, to all nodes of a quorum, to all masters of a cluster, or to the
-    /// master that the sentinels name.
-    pub(crate) async fn masters(&self) -> Result<Vec<Master>, Failure> {
+    /// master that the sentinels name. One of several may fail.
+    pub(crate) async fn masters(&self) -> Result<Vec<Result<Master, Failure>>, Failure> {
         let (certificates, limit) = (self.certificates()?, self.node_timeout);
         let info = |url: &str| {
             let unusable = |cause| Failure::Lock(redlatch::ConfigError::Url { cause }.into());
@@ -138,7 +138,7 @@ impl ServerArgs {
         };
         let mut masters = Vec::new();
         for info in infos {
-            masters.push(Master::connect(info, certificates.as_ref(), limit).await?);
+            masters.push(Master::connect(info, certificates.as_ref(), limit).await);
         }
         Ok(masters)
     }
