@@ -28,6 +28,9 @@ const BACKOFF: Duration = Duration::from_millis(5);
 /// a time.
 const MAX_RETRIES: u32 = 2;
 
+/// A server rounds what is left of a TTL.
+const TICK: Duration = Duration::from_millis(1);
+
 /// The pauses between tries on a server that fails: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
@@ -136,6 +139,8 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
     let mut outage_deadline = OutageDeadline::new(request);
     let mut backoff = ContentionBackoff::default();
     let mut budget = PollBudget::new();
+    // When the hold ends whose owner was announced, on the server's clock.
+    let mut announced: Option<Duration> = None;
     loop {
         let subscription = client.wakeups.subscription();
         progress.in_flight = Some(Arc::clone(&waiter.guard.attempt.in_flight));
@@ -202,8 +207,13 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                     waiter = Waiter::polling(request);
                     continue;
                 }
-                if let Some(front) = &front {
-                    announce_holder(request, front).await;
+                // The hold ends at another time once another owner has the lock, or has renewed it.
+                let ends = clock_sample.map(|(sample, _)| Duration::from_micros(sample.server) + free_in);
+                let is_known = ends.zip(announced).is_some_and(|(ends, known)| ends.abs_diff(known) <= TICK);
+                if let Some(front) = front.as_ref().filter(|_| !is_known)
+                    && announce_holder(request, front).await
+                {
+                    announced = ends;
                 }
                 is_busy = true;
                 progress.wait.begin(&request.name, request.kind.name);
@@ -275,14 +285,16 @@ async fn wait_in_local_queue(
 
 /// Notifies the local waiters whose owner holds the lock, for instance through another client.
 /// Without a request of their own they would not notice before all tasks ahead of them had their
-/// turn.
-async fn announce_holder(request: &LockRequest, front: &LocalTurn) {
+/// turn. Returns whether it did.
+async fn announce_holder(request: &LockRequest, front: &LocalTurn) -> bool {
     let local_queues = &request.client.local_queues;
     if local_queues.has_nested_waiters_behind(&request.name, front)
         && let Some(owner) = request.holder().await
     {
         local_queues.announce(&request.name, LockEvent::HeldBy(owner));
+        return true;
     }
+    false
 }
 
 /// Back-off of an attempt that some nodes granted the lock but not a majority, since other attempts
