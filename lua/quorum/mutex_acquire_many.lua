@@ -71,11 +71,21 @@ local function grant(waiter_attempt, _, _, ms)
   redis.call('SET', KEYS[1], waiter_attempt, 'PX', ms)
 end
 
+-- Whether the lock is free and nothing waits for it. A mark of an ended attempt is no waiter: with
+-- one of them, all requests for the lock would be sent alone for a minute.
+local function is_free(attempt)
+  local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
+  if keys == 0 then return true end
+  if keys == 2 or redis.call('EXISTS', KEYS[1]) == 1 then return false end
+  local first = redis.pcall('ZRANGE', KEYS[3], '0', '0', 'WITHSCORES')
+  return (tonumber(first[2]) or 0) >= 2^52 and not redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)
+end
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local token
-  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = take_token(ARGV[2 + 2 * i]) end
+  if is_free(ARGV[1 + 2 * i]) then token = take_token(ARGV[2 + 2 * i]) end
   if token then grant(ARGV[1 + 2 * i], nil, nil, ttl_ms) end
   answers[i] = token or -10
 end

@@ -59,11 +59,21 @@ local function next_token()
   return token
 end
 
+-- Whether the lock is free and nothing waits for it. A mark of an ended attempt is no waiter: with
+-- one of them, all requests for the lock would be sent alone for a minute.
+local function is_free(attempt)
+  local keys = redis.call('EXISTS', KEYS[1], KEYS[3])
+  if keys == 0 then return true end
+  if keys == 2 or redis.call('EXISTS', KEYS[1]) == 1 then return false end
+  local first = redis.pcall('ZRANGE', KEYS[3], '0', '0', 'WITHSCORES')
+  return (tonumber(first[2]) or 0) >= 2^52 and not redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)
+end
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local attempt, owner, token = ARGV[2 + 2 * i], ARGV[3 + 2 * i], nil
-  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = not min_token and 0 or next_token() end
+  if is_free(attempt) then token = not min_token and 0 or next_token() end
   if token then
     redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token), owner, 1, ':' .. attempt, 1)
     redis.call('PEXPIRE', KEYS[1], ttl_ms)

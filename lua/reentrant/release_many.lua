@@ -29,12 +29,20 @@ end
 -- The fragments act on the keys of one lock at a time.
 local keys, KEYS = KEYS, {}
 
+-- A mark of an ended attempt is no waiter: with one of them, all requests for the lock would be
+-- sent alone for a minute.
+local function has_waiter()
+  if redis.call('EXISTS', KEYS[2]) == 0 then return false end
+  local first = redis.pcall('ZRANGE', KEYS[2], '0', '0', 'WITHSCORES')
+  return (tonumber(first[2]) or 0) < 2^52
+end
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2] = keys[2 * i - 1], keys[2 * i]
   local held = redis.pcall('HMGET', KEYS[1], ARGV[2 * i], ':' .. ARGV[2 * i - 1])
   answers[i] = -10
-  if held[1] == '1' and held[2] and redis.call('EXISTS', KEYS[2]) == 0 then
+  if held[1] == '1' and held[2] and not has_waiter() then
     redis.call('DEL', KEYS[1])
     answers[i] = 1
   end

@@ -39,11 +39,13 @@ end
 
 --@include require_larger_proposal
 
+--@include is_free
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local attempt, owner, token = ARGV[3 * i], ARGV[1 + 3 * i], nil
-  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = take_token(ARGV[2 + 3 * i]) end
+  if is_free(attempt) then token = take_token(ARGV[2 + 3 * i]) end
   if token then
     --@include hold_reentrant
   end

@@ -32,11 +32,13 @@ end
 
 --@include next_token
 
+--@include is_free
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local attempt, owner, token = ARGV[2 + 2 * i], ARGV[3 + 2 * i], nil
-  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = not min_token and 0 or next_token() end
+  if is_free(attempt) then token = not min_token and 0 or next_token() end
   if token then
     --@include hold_reentrant
   end

@@ -23,12 +23,14 @@ end
 
 --@include many_locks
 
+--@include has_waiter
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2] = keys[2 * i - 1], keys[2 * i]
   local held = redis.pcall('HMGET', KEYS[1], ARGV[2 * i], ':' .. ARGV[2 * i - 1])
   answers[i] = -10
-  if held[1] == '1' and held[2] and redis.call('EXISTS', KEYS[2]) == 0 then
+  if held[1] == '1' and held[2] and not has_waiter() then
     redis.call('DEL', KEYS[1])
     answers[i] = 1
   end
