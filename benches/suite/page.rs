@@ -91,17 +91,21 @@ goes into the words of the request.
 server's time for it is reading and writing on three sockets, which no script can spare. Between two \
 clients, a turn takes 71 us where a round trip takes 62.
 - **Quorum.** Each request is three, and each node has a connection of its own. The servers agree on a \
-token and keep a queue, which takes them longer than rslock's.
-- **Cluster.** A script takes keys of one slot, so requests for different names cannot share a call. \
-Each one is sent alone, through one connection to each master.
+token and look for a queue: seven commands a pair on each node, where rslock's take three. Three \
+servers and the client share two cores, so that time decides.
+- **Cluster.** A script takes keys of one slot, so requests for names in different slots cannot share a \
+call, which halves the time of one server. They travel together to each master, which made a third \
+more pairs than one by one.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
-poll is 8 or 9 commands inside its script. Tasks that wait to read each wait in Redis, since one \
+poll is 8 to 10 commands inside its script, and for a re-entrant lock some of the polls ask who holds \
+it. Longer pauses would leave less time for a late poll before the waiter counts as dead. Tasks that wait to read each wait in Redis, since one \
 release admits all of them, and one of them polls for all.
 - **Held locks.** 100,000 locks are 10,000 renewals a second. Each takes the server 2 us, in calls for \
 up to 128 locks, and the client about as much.
 - **Processes.** Each hand-over wakes another process, and two cores serve all of them and the server.
-- **Memory.** A lease is kept with its attempt, its name and its place in the schedule; a lock is two \
-keys with a TTL each, which costs the server more than their contents.
+- **Memory.** A lock is two keys with a TTL each, which costs the server more than their contents. With \
+Debian's build of Redis 7.0.15, whose allocator rounds to 16 bytes, a lock takes 312 bytes; the same \
+keys take 280 on Redis 6.2.14 and 184 on Valkey 9.1.2.
 
 ";
 
