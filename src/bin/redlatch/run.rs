@@ -34,8 +34,8 @@ The command receives REDLATCH_NAME, REDLATCH_TOKEN (the fencing token) and REDLA
 /// Run a command while holding a lock.
 ///
 /// Waits for the lock, runs the command with this stdin, stdout and stderr, and releases the lock
-/// when the command ends. The lease is renewed until then. If it cannot be renewed, the command and
-/// all processes of its group get TERM, and KILL before the lease ends.
+/// when the command ends. The lease is renewed until then. If it cannot be renewed, the command's
+/// processes get TERM, and KILL before the lease ends.
 #[derive(clap::Args)]
 #[command(after_help = CODES)]
 pub(crate) struct RunArgs {

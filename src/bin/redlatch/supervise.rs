@@ -15,6 +15,7 @@ use crate::deadline::{Deadline, Grace};
 use crate::exit::{Failure, SIGNALED, say};
 use crate::foreground;
 use crate::gate::Gate;
+use crate::processes::{self, Processes};
 use crate::run::interrupted;
 use crate::signals::{Event, Signals};
 use crate::watchdog::Watchdog;
@@ -36,11 +37,13 @@ pub(crate) async fn run(
     signals: &mut Signals,
 ) -> Result<CommandExit, Failure> {
     let mut watchdog = Watchdog::start(grace).map_err(Failure::os("start the watchdog"))?;
-    let gate = Gate::start(command, variables).map_err(Failure::os("start a process"))?;
+    let id = processes::new_id();
+    let variables: Vec<_> = variables.iter().cloned().chain([processes::variable(&id)]).collect();
+    let gate = Gate::start(command, &variables).map_err(Failure::os("start a process"))?;
     let group = Pid::from_child(&gate.child);
     let deadline = Deadline::new(lease.valid_until(), grace);
     watchdog.follow(deadline);
-    watchdog.guard(group);
+    watchdog.guard(group, &id);
     let before = tokio::select! {
         biased;
         signal = signals.forwarded() => Some(CommandExit { code: interrupted(signal), is_lost: false }),
@@ -58,13 +61,16 @@ pub(crate) async fn run(
     let has_terminal = foreground::has_terminal();
     let is_lent = has_terminal && foreground::lend(group);
     let child = gate.open().map_err(Failure::os("start the command"))?;
-    let command = Command { child, group, has_terminal, is_lent, watchdog, grace, deadline, kill_at: None };
+    let processes = Processes::new(group, id);
+    let command =
+        Command { child, group, processes, has_terminal, is_lent, watchdog, grace, deadline, kill_at: None };
     command.run(lease, ttl, signals).await.map_err(Failure::os("wait for the command"))
 }
 
 struct Command {
     child: Child,
     group: Pid,
+    processes: Processes,
     has_terminal: bool,
     /// The command's group is the foreground group of the terminal.
     is_lent: bool,
@@ -80,7 +86,7 @@ impl Command {
     async fn run(mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<CommandExit> {
         if let Err(error) = self.supervise(lease, ttl, signals).await {
             // The lock is released next, so the command must not run on.
-            self.signal(Signal::KILL);
+            self.processes.kill();
             self.child.wait()?;
             return Err(error);
         }
@@ -105,7 +111,7 @@ impl Command {
                 }
                 None => self.deadline.term_at(),
                 Some(at) if now >= at && !is_killed => {
-                    self.signal(Signal::KILL);
+                    self.processes.kill();
                     is_killed = true;
                     continue;
                 }
@@ -143,7 +149,7 @@ impl Command {
         }
     }
 
-    /// Sends TERM to the group, and sets when it gets KILL.
+    /// Sends TERM, and sets when KILL follows.
     fn end_before_loss(&mut self, why: &str) {
         let now = Instant::now();
         let kill_at = self.deadline.kill_at().min(now + self.grace.span).max(now);
@@ -154,9 +160,7 @@ impl Command {
         say(&format!("the lease of the lock {why}: the command gets TERM, and {kill}"));
         self.kill_at = Some(kill_at);
         self.watchdog.note_stop();
-        self.signal(Signal::TERM);
-        // A stopped process ends only once it continues.
-        self.signal(Signal::CONT);
+        self.processes.signal(Signal::TERM);
     }
 
     /// Signals the group. It exists until its leader is reaped.
@@ -186,13 +190,13 @@ impl Command {
         if std::mem::take(&mut self.is_lent) { foreground::take_back(self.group).await } else { Ok(()) }
     }
 
-    /// Reaps the command, and what is left of its group if the lock was lost.
+    /// Reaps the command, and kills what is left of it if the lock was lost.
     async fn conclude(mut self) -> io::Result<CommandExit> {
         let was_lent = self.is_lent;
         self.return_terminal().await?;
         let mut is_lost = self.kill_at.is_some();
         if is_lost {
-            self.signal(Signal::KILL);
+            self.processes.kill();
         }
         if self.watchdog.end() && !is_lost {
             say("this program was stopped or hung while the lease ran out: its watchdog ended the command");

@@ -1,9 +1,9 @@
 //! The watchdog: a copy of this program that ends the command if `run` cannot.
 //!
-//! It reads lines from a pipe: the process group, and when it gets TERM and KILL unless a later
-//! time is named. If the pipe closes, `run` was killed: the group gets TERM at once, and KILL
-//! before the lease ends. If a named time comes, `run` is stopped or hangs: the group gets the
-//! signals at the same times as from `run`.
+//! It reads lines from a pipe: the process group and the id of the `run`, and when the command gets
+//! TERM and KILL unless a later time is named. If the pipe closes, `run` was killed: the command
+//! gets TERM at once, and KILL before the lease ends. If a named time comes, `run` is stopped or
+//! hangs: the command gets the signals at the same times as from `run`.
 
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
@@ -13,11 +13,12 @@ use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process_group, setsid, test_kill_process_group};
+use rustix::process::{Pid, Signal, setsid};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::deadline::{Deadline, Grace};
 use crate::exit::{LOST, say};
+use crate::processes::Processes;
 use crate::signals::Signals;
 
 /// The first argument of the copy; the grace follows, in milliseconds.
@@ -30,7 +31,7 @@ pub(crate) fn program() -> io::Result<PathBuf> {
 
 /// A point in time that all processes of this machine agree on, in nanoseconds: it counts while the
 /// machine sleeps.
-fn machine_nanos() -> u64 {
+pub(crate) fn machine_nanos() -> u64 {
     #[cfg(target_os = "linux")]
     let clock = ClockId::Boottime;
     #[cfg(not(target_os = "linux"))]
@@ -45,7 +46,7 @@ pub(crate) struct Watchdog {
     pipe: Option<ChildStdin>,
     grace: Grace,
     /// What another copy has to know if this one is killed.
-    group: Option<Pid>,
+    command: Option<(Pid, String)>,
     deadline: Option<Deadline>,
     /// A copy has ended the command.
     has_acted: bool,
@@ -54,13 +55,14 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     pub(crate) fn start(grace: Grace) -> io::Result<Watchdog> {
         let (copy, pipe) = launch(grace)?;
-        Ok(Watchdog { copy, pipe: Some(pipe), grace, group: None, deadline: None, has_acted: false })
+        Ok(Watchdog { copy, pipe: Some(pipe), grace, command: None, deadline: None, has_acted: false })
     }
 
-    /// Names the process group to end.
-    pub(crate) fn guard(&mut self, group: Pid) {
-        self.group = Some(group);
-        self.send(&format!("group {}\n", group.as_raw_nonzero()));
+    /// Names the command to end: its process group, and the id of its `run`. Not as an argument of
+    /// the copy: other users could read it, and give it to processes of their own.
+    pub(crate) fn guard(&mut self, group: Pid, id: &str) {
+        self.command = Some((group, id.to_owned()));
+        self.send(&format!("command {} {id}\n", group.as_raw_nonzero()));
     }
 
     /// Names the times of TERM and KILL.
@@ -88,8 +90,8 @@ impl Watchdog {
         }
         let (copy, pipe) = launch(self.grace)?;
         (self.copy, self.pipe) = (copy, Some(pipe));
-        if let Some(group) = self.group {
-            self.guard(group);
+        if let Some((group, id)) = self.command.take() {
+            self.guard(group, &id);
         }
         if let Some(deadline) = self.deadline.take() {
             self.follow(deadline);
@@ -148,7 +150,7 @@ pub(crate) fn main(words: &[OsString]) -> ExitCode {
 /// What the lines have said.
 #[derive(Default)]
 struct Orders {
-    group: Option<Pid>,
+    command: Option<Processes>,
     term_at: Option<u64>,
     kill_at: Option<u64>,
     is_stopping: bool,
@@ -171,8 +173,8 @@ fn watch(grace: u64) -> io::Result<bool> {
     let (mut kill_at, mut has_acted): (Option<u64>, bool) = (None, false);
     loop {
         let now = machine_nanos();
-        let Orders { group, term_at, kill_at: deadline, is_stopping, is_done, is_closed } = orders;
-        let Some(group) = group.filter(|_| !is_done) else {
+        let Orders { term_at, kill_at: deadline, is_stopping, is_done, is_closed, .. } = orders;
+        let Some(command) = orders.command.as_mut().filter(|_| !is_done) else {
             if is_closed {
                 return Ok(has_acted);
             }
@@ -186,15 +188,14 @@ fn watch(grace: u64) -> io::Result<bool> {
             kill_at = Some(now.saturating_add(grace).min(deadline.unwrap_or(now)));
             if !is_stopping {
                 has_acted = true;
-                let _ = kill_process_group(group, Signal::TERM);
-                let _ = kill_process_group(group, Signal::CONT); // a stopped process ends only then
+                command.signal(Signal::TERM);
             }
         }
         if kill_at.is_some_and(|at| now >= at) {
-            let _ = kill_process_group(group, Signal::KILL);
+            command.kill();
             return Ok(true);
         }
-        if is_closed && test_kill_process_group(group).is_err() {
+        if is_closed && command.have_ended() {
             return Ok(has_acted);
         }
         let next = kill_at.or(term_at).map_or(u64::MAX, |at| at.saturating_sub(now));
@@ -229,7 +230,7 @@ impl Orders {
         *text += &String::from_utf8_lossy(&bytes[..count]);
         while let Some((line, rest)) = text.split_once('\n') {
             match line.split_once(' ') {
-                Some(("group", number)) => self.group = number.parse().ok().and_then(Pid::from_raw),
+                Some(("command", words)) => self.command = command(words),
                 Some(("until", times)) => {
                     let mut times = times.split(' ').map(|nanos| nanos.parse().ok());
                     (self.term_at, self.kill_at) = (times.next().flatten(), times.next().flatten());
@@ -241,4 +242,10 @@ impl Orders {
         }
         Ok(())
     }
+}
+
+/// A command, as [`Watchdog::guard`] names it.
+fn command(words: &str) -> Option<Processes> {
+    let (group, id) = words.split_once(' ')?;
+    Some(Processes::new(Pid::from_raw(group.parse().ok()?)?, id.to_owned()))
 }

@@ -1,0 +1,79 @@
+//! `redlatch run` and the processes of its command that have left its process group.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid};
+use crate::support::{Server, eventually};
+
+/// `timeout` makes a group of its own. Prints the process id of the command in that group; `sh`
+/// ignores TERM, which only KILL can end.
+const IN_OTHER_GROUP: &str =
+    "timeout 1000 sh -c 'trap \"echo term\" TERM; echo $$; while :; do sleep 0.05; done'; true";
+
+fn words(script: &str) -> Vec<&str> {
+    vec!["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_run_ends_processes_outside_of_the_group() {
+    let server = Server::start().await;
+    let mut running = RunningProgram::start(on(&server, &words(IN_OTHER_GROUP)));
+    let process = pid(&running.line().await);
+    running.child.kill().await.unwrap();
+    assert_eq!(running.line().await, "term");
+    eventually("the process has ended", || async {
+        let is_over = !is_alive(process);
+        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
+        is_over
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_lease_ends_processes_outside_of_the_group() {
+    let server = Server::start().await;
+    // In another group, and in a session of its own.
+    for script in [IN_OTHER_GROUP.to_owned(), format!("setsid {IN_OTHER_GROUP}")] {
+        let mut running = RunningProgram::start(on(&server, &words(&script)));
+        let process = pid(&running.line().await);
+        assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+        let ended = running.end().await;
+        assert_eq!(ended.code, 75, "{script}: {ended:?}");
+        // `timeout` passes TERM on, so its command may get a second one.
+        assert!(ended.stdout.starts_with("term\n"), "{ended:?}");
+        assert!(!is_alive(process), "{script}");
+        is_held(&server, "job", false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_run_ends_processes_outside_of_the_group() {
+    let server = Server::start().await;
+    let mut running = RunningProgram::start(on(&server, &words(IN_OTHER_GROUP)));
+    let process = pid(&running.line().await);
+    running.signal(Signal::STOP);
+    assert_eq!(running.line().await, "term");
+    ends(process).await;
+    running.signal(Signal::CONT);
+    assert_eq!(running.end().await.code, 75);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn background_process_runs_on_after_the_command() {
+    let server = Server::start().await;
+    // A background process of a command that ends by itself runs on without the lock.
+    let script = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; echo $REDLATCH_RUNS";
+    let mut command = on(&server, &words(script));
+    command.env("REDLATCH_RUNS", "7-8");
+    let mut running = RunningProgram::start(command);
+    let process = pid(&running.line().await);
+    let runs = running.line().await;
+    assert!(runs.starts_with("7-8 ") && runs.split(' ').count() == 2, "{runs}");
+    assert_eq!(running.end().await.code, 0);
+    is_held(&server, "job", false).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(is_alive(process));
+    rustix::process::kill_process(process, Signal::KILL).unwrap();
+}
