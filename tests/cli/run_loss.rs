@@ -1,6 +1,6 @@
 //! `redlatch run` when the lease is lost: the command ends before another holder can have the lock.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 
@@ -59,6 +59,26 @@ async fn revoked_lock_ends_the_command() {
     assert!(ended.stderr.contains("revoked"), "{ended:?}");
     ends(command).await;
     ends(grandchild).await;
+}
+
+/// The leader ends at once, without the processes that it has started.
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_outlive_their_leader_have_the_grace() {
+    let server = Server::start().await;
+    let clean_up = "trap \"echo term; sleep 1; echo done; exit\" TERM; echo in; while :; do sleep 0.1; done";
+    for wrapper in ["bash -c", "timeout 1000 bash -c"] {
+        let script = format!("{wrapper} '{clean_up}'; echo after");
+        let words = ["run", "--ttl", "9s", "--grace", "4500ms", "job", "--", "sh", "-c", &script];
+        let mut running = RunningProgram::start(on(&server, &words));
+        assert_eq!(running.line().await, "in");
+        assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+        let start = Instant::now();
+        let ended = running.end().await;
+        assert_eq!(ended.code, 75, "{ended:?}");
+        assert!(ended.stdout.ends_with("done\n"), "{wrapper}: {ended:?}");
+        // The renewal that finds out comes after three seconds, and the clean-up takes one.
+        assert!(start.elapsed() < Duration::from_millis(6500), "it waited for KILL: {:?}", start.elapsed());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

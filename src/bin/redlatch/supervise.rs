@@ -20,6 +20,9 @@ use crate::run::interrupted;
 use crate::signals::{Event, Signals};
 use crate::watchdog::Watchdog;
 
+/// How often to look for processes that outlive the command, at first and later.
+const POLL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+
 /// How a command ended.
 pub(crate) struct CommandExit {
     pub(crate) code: u8,
@@ -62,8 +65,20 @@ pub(crate) async fn run(
     let is_lent = has_terminal && foreground::lend(group);
     let child = gate.open().map_err(Failure::os("start the command"))?;
     let processes = Processes::new(group, id);
-    let command =
-        Command { child, group, processes, has_terminal, is_lent, watchdog, grace, deadline, kill_at: None };
+    let command = Command {
+        child,
+        group,
+        processes,
+        has_terminal,
+        is_lent,
+        watchdog,
+        grace,
+        deadline,
+        kill_at: None,
+        is_killed: false,
+        ended: None,
+        poll: POLL.0,
+    };
     command.run(lease, ttl, signals).await.map_err(Failure::os("wait for the command"))
 }
 
@@ -80,6 +95,11 @@ struct Command {
     deadline: Deadline,
     /// The command was ended by TERM, and is killed then.
     kill_at: Option<Instant>,
+    is_killed: bool,
+    /// When this program noticed that the group's leader has ended.
+    ended: Option<Instant>,
+    /// When to look again for processes that outlive the leader.
+    poll: Duration,
 }
 
 impl Command {
@@ -93,11 +113,11 @@ impl Command {
         self.conclude().await
     }
 
-    /// Returns once the command has ended, before it is reaped.
+    /// Returns once the command has ended, before it is reaped. If the lease was lost, all of its
+    /// processes have ended, as far as the system shows them, or were killed.
     async fn supervise(&mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<()> {
         // How late a renewal, a passed deadline or a resumed machine may be noticed.
         let tick = (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1));
-        let mut is_killed = false;
         loop {
             if lease.end().is_none() {
                 self.deadline.follow(lease.valid_until(), self.grace);
@@ -110,15 +130,16 @@ impl Command {
                     continue;
                 }
                 None => self.deadline.term_at(),
-                Some(at) if now >= at && !is_killed => {
+                Some(at) if now >= at && !self.is_killed => {
                     self.processes.kill();
-                    is_killed = true;
+                    self.is_killed = true;
                     continue;
                 }
-                Some(_) if is_killed => now + tick,
+                Some(_) if self.is_killed => now + tick,
                 Some(at) => at,
             };
-            let wait = next.saturating_duration_since(now).min(tick);
+            let limit = if self.ended.is_some() { tick.min(self.poll) } else { tick };
+            let wait = next.saturating_duration_since(now).min(limit);
             let event = tokio::select! {
                 event = signals.next() => event,
                 end = lease.lost(), if self.kill_at.is_none() => {
@@ -135,7 +156,7 @@ impl Command {
                 Event::Continued => self.continue_command(),
                 Event::Child => {
                     let state = state_of(self.group)?;
-                    if state == ChildState::Ended {
+                    if state == ChildState::Ended && self.is_over() {
                         return Ok(());
                     }
                     if let Err(error) = self.watchdog.check() {
@@ -147,6 +168,22 @@ impl Command {
                 }
             }
         }
+    }
+
+    /// The leader has ended. Whether no other process of the command is to be waited for.
+    ///
+    /// After TERM, each of them may use the grace: a script may end at once, and the programs that
+    /// it has started write their last data.
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        let ended = *self.ended.get_or_insert(now);
+        if self.kill_at.is_none() || self.is_killed {
+            return true;
+        }
+        let Some(left) = self.processes.alive() else { return true };
+        // A scan of thousands of processes takes a while, and may take no core for itself.
+        self.poll = (now.elapsed() * 20).max(ended.elapsed() / 10).clamp(POLL.0, POLL.1);
+        left.is_empty()
     }
 
     /// Sends TERM, and sets when KILL follows.
