@@ -7,6 +7,9 @@ use crate::support::{Server, eventually};
 
 const SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
+/// Prints its process id, and stops.
+const STOPPED: &str = "echo $$; kill -STOP $$; exec sleep 1000";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn signal_ends_the_wait_and_starts_nothing() {
     let server = Server::start().await;
@@ -73,6 +76,20 @@ async fn signal_is_forwarded_and_the_command_decides() {
         is_held(&server, "job", false).await;
     }
     server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_command_continues_for_a_signal() {
+    let server = Server::start().await;
+    for signal in SIGNALS {
+        let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", STOPPED]));
+        let command = pid(&running.line().await);
+        let stat = format!("/proc/{}/stat", command.as_raw_nonzero());
+        let is_stopped = || async { std::fs::read_to_string(&stat).unwrap().contains(") T ") };
+        eventually("the command has stopped", is_stopped).await;
+        running.signal(signal);
+        assert_eq!(running.end().await.code, 128 + signal.as_raw());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

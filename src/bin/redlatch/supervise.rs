@@ -152,7 +152,7 @@ impl Command {
                 () = tokio::time::sleep(wait) => Event::Child,
             };
             match event {
-                Event::Forward(signal) => self.signal(signal),
+                Event::Forward(signal) => self.processes.signal_group(signal),
                 Event::Continued => self.continue_command(),
                 Event::Child => {
                     let state = state_of(self.group)?;
