@@ -1,5 +1,6 @@
 //! `redlatch run` and the processes of its command that have left its process group.
 
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -65,6 +66,70 @@ async fn stopped_run_ends_processes_outside_of_the_group() {
     ends(process).await;
     running.signal(Signal::CONT);
     assert_eq!(running.end().await.code, 75);
+}
+
+/// A command that ends by a signal before the process that it has started, which reports TERM and
+/// ends once a file exists. Prints both process ids.
+fn clean_up(wrapper: &str, file: &Path) -> String {
+    let trap = format!("echo term; while [ ! -e {} ]; do sleep 0.02; done; echo done; exit", file.display());
+    format!("echo $$; {wrapper} bash -c 'trap \"{trap}\" TERM; echo $$; while :; do sleep 0.05; done'; true")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_stays_held_after_a_signal_until_all_processes_have_ended() {
+    let server = Server::start().await;
+    for wrapper in ["", "setsid", "timeout 1000"] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        let mut running = RunningProgram::start(on(&server, &words(&clean_up(wrapper, &file))));
+        let (command, process) = (pid(&running.line().await), pid(&running.line().await));
+        running.signal(Signal::TERM);
+        assert_eq!(running.line().await, "term", "{wrapper}");
+        ends(command).await;
+        // Longer than the TTL.
+        tokio::time::sleep(Duration::from_millis(6500)).await;
+        assert!(server.run::<bool>(&["EXISTS", "lock:job"]).await, "{wrapper}: released too early");
+        std::fs::write(file, "").unwrap();
+        let ended = running.end().await;
+        assert_eq!(ended.code, 128 + 15, "{ended:?}");
+        assert!(ended.stdout.ends_with("done\n"), "{ended:?}");
+        assert_eq!(ended.stderr.matches("stays held").count(), 1, "{ended:?}");
+        assert!(ended.stderr.contains(&process.as_raw_nonzero().to_string()), "{ended:?}");
+        is_held(&server, "job", false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn further_signals_reach_the_processes_that_the_command_has_left() {
+    let server = Server::start().await;
+    // Ends at a second TERM. `sh` ends at the first one, and `setsid` has executed `bash`.
+    let script =
+        "setsid bash -c 'trap \"echo term; trap - TERM\" TERM; echo $$; while :; do sleep 0.05; done'; true";
+    let mut running = RunningProgram::start(on(&server, &words(script)));
+    let process = pid(&running.line().await);
+    running.signal(Signal::TERM);
+    assert_eq!(running.line().await, "term");
+    assert!(is_alive(process));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().await.code, 128 + 15);
+    assert!(!is_alive(process));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loss_ends_the_processes_that_the_command_has_left() {
+    let server = Server::start().await;
+    for wrapper in ["", "setsid"] {
+        let script = clean_up(wrapper, Path::new("/nonexistent"));
+        let mut running = RunningProgram::start(on(&server, &words(&script)));
+        let (command, process) = (pid(&running.line().await), pid(&running.line().await));
+        running.signal(Signal::TERM);
+        assert_eq!(running.line().await, "term");
+        ends(command).await;
+        assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+        let ended = running.end().await;
+        assert_eq!(ended.code, 75, "{ended:?}");
+        assert!(!is_alive(process), "{wrapper}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

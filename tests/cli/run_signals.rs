@@ -61,17 +61,18 @@ async fn signal_is_forwarded_and_the_command_decides() {
         assert_eq!((ended.code, ended.stdout.as_str()), (9, "caught\n"), "{signal:?}: {ended:?}");
         is_held(&server, "job", false).await;
         // Without a handler, the whole group dies.
-        let script = "sleep 1000 >/dev/null 2>&1 & echo $!; wait";
+        let script = "sleep 1000 >/dev/null 2>&1 & echo $!; echo $$; wait";
         let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", script]));
-        let grandchild = pid(&running.line().await);
+        let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
         running.signal(signal);
-        let ended = running.end().await;
-        // A shell lets its background jobs ignore INT and QUIT.
+        ends(command).await;
+        // A shell lets its background jobs ignore INT and QUIT, and the lock stays held until they
+        // have ended. The job may have ended before it ignored them.
         if [Signal::INT, Signal::QUIT].contains(&signal) {
-            // It may have ended before it ignored them.
             let _ = kill_process(grandchild, Signal::KILL);
         }
         ends(grandchild).await;
+        let ended = running.end().await;
         assert_eq!(ended.code, 128 + signal.as_raw(), "{signal:?}: {ended:?}");
         is_held(&server, "job", false).await;
     }

@@ -20,6 +20,9 @@ use crate::run::interrupted;
 use crate::signals::{Event, Signals};
 use crate::watchdog::Watchdog;
 
+/// How long the processes of an ended command may clean up before a message names them.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
+
 /// How often to look for processes that outlive the command, at first and later.
 const POLL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
@@ -76,7 +79,10 @@ pub(crate) async fn run(
         deadline,
         kill_at: None,
         is_killed: false,
+        signal: None,
         ended: None,
+        was_lent: false,
+        is_reported: false,
         poll: POLL.0,
     };
     command.run(lease, ttl, signals).await.map_err(Failure::os("wait for the command"))
@@ -96,8 +102,14 @@ struct Command {
     /// The command was ended by TERM, and is killed then.
     kill_at: Option<Instant>,
     is_killed: bool,
+    /// The last signal that was passed on.
+    signal: Option<Signal>,
     /// When this program noticed that the group's leader has ended.
     ended: Option<Instant>,
+    /// The terminal was the command's when the leader ended.
+    was_lent: bool,
+    /// A message has said which processes are waited for.
+    is_reported: bool,
     /// When to look again for processes that outlive the leader.
     poll: Duration,
 }
@@ -113,8 +125,9 @@ impl Command {
         self.conclude().await
     }
 
-    /// Returns once the command has ended, before it is reaped. If the lease was lost, all of its
-    /// processes have ended, as far as the system shows them, or were killed.
+    /// Returns once the command has ended, before it is reaped. If the lease was lost or a signal
+    /// was passed on, all of its processes have ended, as far as the system shows them, or were
+    /// killed.
     async fn supervise(&mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<()> {
         // How late a renewal, a passed deadline or a resumed machine may be noticed.
         let tick = (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1));
@@ -152,11 +165,13 @@ impl Command {
                 () = tokio::time::sleep(wait) => Event::Child,
             };
             match event {
-                Event::Forward(signal) => self.processes.signal_group(signal),
+                Event::Forward(signal) => self.forward(signal),
                 Event::Continued => self.continue_command(),
                 Event::Child => {
                     let state = state_of(self.group)?;
-                    if state == ChildState::Ended && self.is_over() {
+                    if let ChildState::Ended(signal) = state
+                        && self.is_over(signal).await?
+                    {
                         return Ok(());
                     }
                     if let Err(error) = self.watchdog.check() {
@@ -170,20 +185,52 @@ impl Command {
         }
     }
 
-    /// The leader has ended. Whether no other process of the command is to be waited for.
+    /// Passes a signal on. The leader decides for the processes outside of the group, as a shell or
+    /// `timeout` does, until it has ended.
+    fn forward(&mut self, signal: Signal) {
+        self.signal = Some(signal);
+        if self.ended.is_some() { self.processes.signal(signal) } else { self.processes.signal_group(signal) }
+    }
+
+    /// The leader has ended, by this signal if any. Whether no other process of the command is to
+    /// be waited for.
     ///
-    /// After TERM, each of them may use the grace: a script may end at once, and the programs that
-    /// it has started write their last data.
-    fn is_over(&mut self) -> bool {
+    /// After a signal, the others may still clean up, as the programs that a script has started:
+    /// the next holder must not start beside them.
+    async fn is_over(&mut self, by: Option<Signal>) -> io::Result<bool> {
+        let is_first = self.ended.is_none();
+        if is_first {
+            self.was_lent = self.is_lent;
+            // Ctrl-C is to reach this program from now on: it has to pass it on to all of them.
+            self.return_terminal().await?;
+        }
+        if self.signal.is_none() && self.was_lent {
+            // Ctrl-C reached the command alone.
+            self.signal = by.filter(|by| [Signal::INT, Signal::QUIT].contains(by));
+        }
+        if self.is_killed || self.kill_at.is_none() && self.signal.is_none() {
+            return Ok(true);
+        }
         let now = Instant::now();
         let ended = *self.ended.get_or_insert(now);
-        if self.kill_at.is_none() || self.is_killed {
-            return true;
-        }
-        let Some(left) = self.processes.alive() else { return true };
+        let Some(left) = self.processes.alive() else { return Ok(true) };
         // A scan of thousands of processes takes a while, and may take no core for itself.
         self.poll = (now.elapsed() * 20).max(ended.elapsed() / 10).clamp(POLL.0, POLL.1);
-        left.is_empty()
+        if self.kill_at.is_some() || left.is_empty() {
+            return Ok(left.is_empty());
+        }
+        if let Some(signal) = self.signal.filter(|_| is_first) {
+            self.processes.signal_others(signal);
+        }
+        if !self.is_reported && ended.elapsed() >= REPORT_AFTER {
+            self.is_reported = true;
+            let pids: Vec<_> = left.iter().map(|member| member.pid.to_string()).collect();
+            let pids = pids.join(", ");
+            say(&format!(
+                "the command has ended, but not its processes {pids}: the lock stays held until they have"
+            ));
+        }
+        Ok(false)
     }
 
     /// Sends TERM, and sets when KILL follows.
@@ -217,7 +264,7 @@ impl Command {
     }
 
     fn continue_command(&mut self) {
-        if self.has_terminal && !self.is_lent {
+        if self.has_terminal && !self.is_lent && self.ended.is_none() {
             self.is_lent = foreground::lend(self.group);
         }
         self.signal(Signal::CONT);
@@ -229,8 +276,6 @@ impl Command {
 
     /// Reaps the command, and kills what is left of it if the lock was lost.
     async fn conclude(mut self) -> io::Result<CommandExit> {
-        let was_lent = self.is_lent;
-        self.return_terminal().await?;
         let mut is_lost = self.kill_at.is_some();
         if is_lost {
             self.processes.kill();
@@ -240,7 +285,9 @@ impl Command {
             is_lost = true;
         }
         let status = self.child.wait()?;
-        if was_lent && let Some(signal @ (Signal::INT | Signal::QUIT)) = signal_of(status) {
+        if self.was_lent
+            && let Some(signal @ (Signal::INT | Signal::QUIT)) = signal_of(status)
+        {
             // Ctrl-C reached the command alone. A script that called this program is to end too.
             let _ = kill_current_process_group(signal);
         }
@@ -253,7 +300,8 @@ enum ChildState {
     Runs,
     /// Since the last poll.
     Stopped,
-    Ended,
+    /// By this signal, if any.
+    Ended(Option<Signal>),
 }
 
 /// The state of a child. One that has ended is not reaped, so its number stays its own.
@@ -270,7 +318,7 @@ fn state_of(child: Pid) -> io::Result<ChildState> {
             let _ = waitid(WaitId::Pid(child), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
             ChildState::Stopped
         }
-        Some(_) => ChildState::Ended,
+        Some(status) => ChildState::Ended(status.terminating_signal().and_then(Signal::from_named_raw)),
     })
 }
 
@@ -308,8 +356,8 @@ mod tests {
         assert_eq!(next_state(pid, ChildState::Runs), ChildState::Stopped);
         assert_eq!(state_of(pid).unwrap(), ChildState::Runs, "a stop is reported once");
         kill_process(pid, Signal::KILL).unwrap();
-        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Ended);
-        assert_eq!(state_of(pid).unwrap(), ChildState::Ended, "it is not reaped");
+        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Ended(Some(Signal::KILL)));
+        assert_eq!(state_of(pid).unwrap(), ChildState::Ended(Some(Signal::KILL)), "it is not reaped");
         child.wait().unwrap();
     }
 }
