@@ -114,6 +114,14 @@ pub fn is_alive(pid: Pid) -> bool {
     test_kill_process(pid).is_ok() && !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
 }
 
+/// The watchdog of a `run`.
+pub fn watchdog_of(run: Pid) -> Option<Pid> {
+    let tasks = format!("/proc/{0}/task/{0}/children", run.as_raw_nonzero());
+    let children = std::fs::read_to_string(tasks).unwrap();
+    let words = |id: &&str| std::fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
+    children.split_whitespace().find(|id| words(id).starts_with("lock-watchdog")).map(pid)
+}
+
 pub async fn ends(pid: Pid) {
     eventually("a process ends", || async { !is_alive(pid) }).await;
 }

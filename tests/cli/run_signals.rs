@@ -2,7 +2,7 @@
 
 use rustix::process::{Signal, kill_process};
 
-use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on};
+use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on, watchdog_of};
 use crate::support::{Server, eventually};
 
 const SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
@@ -135,12 +135,7 @@ async fn killed_watchdog_is_replaced() {
     let mut running = RunningProgram::start(on(&server, &words));
     let command = pid(&running.line().await);
     let parent = running.pid();
-    let watchdog = || {
-        let tasks = format!("/proc/{0}/task/{0}/children", parent.as_raw_nonzero());
-        let children = std::fs::read_to_string(tasks).unwrap();
-        let names = |id: &&str| std::fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
-        children.split_whitespace().find(|id| names(id).starts_with("lock-watchdog")).map(pid)
-    };
+    let watchdog = || watchdog_of(parent);
     let first = watchdog().unwrap();
     kill_process(first, Signal::KILL).unwrap();
     eventually("another watchdog", || async { watchdog().is_some_and(|now| now != first) }).await;
@@ -156,4 +151,17 @@ async fn killed_watchdog_is_replaced() {
     assert_eq!(running.end().await.code, 128 + 15);
     assert!(!is_alive(command));
     ends(second).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_watchdog_does_not_keep_the_lock() {
+    let server = Server::start().await;
+    let words = ["run", "job", "--", "sh", "-c", "echo in; exec sleep 1"];
+    let mut running = RunningProgram::start(on(&server, &words));
+    assert_eq!(running.line().await, "in");
+    let watchdog = watchdog_of(running.pid()).unwrap();
+    kill_process(watchdog, Signal::STOP).unwrap();
+    assert_eq!(running.end().await.code, 0);
+    assert!(!is_alive(watchdog));
+    is_held(&server, "job", false).await;
 }

@@ -24,6 +24,9 @@ use crate::signals::Signals;
 /// The first argument of the copy; the grace follows, in milliseconds.
 pub(crate) const ROLE: &str = "__watchdog";
 
+/// How long the copy may take to end.
+const LIMIT: Duration = Duration::from_secs(1);
+
 /// This program. Also after an upgrade has replaced its file, Linux starts the same one.
 pub(crate) fn program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
@@ -104,7 +107,21 @@ impl Watchdog {
     pub(crate) fn end(mut self) -> bool {
         self.send("done\n");
         self.pipe = None;
-        self.has_acted || self.copy.wait().is_ok_and(has_acted)
+        self.has_acted || self.wait().is_ok_and(has_acted)
+    }
+
+    /// Waits for the copy, which usually ends at once. One that is stopped does not, and the lease
+    /// would be renewed for ever, so it is killed after a while.
+    fn wait(&mut self) -> io::Result<ExitStatus> {
+        let start = Instant::now();
+        while start.elapsed() < LIMIT {
+            if let Some(status) = self.copy.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.copy.kill()?;
+        self.copy.wait()
     }
 
     fn send(&mut self, line: &str) {
