@@ -57,11 +57,12 @@ pub(crate) fn begin<'a>(
     kinds: impl IntoIterator<Item = &'static str>,
     servers: impl Iterator<Item = &'a str>,
 ) {
-    use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram};
+    use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge};
     safely(|| {
         COUNTERS.into_iter().for_each(|(name, text)| describe_counter!(name, Unit::Count, text));
         HISTOGRAMS.into_iter().for_each(|(name, text)| describe_histogram!(name, Unit::Seconds, text));
         describe_gauge!("redlatch.lock.waiting", Unit::Count, "Calls of this process that wait now.");
+        describe_gauge!("redlatch.server.failing", Unit::Count, "Clients for which the server fails now.");
         for kind in kinds {
             for reason in LossReason::ALL {
                 counter!("redlatch.lease.losses", "kind" => kind, "reason" => reason.word()).increment(0);
@@ -73,6 +74,7 @@ pub(crate) fn begin<'a>(
         }
         for server in servers {
             counter!("redlatch.server.outages", "server" => server.to_owned()).increment(0);
+            gauge!("redlatch.server.failing", "server" => server.to_owned()).increment(0.0);
         }
     });
 }
@@ -133,6 +135,12 @@ pub(crate) fn lost(_kind: &'static str, _reason: LossReason) {
 /// An outage of a server has begun.
 pub(crate) fn outage(_server: &str) {
     metric!(counter!("redlatch.server.outages", "server" => _server.to_owned()).increment(1));
+    metric!(gauge!("redlatch.server.failing", "server" => _server.to_owned()).increment(1.0));
+}
+
+/// An outage of a server has ended.
+pub(crate) fn outage_ended(_server: &str) {
+    metric!(gauge!("redlatch.server.failing", "server" => _server.to_owned()).decrement(1.0));
 }
 
 /// Requests were sent: one of its own, or several as one batch.

@@ -12,6 +12,7 @@ mod contended_locks;
 mod endpoint;
 mod failure;
 mod handshake;
+mod in_flight;
 mod late_notifications;
 #[cfg(feature = "cluster")]
 mod masters;
@@ -31,7 +32,8 @@ mod wakeups;
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;
-pub(crate) use node::{InFlight, Node};
+pub(crate) use in_flight::InFlight;
+pub(crate) use node::Node;
 pub(crate) use quorum::{HoldCount, Nodes, Stragglers, Vote, Votes, WaitFor, median_clock};
 pub(crate) use script::{Answer, Call, ManyScript, Reply, Script};
 #[cfg(feature = "cluster")]

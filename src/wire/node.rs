@@ -1,12 +1,10 @@
-//! [`Node`]: one Redis deployment that runs scripts. [`InFlight`]: requests with an unknown
-//! effect.
+//! [`Node`]: one Redis deployment that runs scripts.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
-use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::batcher::{SentFlag, TimedReply};
@@ -14,6 +12,7 @@ use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::failure::{Failure, is_broken, too_slow, was_redirected, was_refused};
 use super::handshake::{Facts, Handshake, Membership};
+use super::in_flight::InFlight;
 use super::script::{Call, LATE, NOT_ADMITTED, PreparedCall, Reply};
 use super::shared_connection::{LiveConnection, ScriptLoader, SharedConnection};
 use crate::clock::Moment;
@@ -421,6 +420,7 @@ impl Node {
                 let observer = Arc::clone(&self.observer);
                 Some(Box::new(move || {
                     event!(info, server = %server, holds = _holds, after = ?after, "a server answers again");
+                    measure::outage_ended(&server);
                     observer.emit(|| Event::OutageEnded { server, after });
                 }))
             }
@@ -450,73 +450,11 @@ impl Node {
     }
 }
 
-/// What is unknown of the requests of one attempt: whether all were answered, and none may run
-/// again.
-#[derive(Debug, Default)]
-pub(crate) struct InFlight {
-    unanswered: AtomicU32,
-    is_unknown: AtomicBool,
-    /// The latest request was withdrawn before it was written.
-    is_withdrawn: AtomicBool,
-    /// Notified when all requests were answered.
-    all_answered: Notify,
-}
-
-impl InFlight {
-    /// Whether the latest request to the only node was withdrawn before it was written: it has no
-    /// effect, now or later.
-    pub(crate) fn is_withdrawn(&self) -> bool {
-        self.is_withdrawn.load(Ordering::SeqCst)
-    }
-
-    /// Records that a request leaves: until its reply arrives, its effect is unknown.
-    pub(crate) fn sent(&self) {
-        self.is_withdrawn.store(false, Ordering::SeqCst);
-        self.unanswered.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Records that the latest request was dropped before it was written.
-    pub(super) fn withdraw(&self) {
-        self.is_withdrawn.store(true, Ordering::SeqCst);
-        self.answered();
-    }
-
-    /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
-    pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
-        let is_indeterminate = match outcome {
-            Ok(reply) => reply.first_failure.is_some(),
-            Err(failure) => failure.is_indeterminate(),
-        };
-        if is_indeterminate {
-            self.mark_unknown();
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.is_failing.load(Ordering::Relaxed) {
+            measure::outage_ended(&self.label); // for this client
         }
-        self.answered();
-    }
-
-    /// Records that the request was answered.
-    pub(crate) fn answered(&self) {
-        if self.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.all_answered.notify_waiters();
-        }
-    }
-
-    /// Waits until all requests were answered, whatever the answers were.
-    pub(crate) async fn all_answered(&self) {
-        let notified = self.all_answered.notified();
-        tokio::pin!(notified);
-        notified.as_mut().enable();
-        if self.unanswered.load(Ordering::SeqCst) > 0 {
-            notified.await;
-        }
-    }
-
-    /// Records that the effects are unknown, whatever the replies were: they must be undone.
-    pub(crate) fn mark_unknown(&self) {
-        self.is_unknown.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_indeterminate(&self) -> bool {
-        self.is_unknown.load(Ordering::SeqCst) || self.unanswered.load(Ordering::SeqCst) > 0
     }
 }
 

@@ -16,7 +16,8 @@ use tokio::time::{sleep, timeout};
 
 use super::failure::{Failure, NodeReplies, NodeReply, too_slow};
 use super::handshake::Facts;
-use super::node::{InFlight, Node};
+use super::in_flight::InFlight;
+use super::node::Node;
 use super::script::{Call, Reply};
 use crate::clock::Moment;
 use crate::deployment::{Deployment, NodeSet};

@@ -221,7 +221,7 @@ impl Subscriber {
                             warn,
                             server = %self.endpoint.label(),
                             error = %_error,
-                            "cannot subscribe to wake-ups: waiters poll unless most nodes are subscribed"
+                            "cannot subscribe to wake-ups: its waiters poll; on a quorum, only if most nodes fail so"
                         );
                     }
                     self.mailboxes.set_state(self.place, state);

@@ -58,6 +58,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "endpoint",
             "handshake",
             "shared_connection",
+            "in_flight",
             "node",
             "quorum",
             "late_notifications",

@@ -119,9 +119,13 @@ async fn metrics_are_readable_by_prometheus() {
     let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
     let loss = "redlatch_lease_losses{kind=\"mutex\",reason=\"revoked\"}";
     let outage = format!("redlatch_server_outages{{server=\"127.0.0.1:{}\"}}", server.port());
-    for name in
-        [loss, &outage, "redlatch_lock_acquisitions{kind=\"read\",outcome=\"granted\",wake=\"polled\"}"]
-    {
+    let failing = outage.replace("outages", "failing");
+    for name in [
+        loss,
+        &outage,
+        &failing,
+        "redlatch_lock_acquisitions{kind=\"read\",outcome=\"granted\",wake=\"polled\"}",
+    ] {
         assert_eq!(sample(&handle, name), 0.0, "{name}: what alerts are for is there from the start");
     }
     assert!(handle.render().contains("# HELP redlatch_lease_losses Leases"));
@@ -167,8 +171,19 @@ async fn metrics_are_readable_by_prometheus() {
     let impatient = server.locks_with(ttl(600).node_timeout(Duration::from_millis(100))).await;
     server.pause();
     assert!(impatient.mutex("paused").unwrap().try_lock().await.is_err());
+    assert!(sample(&handle, &failing) >= 1.0);
     server.resume();
     assert_eq!(sample(&handle, &outage), 1.0);
+    eventually("it answers again", async || impatient.mutex("paused").unwrap().try_lock().await.is_ok())
+        .await;
+    assert_eq!(sample(&handle, &failing), 0.0);
+    // A client that ends during an outage does not count any more.
+    server.pause();
+    assert!(impatient.mutex("paused").unwrap().try_lock().await.is_err());
+    assert!(sample(&handle, &failing) >= 1.0);
+    drop(impatient);
+    eventually("the client has ended", async || sample(&handle, &failing) == 0.0).await;
+    server.resume();
     // Many at once share calls.
     let pairs = (0..64).map(|number| {
         let lock = locks.mutex(format!("many-{number}")).unwrap();
@@ -221,7 +236,7 @@ fn names(text: &str, prefix: &str) -> BTreeSet<String> {
 #[test]
 fn page_and_dashboard_have_the_metrics_of_the_code() {
     let code = names(include_str!("../../src/measure.rs"), "\"redlatch.");
-    assert_eq!(code.len(), 11);
+    assert_eq!(code.len(), 12);
     let page = include_str!("../../docs/metrics.md");
     assert_eq!(names(page, "| `redlatch."), code);
     for text in [page, include_str!("../../docs/metrics/dashboard.json")] {

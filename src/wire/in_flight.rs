@@ -1,0 +1,78 @@
+//! [`InFlight`]: requests with an unknown effect.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use tokio::sync::Notify;
+
+use super::failure::Failure;
+use super::script::Reply;
+
+/// What is unknown of the requests of one attempt: whether all were answered, and none may run
+/// again.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    unanswered: AtomicU32,
+    is_unknown: AtomicBool,
+    /// The latest request was withdrawn before it was written.
+    is_withdrawn: AtomicBool,
+    /// Notified when all requests were answered.
+    all_answered: Notify,
+}
+
+impl InFlight {
+    /// Whether the latest request to the only node was withdrawn before it was written: it has no
+    /// effect, now or later.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.is_withdrawn.load(Ordering::SeqCst)
+    }
+
+    /// Records that a request leaves: until its reply arrives, its effect is unknown.
+    pub(crate) fn sent(&self) {
+        self.is_withdrawn.store(false, Ordering::SeqCst);
+        self.unanswered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Records that the latest request was dropped before it was written.
+    pub(super) fn withdraw(&self) {
+        self.is_withdrawn.store(true, Ordering::SeqCst);
+        self.answered();
+    }
+
+    /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
+    pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
+        let is_indeterminate = match outcome {
+            Ok(reply) => reply.first_failure.is_some(),
+            Err(failure) => failure.is_indeterminate(),
+        };
+        if is_indeterminate {
+            self.mark_unknown();
+        }
+        self.answered();
+    }
+
+    /// Records that the request was answered.
+    pub(crate) fn answered(&self) {
+        if self.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.all_answered.notify_waiters();
+        }
+    }
+
+    /// Waits until all requests were answered, whatever the answers were.
+    pub(crate) async fn all_answered(&self) {
+        let notified = self.all_answered.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        if self.unanswered.load(Ordering::SeqCst) > 0 {
+            notified.await;
+        }
+    }
+
+    /// Records that the effects are unknown, whatever the replies were: they must be undone.
+    pub(crate) fn mark_unknown(&self) {
+        self.is_unknown.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_indeterminate(&self) -> bool {
+        self.is_unknown.load(Ordering::SeqCst) || self.unanswered.load(Ordering::SeqCst) > 0
+    }
+}
