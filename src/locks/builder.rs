@@ -45,6 +45,7 @@ enum Topology {
 
 impl LocksBuilder {
     /// Sets one server as the topology. See [one server](crate::guide::connecting#one-server).
+    #[doc(alias = "url")]
     pub fn server(self, server: impl Into<Source>) -> LocksBuilder {
         self.with(Topology::Server(server.into()))
     }

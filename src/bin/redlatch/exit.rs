@@ -38,6 +38,9 @@ pub(crate) enum Failure {
         #[source]
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The reader of stdout has ended.
+    #[error("stdout is not read any more")]
+    Unread,
     #[error("could not {what}")]
     System {
         what: &'static str,
@@ -56,6 +59,7 @@ impl Failure {
         match self {
             Failure::Usage(_) | Failure::Lock(redlatch::Error::Name(_) | redlatch::Error::Config(_)) => USAGE,
             Failure::Lock(_) | Failure::Server { .. } => UNAVAILABLE,
+            Failure::Unread => SIGNALED + 13,
             Failure::System { .. } => SYSTEM,
         }
     }
@@ -111,11 +115,15 @@ pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "redlatch: {}", mask_passwords(text));
 }
 
-/// Writes to stdout.
+/// Writes to stdout. If its reader has ended, as `head` does, this program ends as other programs
+/// do then, which SIGPIPE ends.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
-    written.map_err(Failure::os("write to stdout"))
+    written.map_err(|cause| match cause.kind() {
+        io::ErrorKind::BrokenPipe => Failure::Unread,
+        _ => Failure::System { what: "write to stdout", cause },
+    })
 }
 
 /// Writes a value to stdout as one line of JSON.

@@ -31,9 +31,12 @@ impl ManArgs {
     pub(crate) fn execute<Program: CommandFactory>(&self) -> Result<u8, Failure> {
         let subject = page_of(Program::command(), &self.command)?;
         let mut page = Vec::new();
-        clap_mangen::Man::new(subject).render(&mut page).map_err(Failure::os("write the page"))?;
-        // The generator does not know that `--` comes before the command of `run`.
+        let man = clap_mangen::Man::new(subject).source(concat!("redlatch ", env!("CARGO_PKG_VERSION")));
+        man.render(&mut page).map_err(Failure::os("write the page"))?;
+        // The generator does not know that `--` comes before the command of `run`, nor what the
+        // text after the options is.
         let page = String::from_utf8_lossy(&page).replace(r"<\fICOMMAND\fR>", r"\-\- \fICOMMAND\fR...");
+        let page = page.replace(".SH EXTRA", ".SH EXIT STATUS");
         print(page.trim_end())?;
         Ok(0)
     }

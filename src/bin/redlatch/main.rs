@@ -100,7 +100,9 @@ fn conclude(outcome: Result<u8, Failure>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            say(&failure.text());
+            if !matches!(failure, Failure::Unread) {
+                say(&failure.text());
+            }
             ExitCode::from(failure.code())
         }
     }
