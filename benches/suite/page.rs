@@ -97,8 +97,8 @@ servers and the client share two cores, so that time decides.
 call, which halves the time of one server. They travel together to each master, which made a third \
 more pairs than one by one.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
-poll is 8 to 10 commands inside its script, and for a re-entrant lock some of the polls ask who holds \
-it. Longer pauses would leave less time for a late poll before the waiter counts as dead. Tasks that wait to read each wait in Redis, since one \
+poll is 8 to 10 commands inside its script, and for a re-entrant lock some of the polls ask for its \
+holder. Longer pauses would leave less time for a late poll before the waiter counts as dead. Tasks that wait to read each wait in Redis, since one \
 release admits all of them, and one of them polls for all.
 - **Held locks.** 100,000 locks are 10,000 renewals a second. Each takes the server 2 us, in calls for \
 up to 128 locks, and the client about as much.

@@ -144,11 +144,11 @@ fn unreleased(
     let listed: Vec<_> = names.iter().map(|name| format!("{:?}", name.as_str())).collect();
     let more = if names.len() == MAX_NAMES { " and possibly others" } else { "" };
     let listed = listed.join(", ");
-    write!(
-        f,
-        "{count} holds or waiters were not released within {limit:?}: locks {listed}{more}; \
-         the servers may hold them until their TTLs expire"
-    )
+    match count {
+        1 => write!(f, "1 hold or waiter was not released within ")?,
+        _ => write!(f, "{count} holds or waiters were not released within ")?,
+    }
+    write!(f, "{limit:?}: locks {listed}{more}; the servers may hold them until their TTLs expire")
 }
 
 /// `1 granted, 1 refused, 1 silent of 3 nodes; 2 must agree`, and why the others failed.

@@ -78,24 +78,33 @@ fn clean_up(wrapper: &str, file: &Path) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn lock_stays_held_after_a_signal_until_all_processes_have_ended() {
     let server = Server::start().await;
-    for wrapper in ["", "setsid", "timeout 1000"] {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("file");
-        let mut running = RunningProgram::start(on(&server, &words(&clean_up(wrapper, &file))));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    let mut all = Vec::new();
+    for (name, wrapper) in [("group", ""), ("session", "setsid"), ("timeout", "timeout 1000")] {
+        let script = clean_up(wrapper, &file);
+        let words = ["run", "--ttl", "6s", name, "--", "sh", "-c", &script];
+        let mut running = RunningProgram::start(on(&server, &words));
         let (command, process) = (pid(&running.line().await), pid(&running.line().await));
         running.signal(Signal::TERM);
-        assert_eq!(running.line().await, "term", "{wrapper}");
+        assert_eq!(running.line().await, "term", "{name}");
         ends(command).await;
-        // Longer than the TTL.
-        tokio::time::sleep(Duration::from_millis(6500)).await;
-        assert!(server.run::<bool>(&["EXISTS", "lock:job"]).await, "{wrapper}: released too early");
-        std::fs::write(file, "").unwrap();
+        all.push((name, running, process));
+    }
+    // Longer than the TTL.
+    tokio::time::sleep(Duration::from_millis(6500)).await;
+    for (name, ..) in &all {
+        let key = format!("lock:{name}");
+        assert!(server.run::<bool>(&["EXISTS", &key]).await, "{name}: released too early");
+    }
+    std::fs::write(file, "").unwrap();
+    for (name, running, process) in all {
         let ended = running.end().await;
         assert_eq!(ended.code, 128 + 15, "{ended:?}");
         assert!(ended.stdout.ends_with("done\n"), "{ended:?}");
         assert_eq!(ended.stderr.matches("stays held").count(), 1, "{ended:?}");
         assert!(ended.stderr.contains(&process.as_raw_nonzero().to_string()), "{ended:?}");
-        is_held(&server, "job", false).await;
+        is_held(&server, name, false).await;
     }
 }
 

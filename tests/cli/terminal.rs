@@ -95,6 +95,29 @@ async fn interrupt_key_ends_the_command_and_its_caller() {
     crate::program::is_held(&server, "job", false).await;
 }
 
+/// The key ends the command, but not a process that it has started. A second Ctrl-C reaches that
+/// one too, also in another session.
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupt_key_keeps_the_lock_until_all_processes_have_ended() {
+    let server = Server::start().await;
+    // A shell lets a background job ignore INT, and it may not trap what it ignores.
+    let clean_up = r#"trap 'trap exit INT; echo cleans' INT; echo re""ady; while :; do sleep 0.05; done"#;
+    for wrapper in ["env --default-signal", "setsid env --default-signal"] {
+        let command = format!(r#"{wrapper} bash -c "$CLEAN_UP" & exec sleep 1000"#);
+        let script = format!("export CLEAN_UP=$1; {REDLATCH} run job -- sh -c '{command}'; echo not-reached");
+        let mut terminal = Terminal::start(&["sh", "-c", &script, "sh", clean_up], &server);
+        terminal.shows("ready").await;
+        terminal.press("\u{3}");
+        terminal.shows("cleans").await;
+        terminal.shows("stays held").await;
+        assert!(server.run::<bool>(&["EXISTS", "lock:job"]).await);
+        terminal.press("\u{3}");
+        let (code, screen) = terminal.end().await;
+        assert!(code != Some(0) && !screen.contains("not-reached"), "{code:?} {screen}");
+        crate::program::is_held(&server, "job", false).await;
+    }
+}
+
 /// Ctrl-Z stops the command and the program, so that the shell returns; `fg` continues both.
 #[tokio::test(flavor = "multi_thread")]
 async fn suspend_key_returns_to_the_shell_and_fg_continues() {
@@ -110,6 +133,108 @@ async fn suspend_key_returns_to_the_shell_and_fg_continues() {
     terminal.shows("Stopped").await;
     terminal.press("echo shell-$((1 + 1))\n");
     terminal.shows("shell-2").await;
+    terminal.press("fg\n");
+    terminal.press("one\n");
+    terminal.shows("got-one").await;
+    terminal.press("exit 3\n");
+    assert_eq!(terminal.end().await.0, Some(3));
+}
+
+/// Runs a line as the script of a shell, or types it into one.
+async fn shell(is_interactive: bool, line: &str, server: &Server) -> Terminal {
+    if !is_interactive {
+        return Terminal::start(&["bash", "-c", line], server);
+    }
+    let mut terminal = Terminal::start(&["bash", "--norc", "--noprofile", "-i"], server);
+    terminal.press("PS1='$((6 * 7))> '\n");
+    terminal.shows("42> ").await;
+    terminal.press(&format!("{line}; exit\n"));
+    terminal
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_with_another_stdin_reads_the_terminal() {
+    let server = Server::start().await;
+    // With the terminal as its stdin, and another program of the pipeline that does not read it.
+    let reads = "sh -c 'echo re''ady; read -r line </dev/tty; echo got-$line'";
+    for line in [
+        format!("echo x | {REDLATCH} run job -- {reads}; read -r line; echo then-$line"),
+        format!("sleep 1000 | {REDLATCH} run job -- {reads}; read -r line; echo then-$line"),
+        format!("{REDLATCH} run job -- {reads} </dev/null; read -r line; echo then-$line"),
+        format!("{REDLATCH} run job -- {reads} | cat; read -r line; echo then-$line"),
+    ] {
+        for is_interactive in [false, true] {
+            let mut terminal = shell(is_interactive, &line, &server).await;
+            terminal.shows("ready").await;
+            terminal.press("one\n");
+            terminal.shows("got-one").await;
+            if line.starts_with("sleep") {
+                terminal.press("\u{3}");
+                continue;
+            }
+            terminal.press("two\n");
+            terminal.shows("then-two").await;
+            assert_eq!(terminal.end().await.0, Some(0), "{line}");
+        }
+    }
+}
+
+/// `less` reads the keys, and its input from a command that does not use the terminal.
+#[tokio::test(flavor = "multi_thread")]
+async fn pager_behind_the_program_reads_the_terminal() {
+    let server = Server::start().await;
+    let pager = "(head -n 1 >/dev/null; echo re''ady; read -r key </dev/tty; echo key-$key)";
+    let line = format!("{REDLATCH} run job -- seq 1 100000 | {pager}; read -r line; echo then-$line");
+    for is_interactive in [false, true] {
+        let mut terminal = shell(is_interactive, &line, &server).await;
+        terminal.shows("ready").await;
+        terminal.press("one\n");
+        terminal.shows("key-one").await;
+        terminal.press("two\n");
+        terminal.shows("then-two").await;
+        assert_eq!(terminal.end().await.0, Some(0));
+    }
+}
+
+/// Ctrl-C reaches the program, which passes it on.
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupt_key_ends_a_pipeline() {
+    let server = Server::start().await;
+    let line = format!("{REDLATCH} run job -- sh -c 'echo re''ady; exec sleep 1000' | cat; echo code-$?");
+    for is_interactive in [false, true] {
+        let mut terminal = shell(is_interactive, &line, &server).await;
+        terminal.shows("ready").await;
+        terminal.press("\u{3}");
+        crate::program::is_held(&server, "job", false).await;
+        if is_interactive {
+            terminal.press("exit\n");
+        }
+        terminal.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn script_reads_the_terminal_beside_a_background_run() {
+    let server = Server::start().await;
+    let command = "sh -c 'echo re''ady; exec sleep 1000'";
+    let script = format!("{REDLATCH} run job -- {command} & read -r line; echo then-$line; kill $!; wait");
+    let mut terminal = Terminal::start(&["bash", "-c", &script], &server);
+    terminal.shows("ready").await;
+    terminal.press("one\n");
+    terminal.shows("then-one").await;
+    assert_eq!(terminal.end().await.0, Some(0));
+}
+
+/// A command in the background stops when it reads the terminal, and `fg` lends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn background_command_that_reads_the_terminal_stops_until_fg() {
+    let server = Server::start().await;
+    let mut terminal = Terminal::start(&["bash", "--norc", "--noprofile", "-i"], &server);
+    terminal.press("set -b; PS1='$((6 * 7))> '\n");
+    terminal.shows("42> ").await;
+    let reads = "sh -c 'read -r line </dev/tty; echo got-$line'";
+    terminal.press(&format!("echo x | {REDLATCH} run job -- {reads} &\n"));
+    terminal.shows("Stopped").await;
     terminal.press("fg\n");
     terminal.press("one\n");
     terminal.shows("got-one").await;

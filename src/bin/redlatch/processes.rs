@@ -82,6 +82,10 @@ impl Processes {
         self.send_group(Signal::CONT);
     }
 
+    pub(crate) fn continue_group(&self) {
+        self.send_group(Signal::CONT);
+    }
+
     /// Signals and continues the processes outside of the group. Those of a nested `run` get the
     /// signal from that one, and not twice: many programs stop their clean-up at a second signal.
     pub(crate) fn signal_others(&self, signal: Signal) {
@@ -157,35 +161,61 @@ impl Processes {
         let ids = String::from_utf8_lossy(values.next()?);
         let mut ids = ids.split(' ').skip_while(|id| *id != self.id);
         ids.next()?;
-        Some(ids.next().and_then(|id| Pid::from_raw(id.split('-').next()?.parse().ok()?)))
+        Some(ids.next().and_then(|id| number(id.split('-').next()?)))
     }
 }
 
 /// A process that has not ended, as /proc shows it.
 #[derive(Clone, Copy, Debug)]
-struct Stat {
+pub(crate) struct Stat {
     pub(crate) pid: Pid,
+    pub(crate) parent: Option<Pid>,
     /// `None`: its leader is outside of this container.
     pub(crate) group: Option<Pid>,
 }
 
 /// All processes that have not ended. Fails where /proc is not that of Linux.
-fn stats() -> io::Result<Vec<Stat>> {
+pub(crate) fn stats() -> io::Result<Vec<Stat>> {
     if !cfg!(target_os = "linux") {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let names = std::fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    Ok(names.filter_map(|name| stat(Pid::from_raw(name.parse().ok()?)?)).collect())
+    Ok(names.filter_map(|name| stat(number(&name)?)).collect())
 }
 
 fn stat(pid: Pid) -> Option<Stat> {
     // Without the file, it has ended since.
     let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    let text = String::from_utf8_lossy(&text);
+    parse(pid, &String::from_utf8_lossy(&text))
+}
+
+fn parse(pid: Pid, text: &str) -> Option<Stat> {
     // After the name of the program, which may contain any character.
     let mut words = text.rsplit_once(") ")?.1.split(' ');
     let is_alive = !matches!(words.next()?, "Z" | "X");
-    let mut number = || Some(Pid::from_raw(words.next()?.parse().ok()?));
-    let (_parent, group) = (number()?, number()?);
-    is_alive.then_some(Stat { pid, group })
+    let mut number = || Some(number(words.next()?));
+    let (parent, group) = (number()?, number()?);
+    is_alive.then_some(Stat { pid, parent, group })
+}
+
+/// A process id. The group of a process that was just reaped is -1, for which `Pid` panics.
+fn number(word: &str) -> Option<Pid> {
+    word.parse().ok().filter(|number| *number > 0).and_then(Pid::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+    use super::*;
+
+    #[test]
+    fn processes_are_read_from_proc() {
+        let pid = getpid();
+        let group = |text| parse(pid, text).map(|stat| stat.group.map(|group| group.as_raw_nonzero().get()));
+        assert_eq!(group("7 (a) b) S 1 5 5 0 -1"), Some(Some(5)));
+        assert_eq!(group("7 (kthreadd) S 0 0 0 0 -1"), Some(None));
+        assert_eq!(group("7 (reaped) R 0 -1 -1 0 -1"), Some(None));
+        assert_eq!(group("7 (sh) Z 1 5 5 0 -1"), None);
+        assert_eq!(stat(pid).unwrap().group, Some(rustix::process::getpgrp()));
+    }
 }

@@ -29,7 +29,8 @@ Exit codes:
   127  the command was not found
   128+ a signal ended the wait; the command was not started
 
-The command receives REDLATCH_NAME, REDLATCH_TOKEN (the fencing token) and REDLATCH_OWNER.";
+The command receives REDLATCH_NAME, REDLATCH_TOKEN (the fencing token), REDLATCH_OWNER and
+REDLATCH_RUNS.";
 
 /// Run a command while holding a lock.
 ///
@@ -116,7 +117,8 @@ impl RunArgs {
             Ok(()) => code,
             Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => {
                 say(&Failure::from(error).text());
-                say("the lock was lost before the command ended: another holder may have had it");
+                let name = &self.name;
+                say(&format!("lock {name:?}: lost before the command ended: another holder may have had it"));
                 code.map(|_| LOST)
             }
             Err(error) => {

@@ -7,13 +7,11 @@ use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use redlatch::{Lease, LeaseEnd};
-use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, kill_current_process_group, kill_process_group, waitid,
-};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_current_process_group, waitid};
 
 use crate::deadline::{Deadline, Grace};
 use crate::exit::{Failure, SIGNALED, say};
-use crate::foreground;
+use crate::foreground::Foreground;
 use crate::gate::Gate;
 use crate::processes::{self, Processes};
 use crate::run::interrupted;
@@ -64,16 +62,16 @@ pub(crate) async fn run(
         child.kill().and_then(|()| child.wait()).map_err(Failure::os("end a process"))?;
         return Ok(ended);
     }
-    let has_terminal = foreground::has_terminal();
-    let is_lent = has_terminal && foreground::lend(group);
+    let mut foreground = Foreground::new(group);
+    foreground.lend();
     let child = gate.open().map_err(Failure::os("start the command"))?;
     let processes = Processes::new(group, id);
     let command = Command {
+        name: lease.name().to_string(),
         child,
         group,
         processes,
-        has_terminal,
-        is_lent,
+        foreground,
         watchdog,
         grace,
         deadline,
@@ -89,12 +87,12 @@ pub(crate) async fn run(
 }
 
 struct Command {
+    /// The name of the lock, for messages: those of several jobs may arrive in one mailbox.
+    name: String,
     child: Child,
     group: Pid,
     processes: Processes,
-    has_terminal: bool,
-    /// The command's group is the foreground group of the terminal.
-    is_lent: bool,
+    foreground: Foreground,
     watchdog: Watchdog,
     grace: Grace,
     /// As last seen: a lease that has ended has none.
@@ -177,8 +175,8 @@ impl Command {
                     if let Err(error) = self.watchdog.check() {
                         say(&format!("the watchdog was killed, and another one cannot be started: {error}"));
                     }
-                    if state == ChildState::Stopped {
-                        self.stop_with_command().await?;
+                    if let ChildState::Stopped(by) = state {
+                        self.stop_with_command(by).await?;
                     }
                 }
             }
@@ -200,9 +198,9 @@ impl Command {
     async fn is_over(&mut self, by: Option<Signal>) -> io::Result<bool> {
         let is_first = self.ended.is_none();
         if is_first {
-            self.was_lent = self.is_lent;
+            self.was_lent = self.foreground.is_lent();
             // Ctrl-C is to reach this program from now on: it has to pass it on to all of them.
-            self.return_terminal().await?;
+            self.foreground.take_back().await?;
         }
         if self.signal.is_none() && self.was_lent {
             // Ctrl-C reached the command alone.
@@ -227,7 +225,8 @@ impl Command {
             let pids: Vec<_> = left.iter().map(|member| member.pid.to_string()).collect();
             let pids = pids.join(", ");
             say(&format!(
-                "the command has ended, but not its processes {pids}: the lock stays held until they have"
+                "lock {:?}: the command has ended, but not its processes {pids}: the lock stays held until they have",
+                self.name
             ));
         }
         Ok(false)
@@ -241,37 +240,36 @@ impl Command {
             Duration::ZERO => "KILL at once".to_owned(),
             left => format!("KILL in {left:.1?}"),
         };
-        say(&format!("the lease of the lock {why}: the command gets TERM, and {kill}"));
+        say(&format!("lock {:?}: its lease {why}: the command gets TERM, and {kill}", self.name));
         self.kill_at = Some(kill_at);
         self.watchdog.note_stop();
         self.processes.signal(Signal::TERM);
     }
 
-    /// Signals the group. It exists until its leader is reaped.
-    fn signal(&self, signal: Signal) {
-        let _ = kill_process_group(self.group, signal);
-    }
-
-    /// The command was stopped, by Ctrl-Z for instance. At a terminal this program stops as well,
-    /// so that the shell returns; the watchdog ends the command when the lease ends.
-    async fn stop_with_command(&mut self) -> io::Result<()> {
-        if !self.has_terminal || self.kill_at.is_some() {
+    /// The command was stopped. If it needs the terminal, it continues with it. After Ctrl-Z this
+    /// program stops as well, so that the shell returns; the watchdog ends the command when the
+    /// lease ends.
+    async fn stop_with_command(&mut self, by: Option<Signal>) -> io::Result<()> {
+        if self.kill_at.is_some() {
             return Ok(());
         }
-        self.return_terminal().await?;
+        if self.foreground.lend_after(by) {
+            self.processes.continue_group();
+            return Ok(());
+        }
+        if !self.foreground.is_used() {
+            return Ok(());
+        }
+        self.foreground.take_back().await?;
         // Ignored by the system if no shell could continue this process.
         Ok(kill_current_process_group(Signal::TSTP)?)
     }
 
     fn continue_command(&mut self) {
-        if self.has_terminal && !self.is_lent && self.ended.is_none() {
-            self.is_lent = foreground::lend(self.group);
+        if self.ended.is_none() {
+            self.foreground.lend();
         }
-        self.signal(Signal::CONT);
-    }
-
-    async fn return_terminal(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.is_lent) { foreground::take_back(self.group).await } else { Ok(()) }
+        self.processes.continue_group();
     }
 
     /// Reaps the command, and kills what is left of it if the lock was lost.
@@ -281,7 +279,11 @@ impl Command {
             self.processes.kill();
         }
         if self.watchdog.end() && !is_lost {
-            say("this program was stopped or hung while the lease ran out: its watchdog ended the command");
+            let name = &self.name;
+            say(&format!(
+                "lock {name:?}: this program was stopped or hung while the lease ran out: its watchdog ended the \
+                 command"
+            ));
             is_lost = true;
         }
         let status = self.child.wait()?;
@@ -298,8 +300,8 @@ impl Command {
 #[derive(Debug, PartialEq, Eq)]
 enum ChildState {
     Runs,
-    /// Since the last poll.
-    Stopped,
+    /// Since the last poll, by this signal.
+    Stopped(Option<Signal>),
     /// By this signal, if any.
     Ended(Option<Signal>),
 }
@@ -316,7 +318,7 @@ fn state_of(child: Pid) -> io::Result<ChildState> {
         Some(status) if status.stopped() => {
             // Clears the reported stop. If the child has ended meanwhile, that is seen next time.
             let _ = waitid(WaitId::Pid(child), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-            ChildState::Stopped
+            ChildState::Stopped(status.stopping_signal().and_then(Signal::from_named_raw))
         }
         Some(status) => ChildState::Ended(status.terminating_signal().and_then(Signal::from_named_raw)),
     })
@@ -353,7 +355,7 @@ mod tests {
         let pid = Pid::from_child(&child);
         assert_eq!(state_of(pid).unwrap(), ChildState::Runs);
         kill_process(pid, Signal::STOP).unwrap();
-        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Stopped);
+        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Stopped(Some(Signal::STOP)));
         assert_eq!(state_of(pid).unwrap(), ChildState::Runs, "a stop is reported once");
         kill_process(pid, Signal::KILL).unwrap();
         assert_eq!(next_state(pid, ChildState::Runs), ChildState::Ended(Some(Signal::KILL)));

@@ -212,11 +212,15 @@ fn watch(grace: u64) -> io::Result<bool> {
             command.kill();
             return Ok(true);
         }
-        if is_closed && command.have_ended() {
-            return Ok(has_acted);
+        let (scan, mut most) = (Instant::now(), Duration::from_secs(1));
+        if is_closed {
+            if command.have_ended() {
+                return Ok(has_acted);
+            }
+            // A scan of thousands of processes takes a while, and may take no core for itself.
+            most = (scan.elapsed() * 20).clamp(Duration::from_millis(20), Duration::from_millis(500));
         }
         let next = kill_at.or(term_at).map_or(u64::MAX, |at| at.saturating_sub(now));
-        let most = Duration::from_millis(if is_closed { 20 } else { 1000 });
         // A timer stands still while the machine sleeps, so no wait is long.
         let wait = Duration::from_nanos(next).clamp(Duration::from_millis(1), most);
         if is_closed {
