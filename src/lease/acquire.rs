@@ -154,6 +154,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
             }
             AcquireOutcome::Failed(guard, failure) => {
                 request.client.local_queues.announce(&request.name, LockEvent::Failing);
+                announced = None; // a waiter may have missed the event before this one
                 waiter.guard = guard;
                 if failure.replicas().is_some() {
                     // The lock was granted, but other clients may hold it until the required
@@ -256,6 +257,7 @@ async fn wait_in_local_queue(
     let outage_deadline = OutageDeadline::new(request);
     let (mut is_held, mut waits) = (may_enter, false);
     loop {
+        let mut has_failed = false;
         if is_held {
             let guard = AttemptGuard::new(request);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
@@ -263,7 +265,8 @@ async fn wait_in_local_queue(
                 AcquireOutcome::Granted(hold) => return Ok(LocalQueueOutcome::Entered(hold)),
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::NoMajority { guard, .. } => guard.abandon(),
-                AcquireOutcome::Busy { .. } | AcquireOutcome::Expired | AcquireOutcome::Failed(..) => {}
+                AcquireOutcome::Busy { .. } | AcquireOutcome::Expired => {}
+                AcquireOutcome::Failed(..) => has_failed = true,
             }
         }
         // A nested hold that enters at once has not waited.
@@ -276,6 +279,11 @@ async fn wait_in_local_queue(
             turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),
             // It never fails: this task's queue entry keeps the sender.
             _ = events.changed() => events.borrow_and_update().clone(),
+            // No event follows before the lock changes hands.
+            () = sleep(FIRST_POLL), if has_failed => {
+                outage_deadline.check()?;
+                continue;
+            }
         };
         is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
         // Tasks in a queue must not wait for the full outage deadline one after the other.
@@ -514,7 +522,21 @@ impl Waiter {
         };
         let shared_poll = self.entry.as_ref().filter(|_| is_busy).and_then(join);
         loop {
-            while let Ok(message) = timeout_at(until, mailbox.wait()).await {
+            loop {
+                let woken = async {
+                    match &shared_poll {
+                        Some(shared_poll) => shared_poll.woken().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let message = tokio::select! {
+                    biased;
+                    message = timeout_at(until, mailbox.wait()) => match message {
+                        Ok(message) => message,
+                        Err(_elapsed) => break,
+                    },
+                    () = woken => break,
+                };
                 if let Some(lease) = message.and_then(|message| self.granted_lease(&message)) {
                     return WakeEvent::Granted(lease);
                 }

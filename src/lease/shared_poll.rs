@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -21,10 +22,12 @@ const MAX_WAITERS: usize = 1024;
 
 /// How many of the other waiters look after a pause whether the last poll was sent, and after how
 /// many pauses the rest look. If all of a thousand tasks looked after each pause, their timers
-/// would be most of what waiting costs the client. Sixteen, since many may give up at the same
-/// time.
+/// would be most of what waiting costs the client.
+///
+/// If all that look give up at the same moment, one of the rest is woken: without a poll, the
+/// places of the rest last for one claim.
 const DEPUTIES: usize = 16;
-const REST: u32 = 5;
+const REST: u32 = 3;
 
 /// The waiters of a client that share polls, by lock. A lock without waiters has no entry.
 #[derive(Default)]
@@ -42,6 +45,9 @@ struct Waiter {
     due: Instant,
     /// Its longest pause between two polls.
     pause: Duration,
+    /// It looks only after several pauses, unless this wakes it.
+    rests: bool,
+    woken: Arc<Notify>,
     /// By when its timer has woken its task. A future that is not polled any more must not be kept
     /// alive: it would be granted the lock, and keep writers waiting for a claim.
     runs_by: Instant,
@@ -56,6 +62,7 @@ pub(super) struct SharedPoll<'a> {
     attempt: &'a Arc<Attempt>,
     entry: &'a QueueEntry,
     terms: Terms,
+    woken: Arc<Notify>,
 }
 
 /// What to do when the poll of a waiter is due.
@@ -74,6 +81,14 @@ enum Covers {
 }
 
 impl<'a> SharedPoll<'a> {
+    /// Waits until this waiter is to poll although it rests.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: it can be dropped and called again.
+    pub(super) async fn woken(&self) {
+        self.woken.notified().await;
+    }
+
     /// Called when the poll of this waiter is due. Returns when the next one is. `None`: it must
     /// poll by itself, since it has no place, or may have the lock.
     ///
@@ -116,6 +131,7 @@ impl<'a> SharedPoll<'a> {
         let Some(waiters) = polls.get_mut(&self.terms) else { return Turn::Now(waiting, Covers::All) };
         if let Some(own) = waiters.get_mut(&self.attempt.id) {
             own.runs_by = own.due.max(now + own.pause) + own.pause / 2;
+            own.rests = false;
             if own.due > now {
                 return Turn::Later(own.due);
             }
@@ -142,6 +158,7 @@ impl<'a> SharedPoll<'a> {
         for (number, other) in waiting.iter().enumerate().skip(1) {
             let rests = covers == Covers::All && number > DEPUTIES;
             if let Some(other) = waiters.get_mut(&other.id) {
+                other.rests = rests;
                 other.due = now + pause.min(other.pause) * if rests { REST } else { 1 };
             }
         }
@@ -151,12 +168,20 @@ impl<'a> SharedPoll<'a> {
 impl Drop for SharedPoll<'_> {
     fn drop(&mut self) {
         let mut polls = self.polls.lock();
-        if let Some(waiters) = polls.get_mut(&self.terms) {
-            waiters.remove(&self.attempt.id);
-            if waiters.is_empty() {
-                polls.remove(&self.terms);
-            }
+        let Some(waiters) = polls.get_mut(&self.terms) else { return };
+        waiters.remove(&self.attempt.id);
+        // If nothing looks any more, the first of the rest does.
+        let next =
+            if waiters.values().all(|waiter| waiter.rests) { waiters.values_mut().next() } else { None };
+        let next = next.map(|waiter| {
+            (waiter.rests, waiter.due) = (false, Instant::now());
+            Arc::clone(&waiter.woken)
+        });
+        if waiters.is_empty() {
+            polls.remove(&self.terms);
         }
+        drop(polls);
+        next.into_iter().for_each(|woken| woken.notify_one());
     }
 }
 
@@ -172,9 +197,17 @@ impl SharedPolls {
         let script = attempt.kind.wait_many.as_ref().filter(|_| nodes.deployment.decides_alone())?;
         let terms = (attempt.name.clone(), entry.claim().as_millis(), attempt.options.max_depth);
         let runs_by = due.max(Instant::now() + pause) + pause / 2;
-        let waiter = Waiter { attempt: Arc::clone(attempt), due, pause, runs_by };
+        let woken: Arc<Notify> = Arc::default();
+        let waiter = Waiter {
+            attempt: Arc::clone(attempt),
+            due,
+            pause,
+            rests: false,
+            woken: Arc::clone(&woken),
+            runs_by,
+        };
         self.lock().entry(terms.clone()).or_default().insert(attempt.id, waiter);
-        Some(SharedPoll { polls: self, nodes, wakeups, script, attempt, entry, terms })
+        Some(SharedPoll { polls: self, nodes, wakeups, script, attempt, entry, terms, woken })
     }
 
     /// Poisoning does not matter: nothing under this lock panics.

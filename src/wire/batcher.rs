@@ -23,13 +23,13 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, SemaphorePermit, SetOnce, oneshot};
+use tokio::sync::{SetOnce, oneshot};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::contended_locks::ContendedLocks;
 use super::failure::{closed, is_broken, too_slow};
-use super::script::{CombinedCall, PreparedCall, Request, combine, is_unknown_script};
+use super::script::{CombinedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
 use crate::measure;
 
@@ -44,8 +44,13 @@ const MAX_UNBATCHED: usize = 64;
 const WORTH_A_BATCH: usize = 16;
 const MAX_BATCH_SIZE: usize = 128;
 const MAX_BATCHES: usize = 7;
-/// More callers wait for a place in the queue. Each request takes about 1 KB.
-const MAX_QUEUED: usize = 1024;
+/// The queue has one request of each caller that waits, of about 1 KB. From this many on that were
+/// withdrawn, it is cleared of those.
+///
+/// There are no places for which further callers would wait: such a place would be reserved for the
+/// caller that has waited longest. If that future is not polled any more, nothing else would ever
+/// be sent.
+const MAX_WITHDRAWN: usize = 1024;
 
 /// How often a busy runtime's other tasks run before an expired timer is believed: one of those
 /// tasks reads from the connection.
@@ -72,8 +77,6 @@ impl fmt::Debug for Batcher {
 struct BatchQueue {
     connection: MultiplexedConnection,
     last_reply: LastReply,
-    /// The free places of the queue.
-    places: Semaphore,
     gathered: Mutex<Gathered>,
 }
 
@@ -81,6 +84,8 @@ struct BatchQueue {
 #[derive(Debug, Default)]
 struct Gathered {
     requests: VecDeque<QueuedRequest>,
+    /// How many were withdrawn since the queue was cleared of such ones.
+    withdrawn: usize,
     batches: usize,
     /// The number of requests in those batches.
     in_flight: usize,
@@ -139,12 +144,8 @@ impl SentFlag {
 impl Batcher {
     /// The tasks that send pipelines run on `runtime` until the connection is no longer used.
     pub(super) fn new(connection: MultiplexedConnection, limit: Duration, runtime: &Handle) -> Batcher {
-        let shared = Arc::new(BatchQueue {
-            connection,
-            last_reply: LastReply::new(),
-            places: Semaphore::new(MAX_QUEUED),
-            gathered: Mutex::default(),
-        });
+        let shared =
+            Arc::new(BatchQueue { connection, last_reply: LastReply::new(), gathered: Mutex::default() });
         let (callers, contended) = (Arc::default(), ContendedLocks::new());
         Batcher { limit, callers, contended, runtime: runtime.clone(), shared }
     }
@@ -192,15 +193,12 @@ impl Batcher {
         if may_go_first || request.is_urgent {
             return self.send_at_once(request.cmd, sent_flag).await;
         }
-        if self.shared.places.is_closed() {
-            return Err(closed()); // nothing is sent here any more: another connection may work
-        }
-        // Until the request leaves the queue. An error: the queue was closed meanwhile.
-        self.shared.places.acquire().await.into_iter().for_each(SemaphorePermit::forget);
         let (outcome, delivered) = oneshot::channel();
         let has_left = Arc::new(AtomicBool::new(false));
-        let mut ticket = QueueTicket { delivered, has_left: Arc::clone(&has_left), sent_flag };
-        self.queue(QueuedRequest { request, has_left, outcome });
+        if !self.queue(QueuedRequest { request, has_left: Arc::clone(&has_left), outcome }) {
+            return Err(closed()); // nothing is sent here any more: another connection may work
+        }
+        let mut ticket = QueueTicket { delivered, has_left, sent_flag, queue: &self.shared };
         match (&mut ticket.delivered).await.ok() {
             Some(Outcome::Answered(answer)) => answer,
             Some(Outcome::SendAlone(request)) => {
@@ -214,11 +212,11 @@ impl Batcher {
         }
     }
 
-    /// Queues a request, and sends the next batch if one may leave.
-    fn queue(&self, request: QueuedRequest) {
+    /// Queues a request, and sends the next batch if one may leave. False if the queue is closed.
+    fn queue(&self, request: QueuedRequest) -> bool {
         let mut gathered = self.shared.gathered();
         if gathered.is_closed {
-            return; // dropped: its caller finds out why
+            return false;
         }
         gathered.requests.push_back(request);
         // One task at a time takes a batch: of two that were started, the later one may run first,
@@ -230,6 +228,7 @@ impl Batcher {
             let turn = BatchTurn { queue: Arc::clone(&self.shared), size: 0, has_passed: false };
             self.runtime.spawn(run_batches(turn, self.limit));
         }
+        true
     }
 
     /// Sends a request ahead of the queued ones.
@@ -259,30 +258,21 @@ impl Batcher {
         pipeline(self.connection(limit.min(self.limit)), commands).await
     }
 
-    /// Sends calls together, by SHA1, combined where they may be. Those that a call for many locks
-    /// leaves follow alone.
-    pub(super) async fn send_combined(
+    /// Sends requests together, ahead of the queue, combined where they may be. `None`: a call for
+    /// many locks has changed nothing for this one, which is to be sent alone.
+    pub(super) async fn send_together(
         &self,
-        prepared: &[PreparedCall<'_>],
+        mut requests: Vec<Request>,
         limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
-        let mut requests: Vec<_> = prepared.iter().map(PreparedCall::request).collect();
+    ) -> Vec<Option<Result<Value, RedisError>>> {
         let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
         let connection = self.connection(limit.min(self.limit));
         let replies = send_calls(&connection, &calls, commands, &requests).await;
-        let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
-        let mut left = Vec::new();
+        let mut answers: Vec<_> = requests.iter().map(|_| None).collect();
         for (call, reply) in calls.iter().zip(replies) {
             for (place, reply) in call.members.iter().zip(call.replies(reply)) {
-                match reply {
-                    Some(reply) => answers[*place] = reply,
-                    None => left.push(*place),
-                }
+                answers[*place] = reply;
             }
-        }
-        let alone = left.iter().map(|place| prepared[*place].by_sha1()).collect();
-        for (place, reply) in left.into_iter().zip(self.send_all(alone, limit).await) {
-            answers[place] = reply;
         }
         answers
     }
@@ -293,11 +283,14 @@ struct QueueTicket<'a> {
     delivered: oneshot::Receiver<Outcome>,
     has_left: Arc<AtomicBool>,
     sent_flag: &'a SentFlag,
+    queue: &'a BatchQueue,
 }
 
 impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
-        if !leaves_queue(&self.has_left) {
+        if leaves_queue(&self.has_left) {
+            self.queue.note_withdrawn();
+        } else {
             self.sent_flag.set();
         }
     }
@@ -372,6 +365,23 @@ impl LastReply {
 }
 
 impl BatchQueue {
+    /// Removes withdrawn requests once there are many: while a server hangs, nothing takes them,
+    /// and callers that give up one after the other would fill the memory.
+    fn note_withdrawn(&self) {
+        let mut gathered = self.gathered();
+        gathered.withdrawn += 1;
+        if gathered.withdrawn < MAX_WITHDRAWN {
+            return;
+        }
+        gathered.withdrawn = 0;
+        let all = std::mem::take(&mut gathered.requests);
+        let (withdrawn, waiting): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|request| request.has_left.load(Ordering::SeqCst));
+        gathered.requests = VecDeque::from(waiting);
+        drop(gathered);
+        drop(withdrawn); // wakes tasks: not under the lock
+    }
+
     /// Poisoning does not matter: nothing under this lock panics.
     fn gathered(&self) -> MutexGuard<'_, Gathered> {
         self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
@@ -412,7 +422,6 @@ impl Drop for BatchTurn {
             let unwritten = std::mem::take(&mut gathered.requests);
             drop(gathered);
             drop(unwritten);
-            self.queue.places.close();
         }
     }
 }
@@ -420,8 +429,7 @@ impl Drop for BatchTurn {
 /// Sends batches while some may leave.
 async fn run_batches(mut turn: BatchTurn, limit: Duration) {
     while let Some(requests) = turn.next() {
-        let BatchQueue { connection, last_reply, places, .. } = &*turn.queue;
-        places.add_permits(requests.len());
+        let BatchQueue { connection, last_reply, .. } = &*turn.queue;
         if let Some(error) = send_batch(connection, limit, last_reply, requests).await {
             let _of_an_earlier_batch = last_reply.failure.set(error);
             return;

@@ -1,5 +1,6 @@
 //! [`ClusterClient`]: requests to a cluster, which follow their slots from server to server.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::failure::{too_slow, was_redirected};
 use super::masters::{Masters, WaitsFor};
 #[cfg(feature = "pool")]
 use super::pooled_cluster::PooledCluster;
-use super::script::{Request, is_unknown_script};
+use super::script::{PreparedCall, Request, is_unknown_script};
 use super::transport::RepliesByServer;
 #[cfg(feature = "pool")]
 use crate::clock::Moment;
@@ -128,36 +129,90 @@ impl ClusterClient {
         }
     }
 
-    /// Sends each request on its own way, so that no reply waits for another server. A server that
-    /// does not know a script gets its source at once: after the replies of all servers, one that
-    /// hangs would delay the first renewals of all.
+    /// Sends each request on its own way, so that no reply waits for another server.
     pub(super) async fn send_each(
         &self,
         requests: Vec<Request>,
         limit: Duration,
-        by_source: impl Fn(usize) -> Option<Cmd>,
     ) -> Vec<Result<Value, RedisError>> {
         let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
         let mut sent = JoinSet::new();
-        let send = |sent: &mut JoinSet<_>, place: usize, request: Request, is_source: bool| {
-            let this = self.clone();
-            sent.spawn(async move {
-                let sent_flag = SentFlag::default();
-                let reply = this.send(request, &sent_flag, limit).await;
-                (place, is_source, reply.map(|reply| reply.value))
-            });
-        };
-        requests.into_iter().enumerate().for_each(|(place, request)| send(&mut sent, place, request, false));
+        for (place, request) in requests.into_iter().enumerate() {
+            sent.spawn(self.clone().send_alone(place, request, limit));
+        }
         while let Some(answered) = sent.join_next().await {
             // A join fails only if the runtime shuts down.
-            let Ok((place, is_source, answer)) = answered else { continue };
-            let is_unknown = !is_source && answer.as_ref().is_err_and(is_unknown_script);
-            match is_unknown.then(|| by_source(place)).flatten() {
-                Some(source) => send(&mut sent, place, Request::urgent(source), true),
-                None => answers[place] = answer,
-            }
+            let Ok((place, answer)) = answered else { continue };
+            answers[place] = answer;
         }
         answers
+    }
+
+    async fn send_alone(
+        self,
+        place: usize,
+        request: Request,
+        limit: Duration,
+    ) -> (usize, Result<Value, RedisError>) {
+        let sent_flag = SentFlag::default();
+        (place, self.send(request, &sent_flag, limit).await.map(|reply| reply.value))
+    }
+
+    /// Sends calls by SHA1: those for each master together, ahead of other requests to it. What a
+    /// busy client asks of a master must not delay the renewals there.
+    ///
+    /// A call that a master refuses, or leaves, follows alone, and one whose script it does not
+    /// know by its source. At once: after the replies of all masters, one that hangs would delay
+    /// the first renewals of all.
+    pub(super) async fn send_combined(
+        &self,
+        prepared: &[PreparedCall<'_>],
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        let requests: Vec<_> = prepared.iter().map(PreparedCall::request).enumerate().collect();
+        let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
+        let (mut together, mut alone) = (JoinSet::new(), JoinSet::new());
+        match self {
+            ClusterClient::Masters(masters) => {
+                for group in masters.by_master(requests) {
+                    let (masters, limit) = (Arc::clone(masters), limit.min(self.limit()));
+                    together.spawn(async move { masters.send_together(group, limit).await });
+                }
+            }
+            #[cfg(feature = "pool")]
+            ClusterClient::Pooled(..) => {
+                for (place, request) in requests {
+                    alone.spawn(self.clone().send_alone(place, request, limit));
+                }
+            }
+        }
+        let mut by_source = HashSet::new();
+        loop {
+            // A join fails only if the runtime shuts down.
+            let (replies, were_together) = tokio::select! {
+                Some(replied) = together.join_next() => (replied.unwrap_or_default(), true),
+                Some(replied) = alone.join_next() => {
+                    (replied.map(|(place, reply)| vec![(place, Some(reply))]).unwrap_or_default(), false)
+                }
+                else => return answers,
+            };
+            for (place, reply) in replies {
+                let request = match reply {
+                    Some(Err(error)) if is_unknown_script(&error) && by_source.insert(place) => {
+                        Request::urgent(prepared[place].by_source())
+                    }
+                    Some(Err(error)) if were_together && was_redirected(&error) => {
+                        Request::urgent(prepared[place].by_sha1())
+                    }
+                    None => Request::urgent(prepared[place].by_sha1()),
+                    Some(answer) => {
+                        answers[place] = answer;
+                        continue;
+                    }
+                };
+                alone.spawn(self.clone().send_alone(place, request, limit));
+            }
+        }
     }
 
     /// Sends a request to every master and returns each one's reply, by address.

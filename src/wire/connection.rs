@@ -11,6 +11,7 @@ use super::batcher::UNLIMITED;
 use super::batcher::{Batcher, SentFlag, TimedReply};
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
+use super::failure::too_slow;
 use super::script::{PreparedCall, Request};
 
 /// Cheap to clone; clones share everything.
@@ -67,7 +68,7 @@ impl Connection {
             #[cfg(feature = "cluster")]
             Connection::Cluster(client) => {
                 let requests = commands.into_iter().map(Request::from).collect();
-                client.send_each(requests, limit, |_| None).await
+                client.send_each(requests, limit).await
             }
         }
     }
@@ -80,13 +81,18 @@ impl Connection {
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
         match self {
-            Connection::Server(batcher) => batcher.send_combined(prepared, limit).await,
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => {
+            Connection::Server(batcher) => {
                 let requests = prepared.iter().map(PreparedCall::request).collect();
-                let by_source = |place: usize| Some(prepared[place].by_source());
-                client.send_each(requests, limit, by_source).await
+                let mut answers = batcher.send_together(requests, limit).await;
+                let left: Vec<_> = (0..answers.len()).filter(|place| answers[*place].is_none()).collect();
+                let alone = left.iter().map(|place| prepared[*place].by_sha1()).collect();
+                for (place, reply) in left.into_iter().zip(batcher.send_all(alone, limit).await) {
+                    answers[place] = Some(reply);
+                }
+                answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(too_slow()))).collect()
             }
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(client) => client.send_combined(prepared, limit).await,
         }
     }
 

@@ -80,6 +80,13 @@ struct Master {
     connecting: Connecting,
 }
 
+/// Requests to one master, with their places among those of all masters.
+pub(super) struct RequestsToMaster {
+    /// `None`: it is not known.
+    master: Option<Arc<Master>>,
+    requests: Vec<(usize, Request)>,
+}
+
 #[derive(Clone, Debug)]
 struct Live {
     batcher: Arc<Batcher>,
@@ -148,6 +155,42 @@ impl Masters {
             }
         };
         self.run(&master, deadline, send).await
+    }
+
+    /// Requests by the masters of their slots.
+    pub(super) fn by_master(&self, requests: Vec<(usize, Request)>) -> Vec<RequestsToMaster> {
+        let mut groups: HashMap<Option<String>, RequestsToMaster> = HashMap::new();
+        for (place, mut request) in requests {
+            request.slot = slot_of(&request.cmd);
+            let master = request.slot.and_then(|slot| self.of_slot(slot));
+            let address = master.as_ref().map(|master| master.address.clone());
+            let new = || RequestsToMaster { master, requests: Vec::new() };
+            groups.entry(address).or_insert_with(new).requests.push((place, request));
+        }
+        groups.into_values().collect()
+    }
+
+    /// Sends requests to their master together, ahead of its queue. `None`: to be sent alone.
+    pub(super) async fn send_together(
+        self: Arc<Masters>,
+        RequestsToMaster { master, requests }: RequestsToMaster,
+        limit: Duration,
+    ) -> Vec<(usize, Option<Result<Value, RedisError>>)> {
+        let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
+        let Some(master) = master else { return places.into_iter().map(|place| (place, None)).collect() };
+        let deadline = Instant::now() + limit;
+        let send = async |batcher: Arc<Batcher>| {
+            let answers = batcher.send_together(requests, left_until(deadline)).await;
+            let errors = answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().err());
+            match errors.into_iter().find(|error| is_broken(error) || is_demoted(error)) {
+                Some(error) => Err(error.clone()),
+                None => Ok(answers),
+            }
+        };
+        match self.run(&master, deadline, send).await {
+            Ok(answers) => places.into_iter().zip(answers).collect(),
+            Err(error) => places.into_iter().map(|place| (place, Some(Err(error.clone())))).collect(),
+        }
     }
 
     /// Sends a request to the server that has its keys already while their slot moves.

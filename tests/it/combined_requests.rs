@@ -1,8 +1,10 @@
 //! Requests of one client for many locks travel as few script calls to a Sentinel's master and to
-//! each master of a cluster. There, all locks of a call are of one slot.
+//! each master of a cluster. There, all locks of a call are of one slot. Futures that are not
+//! polled any more do not keep the requests of others from being sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use redlatch::{Locks, Options, Renewal};
@@ -150,4 +152,37 @@ async fn cluster_combined_requests_follow_a_slot_that_moves() {
     assert!(fewest > 5, "the fewest turns of a lock: {fewest}");
     drop(locks);
     deployment.assert_nothing_left().await;
+}
+
+/// Futures that were polled once, and then are not, as those of a `FuturesUnordered` whose loop is
+/// busy. The client must not keep places for them.
+#[tokio::test]
+async fn requests_pass_futures_that_are_not_polled() {
+    for topology in [Topology::Standalone, Topology::Cluster] {
+        let deployment = Deployment::start(topology).await;
+        let locks = deployment.client(unrenewed()).await;
+        Kind::Mutex.lock(&locks, "{t}first").lock().await.unwrap().release().await.unwrap();
+        let mutexes: Vec<_> =
+            (0..4_000).map(|number| Kind::Mutex.lock(&locks, &format!("{{t}}{number}"))).collect();
+        let mut stalled: Vec<_> = mutexes.iter().map(|mutex| Box::pin(mutex.lock())).collect();
+        deployment.pause();
+        for portion in stalled.chunks_mut(30) {
+            for future in portion {
+                let polled =
+                    std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready()));
+                assert!(!polled.await);
+            }
+            tokio::task::yield_now().await;
+        }
+        deployment.resume();
+        for number in 0..3 {
+            let other = Kind::Mutex.lock(&locks, &format!("{{t}}other-{number}"));
+            let guard = soon("another lock is acquired", other.lock()).await.unwrap();
+            soon("it is released", guard.release()).await.unwrap();
+        }
+        drop(stalled);
+        soon("what they were granted is released", locks.settled()).await;
+        drop((mutexes, locks));
+        deployment.assert_nothing_left().await;
+    }
 }

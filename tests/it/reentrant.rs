@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Options, Owner};
+use redlatch::{Options, Owner, Renewal};
 
 use crate::support::{Server, Stopwatch, eventually, soon};
 
@@ -66,4 +66,39 @@ async fn reentrant_holds_without_explicit_owner_exclude_each_other() {
     inner.release().await.unwrap();
     outer.release().await.unwrap();
     assert_eq!(server.run::<i64>(&["EXISTS", "lock:alone"]).await, 0);
+}
+
+/// The owner holds the lock through another client. Its task tries to enter while the server
+/// refuses writes for a moment, and no event follows: the lock does not change hands.
+#[tokio::test]
+async fn reentrant_task_tries_again_after_a_passing_failure() {
+    let server = Server::start().await;
+    let (locks, elsewhere) = (server.locks().await, server.locks().await);
+    let unrenewed = Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Never);
+    let holder = elsewhere.with_options(unrenewed).unwrap().reentrant("entered").unwrap();
+    let (lock, owner) = (locks.reentrant("entered").unwrap(), Owner::new());
+    let outer = holder.with_owner(&owner).lock().await.unwrap();
+    let waits = |owner: &Owner| {
+        let (lock, owner) = (lock.clone(), owner.clone());
+        tokio::spawn(async move { lock.with_owner(&owner).lock().await })
+    };
+    let front = waits(&Owner::new());
+    let in_redis = || async {
+        server.run::<u64>(&["ZCOUNT", "{lock:entered}:waiters", "0", "4503599627370495"]).await == 1
+    };
+    eventually("the first task queues in Redis", in_redis).await;
+    let tried = server.scripts_run().await;
+    let behind = waits(&Owner::new());
+    // It tries once; later the first task asks for whose the lock is.
+    eventually("both have asked", || async { server.scripts_run().await >= tried + 3 }).await;
+    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    let refused = async || server.run::<String>(&["INFO", "errorstats"]).await.contains("NOREPLICAS");
+    let inner = waits(&owner);
+    eventually("the owner's task is refused", refused).await;
+    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+    soon("the owner's task enters", inner).await.unwrap().unwrap().release().await.unwrap();
+    outer.release().await.unwrap();
+    for task in [front, behind] {
+        soon("the others follow", task).await.unwrap().unwrap().release().await.unwrap();
+    }
 }

@@ -146,9 +146,9 @@ if ends < now + ttl then
         name: "waiters-do-not-poll",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
-            from: "while let Ok(message) = timeout_at(until, mailbox.wait()).await {",
+            from: "message = timeout_at(until, mailbox.wait()) => match message {",
             times: 1,
-            to: "while let Ok(message) = timeout_at(until + Duration::from_secs(3600), mailbox.wait()).await {",
+            to: "message = timeout_at(until + Duration::from_secs(3600), mailbox.wait()) => match message {",
         }],
         setting: Setting { topology: Standalone, seconds: 15, linger: 6, faults: &["worker-killed"] },
         rules: &["waiting", "left behind"],

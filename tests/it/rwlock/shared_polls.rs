@@ -7,7 +7,7 @@ use redlatch::{Locks, Options, RwLock, RwLockReadGuard};
 use tokio::task::JoinHandle;
 
 use super::{READ_LANE, client};
-use crate::support::{NEVER, Server, eventually, soon};
+use crate::support::{NEVER, Server, Stopwatch, eventually, soon};
 
 const READERS: usize = 100;
 const QUEUE: &str = "{lock:rw}:waiters";
@@ -94,6 +94,27 @@ async fn rwlock_standalone_readers_are_kept_waiting_when_others_give_up() {
     seen_again(&server, 1).await;
     writing.release().await.unwrap();
     readers.remove(0).await.unwrap().release().await.unwrap();
+}
+
+/// Most give up at the same moment, with one limit for all, and so may all that look for polls. The
+/// rest must not lose their places before they look.
+#[tokio::test]
+async fn rwlock_standalone_readers_are_kept_waiting_when_most_give_up_at_once() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let options = options().read_ttl(Duration::from_secs(10)); // a claim of 3 s
+    let mut readers = waiting(&server, &client(&server, options).await).await;
+    for _ in 0..2 {
+        seen_again(&server, READERS).await;
+    }
+    let rest = readers.split_off(READERS - 2);
+    readers.iter().for_each(JoinHandle::abort);
+    eventually("the others have left", async || server.waiters(QUEUE).await == 2).await;
+    let start = Stopwatch::start();
+    seen_again(&server, 2).await;
+    assert!(start.undisturbed() < Duration::from_secs(5), "{start:?}");
+    writing.release().await.unwrap();
+    all_enter(rest).await;
 }
 
 #[tokio::test]
