@@ -31,8 +31,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "holder-not-announced-to-tasks-of-its-owner",
         edits: &[edit(
             "src/lease/acquire.rs",
-            "if let Some(front) = &front {",
-            "if let Some(front) = front.as_ref().filter(|_| false) {",
+            "if let Some(front) = front.as_ref().filter(|_| !is_known)",
+            "if let Some(front) = front.as_ref().filter(|_| false)",
         )],
         test: "suite::reentrant_standalone_push_resp2::queued_owner_reenters_after_acquiring_elsewhere",
     },
