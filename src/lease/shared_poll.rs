@@ -2,8 +2,8 @@
 //!
 //! A thousand tasks that wait to read each have a place of their own in Redis, and each must send
 //! something within its claim, or it counts as dead. If each of them polled, a server would run
-//! 21,000 commands a second while nothing changes. Therefore the task whose poll is due first polls
-//! for all of them.
+//! 21,000 commands a second while nothing changes. So the task whose poll is due first polls for
+//! all of them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

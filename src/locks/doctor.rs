@@ -13,7 +13,8 @@ impl Locks {
     /// keys, restarts and failovers that lose locks.
     ///
     /// It sends `INFO`, `CONFIG GET` and `TIME` to each server; in a cluster to each master. It
-    /// acquires and releases a lock of a new name, whose fencing counter stays for one second.
+    /// acquires and releases a lock with a new name. The fencing counter of that lock stays for one
+    /// second.
     ///
     /// A check for which the user lacks a right is [unknown](Verdict::Unknown); a missing right
     /// that locks need is a danger. If no server can be used, only [`Check::Connection`] names the

@@ -161,8 +161,8 @@ impl ClusterClient {
     /// Sends calls by SHA1: those for each master together, ahead of other requests to it. What a
     /// busy client asks of a master must not delay the renewals there.
     ///
-    /// A call that a master refuses, or leaves, follows alone, and one whose script it does not
-    /// know by its source. At once: after the replies of all masters, one that hangs would delay
+    /// What a master refuses or leaves is sent again alone. A master that does not know a script
+    /// gets its source. Both at once: if they waited for all masters, one that hangs would delay
     /// the first renewals of all.
     pub(super) async fn send_combined(
         &self,

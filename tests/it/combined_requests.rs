@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{open, tag_at};
 use crate::support::failover::KINDS;
-use crate::support::{AnyGuard, Deployment, Kind, Topology, soon, ttl};
+use crate::support::{AnyGuard, Deployment, Kind, Topology, eventually, soon, ttl};
 
 /// Eight requests to each master are sent alone, and the others gather.
 const LOCKS: u64 = 200;
@@ -111,6 +111,11 @@ async fn cluster_requests_for_locks_of_many_slots_share_no_script_call() {
     deployment.assert_nothing_left().await;
 }
 
+async fn more_scripts_run(deployment: &Deployment) {
+    let before = deployment.scripts_run().await;
+    eventually("requests go on", async || deployment.scripts_run().await > before + 100).await;
+}
+
 /// While a slot moves, a call for many of its locks is refused as a whole, if one server has some
 /// of their keys and another one the rest.
 #[tokio::test(flavor = "multi_thread")]
@@ -135,12 +140,17 @@ async fn cluster_combined_requests_follow_a_slot_that_moves() {
         });
     }
     for to in [1, 2, 0] {
+        deployment.run::<()>(&["CONFIG", "RESETSTAT"]).await;
         deployment.begin_move(&tag, to).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        // Until the move ends, a script for a lock of which one server has some keys is refused.
+        eventually("calls are refused", async || {
+            let refused = deployment.run::<String>(&["INFO", "errorstats"]).await.concat();
+            refused.contains("TRYAGAIN") || refused.contains("ASK")
+        })
+        .await;
         deployment.move_keys(&tag, to).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
         deployment.end_move(&tag, to).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        more_scripts_run(&deployment).await;
     }
     end.store(true, Ordering::SeqCst);
     let (mut turns, mut fewest) = (0, u64::MAX);
