@@ -155,7 +155,7 @@ end
 if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local token, refusal = take_token()
   if not token then return refusal end
-  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token), owner, 1, ':' .. attempt, 1)
+  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', token), owner, '1', ':' .. attempt, '1')
   redis.call('PEXPIRE', KEYS[1], ttl_ms)
   return token
 end
@@ -340,8 +340,8 @@ end
 
 local function grant(waiter_attempt, waiter_owner, granted_token, ms)
   redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', granted_token), waiter_owner, 1,
-    ':' .. waiter_attempt, 1)
+  redis.call('HSET', KEYS[1], 'mode', string.format('reentrant %.0f', granted_token), waiter_owner, '1',
+    ':' .. waiter_attempt, '1')
   redis.call('PEXPIRE', KEYS[1], ms)
 end
 

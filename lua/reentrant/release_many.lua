@@ -37,12 +37,18 @@ local function has_waiter()
   return (tonumber(first[2]) or 0) < 2^52
 end
 
+-- Whether anything is queued for one of the locks: one call for all of them takes less time than
+-- one for each.
+local queues = {}
+for i = 2, #keys, 2 do queues[#queues + 1] = keys[i] end
+local may_wait = redis.call('EXISTS', unpack(queues)) > 0
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2] = keys[2 * i - 1], keys[2 * i]
   local held = redis.pcall('HMGET', KEYS[1], ARGV[2 * i], ':' .. ARGV[2 * i - 1])
   answers[i] = -10
-  if held[1] == '1' and held[2] and not has_waiter() then
+  if held[1] == '1' and held[2] and not (may_wait and has_waiter()) then
     redis.call('DEL', KEYS[1])
     answers[i] = 1
   end

@@ -22,11 +22,13 @@ end
 
 --@include has_waiter
 
+--@include may_wait
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2] = keys[2 * i - 1], keys[2 * i]
   answers[i] = -10
-  if redis.pcall('GET', KEYS[1]) == ARGV[i] and not has_waiter() then
+  if redis.pcall('GET', KEYS[1]) == ARGV[i] and not (may_wait and has_waiter()) then
     redis.call('DEL', KEYS[1])
     answers[i] = 1
   end

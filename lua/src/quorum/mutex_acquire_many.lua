@@ -41,11 +41,13 @@ end
 
 --@include is_free
 
+--@include are_free
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local token
-  if is_free(ARGV[1 + 2 * i]) then token = take_token(ARGV[2 + 2 * i]) end
+  if are_free or is_free(ARGV[1 + 2 * i]) then token = take_token(ARGV[2 + 2 * i]) end
   if token then grant(ARGV[1 + 2 * i], nil, nil, ttl_ms) end
   answers[i] = token or -10
 end

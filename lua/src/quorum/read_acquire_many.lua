@@ -22,11 +22,13 @@
 
 --@include largest_known_token
 
+--@include are_free
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local attempt, owner, token = ARGV[3 * i], owners[i], nil
-  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = take_token(ARGV[2 + 3 * i]) end
+  if are_free or redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = take_token(ARGV[2 + 3 * i]) end
   if token then
     --@include sole_read
   end

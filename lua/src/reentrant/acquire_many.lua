@@ -34,11 +34,13 @@ end
 
 --@include is_free
 
+--@include are_free
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local attempt, owner, token = ARGV[2 + 2 * i], ARGV[3 + 2 * i], nil
-  if is_free(attempt) then token = not min_token and 0 or next_token() end
+  if are_free or is_free(attempt) then token = not min_token and 0 or next_token() end
   if token then
     --@include hold_reentrant
   end

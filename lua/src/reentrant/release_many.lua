@@ -25,12 +25,14 @@ end
 
 --@include has_waiter
 
+--@include may_wait
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2] = keys[2 * i - 1], keys[2 * i]
   local held = redis.pcall('HMGET', KEYS[1], ARGV[2 * i], ':' .. ARGV[2 * i - 1])
   answers[i] = -10
-  if held[1] == '1' and held[2] and not has_waiter() then
+  if held[1] == '1' and held[2] and not (may_wait and has_waiter()) then
     redis.call('DEL', KEYS[1])
     answers[i] = 1
   end

@@ -40,11 +40,13 @@ end
 
 --@include new_read_token
 
+--@include are_free
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local attempt, owner, token = ARGV[2 + 2 * i], owners[i], nil
-  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = not min_token and 0 or new_read_token() end
+  if are_free or redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = not min_token and 0 or new_read_token() end
   if token then
     --@include sole_read
   end

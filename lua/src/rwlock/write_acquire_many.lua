@@ -37,11 +37,13 @@ end
 --@include next_token
 
 
+--@include are_free
+
 local answers = {}
 for i = 1, count do
   KEYS[1], KEYS[2], KEYS[3] = keys[3 * i - 2], keys[3 * i - 1], keys[3 * i]
   local attempt, owner, token = ARGV[2 + 2 * i], owners[i], nil
-  if redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = not min_token and 0 or next_token() end
+  if are_free or redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then token = not min_token and 0 or next_token() end
   if token then
     --@include sole_write
   end
