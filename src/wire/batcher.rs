@@ -40,8 +40,10 @@ pub(super) const UNLIMITED: Duration = Duration::MAX;
 /// requests that may become one call with others, and for those that only share a pipeline.
 const MAX_UNCOMBINED: usize = 8;
 const MAX_UNBATCHED: usize = 64;
-/// From this many requests on, a further batch is sent beside others.
+/// From this many requests on, a further batch is sent beside others, if it is at least a third of
+/// what they have.
 const WORTH_A_BATCH: usize = 16;
+const PART_OF_IN_FLIGHT: usize = 3;
 const MAX_BATCH_SIZE: usize = 128;
 const MAX_BATCHES: usize = 7;
 /// The queue has one request of each caller that waits, of about 1 KB. From this many on that were
@@ -98,9 +100,14 @@ struct Gathered {
 impl Gathered {
     /// Whether a batch may leave beside those in flight: it is worth a call, or has as many
     /// requests as they have. If eleven waited for one, they would lose a round trip each time.
+    ///
+    /// With many callers, it has at least a part of the requests of those in flight: in calls for
+    /// sixteen locks each, a server spends a tenth more time on a lock than in calls for fifty.
     fn is_due(&self) -> bool {
         let gathered = self.requests.len();
-        gathered > 0 && gathered >= WORTH_A_BATCH.min(self.in_flight)
+        let few = WORTH_A_BATCH.min(self.in_flight);
+        let enough = (self.in_flight / PART_OF_IN_FLIGHT).clamp(few, MAX_BATCH_SIZE);
+        gathered > 0 && gathered >= enough
     }
 }
 

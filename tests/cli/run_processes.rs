@@ -111,7 +111,7 @@ async fn lock_stays_held_after_a_signal_until_all_processes_have_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn further_signals_reach_the_processes_that_the_command_has_left() {
     let server = Server::start().await;
-    // Ends at a second TERM, also if that arrives as soon as the first one is reported. `sh` ends at
+    // Ends at a second TERM, also if that comes as soon as the first one is reported. `sh` ends at
     // the first one, and `setsid` has executed `bash`.
     let script =
         "setsid bash -c 'trap \"trap - TERM; echo term\" TERM; echo $$; while :; do sleep 0.05; done'; true";
