@@ -410,9 +410,6 @@ const NEXT_POLL: Duration = Duration::from_millis(200);
 /// The pause before the first poll of a waiter that is notified; each later one is twice as long.
 const FIRST_POLL: Duration = Duration::from_millis(250);
 
-/// After how many looks at a shared poll a waiter polls by itself: after a minute or a few.
-const SHARED_POLLS: u32 = 32;
-
 /// How an attempt waits: queued or not, notified or polling.
 struct Waiter {
     guard: AttemptGuard,
@@ -551,10 +548,6 @@ impl Waiter {
             }
             let Some(shared_poll) = &shared_poll else { return WakeEvent::PollDue };
             polls += 1;
-            // A poll of its own also removes dead waiters and expired marks.
-            if polls - self.polls == SHARED_POLLS {
-                return WakeEvent::PollDue;
-            }
             match shared_poll.poll(self.pause(polls)).await {
                 Some(at) => until = at,
                 None => return WakeEvent::PollDue,

@@ -29,6 +29,10 @@ const MAX_WAITERS: usize = 1024;
 const DEPUTIES: usize = 16;
 const REST: u32 = 3;
 
+/// After how many polls for all waiters of a lock the one that polls also asks for itself alone:
+/// only that removes dead waiters and expired marks. About once a minute.
+const SHARED_POLLS: u32 = 32;
+
 /// The waiters of a client that share polls, by lock. A lock without waiters has no entry.
 #[derive(Default)]
 pub(super) struct SharedPolls(Mutex<HashMap<Terms, Waiters>>);
@@ -37,7 +41,12 @@ pub(super) struct SharedPolls(Mutex<HashMap<Terms, Waiters>>);
 /// the depth.
 type Terms = (Name, u128, u32);
 
-type Waiters = HashMap<Uuid, Waiter>;
+#[derive(Default)]
+struct Waiters {
+    by_id: HashMap<Uuid, Waiter>,
+    /// How many polls for all of them were sent since one asked for itself alone.
+    polls: u32,
+}
 
 struct Waiter {
     attempt: Arc<Attempt>,
@@ -71,6 +80,8 @@ enum Turn {
     Later(Instant),
     /// Poll for these, of which this waiter is the first.
     Now(Vec<Arc<Attempt>>, Covers),
+    /// Poll for this waiter alone.
+    Alone,
 }
 
 /// Whether a call is for all waiters of the lock.
@@ -98,6 +109,7 @@ impl<'a> SharedPoll<'a> {
         let (waiting, covers) = match self.take_turn(pause / 4) {
             Turn::Later(at) => return Some(at),
             Turn::Now(waiting, covers) => (waiting, covers),
+            Turn::Alone => return None,
         };
         let nodes = self.nodes;
         let call = Attempt::wait_many(self.script, self.entry, &waiting)?;
@@ -113,13 +125,13 @@ impl<'a> SharedPoll<'a> {
         };
         nodes.node(0).observe(time.unsigned_abs());
         let free_in = Duration::from_millis(busy_ms.unsigned_abs() + 1);
-        // If this waiter is gone by then, others poll a fifth of the pause later.
-        self.postpone(&waiting, covers, pause.min(free_in + pause / 5));
+        // If this waiter is gone by then, others poll a tenth of the pause later.
+        self.postpone(&waiting, covers, pause.min(free_in + pause / 10));
         let without_place = |number: &i64| waiting.get(usize::try_from(*number).ok()?.checked_sub(1)?);
         let (own, others): (Vec<_>, Vec<_>) =
             alone.iter().filter_map(without_place).partition(|waiter| waiter.id == self.attempt.id);
         others.into_iter().for_each(|waiter| self.wakeups.notify(waiter.id));
-        own.is_empty().then(|| Instant::now() + free_in.min(pause - pause / 5))
+        own.is_empty().then(|| Instant::now() + free_in.min(pause - pause / 10))
     }
 
     /// Takes the turn, unless another waiter has taken it. The polls of others are `later` then, so
@@ -129,15 +141,20 @@ impl<'a> SharedPoll<'a> {
         let mut polls = self.polls.lock();
         let mut waiting = vec![Arc::clone(self.attempt)];
         let Some(waiters) = polls.get_mut(&self.terms) else { return Turn::Now(waiting, Covers::All) };
-        if let Some(own) = waiters.get_mut(&self.attempt.id) {
+        if let Some(own) = waiters.by_id.get_mut(&self.attempt.id) {
             own.runs_by = own.due.max(now + own.pause) + own.pause / 2;
             own.rests = false;
             if own.due > now {
                 return Turn::Later(own.due);
             }
         }
+        waiters.polls += 1;
+        if waiters.polls > SHARED_POLLS {
+            waiters.polls = 0;
+            return Turn::Alone;
+        }
         let is_other = |other: &&mut Waiter| other.attempt.id != self.attempt.id && now < other.runs_by;
-        let mut others: Vec<_> = waiters.values_mut().filter(is_other).collect();
+        let mut others: Vec<_> = waiters.by_id.values_mut().filter(is_other).collect();
         let covers = if others.len() < MAX_WAITERS { Covers::All } else { Covers::Some };
         if covers == Covers::Some {
             others.sort_by_key(|other| other.due);
@@ -157,7 +174,7 @@ impl<'a> SharedPoll<'a> {
         let Some(waiters) = polls.get_mut(&self.terms) else { return };
         for (number, other) in waiting.iter().enumerate().skip(1) {
             let rests = covers == Covers::All && number > DEPUTIES;
-            if let Some(other) = waiters.get_mut(&other.id) {
+            if let Some(other) = waiters.by_id.get_mut(&other.id) {
                 other.rests = rests;
                 other.due = now + pause.min(other.pause) * if rests { REST } else { 1 };
             }
@@ -169,7 +186,8 @@ impl Drop for SharedPoll<'_> {
     fn drop(&mut self) {
         let mut polls = self.polls.lock();
         let Some(waiters) = polls.get_mut(&self.terms) else { return };
-        waiters.remove(&self.attempt.id);
+        waiters.by_id.remove(&self.attempt.id);
+        let waiters = &mut waiters.by_id;
         // If nothing looks any more, the first of the rest does.
         let next =
             if waiters.values().all(|waiter| waiter.rests) { waiters.values_mut().next() } else { None };
@@ -206,7 +224,7 @@ impl SharedPolls {
             woken: Arc::clone(&woken),
             runs_by,
         };
-        self.lock().entry(terms.clone()).or_default().insert(attempt.id, waiter);
+        self.lock().entry(terms.clone()).or_default().by_id.insert(attempt.id, waiter);
         Some(SharedPoll { polls: self, nodes, wakeups, script, attempt, entry, terms, woken })
     }
 

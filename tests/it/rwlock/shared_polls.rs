@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redlatch::{Locks, Options, RwLock, RwLockReadGuard};
+use redlatch::{Options, RwLock, RwLockReadGuard};
 use tokio::task::JoinHandle;
 
 use super::{READ_LANE, client};
@@ -74,6 +74,24 @@ async fn rwlock_standalone_one_poll_keeps_all_readers_of_a_client_waiting() {
         reader.await.unwrap().release().await.unwrap();
     }
     assert_eq!(server.waiters(QUEUE).await, 0);
+}
+
+/// Only a poll of one reader alone removes dead waiters, but one of them suffices for that.
+#[tokio::test]
+async fn rwlock_standalone_one_reader_at_a_time_also_polls_alone() {
+    let server = Server::start().await;
+    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let options = options().poll_cap(Duration::from_millis(50));
+    let readers = waiting(&server, &client(&server, options).await).await;
+    seen_again(&server, READERS).await;
+    // A poll for all asks for all places at once, and a poll of one reader looks for dead waiters.
+    let (shared, alone) = (server.calls("cmdstat_zmscore:").await, server.calls("cmdstat_zcard:").await);
+    eventually("160 polls", async || server.calls("cmdstat_zmscore:").await >= shared + 160).await;
+    let alone = server.calls("cmdstat_zcard:").await - alone;
+    println!("{alone} polls of one reader");
+    assert!((1..=10).contains(&alone), "{alone} polls of one reader");
+    writing.release().await.unwrap();
+    all_enter(readers).await;
 }
 
 /// The task that polled for the others may be among those that give up.
@@ -155,24 +173,6 @@ async fn rwlock_standalone_readers_without_places_do_not_enter_one_by_one() {
     let readers = waiting(&server, &client(&server, options()).await).await;
     seen_again(&server, READERS).await;
     server.run::<u64>(&["DEL", QUEUE]).await;
-    writing.release().await.unwrap();
-    all_enter(readers).await;
-}
-
-/// One poll for all needs a right that a poll of each does not.
-#[tokio::test]
-async fn rwlock_standalone_readers_wait_without_the_right_to_share_a_poll() {
-    let server = Server::start().await;
-    let words = ["ACL", "SETUSER", "old", "on", ">secret", "~*", "&*", "+@all", "-zmscore"];
-    server.run::<()>(&words).await;
-    let url = server.url().replace("redis://", "redis://old:secret@");
-    let locks = Locks::builder().server(url).options(options()).connect().await.unwrap();
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
-    let readers = waiting(&server, &locks.rwlock("rw").unwrap()).await;
-    for _ in 0..3 {
-        seen_again(&server, READERS).await;
-    }
-    assert_eq!(server.waiters(QUEUE).await, READERS as u64);
     writing.release().await.unwrap();
     all_enter(readers).await;
 }

@@ -273,7 +273,7 @@ impl Server {
     }
 
     /// The number of executed commands with this prefix in the statistics.
-    async fn calls(&self, prefix: &str) -> u64 {
+    pub async fn calls(&self, prefix: &str) -> u64 {
         let stats: String = self.run(&["INFO", "commandstats"]).await;
         let count = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
         stats.lines().filter(|line| line.starts_with(prefix)).filter_map(count).sum()
