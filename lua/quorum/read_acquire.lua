@@ -291,13 +291,18 @@ local waiter = waiter_for('read', owner ~= attempt and owner or '', ' ' .. depth
 -- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
 -- claim. A poll also removes marks that have expired, and some dead waiters, wherever they are in
 -- the queue. So does a new waiter of a long queue, since clients that crash in a loop never poll.
-local function queue(at, lane)
+-- `scores` are those that were just read, if nothing was removed since.
+local function queue(at, lane, scores)
   if not claim then return end
-  local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
-  redis.call('PEXPIRE', KEYS[3], '60000')
+  local is_queued, last_mark = scores and scores[2], scores and tonumber(scores[3])
+  local added = is_queued and 0 or redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
+  -- The score is above all end marks, so that the oldest of those are found first.
+  local mark = 2^52 + 61000000 + time + claim * 1000
+  -- The queue is kept for a minute. For usual claims, one poll in ten seconds suffices for that.
+  local is_kept = last_mark and claim <= 30000 and math.floor(last_mark / 10^7) == math.floor(mark / 10^7)
+  if not is_kept then redis.call('PEXPIRE', KEYS[3], '60000') end
   if added == 0 or at ~= time then
-    -- The score is above all end marks, so that the oldest of those are found first.
-    redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
+    redis.call('ZADD', KEYS[3], mark, 'seen ' .. attempt)
     if redis.call('ZCARD', KEYS[3]) == 2 then return end -- this waiter and its mark
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
@@ -604,8 +609,10 @@ local function other_reader()
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
--- This attempt was ended, as far as that is remembered.
-if (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time then return -1 end
+-- This attempt was ended, as far as that is remembered. The same call says what a poll must know:
+-- its place, and when it was last seen.
+local scores = redis.call('ZMSCORE', KEYS[3], 'ended ' .. attempt, waiter, 'seen ' .. attempt)
+if (tonumber(scores[1]) or 0) > 2^52 + time then return -1 end
 expand_sole_hold()
 if not unexpired(state.write) and (state.readers == 0 or state.write) then
   admit_waiters()

@@ -238,13 +238,18 @@ local waiter = waiter_for('write', owner ~= attempt and owner or '', ' ' .. dept
 -- Queues the attempt at a place; or, if it polls, notes that it was seen, which counts for one
 -- claim. A poll also removes marks that have expired, and some dead waiters, wherever they are in
 -- the queue. So does a new waiter of a long queue, since clients that crash in a loop never poll.
-local function queue(at, lane)
+-- `scores` are those that were just read, if nothing was removed since.
+local function queue(at, lane, scores)
   if not claim then return end
-  local added = redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
-  redis.call('PEXPIRE', KEYS[3], '60000')
+  local is_queued, last_mark = scores and scores[2], scores and tonumber(scores[3])
+  local added = is_queued and 0 or redis.call('ZADD', KEYS[3], 'NX', at + lane, waiter)
+  -- The score is above all end marks, so that the oldest of those are found first.
+  local mark = 2^52 + 61000000 + time + claim * 1000
+  -- The queue is kept for a minute. For usual claims, one poll in ten seconds suffices for that.
+  local is_kept = last_mark and claim <= 30000 and math.floor(last_mark / 10^7) == math.floor(mark / 10^7)
+  if not is_kept then redis.call('PEXPIRE', KEYS[3], '60000') end
   if added == 0 or at ~= time then
-    -- The score is above all end marks, so that the oldest of those are found first.
-    redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)
+    redis.call('ZADD', KEYS[3], mark, 'seen ' .. attempt)
     if redis.call('ZCARD', KEYS[3]) == 2 then return end -- this waiter and its mark
   end
   if added == 1 and redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496') < 128 then return end
@@ -551,8 +556,10 @@ local function other_reader()
   if reads == 0 then redis.call('HDEL', KEYS[1], 'readers') else redis.call('HSET', KEYS[1], 'readers', 1) end
 end
 
--- This attempt was ended, as far as that is remembered.
-if (tonumber(redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)) or 0) > 2^52 + time then return -1 end
+-- This attempt was ended, as far as that is remembered. The same call says what a poll must know:
+-- its place, and when it was last seen.
+local scores = redis.call('ZMSCORE', KEYS[3], 'ended ' .. attempt, waiter, 'seen ' .. attempt)
+if (tonumber(scores[1]) or 0) > 2^52 + time then return -1 end
 local refusal = read_state()
 if refusal then return refusal end
 expand_sole_hold()
@@ -569,6 +576,7 @@ if not unexpired(state.write) then
   other_ends = others_read() and other_reader()
   read_state()
   if not other_ends and not unexpired(state.read) then
+    scores = nil -- if its place was that of a dead waiter, it was removed
     admit_waiters()
     read_state()
     other_ends = others_read() and now + math.max(state.pttl, 1)
@@ -606,7 +614,7 @@ if write or other_ends then
       if upgrader ~= owner then upgrade_ends = 0 end
       redis.call('HSET', KEYS[1], 'upgrade', math.max(now + claim, upgrade_ends) .. ' ' .. owner)
     end
-    queue(upgrades and 0 or place or time, 0)
+    queue(upgrades and 0 or place or time, 0, scores)
     redis.call('HSET', KEYS[1], 'writer_wait_until', math.max(now + claim, state.wait_until))
   end
   return {(write_ends or other_ends) - now, time}

@@ -37,6 +37,7 @@ if not unexpired(state.write) then
   other_ends = others_read() and other_reader()
   read_state()
   if not other_ends and not unexpired(state.read) then
+    scores = nil -- if its place was that of a dead waiter, it was removed
     admit_waiters()
     read_state()
     other_ends = others_read() and now + math.max(state.pttl, 1)
@@ -74,7 +75,7 @@ if write or other_ends then
       if upgrader ~= owner then upgrade_ends = 0 end
       redis.call('HSET', KEYS[1], 'upgrade', math.max(now + claim, upgrade_ends) .. ' ' .. owner)
     end
-    queue(upgrades and 0 or place or time, 0)
+    queue(upgrades and 0 or place or time, 0, scores)
     redis.call('HSET', KEYS[1], 'writer_wait_until', math.max(now + claim, state.wait_until))
   end
   return {(write_ends or other_ends) - now, time}

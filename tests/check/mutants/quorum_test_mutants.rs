@@ -151,7 +151,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
             },
             Edit {
                 file: "lua/rwlock/write_acquire.lua",
-                from: "queue(upgrades and 0 or place or time, 0)",
+                from: "queue(upgrades and 0 or place or time, 0, scores)",
                 times: 1,
                 to: "queue(place or time, 0)",
             },

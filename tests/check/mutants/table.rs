@@ -49,7 +49,7 @@ pub const MUTANTS: &[Mutant] = &[
         name: "acquire-of-a-held-lock",
         edits: &[Edit {
             file: "lua/mutex/acquire.lua",
-            from: "if holder and holder ~= attempt then\n  queue(place or time, 0)\n  return {pttl, time}\nend\n",
+            from: "if holder and holder ~= attempt then\n  queue(place or time, 0, scores)\n  return {pttl, time}\nend\n",
             times: 1,
             to: "",
         }],

@@ -142,7 +142,7 @@ pub const ALL: &[Mutant] = &[
     mutant(
         "a poll is not noted",
         "write_acquire",
-        "redis.call('ZADD', KEYS[3], 2^52 + 61000000 + time + claim * 1000, 'seen ' .. attempt)",
+        "redis.call('ZADD', KEYS[3], mark, 'seen ' .. attempt)",
         "",
     ),
     mutant(
