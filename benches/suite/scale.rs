@@ -219,7 +219,9 @@ async fn held(
     let renewals = if plan.is_quick() { 1 } else { 2 };
     sleep(Duration::from_secs(10) * renewals).await; // each is renewed every 10 s
     let took = start.elapsed().as_secs_f64();
-    let cpu = observer.cpu().await?.saturating_sub(cpu) + client_cpu().saturating_sub(own);
+    let part = |cpu: Duration| cpu.as_secs_f64() / took * 100.0;
+    let cpu = part(observer.cpu().await?.saturating_sub(cpu));
+    let own = part(client_cpu().saturating_sub(own));
     let lost = guards.iter().flatten().filter(|guard| guard.lease().is_lost()).count();
     if lost > 0 {
         return Err(format!("{lost} of {locks} held locks were lost").into());
@@ -227,9 +229,10 @@ async fn held(
     drop(guards);
     client.settled().await;
     let what = |what| format!("{locks} locks held, TTL 30 s: {what}");
-    let percent = cpu.as_secs_f64() / took * 100.0;
+    let most = count / 1e4 * 0.3;
     let mut rows = vec![
-        Row::at_most(what("CPU of the server and the client"), percent, "% of a core", count / 1e4 * 0.3),
+        Row::at_most(what("CPU of the client"), own, "% of a core", most),
+        Row::at_most(what("CPU of the server"), cpu, "% of a core", most),
         Row::at_most(what("memory of the server, a lock"), memory, "bytes", 280.0),
     ];
     if is_first && resident > 0.0 {
