@@ -63,16 +63,19 @@ local function accepted()
   return type(token) == 'string' and to_token(token) or nil
 end
 
-local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+-- The text is written as it came, if there is one: formatting a number takes as long as a command.
+local function accept(token, text)
+  redis.call('SET', KEYS[2], text or string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
 
 -- The proposal, or the largest accepted token: larger than the tokens of all writers before.
 local function take_token(proposal)
   if proposal == '' then return 0 end
-  local highest = accepted()
-  return highest and accept(math.max(tonumber(proposal), highest)) or nil
+  local proposed, highest = tonumber(proposal), accepted()
+  if not highest then return nil end
+  if proposed > highest then return accept(proposed, proposal) end
+  return accept(highest)
 end
 
 -- Whether no lock is held and nothing waits for any of them: one call for all of them takes less

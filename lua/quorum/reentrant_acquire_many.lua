@@ -61,8 +61,9 @@ local function accepted()
   return type(token) == 'string' and to_token(token) or nil
 end
 
-local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+-- The text is written as it came, if there is one: formatting a number takes as long as a command.
+local function accept(token, text)
+  redis.call('SET', KEYS[2], text or string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end
 
@@ -70,7 +71,7 @@ end
 local function take_token(proposal)
   if proposal == '' then return 0 end
   local proposed, highest = tonumber(proposal), accepted()
-  return highest and proposed > highest and accept(proposed) or nil
+  return highest and proposed > highest and accept(proposed, proposal) or nil
 end
 
 -- Whether the lock is free and nothing waits for it. A mark of an ended attempt is no waiter: with

@@ -7,7 +7,8 @@ local function accepted()
   return type(token) == 'string' and to_token(token) or nil
 end
 
-local function accept(token)
-  redis.call('SET', KEYS[2], string.format('%.0f', token), 'PX', token_ttl_ms)
+-- The text is written as it came, if there is one: formatting a number takes as long as a command.
+local function accept(token, text)
+  redis.call('SET', KEYS[2], text or string.format('%.0f', token), 'PX', token_ttl_ms)
   return token
 end

@@ -2,5 +2,5 @@
 local function take_token(proposal)
   if proposal == '' then return 0 end
   local proposed, highest = tonumber(proposal), accepted()
-  return highest and proposed > highest and accept(proposed) or nil
+  return highest and proposed > highest and accept(proposed, proposal) or nil
 end
