@@ -98,17 +98,16 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Whether a batch may leave beside those in flight: it is worth a call, or has as many
-    /// requests as they have. If eleven waited for one, they would lose a round trip each time.
-    ///
-    /// With many callers, it has at least a part of the requests of those in flight: in calls for
-    /// sixteen locks each, a server spends a tenth more time on a lock than in calls for fifty.
     fn is_due(&self) -> bool {
-        let gathered = self.requests.len();
-        let few = WORTH_A_BATCH.min(self.in_flight);
-        let enough = (self.in_flight / PART_OF_IN_FLIGHT).clamp(few, MAX_BATCH_SIZE);
-        gathered > 0 && gathered >= enough
+        self.requests.len() >= least_batch(self.in_flight)
     }
+}
+
+/// How many requests may leave together beside so many in flight. Few: if eleven waited for one,
+/// they would lose a round trip each time. Many: in calls for sixteen locks each, a server spends a
+/// tenth more time on a lock than in calls for fifty.
+fn least_batch(in_flight: usize) -> usize {
+    (in_flight / PART_OF_IN_FLIGHT).clamp(WORTH_A_BATCH.min(in_flight), MAX_BATCH_SIZE).max(1)
 }
 
 #[derive(Debug)]
@@ -528,6 +527,14 @@ async fn pipeline(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batches_grow_with_the_requests_in_flight() {
+        for (in_flight, least) in [(0, 1), (1, 1), (11, 11), (16, 16), (50, 16), (60, 20), (384, 128)] {
+            assert_eq!(least_batch(in_flight), least, "{in_flight}");
+        }
+        assert_eq!(least_batch(MAX_BATCHES * MAX_BATCH_SIZE), MAX_BATCH_SIZE);
+    }
 
     #[test]
     fn the_number_of_requests_in_flight_is_the_documented_one() {
