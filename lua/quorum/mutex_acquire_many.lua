@@ -82,8 +82,8 @@ local function is_free(attempt)
   return (tonumber(first[2]) or 0) >= 2^52 and not redis.call('ZSCORE', KEYS[3], 'ended ' .. attempt)
 end
 
--- Whether no lock is held and nothing waits for any of them: one call for all of them takes less
--- time than one for each. A lock may occur twice: the second time, its first attempt has it.
+-- Whether no lock is held or has a queue: one call for all of them takes less time than one for
+-- each. A lock may occur twice: the second time, its first attempt has it.
 local are_free, companions, seen = true, {}, {}
 for i = 1, #keys, 3 do
   are_free = are_free and not seen[keys[i]]

@@ -76,8 +76,8 @@ local function take_token(proposal)
   return highest and proposed > highest and accept(proposed, proposal) or nil
 end
 
--- Whether no lock is held and nothing waits for any of them: one call for all of them takes less
--- time than one for each. A lock may occur twice: the second time, its first attempt has it.
+-- Whether no lock is held or has a queue: one call for all of them takes less time than one for
+-- each. A lock may occur twice: the second time, its first attempt has it.
 local are_free, companions, seen = true, {}, {}
 for i = 1, #keys, 3 do
   are_free = are_free and not seen[keys[i]]

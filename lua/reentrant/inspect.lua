@@ -39,13 +39,14 @@ local found = {1, token, waiting, time}
 if not fields[1] then return found end
 local mode
 for i = 1, #fields, 2 do
-  if fields[i] == 'mode' then
-    mode = fields[i + 1]
-  elseif string.sub(fields[i], 1, 1) ~= ':' then
+  if fields[i] == 'mode' then mode = fields[i + 1] end
+end
+if not reentrant_token(mode) then return {-2, '0', 0, time} end
+for i = 1, #fields, 2 do
+  if fields[i] ~= 'mode' and string.sub(fields[i], 1, 1) ~= ':' then
     found[#found + 1] = fields[i]
     found[#found + 1] = tonumber(fields[i + 1]) or 0
     found[#found + 1] = redis.call('PTTL', KEYS[1])
   end
 end
-if not reentrant_token(mode) then return {-2, '0', 0, time} end
 return found

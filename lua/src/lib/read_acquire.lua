@@ -45,6 +45,7 @@ local waiter = waiter_for('read', owner ~= attempt and owner or '', ' ' .. depth
 --@include refuse_ended
 expand_sole_hold()
 if not unexpired(state.write) and (state.readers == 0 or state.write) then
+  scores = nil -- it removes what it admits, and dead waiters
   admit_waiters()
   read_state()
 end
@@ -59,9 +60,15 @@ end
 
 local function queue_to_read()
   if not claim then return nil end
-  local queued = redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496')
-  if not redis.call('ZSCORE', KEYS[3], waiter) and is_full(queued) then return -7 end
-  queue(place or time, -2^52)
+  local function is_full_with_queue()
+    return is_full(redis.call('ZCOUNT', KEYS[3], '-inf', '(4503599627370496'))
+  end
+  -- Dead waiters do not count either.
+  if not redis.call('ZSCORE', KEYS[3], waiter) and is_full_with_queue() then
+    remove_dead(128)
+    if is_full_with_queue() then return -7 end
+  end
+  queue(place or time, -2^52, scores)
 end
 
 local write_ends, write = unexpired(state.write)

@@ -37,7 +37,7 @@ if not unexpired(state.write) then
   other_ends = others_read() and other_reader()
   read_state()
   if not other_ends and not unexpired(state.read) then
-    scores = nil -- if its place was that of a dead waiter, it was removed
+    scores = nil -- what follows removes what it admits, and dead waiters
     admit_waiters()
     read_state()
     other_ends = others_read() and now + math.max(state.pttl, 1)

@@ -109,6 +109,30 @@ async fn release_succeeds_on_full_server_and_fails_if_writes_are_refused() {
     }
 }
 
+/// Each poll, also if the queue need not be extended, and if it must be.
+#[tokio::test]
+async fn polls_of_a_full_server_are_refused() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for acquire in Acquire::all(&ALL) {
+        assert!(matches!(acquire.fenced("o", "holder", 100).send(&client).await, Final(1..)), "{acquire:?}");
+        let waiter = || acquire.fenced("p", "waiter", 100).with("claim_ms", "5000");
+        if !matches!(waiter().send(&client).await, Busy) {
+            continue; // a second reader
+        }
+        let poll = || waiter().with("queued_at", "1700000000000000");
+        let set = async |value| client.run::<()>(&["CONFIG", "SET", "maxmemory", value]).await;
+        for _ in 0..3 {
+            set("1").await;
+            let error = poll().try_send(&client).await.unwrap_err();
+            assert!(error.to_string().contains("OOM"), "{acquire:?}: {error}");
+            set("0").await;
+            assert!(matches!(poll().send(&client).await, Busy), "{acquire:?}");
+        }
+        client.flush().await;
+    }
+}
+
 /// Dead waiters and malformed entries in the queue do not delay the live ones.
 #[tokio::test]
 async fn release_passes_over_dead_or_malformed_waiters() {
