@@ -29,8 +29,9 @@ const MAX_WAITERS: usize = 1024;
 const DEPUTIES: usize = 16;
 const REST: u32 = 3;
 
-/// After how many polls for all waiters of a lock the one that polls also asks for itself alone:
-/// only that removes dead waiters and expired marks. About once a minute.
+/// After how many turns to poll for all waiters of a lock the one that polls then also asks for
+/// itself alone: that removes dead waiters and expired marks, while no release does. About once a
+/// minute.
 const SHARED_POLLS: u32 = 32;
 
 /// The waiters of a client that share polls, by lock. A lock without waiters has no entry.
@@ -44,8 +45,8 @@ type Terms = (Name, u128, u32);
 #[derive(Default)]
 struct Waiters {
     by_id: HashMap<Uuid, Waiter>,
-    /// How many polls for all of them were sent since one asked for itself alone.
-    polls: u32,
+    /// How many turns to poll for all there were since one of them asked for itself alone.
+    turns: u32,
 }
 
 struct Waiter {
@@ -79,9 +80,16 @@ enum Turn {
     /// Another task polls for this one. The next poll is due then.
     Later(Instant),
     /// Poll for these, of which this waiter is the first.
-    Now(Vec<Arc<Attempt>>, Covers),
-    /// Poll for this waiter alone.
-    Alone,
+    Now(Vec<Arc<Attempt>>, Covers, Then),
+}
+
+/// What the waiter does after a poll for all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Sleep,
+    /// Not in place of the poll for all: if the next tasks that poll were dropped, places would be
+    /// lost.
+    AskAlone,
 }
 
 /// Whether a call is for all waiters of the lock.
@@ -106,10 +114,9 @@ impl<'a> SharedPoll<'a> {
     /// # Cancel safety
     /// Cancel safe: another waiter polls after a quarter of `pause`.
     pub(super) async fn poll(&self, pause: Duration) -> Option<Instant> {
-        let (waiting, covers) = match self.take_turn(pause / 4) {
+        let (waiting, covers, then) = match self.take_turn(pause / 4) {
             Turn::Later(at) => return Some(at),
-            Turn::Now(waiting, covers) => (waiting, covers),
-            Turn::Alone => return None,
+            Turn::Now(waiting, covers, then) => (waiting, covers, then),
         };
         let nodes = self.nodes;
         let call = Attempt::wait_many(self.script, self.entry, &waiting)?;
@@ -131,7 +138,7 @@ impl<'a> SharedPoll<'a> {
         let (own, others): (Vec<_>, Vec<_>) =
             alone.iter().filter_map(without_place).partition(|waiter| waiter.id == self.attempt.id);
         others.into_iter().for_each(|waiter| self.wakeups.notify(waiter.id));
-        own.is_empty().then(|| Instant::now() + free_in.min(pause - pause / 10))
+        (own.is_empty() && then == Then::Sleep).then(|| Instant::now() + free_in.min(pause - pause / 10))
     }
 
     /// Takes the turn, unless another waiter has taken it. The polls of others are `later` then, so
@@ -140,7 +147,9 @@ impl<'a> SharedPoll<'a> {
         let now = Instant::now();
         let mut polls = self.polls.lock();
         let mut waiting = vec![Arc::clone(self.attempt)];
-        let Some(waiters) = polls.get_mut(&self.terms) else { return Turn::Now(waiting, Covers::All) };
+        let Some(waiters) = polls.get_mut(&self.terms) else {
+            return Turn::Now(waiting, Covers::All, Then::Sleep);
+        };
         if let Some(own) = waiters.by_id.get_mut(&self.attempt.id) {
             own.runs_by = own.due.max(now + own.pause) + own.pause / 2;
             own.rests = false;
@@ -148,11 +157,8 @@ impl<'a> SharedPoll<'a> {
                 return Turn::Later(own.due);
             }
         }
-        waiters.polls += 1;
-        if waiters.polls > SHARED_POLLS {
-            waiters.polls = 0;
-            return Turn::Alone;
-        }
+        waiters.turns = (waiters.turns + 1) % SHARED_POLLS;
+        let then = if waiters.turns == 0 { Then::AskAlone } else { Then::Sleep };
         let is_other = |other: &&mut Waiter| other.attempt.id != self.attempt.id && now < other.runs_by;
         let mut others: Vec<_> = waiters.by_id.values_mut().filter(is_other).collect();
         let covers = if others.len() < MAX_WAITERS { Covers::All } else { Covers::Some };
@@ -163,7 +169,7 @@ impl<'a> SharedPoll<'a> {
             other.due = now + later.min(other.pause);
             waiting.push(Arc::clone(&other.attempt));
         }
-        Turn::Now(waiting, covers)
+        Turn::Now(waiting, covers, then)
     }
 
     /// The next polls of these waiters, but that of this one, are due after this pause, or after
