@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -180,36 +181,41 @@ impl Batcher {
     /// Sends a request when its turn comes, and waits for the reply for as long as the server
     /// replies to any request.
     ///
+    /// The request is taken. It is borrowed because an async function stores an argument twice, and
+    /// each caller's future would be larger.
+    ///
     /// # Cancel safety
     /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
     /// was.
     pub(super) async fn send(
         &self,
-        mut request: Request,
+        request: &mut Request,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         let _caller = Arc::clone(&self.callers);
         let others = Arc::strong_count(&self.callers) - 2;
-        if request.many.is_some() && others >= MAX_UNCOMBINED && self.contended.contain(&request) {
+        if request.many.is_some() && others >= MAX_UNCOMBINED && self.contended.contain(request) {
             request.many = None;
         }
         let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
         // It does not overtake a queued request, which may be a release of the same lock.
         let may_go_first = others < max_at_once && self.shared.gathered().requests.is_empty();
         if may_go_first || request.is_urgent {
-            return self.send_at_once(request.cmd, sent_flag).await;
+            return self.send_at_once(&request.cmd, sent_flag).await;
         }
         let (outcome, delivered) = oneshot::channel();
         let has_left = Arc::new(AtomicBool::new(false));
-        if !self.queue(QueuedRequest { request, has_left: Arc::clone(&has_left), outcome }) {
+        let queued = std::mem::take(request);
+        if !self.queue(QueuedRequest { request: queued, has_left: Arc::clone(&has_left), outcome }) {
             return Err(closed()); // nothing is sent here any more: another connection may work
         }
         let mut ticket = QueueTicket { delivered, has_left, sent_flag, queue: &self.shared };
         match (&mut ticket.delivered).await.ok() {
             Some(Outcome::Answered(answer)) => answer,
-            Some(Outcome::SendAlone(request)) => {
-                self.contended.note(&request);
-                self.send_at_once(request.cmd, sent_flag).await
+            Some(Outcome::SendAlone(same)) => {
+                *request = same;
+                self.contended.note(request);
+                self.send_at_once(&request.cmd, sent_flag).await
             }
             // Requests before this one found the server silent or the connection broken.
             None if self.shared.last_reply.has_failed() => Err(self.shared.last_reply.failure()),
@@ -238,10 +244,10 @@ impl Batcher {
     }
 
     /// Sends a request ahead of the queued ones.
-    async fn send_at_once(&self, request: Cmd, sent_flag: &SentFlag) -> Result<TimedReply, RedisError> {
+    async fn send_at_once(&self, request: &Cmd, sent_flag: &SentFlag) -> Result<TimedReply, RedisError> {
         sent_flag.set();
         let sent = Moment::now();
-        let sending = self.query(&request, UNLIMITED);
+        let sending = pin!(self.query(request, UNLIMITED));
         let silence = self.shared.last_reply.unless_silent(self.limit, sending).await;
         silence.unwrap_or_else(|| Err(too_slow())).map(|value| TimedReply { value, sent })
     }
@@ -346,8 +352,11 @@ impl LastReply {
 
     /// Writes a request and waits for its reply. `None`: no request was answered for `limit`, so
     /// the server is silent.
-    async fn unless_silent<T>(&self, limit: Duration, request: impl Future<Output = T>) -> Option<T> {
-        tokio::pin!(request);
+    async fn unless_silent<T>(
+        &self,
+        limit: Duration,
+        mut request: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
         let mut since = Instant::now();
         loop {
             if let Ok(answer) = timeout_at(since + limit, request.as_mut()).await {
@@ -459,11 +468,11 @@ async fn send_batch(
         waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
     let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
     let (sent, count) = (Moment::now(), calls.len());
-    let sending = send_calls(connection, &calls, commands, &requests);
-    let replies = match last_reply.unless_silent(limit, sending).await {
-        Some(replies) => replies,
-        None => vec![Err(too_slow()); count],
+    let replies = {
+        let sending = pin!(send_calls(connection, &calls, commands, &requests));
+        last_reply.unless_silent(limit, sending).await
     };
+    let replies = replies.unwrap_or_else(|| vec![Err(too_slow()); count]);
     let failure =
         replies.iter().find_map(|reply| reply.as_ref().err()).filter(|error| is_broken(error)).cloned();
     let mut callers: Vec<_> = requests.into_iter().zip(callers).map(Some).collect();

@@ -31,13 +31,13 @@ impl Connection {
     /// was.
     pub(super) async fn send(
         &self,
-        request: Request,
+        request: &mut Request,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         match self {
             Connection::Server(batcher) => batcher.send(request, sent_flag).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.send(request, sent_flag, UNLIMITED).await,
+            Connection::Cluster(client) => client.send(std::mem::take(request), sent_flag, UNLIMITED).await,
         }
     }
 

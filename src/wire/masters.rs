@@ -148,7 +148,7 @@ impl Masters {
             }
         };
         let send = async |batcher: Arc<Batcher>| {
-            let sending = batcher.send(request, sent_flag);
+            let sending = batcher.send(&mut request, sent_flag);
             match waits_for {
                 WaitsFor::Silence => sending.await,
                 WaitsFor::Deadline => timeout_at(deadline, sending).await.unwrap_or_else(|_| Err(too_slow())),

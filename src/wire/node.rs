@@ -278,7 +278,8 @@ impl Node {
                 tries > 1
             };
             if is_last || !broken {
-                let failure = find_corrupt_companion(&connected.connection, call, failure).await;
+                let examined = Box::pin(find_corrupt_companion(&connected.connection, call, failure));
+                let failure = examined.await;
                 return Err(first_failure.unwrap_or(failure));
             }
             first_failure = first_failure.or(sent_flag.is_set().then_some(failure));
@@ -490,7 +491,7 @@ pub(super) async fn find_corrupt_companion(
     let mut get = redis::cmd("GET");
     get.arg(fence);
     let sent_flag = SentFlag::default();
-    let problem = match connection.send(get.into(), &sent_flag).await {
+    let problem = match connection.send(&mut get.into(), &sent_flag).await {
         Ok(TimedReply { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
         Err(error) if is_wrong_type(&error) => Some("is not a string"),
         _ => None,
@@ -500,7 +501,7 @@ pub(super) async fn find_corrupt_companion(
     }
     let mut count = redis::cmd("ZCOUNT");
     count.arg(waiters).arg(0).arg(0);
-    match connection.send(count.into(), &sent_flag).await {
+    match connection.send(&mut count.into(), &sent_flag).await {
         Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
         _ => failure,
     }

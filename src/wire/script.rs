@@ -292,7 +292,7 @@ pub(crate) struct ManyScript {
 }
 
 /// A command, and how it may be combined with others.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Request {
     pub(super) cmd: Cmd,
     pub(super) many: Option<&'static ManyScript>,

@@ -314,7 +314,8 @@ impl ScriptLoader {
         let mut turn = None;
         for _ in 0..MAX_WAITS {
             let seen = self.sources_sent.load(Ordering::SeqCst);
-            match connection.send(call.request(), sent_flag).await {
+            let mut request = call.request();
+            match connection.send(&mut request, sent_flag).await {
                 Err(error) if is_unknown_script(&error) => {}
                 answer => return answer,
             }
@@ -335,7 +336,8 @@ impl ScriptLoader {
                 break;
             }
         }
-        let answer = self.send_source(connection, call, sent_flag).await;
+        // Boxed, since it is rare, and the future of each request would have a place for it.
+        let answer = Box::pin(self.send_source(connection, call, sent_flag)).await;
         drop(turn);
         answer
     }
@@ -347,7 +349,7 @@ impl ScriptLoader {
         call: &PreparedCall<'_>,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
-        let answer = connection.send(Request::urgent(call.by_source()), sent_flag).await;
+        let answer = connection.send(&mut Request::urgent(call.by_source()), sent_flag).await;
         self.sources_sent.fetch_add(1, Ordering::SeqCst);
         answer
     }
