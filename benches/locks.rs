@@ -133,7 +133,7 @@ fn targets(report: &Report) -> Vec<Target> {
     }
     targets.extend(report.server_cpu.iter().filter_map(server_cpu_target));
     targets.extend(report.peers.iter().flat_map(peer_targets));
-    targets.extend(report.scale.iter().map(scale::Row::target));
+    targets.extend(report.scale.iter().filter_map(scale::Row::target));
     targets.extend(report.topologies.targets());
     targets
 }

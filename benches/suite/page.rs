@@ -11,28 +11,30 @@ use super::server::repository;
 use super::server_cpu::Kind;
 
 const INTRO: &str = "\
-Do not edit this page: `scripts/bench` writes it. Every figure is from one run on one private \
-server, with the clients on the same machine. redlatch and the other libraries are measured in \
-turn, in several rounds, and each figure is the median of the rounds: a ratio is the median of their ratios. Absolute numbers depend on \
-the machine; the ratios of one run depend on it much less.";
+Every figure is from one run on one private server, with the clients on the same machine. redlatch \
+and the other libraries are measured in turn, in several rounds. Each figure is the median of the \
+rounds, and each ratio that of their ratios.
+
+Absolute numbers depend on the machine; the ratios of one run depend on it much less. Each section \
+measures anew, so the same quantity differs a little from section to section. `scripts/bench` writes \
+this page, so edits of it are lost.";
 
 const PAIRS: &str = "\
 Each task repeats acquire and release, with a lock name of its own; all tasks share one client. The \
 TTL is 30 s. *x rslock* is the rate divided by that of rslock, at the same number of tasks.
 
 *Server* and *client* are microseconds of CPU time for one pair, with 256 tasks. With one task, \
-the server has a core of its own.";
+the server is pinned to one core and the client to the other; with more, both use both cores.";
 
-const SIDES: &str = "\
-The same for the sides of read-write locks, divided by the rate of rlock for the same side.";
+const SIDES: &str =
+    "The same for the sides of read-write locks, divided by the rate of rlock for the same side.";
 
 const TURNS: &str = "\
 All clients contend for one lock name and hold it for no time. Each client has its own connections; \
 all are in one process. A turn is an acquisition by another client than the one before: a client \
 that acquires the lock twice in a row has one turn.
 
-*Fewest/most* compares the clients with the \
-fewest and the most turns. A library that polls uses the delay in brackets, in milliseconds.";
+*Fewest/most* compares the clients with the fewest and the most turns. A library that polls uses the delay in brackets, in milliseconds.";
 
 const POLLS: &str = "The delay is the one of 1, 2, 5 and 20 ms with the most turns.";
 const POLLS_OF_QUICK_RUN: &str = "In this quick run, the delay is fixed for each number of clients.";
@@ -53,48 +55,49 @@ threads in Rust, Go and Java. Compare libraries of one language, or their server
 and a library that needs fewer of them gains more than this page shows.";
 
 const SHARD: &str = "\
-A server runs all scripts on one core. Its CPU time for a pair limits how many pairs it can serve.
+A server, or a shard of a cluster, runs all scripts on one core. Its CPU time for a pair limits how \
+many pairs it can serve.
 
-The columns *computed* divide one second, and 70 % of it, by the measured server time with 256 tasks. \
-They assume a core for the server alone, clients on other machines, and as many requests at once as \
-in this measurement: with few requests at once, the server time is higher.";
+The columns *computed* divide one second by the measured server time with 256 tasks, and 70 % of it: \
+closer to full load, requests wait for each other. They assume a core for the server alone, clients \
+on other machines, and as many requests at once as here: with few, the server time is higher.";
 
 const TOPOLOGIES: &str = "\
 The mutex, on three servers and with all clients on the same machine. On the quorum, both libraries \
 send each request to all three nodes.
 
-On the cluster, names are spread over three masters. *Server* \
-and *client* are microseconds of CPU time for one pair, the servers all together.";
+On the cluster, names are spread over three masters. *Server* and *client* are microseconds of CPU time for one pair, the servers all together.";
 
-const PROCESSES: &str = "\
-One contended lock, with as many clients in one process and in processes of their own:";
+const PROCESSES: &str = "One contended lock, with as many clients in one process and in several:";
 
 const SCALE: &str = "\
-One redlatch client, or a few, on one server, or on a cluster where it says so. The resident memory of a client is that of its process, \
-with what its allocator keeps. The round trips of a new client are counted by a proxy that delays \
-each message.
+One redlatch client, or a few, on one server, or on a cluster where it says so. The memory of a \
+client is that of its process, with what its allocator keeps. The round trips of a new client are \
+counted by a proxy that delays each message.
 
 Commands count the calls inside scripts, and the holder's renewals.";
 
 /// What was tried on the rows that miss their limit, and what limits them.
 const MISSED: &str = "\
-Machines with two cores, which the server and all clients share, limit most of these rows. Between \
-runs, the rate of rslock with 256 tasks was 85 to 161 thousand, and ours 130 to 190: their ratio is \
-that of one run.
+Two cores, which the server and all clients share, limit most of these rows. Rates of one library \
+differ by up to a half between runs on this machine, so only figures of one run can be compared.
 
-- **Pairs with many tasks.** The time of the client is spread over many small parts: a tenth is the \
-library's parsing of integers, a tenth the building of requests, the rest locks, allocations and task \
-switches. With 1,024 tasks and on a re-entrant lock, the server is busy all the time: most of its time \
-goes into the words of the requests and into one write and one counter a lock.
-- **Turns.** A hand-over is two requests, one message and 15 commands inside the scripts. Most of the \
-server's time for it is reading and writing on three sockets, which no script can spare. Between two \
-clients, a turn takes 71 us where a round trip takes 62.
+- **Pairs with many tasks.** With 1,024 tasks, and with 256 on a re-entrant lock, the server is busy \
+all the time: a lock is one write with a TTL and one counter, and its release one more write, which \
+take most of that. A library without a fencing token has no counter. The client's time is spread over \
+many small parts: replies and requests a fifth, the rest locks, allocations and task switches.
+- **One task.** A pair is two round trips, in which the server runs 4 us of scripts more than for a \
+`SET` and a small script. With the server and the client on one core, all of it adds up.
+- **Turns.** A hand-over is two requests and 15 commands inside the scripts, one of which publishes \
+the message to the next holder. A third of the server's time for it are the scripts, the rest is \
+reading and writing on three sockets, which no script can spare. Between two clients, a turn takes \
+71 us where a round trip takes 62.
 - **Quorum.** Each request is three, and each node has a connection of its own. The servers agree on a \
 token and look for a queue: seven commands a pair on each node, where rslock's take three. Three \
 servers and the client share two cores, so that time decides.
-- **Cluster.** A script takes keys of one slot, so requests for names in different slots cannot share a \
-call, which halves the time of one server. They travel together to each master, which made a third \
-more pairs than one by one.
+- **Cluster.** A script takes keys of one slot. On one server, shared calls halve the time; requests \
+for names in different slots cannot share one. They travel together to each master, which made a \
+third more pairs than one by one.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
 poll is 7 or 8 commands inside its script. Longer pauses would leave less time for a late poll before \
 the waiter counts as dead. Tasks that wait to read each wait in Redis, since one release admits all of \
@@ -128,7 +131,8 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
     writeln!(page, "| | |\n|---|---|")?;
     writeln!(page, "| command | `{}` |", head.command)?;
     writeln!(page, "| server | {}, without persistence |", head.server)?;
-    writeln!(page, "| machine | {} cores, shared by the server and its clients |", head.cores)?;
+    let processor = &head.processor;
+    writeln!(page, "| machine | {} cores ({processor}), shared by the server and its clients |", head.cores)?;
     writeln!(page, "| rounds | {} |\n", if is_quick { "1: a first look, not for publication" } else { "3" })?;
     writeln!(page, "## Locks without waiters\n\n![Pairs a second by tasks](benchmarks/pairs.svg)\n")?;
     paragraph(&mut page, PAIRS)?;
@@ -181,8 +185,10 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
              scripts/bench peers      # only the comparison, to the terminal and target/bench.json\n```\n\n";
     paragraph(
         &mut page,
-        "The programs in `benches/peers` are built first. A language without its toolchain is left out \
-         with a notice. `REDLATCH_SERVER` chooses the server's binary.",
+        "The programs in [`benches/peers`](../benches/peers/README.md) are built first, which needs Rust, \
+         Go, Maven with Java 17, Node and Python, and the network for their packages. A language without \
+         its toolchain is left out with a notice. `REDLATCH_SERVER` chooses the server's binary. \
+         [`redlatch bench`](cli.md) measures a server of your own.",
     )?;
     Ok(page.trim_end().to_owned() + "\n")
 }
@@ -333,7 +339,9 @@ fn shard(page: &mut String, report: &Report) -> Outcome<()> {
                 "Held locks cost memory and renewals. Measured with {} locks and a TTL of {} ms: {:.0} bytes of \
                  the server's memory a lock, and {:.1} us of its CPU time a renewal. Computed for a million held \
                  locks with the default TTL of 30 s, each renewed every 10 s: {:.2} GB, 100,000 renewals a \
-                 second, and {:.0} % of a core.",
+                 second, and {:.0} % of a core.\n\n\
+                 A released lock leaves its counter for `token_ttl`, an hour: half of that memory, as the table \
+                 above has it. A service that locks 1,000 new names a second fills 0.6 GB.",
                 row.locks,
                 row.ttl_ms,
                 row.bytes_per_lock,
@@ -353,7 +361,12 @@ fn shard(page: &mut String, report: &Report) -> Outcome<()> {
 
 fn targets(page: &mut String, report: &Report) -> Outcome<()> {
     writeln!(page, "## Targets\n")?;
-    paragraph(page, "The limits that this project sets itself, and what this run measured.")?;
+    paragraph(
+        page,
+        "The limits that this project sets itself, and what this run measured. The *baseline* is `SET NX PX` with a \
+         script that compares and deletes, or two bare scripts for one task. *Server apart*: pinned to a core of \
+         its own; *server one core*: server and client share one.",
+    )?;
     writeln!(page, "| limit | measured | |\n|---|---:|---|")?;
     for target in &report.targets {
         let verdict = if target.met { "met" } else { "**missed**" };

@@ -14,6 +14,8 @@ pub(crate) struct Head {
     pub(crate) server: String,
     server_binary: String,
     pub(crate) cores: usize,
+    /// Empty where the system does not say it.
+    pub(crate) processor: String,
 }
 
 impl Head {
@@ -23,6 +25,7 @@ impl Head {
             server: server.observer().await?.version().await?,
             server_binary: server.binary().display().to_string(),
             cores: std::thread::available_parallelism()?.get(),
+            processor: processor(),
         })
     }
 
@@ -65,4 +68,11 @@ pub(crate) fn write(name: &str, report: &impl Serialize) -> Outcome<()> {
     fs::write(directory.join(name), serde_json::to_string_pretty(report)? + "\n")?;
     println!("\nwritten to target/{name}");
     Ok(())
+}
+
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    let name = fields.find(|(name, _)| name.trim() == "model name");
+    name.map(|(_, name)| name.trim().to_owned()).unwrap_or_default()
 }

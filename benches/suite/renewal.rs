@@ -44,6 +44,7 @@ pub(crate) async fn measure(server: &Server, _plan: &Plan) -> Outcome<Row> {
     let mut observer = server.observer().await?;
     observer.alone().await?;
     let locks = Locks::builder().server(server.url()).options(Options::new().ttl(TTL)).connect().await?;
+    observer.empty().await?;
     let memory = observer.memory().await?;
     let guards = acquire_all(&locks).await?;
     let memory = observer.memory().await?.saturating_sub(memory);

@@ -31,27 +31,32 @@ pub(crate) struct Row {
     pub(crate) what: String,
     pub(crate) measured: f64,
     pub(crate) unit: &'static str,
-    /// The limit: at most this, or with `at_least`, at least.
-    pub(crate) limit: f64,
+    /// The limit, if there is one: at most this, or with `at_least`, at least.
+    pub(crate) limit: Option<f64>,
     pub(crate) at_least: bool,
 }
 
 impl Row {
     pub(crate) fn at_most(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
-        Row { what: what.into(), measured, unit, limit, at_least: false }
+        Row { what: what.into(), measured, unit, limit: Some(limit), at_least: false }
+    }
+
+    fn shown(what: impl Into<String>, measured: f64, unit: &'static str) -> Row {
+        Row { what: what.into(), measured, unit, limit: None, at_least: false }
     }
 
     fn at_least(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
         Row { at_least: true, ..Row::at_most(what, measured, unit, limit) }
     }
 
-    pub(crate) fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> Option<Target> {
         let Row { what, measured, unit, limit, at_least } = self;
+        let limit = (*limit)?;
         let text = |word| format!("{what}: {word} {limit} {unit}");
-        match at_least {
-            true => Target::at_least(text("at least"), *measured, *limit),
-            false => Target::at_most(text("at most"), *measured, *limit),
-        }
+        Some(match at_least {
+            true => Target::at_least(text("at least"), *measured, limit),
+            false => Target::at_most(text("at most"), *measured, limit),
+        })
     }
 }
 
@@ -196,6 +201,7 @@ async fn held(
     let client = Locks::open(&server.url()).await?;
     // The first lock brings the scripts and the task that renews.
     client.mutex("held")?.lock().await?.release().await?;
+    observer.empty().await?;
     let (memory, resident) = (observer.memory().await?, resident());
     let mut tasks = JoinSet::new();
     for task in 0..64 {
@@ -213,7 +219,7 @@ async fn held(
         guards.push(done??);
     }
     let count = locks as f64;
-    let memory = observer.memory().await?.saturating_sub(memory) as f64 / count;
+    let held = observer.memory().await?.saturating_sub(memory) as f64 / count;
     let resident = self::resident().saturating_sub(resident) as f64 / count;
     let (start, cpu, own) = (Instant::now(), observer.cpu().await?, client_cpu());
     let renewals = if plan.is_quick() { 1 } else { 2 };
@@ -228,12 +234,14 @@ async fn held(
     }
     drop(guards);
     client.settled().await;
+    let released = observer.memory().await?.saturating_sub(memory) as f64 / count;
     let what = |what| format!("{locks} locks held, TTL 30 s: {what}");
     let most = count / 1e4 * 0.3;
     let mut rows = vec![
         Row::at_most(what("CPU of the client"), own, "% of a core", most),
         Row::at_most(what("CPU of the server"), cpu, "% of a core", most),
-        Row::at_most(what("memory of the server, a lock"), memory, "bytes", 280.0),
+        Row::at_most(what("memory of the server, a lock"), held, "bytes", 280.0),
+        Row::shown(what("memory of the server, a lock after its release"), released, "bytes"),
     ];
     if is_first && resident > 0.0 {
         rows.push(Row::at_most(what("memory of the client, a lease"), resident, "bytes", 600.0));
