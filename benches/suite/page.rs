@@ -187,7 +187,7 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
         &mut page,
         "The programs in [`benches/peers`](../benches/peers/README.md) are built first, which needs Rust, \
          Go, Maven with Java 17, Node and Python, and the network for their packages. A language without \
-         its toolchain is left out with a notice. `REDLATCH_SERVER` chooses the server's binary. \
+         its toolchain is left out with a notice.\n\n`REDLATCH_SERVER` chooses the server's binary. \
          [`redlatch bench`](cli.md) measures a server of your own.",
     )?;
     Ok(page.trim_end().to_owned() + "\n")
