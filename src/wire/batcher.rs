@@ -34,7 +34,7 @@ use super::script::{CombinedCall, Request, combine, is_unknown_script};
 use crate::clock::Moment;
 use crate::measure;
 
-/// The limit of a request whose caller sets a timer: a second one would only cost time.
+/// No limit here, since the caller has a timer: a second timer would only take time.
 pub(super) const UNLIMITED: Duration = Duration::MAX;
 
 /// With fewer requests than this in flight, waiting for a batch costs more than it saves: for
