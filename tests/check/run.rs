@@ -1,5 +1,6 @@
 //! One run: servers, proxies in front of them, workers, fault injectors and an observer.
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -51,7 +52,7 @@ pub struct Record {
     pub died: Vec<String>,
     /// EventKind was left behind.
     pub left: Vec<String>,
-    /// When the machine ran other work: time limits do not apply then.
+    /// When the machine ran other work, or its disk was busy: time limits do not apply then.
     pub stalls: Vec<(Time, Time)>,
     /// Whether the servers' clock could be set.
     pub may_set_clock: bool,
@@ -94,7 +95,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
 
     let (stop, stopped) = watch::channel(false);
     let data: Vec<(u16, String)> = deployment.data().map(|server| (server.port(), server.url())).collect();
-    let watching = watch_machine(stopped.clone());
+    let watching = watch_machine(directory, stopped.clone());
     let observing = tokio::spawn(observe(data, stopped));
     let windows = Mutex::new(Vec::new());
     let end = Instant::now() + Duration::from_secs(plan.seconds);
@@ -131,14 +132,20 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls, may_set_clock }
 }
 
-/// Records when a short sleep took much longer: the scheduler did not run this process then.
-fn watch_machine(stopped: watch::Receiver<bool>) -> std::thread::JoinHandle<Vec<(Time, Time)>> {
+/// Records when a short sleep and a write to the disk took much longer: the scheduler did not run
+/// this process then, or the disk was busy. A server that waits for its disk answers nobody.
+fn watch_machine(
+    directory: &Path,
+    stopped: watch::Receiver<bool>,
+) -> std::thread::JoinHandle<Vec<(Time, Time)>> {
     let nap = Duration::from_millis(20);
+    let mut file = std::fs::File::create(directory.join("disk")).unwrap();
     std::thread::spawn(move || {
         let mut stalls = Vec::new();
         while !*stopped.borrow() {
             let start = Time::now();
             std::thread::sleep(nap);
+            file.write_all(b".").and_then(|()| file.sync_data()).unwrap();
             let end = Time::now();
             if end.since(start) > nap + STALL {
                 stalls.push((start, end));
