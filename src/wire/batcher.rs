@@ -31,6 +31,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::contended_locks::ContendedLocks;
 use super::failure::{closed, is_broken, too_slow};
 use super::script::{CombinedCall, Request, combine, is_unknown_script};
+use super::transport::UNWRITTEN;
 use crate::clock::Moment;
 use crate::measure;
 
@@ -41,6 +42,8 @@ pub(super) const UNLIMITED: Duration = Duration::MAX;
 /// requests that may become one call with others, and for those that only share a pipeline.
 const MAX_UNCOMBINED: usize = 8;
 const MAX_UNBATCHED: usize = 64;
+/// Futures of callers that are not polled leave places for batches and renewals.
+const _: () = assert!(UNWRITTEN > 2 * MAX_UNBATCHED);
 /// From this many requests on, a further batch is sent beside others, if it is at least a third of
 /// what they have.
 const WORTH_A_BATCH: usize = 16;

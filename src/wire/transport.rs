@@ -24,9 +24,14 @@ pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
 }
 
+/// How many requests a connection takes that are not written yet. A further one waits for a place,
+/// and keeps the place that it is given while its future is not polled. With 50 places, as the
+/// library has, and 50 such futures of callers, nothing else would ever be sent.
+pub(super) const UNWRITTEN: usize = 1_024;
+
 /// No limit for replies: each request has its own.
 pub(super) fn unlimited(limit: Duration) -> AsyncConnectionConfig {
-    config(limit).set_response_timeout(None)
+    config(limit).set_response_timeout(None).set_pipeline_buffer_size(UNWRITTEN)
 }
 
 /// The socket settings that a lock needs and the library leaves off.
