@@ -13,7 +13,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use super::Outcome;
 use super::plan::Plan;
 use super::record::Target;
-use super::samples::Samples;
+use super::samples::{Samples, median};
 use super::server::{Observer, Server};
 use super::server_cpu::client_cpu;
 use super::shards;
@@ -62,7 +62,7 @@ impl Row {
 
 pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let mut observer = server.observer().await?;
-    let mut rows = Vec::new();
+    let mut rows = vec![idle(&mut observer).await?];
     let counts: &[usize] = if plan.is_quick() { &[10_000] } else { &[100_000, 10_000] };
     for (place, locks) in counts.iter().enumerate() {
         rows.extend(held(server, &mut observer, *locks, place == 0, plan).await?);
@@ -70,12 +70,21 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     for kind in [WaitMode::Mutex, WaitMode::Reentrant, WaitMode::Read, WaitMode::Write] {
         rows.extend(waiting(server, &mut observer, kind, plan.window * 3).await?);
     }
-    rows.push(own_tasks(server, &mut observer, plan.window).await?);
+    rows.push(own_tasks(server, &mut observer, plan).await?);
     rows.push(readers(server, &mut observer).await?);
     rows.push(takeover(server, &mut observer, if plan.is_quick() { 10 } else { 40 }).await?);
     rows.push(cold(server, &mut observer).await?);
     rows.push(shards::measure(if plan.is_quick() { 2 } else { 3 }).await?);
     Ok(rows)
+}
+
+/// What a server takes that holds no lock: a part of what it takes while it holds some.
+async fn idle(observer: &mut Observer) -> Outcome<Row> {
+    observer.alone().await?;
+    let (start, cpu) = (Instant::now(), observer.cpu().await?);
+    sleep(Duration::from_secs(5)).await;
+    let cpu = observer.cpu().await?.saturating_sub(cpu).as_secs_f64() / start.elapsed().as_secs_f64();
+    Ok(Row::shown("a server without requests: CPU of the server", cpu * 100.0, "% of a core"))
 }
 
 /// What the waiting tasks ask for.
@@ -151,9 +160,22 @@ async fn waiting(
     ])
 }
 
-/// Tasks of one client hand one lock over among themselves.
-async fn own_tasks(server: &Server, observer: &mut Observer, span: Duration) -> Outcome<Row> {
-    observer.alone().await?;
+/// Tasks of one client hand one lock over among themselves: hand-overs in the time of a bare round
+/// trip, which is measured anew beside each window, since it varies more than they do.
+async fn own_tasks(server: &Server, observer: &mut Observer, plan: &Plan) -> Outcome<Row> {
+    let mut ratios = Vec::new();
+    for _ in 0..plan.rounds {
+        observer.alone().await?;
+        let trip = round_trip(server).await?;
+        let (acquired, span) = hand_over_inside(server, plan.window / 6).await?;
+        ratios.push(acquired as f64 * trip / span.as_secs_f64());
+    }
+    let what = format!("{WAITERS} tasks of a client hand a mutex over: hand-overs");
+    Ok(Row::at_least(what, median(ratios), "a round trip", 0.8))
+}
+
+/// The median of a bare lock's round trips, in seconds.
+async fn round_trip(server: &Server) -> Outcome<f64> {
     let bench = Bench::new(server).await?;
     let mut trips = Samples::default();
     let mut baseline = bench.pair(Work::Baseline, 0)?;
@@ -162,6 +184,11 @@ async fn own_tasks(server: &Server, observer: &mut Observer, span: Duration) -> 
         baseline.run().await?; // two round trips
         trips.push(start.elapsed() / 2);
     }
+    Ok(trips.median() / 1e6)
+}
+
+/// How often the tasks acquired the lock, in which time.
+async fn hand_over_inside(server: &Server, span: Duration) -> Outcome<(u64, Duration)> {
     let client = Locks::open(&server.url()).await?;
     let until = Instant::now() + span;
     let mut tasks = JoinSet::new();
@@ -182,10 +209,7 @@ async fn own_tasks(server: &Server, observer: &mut Observer, span: Duration) -> 
     while let Some(done) = tasks.join_next().await {
         acquired += done??;
     }
-    let rate = acquired as f64 / span.as_secs_f64();
-    let trips_per_second = 1e6 / trips.median();
-    let what = format!("{WAITERS} tasks of a client hand a mutex over: hand-overs");
-    Ok(Row::at_least(what, rate / trips_per_second, "a round trip", 0.8))
+    Ok((acquired, span))
 }
 
 /// Locks that are held for longer than it takes to renew them once, with the default TTL. The
