@@ -1,9 +1,8 @@
 //! [`SharedPolls`]: one poll for many tasks of a client that wait for the same lock.
 //!
-//! A thousand tasks that wait to read each have a place of their own in Redis, and each must send
-//! something within its claim, or it counts as dead. If each of them polled, a server would run
-//! 21,000 commands a second while nothing changes. So the task whose poll is due first polls for
-//! all of them.
+//! Each task that waits to read has a place of its own in Redis, and loses it if nothing is sent
+//! for it within its claim. If each of a thousand tasks polled, a server would run 21,000 commands
+//! a second while nothing changes. So the task whose poll is due first polls for all of them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

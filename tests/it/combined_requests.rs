@@ -164,8 +164,8 @@ async fn cluster_combined_requests_follow_a_slot_that_moves() {
     deployment.assert_nothing_left().await;
 }
 
-/// Futures that were polled once, and then are not, as those of a `FuturesUnordered` whose loop is
-/// busy. The client must not keep places for them.
+/// A program begins 4,000 calls and then polls none of them, as a loop over a `FuturesUnordered`
+/// does while its body is busy. Other calls of the same client must not wait for those.
 #[tokio::test]
 async fn requests_pass_futures_that_are_not_polled() {
     for topology in [Topology::Standalone, Topology::Cluster] {
