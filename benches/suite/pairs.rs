@@ -16,9 +16,10 @@ use super::server::{Observer, Server};
 use super::server_cpu::client_cpu;
 use super::work::{Bench, Pair, Work};
 
-/// Enough tasks to keep the server and the client busy all the time: the placement of their threads
-/// does not matter then.
-const TASKS: [usize; 2] = [64, 256];
+/// How many tasks, and where. With many tasks on the server's core, a rate depends by up to a third
+/// on which thread woke up where.
+const RUNS: [(usize, Placement); 4] =
+    [(1, Placement::Apart), (1, Placement::Together), (64, Placement::Apart), (256, Placement::Apart)];
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
@@ -44,24 +45,20 @@ impl Row {
 pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let bench = Bench::new(server).await?;
     let mut observer = server.observer().await?;
-    let mut rows = alone(server, &bench, &mut observer, plan).await?;
-    for tasks in TASKS {
-        rows.extend(compare(&bench, &mut observer, tasks, Placement::Anywhere, plan.pairs).await?);
-    }
-    Ok(rows)
-}
-
-/// Measures one task, with the server on its core and on another one, where that can be chosen.
-async fn alone(server: &Server, bench: &Bench, observer: &mut Observer, plan: &Plan) -> Outcome<Vec<Row>> {
-    let Some(cores) = Cores::of(server.process()) else {
-        return compare(bench, observer, 1, Placement::Anywhere, plan.pairs).await;
-    };
+    let cores = Cores::of(server.process());
     let mut rows = Vec::new();
-    for placement in [Placement::Apart, Placement::Together] {
-        cores.place(placement)?;
-        rows.extend(compare(bench, observer, 1, placement, plan.pairs).await?);
+    for (tasks, mut placement) in RUNS {
+        match &cores {
+            Some(cores) => cores.place(placement)?,
+            // The scheduler decides, so there is no second case of one task.
+            None if placement == Placement::Together => continue,
+            None => placement = Placement::Anywhere,
+        }
+        rows.extend(compare(&bench, &mut observer, tasks, placement, plan.pairs).await?);
     }
-    cores.place(Placement::Anywhere)?;
+    if let Some(cores) = cores {
+        cores.place(Placement::Anywhere)?;
+    }
     Ok(rows)
 }
 

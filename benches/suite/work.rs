@@ -97,10 +97,11 @@ impl Bench {
         Ok(Bench { bare, trivial, compare_and_delete, locks, unfenced, local })
     }
 
-    /// Returns the pair of one task. No two tasks use the same key.
+    /// Returns the pair of one task. No two tasks use the same key. Locks with nested holds have
+    /// names of their own: a client sends requests for them alone, since most find the lock held.
     pub(crate) fn pair(&self, work: Work, task: usize) -> Outcome<Pair> {
         let mutex = || format!("mutex:{task}");
-        let reentrant = |locks: &Locks| locks.reentrant(format!("reentrant:{task}"));
+        let nested = |locks: &Locks| locks.reentrant(format!("nested:{task}"));
         Ok(match work {
             Work::Baseline => Pair::Bare {
                 connection: self.bare.clone(),
@@ -110,9 +111,9 @@ impl Bench {
             Work::Mutex => Pair::Lock(self.locks.mutex(mutex())?),
             Work::MutexWithoutFencing => Pair::Lock(self.unfenced.mutex(mutex())?),
             Work::MutexTryLock => Pair::TryLock(self.locks.mutex(mutex())?),
-            Work::Reentrant => Pair::Enter(reentrant(&self.locks)?, Owner::new()),
-            Work::NestedCounted => Pair::Nest(reentrant(&self.locks)?, Owner::new()),
-            Work::NestedLocal => Pair::Nest(reentrant(&self.local)?, Owner::new()),
+            Work::Reentrant => Pair::Enter(self.locks.reentrant(format!("reentrant:{task}"))?, Owner::new()),
+            Work::NestedCounted => Pair::Nest(nested(&self.locks)?, Owner::new()),
+            Work::NestedLocal => Pair::Nest(nested(&self.local)?, Owner::new()),
             Work::SetNx | Work::SetNxPipelined => Pair::SetNx(SetNx {
                 connection: self.bare.clone(),
                 compare_and_delete: self.compare_and_delete.clone(),
