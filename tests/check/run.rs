@@ -52,8 +52,12 @@ pub struct Record {
     pub died: Vec<String>,
     /// EventKind was left behind.
     pub left: Vec<String>,
-    /// When the machine ran other work, or its disk was busy: time limits do not apply then.
+    /// When the machine ran other work: time limits do not apply then.
     pub stalls: Vec<(Time, Time)>,
+    /// When its disk was busy. The servers wait for it after each write, so limits for their
+    /// replies do not apply then; those for clients do.
+    #[serde(default)]
+    pub disk_stalls: Vec<(Time, Time)>,
     /// Whether the servers' clock could be set.
     pub may_set_clock: bool,
 }
@@ -95,7 +99,9 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
 
     let (stop, stopped) = watch::channel(false);
     let data: Vec<(u16, String)> = deployment.data().map(|server| (server.port(), server.url())).collect();
-    let watching = watch_machine(directory, stopped.clone());
+    let watching = watch(stopped.clone(), || Ok(()));
+    let mut file = tempfile::tempfile().unwrap(); // on the disk of the servers
+    let watching_disk = watch(stopped.clone(), move || file.write_all(b".").and_then(|()| file.sync_data()));
     let observing = tokio::spawn(observe(data, stopped));
     let windows = Mutex::new(Vec::new());
     let end = Instant::now() + Duration::from_secs(plan.seconds);
@@ -126,31 +132,43 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
     for (lock, _) in LOCKS {
         numbers.push((lock.to_owned(), resource.number(lock).await));
     }
-    let stalls = watching.join().unwrap();
+    let (stalls, disk_stalls) = (watching.join().unwrap(), watching_disk.join().unwrap());
     let Observations { observations, reader_ends } = observing.await.unwrap();
     let may_set_clock = clock.is_some();
-    Record { windows, observations, reader_ends, numbers, end: ended, died, left, stalls, may_set_clock }
+    let end = ended;
+    Record {
+        windows,
+        observations,
+        reader_ends,
+        numbers,
+        end,
+        died,
+        left,
+        stalls,
+        disk_stalls,
+        may_set_clock,
+    }
 }
 
-/// Records when a short sleep and a write to the disk took much longer: the scheduler did not run
-/// this process then, or the disk was busy. A server that waits for its disk answers nobody.
-fn watch_machine(
-    directory: &Path,
+/// Records when a short sleep, or what follows it, took much longer: the scheduler did not run this
+/// thread then, or the disk was busy. A write that fails counts as a stall that lasts.
+fn watch(
     stopped: watch::Receiver<bool>,
+    mut action: impl FnMut() -> std::io::Result<()> + Send + 'static,
 ) -> std::thread::JoinHandle<Vec<(Time, Time)>> {
     let nap = Duration::from_millis(20);
-    let mut file = std::fs::File::create(directory.join("disk")).unwrap();
     std::thread::spawn(move || {
-        let mut stalls = Vec::new();
+        let (mut stalls, mut since) = (Vec::new(), None);
         while !*stopped.borrow() {
-            let start = Time::now();
+            let start = since.unwrap_or_else(Time::now);
             std::thread::sleep(nap);
-            file.write_all(b".").and_then(|()| file.sync_data()).unwrap();
+            since = action().is_err().then_some(start);
             let end = Time::now();
-            if end.since(start) > nap + STALL {
+            if since.is_none() && end.since(start) > nap + STALL {
                 stalls.push((start, end));
             }
         }
+        stalls.extend(since.map(|start| (start, Time::now())));
         stalls
     })
 }

@@ -59,7 +59,7 @@ fn answered_in<'a>(case: &'a Case<'_>, window: &'a Window) -> impl Iterator<Item
             && hold.wants > from
             && end < to
             && !case.windows_during(hold.wants - 2 * NODE_TIMEOUT, end).any(hit)
-            && case.stalled(hold.wants, end).is_zero()
+            && !case.were_silent(hold.wants, end)
     };
     case.holds.iter().filter(within)
 }

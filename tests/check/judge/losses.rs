@@ -146,7 +146,7 @@ fn outlasts_nodes(case: &Case<'_>, hold: &Hold, at: Time) -> bool {
 /// The longest time without a fault that may delay a renewal.
 fn longest_calm(case: &Case<'_>, hold: &Hold, from: Time, to: Time) -> Duration {
     let faults = case.delays(hold, from, to).map(|window| (window.start, window.end));
-    let mut hit: Vec<(Time, Time)> = faults.chain(case.record.stalls.iter().copied()).collect();
+    let mut hit: Vec<(Time, Time)> = faults.chain(case.silences()).collect();
     hit.sort();
     let (mut longest, mut at) = (Duration::ZERO, from);
     for (start, end) in hit {

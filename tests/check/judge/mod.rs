@@ -141,14 +141,15 @@ fn validate(case: &Case<'_>, verdict: &mut Verdict) {
             .invalid
             .push(format!("only {answered} of {} requests without a fault were answered", calm.len()));
     }
-    let stalled: Duration = case.record.stalls.iter().map(|(from, to)| to.since(*from)).sum();
+    let all = |stalls: &[(Time, Time)]| stalls.iter().map(|(from, to)| to.since(*from)).sum::<Duration>();
+    let stalled = all(&case.record.stalls).max(all(&case.record.disk_stalls));
     let rate = if case.plan.linger < 100 { LEAST_RATE_LINGERING } else { LEAST_RATE };
     let least = Duration::from_secs(case.plan.seconds).saturating_sub(stalled).as_secs_f64() * rate;
     if (verdict.acquisitions as f64) < least {
         verdict.invalid.push(format!("{} acquisitions, at least {least:.0} expected", verdict.acquisitions));
     }
     if stalled > Duration::from_secs(case.plan.seconds) / 10 {
-        verdict.invalid.push(format!("the machine was busy with other work for {stalled:?}"));
+        verdict.invalid.push(format!("the machine or its disk was busy with other work for {stalled:?}"));
     }
     let had_stops = verdict.windows.get(&Fault::WorkerStopped).is_some_and(|windows| windows.len() > 5);
     if had_stops && verdict.rejected_writes == 0 {
@@ -165,6 +166,16 @@ impl Case<'_> {
     pub fn stalled(&self, from: Time, to: Time) -> Duration {
         let stalls = self.record.stalls.iter().filter(|(start, end)| *start <= to && from <= *end);
         stalls.map(|(start, end)| end.since(*start)).sum()
+    }
+
+    /// When servers may have been silent without a fault: the machine or its disk was busy.
+    pub fn silences(&self) -> impl Iterator<Item = (Time, Time)> {
+        self.record.stalls.iter().chain(&self.record.disk_stalls).copied()
+    }
+
+    /// Whether servers may have been silent so between two times.
+    pub fn were_silent(&self, from: Time, to: Time) -> bool {
+        self.silences().any(|(start, end)| start <= to && from <= end)
     }
 
     /// Whether the fault can be injected on this machine: stepping a clock requires a C compiler.

@@ -37,11 +37,9 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
             delays || window.fault.lane() == Lane::Servers
         };
         let stalled: Duration = case
-            .record
-            .stalls
-            .iter()
-            .filter(|(from, to)| *from <= *seen && last <= *to)
-            .map(|(from, to)| to.since(*from))
+            .silences()
+            .filter(|(from, to)| from <= seen && last <= *to)
+            .map(|(from, to)| to.since(from))
             .sum();
         if *seen > latest + stalled && !case.windows_during(first - TTL / 2, last + TTL / 2).any(late) {
             let text = format!(

@@ -44,7 +44,7 @@ fn was_held(case: &Case<'_>, hold: &Hold, verdict: &mut Verdict) {
 /// After a successful release, no observation shows the hold.
 fn is_gone(case: &Case<'_>, hold: &Hold, observations: &[&Observation], verdict: &mut Verdict) {
     let (Some((ends, _)), Some((at, Ok(())))) = (hold.ends, &hold.released) else { return };
-    let was_sent_once = !case.is_hit(hold, hold.wants, ends) && case.stalled(hold.wants, ends).is_zero();
+    let was_sent_once = !case.is_hit(hold, hold.wants, ends) && !case.were_silent(hold.wants, ends);
     // An owner's late grant is released in the background, and the owner may have acquired the lock
     // again meanwhile.
     if hold.mode != Mode::Exclusive || hold.has_owner() && !was_sent_once {

@@ -131,7 +131,7 @@ fn idle(case: &Case<'_>, waiter: &Hold, busy: &[(Time, Time, &Hold)]) -> Vec<(Du
         }
     }
     // Requests that timed out during a stall are sent again.
-    covers.extend(case.record.stalls.iter().map(|(from, to)| (*from, *to + NODE_TIMEOUT)));
+    covers.extend(case.silences().map(|(from, to)| (from, to + NODE_TIMEOUT)));
     covers.sort();
     let mut gaps = Vec::new();
     let mut at = waiter.wants;
