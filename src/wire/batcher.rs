@@ -42,14 +42,15 @@ pub(super) const UNLIMITED: Duration = Duration::MAX;
 /// requests that may become one call with others, and for those that only share a pipeline.
 const MAX_UNCOMBINED: usize = 8;
 const MAX_UNBATCHED: usize = 64;
-/// Futures of callers that are not polled leave places for batches and renewals.
-const _: () = assert!(UNWRITTEN > 2 * MAX_UNBATCHED);
 /// From this many requests on, a further batch is sent beside others, if it is at least a third of
 /// what they have.
 const WORTH_A_BATCH: usize = 16;
 const PART_OF_IN_FLIGHT: usize = 3;
 const MAX_BATCH_SIZE: usize = 128;
 const MAX_BATCHES: usize = 7;
+/// All requests in flight may have been sent by callers that are not polled any more, at once or
+/// alone after a batch: even so, there are places for others, such as renewals.
+const _: () = assert!(UNWRITTEN > 2 * (MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_SIZE));
 /// The queue has one request of each caller that waits, of about 1 KB. From this many on that were
 /// withdrawn, it is cleared of those.
 ///
