@@ -10,6 +10,7 @@
 
 mod suite;
 
+use suite::page_pairs::pairs_of;
 use suite::peers::{Peers, Subject};
 use suite::plan::{Plan, Section};
 use suite::record::{self, Target};
@@ -62,12 +63,10 @@ async fn main() -> Outcome<()> {
 
 /// The rate with this number of tasks, divided by that of rslock, or for the sides of a read-write
 /// lock, of rlock. Neither has fencing tokens, and rslock does not renew.
-const PAIR_TARGETS: [(&str, usize, f64); 11] = [
-    ("mutex", 1, 0.95),
+const PAIR_TARGETS: [(&str, usize, f64); 9] = [
     ("mutex", 64, 1.0),
     ("mutex", 256, 1.3),
     ("mutex", 1024, 1.5),
-    ("reentrant", 1, 0.95),
     ("reentrant", 64, 0.9),
     ("reentrant", 256, 1.15),
     ("read", 64, 1.3),
@@ -77,18 +76,27 @@ const PAIR_TARGETS: [(&str, usize, f64); 11] = [
 ];
 
 fn peer_targets(peers: &Peers) -> Vec<Target> {
-    let pairs = |subject: &Subject, tasks| {
-        peers.pairs.iter().find(|row| row.subject == *subject && row.tasks == tasks)
-    };
     let mut targets = Vec::new();
-    for (kind, tasks, least) in PAIR_TARGETS {
-        let ours = Subject::new("redlatch", kind);
-        let reference = if ours.is_exclusive() { "rslock" } else { "rlock" };
-        if let Some(row) = pairs(&ours, tasks).filter(|row| row.to_reference.is_finite()) {
-            let limit = format!("{kind}, tasks: {tasks}: pairs/s at least {least} x {reference}");
-            targets.push(Target::at_least(limit, row.to_reference, least));
+    for kind in ["mutex", "reentrant", "read", "write"] {
+        let row = pairs_of(&peers.pairs, &Subject::new("redlatch", kind), 1);
+        for (peer, place) in [("rslock", 0), ("rlock's mutex", 1)] {
+            if let Some(ratio) = row.map(|row| row.to_mutexes[place]).filter(|ratio| ratio.is_finite()) {
+                let limit = format!("{kind}, 1 task: pairs/s at least 0.95 x {peer}");
+                targets.push(Target::at_least(limit, ratio, 0.95));
+            }
         }
     }
+    for (rows, cores) in [(&peers.pairs, "a core for the server"), (&peers.on_shared_cores, "shared cores")] {
+        for (kind, tasks, least) in PAIR_TARGETS {
+            let ours = Subject::new("redlatch", kind);
+            let reference = if ours.is_exclusive() { "rslock" } else { "rlock" };
+            if let Some(row) = pairs_of(rows, &ours, tasks).filter(|row| row.to_reference.is_finite()) {
+                let limit = format!("{kind}, {tasks} tasks, {cores}: pairs/s at least {least} x {reference}");
+                targets.push(Target::at_least(limit, row.to_reference, least));
+            }
+        }
+    }
+    let pairs = |subject: &Subject, tasks| pairs_of(&peers.pairs, subject, tasks);
     let baseline = pairs(&Subject::new("set-nx", "mutex"), 256);
     if let (Some(ours), Some(baseline)) = (pairs(&Subject::new("redlatch", "mutex"), 256), baseline) {
         let limit = "mutex, 256 tasks: server time at most 1.4 x that of SET NX PX";
@@ -116,6 +124,10 @@ fn targets(report: &Report) -> Vec<Target> {
         let limit =
             format!("lock and release, 1 task, server {server}: median at most 1.15 x the baseline's");
         targets.push(Target::at_most(limit, row.to_baseline, 1.15));
+    }
+    if let Some(row) = report.pairs.iter().find(|row| row.tasks == 1 && row.work == Work::NestedLocal) {
+        let limit = "nested hold with Nesting::Local, 1 task: median at most 1 us";
+        targets.push(Target::at_most(limit, row.median_us, 1.0));
     }
     if let Some(row) = report.handover.last() {
         let limit = format!("handover among {} clients: at least 0.75 x the rate of 2", row.clients);

@@ -3,11 +3,13 @@
 pub(crate) mod gate;
 pub(crate) mod handover;
 pub(crate) mod page;
+pub(crate) mod page_pairs;
 pub(crate) mod pairs;
 pub(crate) mod peers;
 pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod plot;
+pub(crate) mod processes;
 pub(crate) mod program;
 pub(crate) mod record;
 pub(crate) mod renewal;

@@ -4,32 +4,22 @@ use std::fmt::Write;
 use std::fs;
 
 use super::Outcome;
-use super::peers::{CLIENTS, PairsRow, Peers, Subject, TASKS, TurnsRow};
+use super::page_pairs::{self, pairs_of};
+use super::peers::{CLIENTS, Peers, Subject, TASKS, TurnsRow};
 use super::plot::{self, Bar, Series, thousands};
 use super::report::Report;
 use super::server::repository;
 use super::server_cpu::Kind;
 
 const INTRO: &str = "\
-Every figure is from one run on one private server, with the clients on the same machine. redlatch \
-and the other libraries are measured in turn, in several rounds. Each figure is the median of the \
-rounds, and each ratio that of their ratios.
+Every figure is from one run, with servers and clients on the same machine. redlatch and the other \
+libraries are measured in turn, in several rounds; figures are medians of the rounds. Ratios of pairs \
+are medians of the ratios of each round, other ratios are those of the medians. *Many holders, waiters \
+and readers* was measured once.
 
 Absolute numbers depend on the machine; the ratios of one run depend on it much less. Each section \
-measures anew, so the same quantity differs a little from section to section. `scripts/bench` writes \
-this page, so edits of it are lost.";
-
-const PAIRS: &str = "\
-Each task repeats acquire and release, with a lock name of its own; all tasks share one client. The \
-TTL is 30 s. *x rslock* is the rate divided by that of rslock, at the same number of tasks.
-
-The server has a core of its own. Where threads of a client displace it, rates vary: with 64 tasks \
-on both cores, the re-entrant lock made 115 or 157 k pairs/s, the mutex 160 or 215, rslock 130 to 155.
-
-*Server* and *client* are microseconds of CPU time for one pair, with 256 tasks.";
-
-const SIDES: &str =
-    "The same for the sides of read-write locks, divided by the rate of rlock for the same side.";
+measures anew, on servers of its own and with its own placement on cores, so the same quantity differs \
+from section to section. `scripts/bench` writes this page, so edits of it are lost.";
 
 const TURNS: &str = "\
 All clients contend for one lock name and hold it for no time. Each client has its own connections; \
@@ -70,41 +60,45 @@ send each request to all three nodes.
 
 On the cluster, names are spread over three masters. *Server* and *client* are microseconds of CPU time for one pair, the servers all together.";
 
-const PROCESSES: &str = "One contended lock, with as many clients in one process and in several:";
-
 const SCALE: &str = "\
 One redlatch client, or a few, on one server, or on a cluster where it says so. The memory of a \
 client is that of its process, with what its allocator keeps. The round trips of a new client are \
-counted by a proxy that delays each message.
+counted by a proxy that delays each message. A bare round trip is a script that does nothing.
 
-Commands count the calls inside scripts, and the holder's renewals.";
+Commands count the calls inside scripts, and the holder's renewals. For a killed holder stands a lease \
+of 300 ms that is never renewed nor released. 10,000 locks with a TTL of 3 s are renewed as often as \
+100,000 with 30 s. On a quorum, readers that wait cost more: [waiting](waiting.md).";
 
 /// What was tried on the rows that miss their limit, and what limits them.
 const MISSED: &str = "\
-Two cores, which the server and all clients share, limit most of these rows.
+Two cores for servers and clients limit many of these rows.
 
-- **Pairs with many tasks.** From 64 tasks on, the server is busy all the time. A lock is one write \
-with a TTL and one counter, and its release one more write. The re-entrant lock and the sides of the \
-read-write lock are hashes, which take two commands to write; with fewer fields in them, a pair took \
-6 % less. rlock's sides have no token.
-- **One task.** A pair is two round trips, in which the server runs 4 us of scripts more than for a \
+- **Pairs with many tasks.** On a core of its own, the server is busy nearly always from 64 tasks on, \
+and with 1,024 tasks and a mutex so is the client's core. A lock is one write with a TTL and one \
+counter, and its release one more write. The re-entrant lock and the sides of the read-write lock are \
+hashes, which take two commands to write; with one field fewer in them, scripts took 8 % less. rlock's \
+sides have no token. On shared cores, the second thread of a client displaces the server.
+- **One task.** A pair is two round trips, in which the server spends 4 to 7 us more than for a \
 `SET` and a small script. With the server and the client on one core, all of it adds up.
 - **Turns.** A hand-over is two requests and 15 commands inside the scripts, one of which publishes \
 the message to the next holder. A third of the server's time for it are the scripts, the rest is \
 reading and writing on three sockets, which no script can spare. Between two clients, a turn takes \
 71 us where a round trip takes 62.
 - **Quorum.** Each request is three, and each node has a connection of its own. The servers agree on a \
-token and look for a queue: seven commands a pair on each node, where rslock's take three. Three \
-servers and the client share two cores, so that time decides.
+token and look for a queue: eight commands a pair on each node, where rslock's take three. With one \
+task, a node takes 13 us more for a pair. Three servers and the client share two cores.
 - **Cluster.** A script takes keys of one slot. On one server, shared calls halve the time; requests \
 for names in different slots cannot share one. They travel together to each master, which made a \
-third more pairs than one by one.
+third more pairs than one by one. Three servers read and write on three times as many connections.
+- **Own tasks.** A hand-over among tasks of one client is one round trip, of a release and an acquire \
+together. It takes longer than a bare one by the two scripts and the turns of two tasks.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
 poll is 7 or 8 commands inside its script. Longer pauses would leave less time for a late poll before \
 the waiter counts as dead. Tasks that wait to read each wait in Redis, since one release admits all of \
 them, and one of them polls for all.
-- **Held locks.** 100,000 locks are 10,000 renewals a second. Each takes the server and the client \
-2 us, in calls for up to 128 locks. Half of what 10,000 take is what a server takes without requests.
+- **Held locks.** The limit holds for the server and for the client, each by itself. 100,000 locks are \
+10,000 renewals a second, of 2 to 3 us each, in calls for up to 128 locks. Half of what 10,000 locks \
+take is what a server takes without requests.
 - **Processes.** Each hand-over wakes another process, and two cores serve all of them and the server.
 - **Memory.** A lock is two keys with a TTL each, which costs the server more than their contents. With \
 Debian's build of Redis 7.0.15, whose allocator rounds to 16 bytes, a lock takes 312 bytes; the same \
@@ -135,10 +129,7 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
     writeln!(page, "| machine | {} cores ({}), for server and clients |", head.cores, head.processor)?;
     writeln!(page, "| rounds | {} |\n", if is_quick { "1: a first look" } else { "3; of one task 5" })?;
     writeln!(page, "## Locks without waiters\n\n![Pairs a second by tasks](benchmarks/pairs.svg)\n")?;
-    paragraph(&mut page, PAIRS)?;
-    pairs_table(&mut page, peers, true, &TASKS)?;
-    paragraph(&mut page, SIDES)?;
-    pairs_table(&mut page, peers, false, &TASKS[..3])?;
+    page_pairs::write(&mut page, peers)?;
     writeln!(page, "## One lock, many clients\n\n![Turns a second by clients](benchmarks/turns.svg)\n")?;
     paragraph(&mut page, &format!("{TURNS} {}", if is_quick { POLLS_OF_QUICK_RUN } else { POLLS }))?;
     turns_table(&mut page, peers)?;
@@ -180,13 +171,13 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
     for part in MISSED.trim_end().split('\n') {
         wrap(&mut page, part)?;
     }
-    page += "\n## Repeat it\n\n```sh\nscripts/bench            # writes this page: less than 15 minutes\n\
+    page += "\n## Repeat it\n\n```sh\nscripts/bench            # overwrites this page: less than 15 minutes\n\
              scripts/bench --quick    # the same from one round: less than 4 minutes\n\
              scripts/bench peers      # only the comparison, to the terminal and target/bench.json\n```\n\n";
     paragraph(
         &mut page,
-        "The programs in [`benches/peers`](../benches/peers/README.md) are built first, which needs Rust, \
-         Go, Maven with Java 17, Node and Python, and the network for their packages. A language without \
+        "The programs in [`benches/peers`](../benches/peers/README.md) are built first, which needs Rust \
+         1.89, Go, Maven with Java 17, Node and Python, and the network for their packages. A language without \
          its toolchain is left out with a notice.\n\n`REDLATCH_SERVER` chooses the server's binary. \
          [`redlatch bench`](cli.md) measures a server of your own.",
     )?;
@@ -211,7 +202,7 @@ fn wrap(page: &mut String, text: &str) -> Outcome<()> {
     Ok(writeln!(page)?)
 }
 
-fn paragraph(page: &mut String, text: &str) -> Outcome<()> {
+pub(crate) fn paragraph(page: &mut String, text: &str) -> Outcome<()> {
     for part in text.split("\n\n") {
         wrap(page, part)?;
         writeln!(page)?;
@@ -219,7 +210,7 @@ fn paragraph(page: &mut String, text: &str) -> Outcome<()> {
     Ok(())
 }
 
-fn subjects<'a>(all: impl Iterator<Item = &'a Subject>) -> Vec<&'a Subject> {
+pub(crate) fn subjects<'a>(all: impl Iterator<Item = &'a Subject>) -> Vec<&'a Subject> {
     let mut subjects = Vec::new();
     for subject in all {
         if !subjects.contains(&subject) {
@@ -229,50 +220,16 @@ fn subjects<'a>(all: impl Iterator<Item = &'a Subject>) -> Vec<&'a Subject> {
     subjects
 }
 
-fn pairs_of<'a>(peers: &'a Peers, subject: &Subject, tasks: usize) -> Option<&'a PairsRow> {
-    peers.pairs.iter().find(|row| row.subject == *subject && row.tasks == tasks)
-}
-
 fn turns_of<'a>(peers: &'a Peers, subject: &Subject, clients: usize) -> Option<&'a TurnsRow> {
     peers.turns.iter().find(|row| row.subject == *subject && row.clients == clients)
 }
 
-fn or_dash(value: Option<String>) -> String {
+pub(crate) fn or_dash(value: Option<String>) -> String {
     value.unwrap_or_else(|| "-".to_owned())
 }
 
-fn bold(text: String, is_bold: bool) -> String {
+pub(crate) fn bold(text: String, is_bold: bool) -> String {
     if is_bold { format!("**{text}**") } else { text }
-}
-
-fn pairs_table(page: &mut String, peers: &Peers, exclusive: bool, sizes: &[usize]) -> Outcome<()> {
-    let reference = if exclusive { "rslock" } else { "rlock" };
-    write!(page, "| pairs/s, tasks:")?;
-    sizes.iter().try_for_each(|tasks| write!(page, " | {tasks}"))?;
-    sizes.iter().try_for_each(|tasks| write!(page, " | x {reference}, {tasks}"))?;
-    writeln!(page, " | server | client |\n|---|{}", "---:|".repeat(2 * sizes.len() + 2))?;
-    let rows =
-        peers.pairs.iter().map(|row| &row.subject).filter(|subject| subject.is_exclusive() == exclusive);
-    for subject in subjects(rows) {
-        write!(page, "| {}", bold(subject.title(), subject.is_ours()))?;
-        for tasks in sizes {
-            let rate = pairs_of(peers, subject, *tasks).map(|row| thousands(row.pairs_per_second));
-            write!(page, " | {}", or_dash(rate))?;
-        }
-        for tasks in sizes {
-            let ratio = pairs_of(peers, subject, *tasks).map(|row| row.to_reference);
-            write!(
-                page,
-                " | {}",
-                or_dash(ratio.filter(|ratio| ratio.is_finite()).map(|ratio| format!("{ratio:.2}")))
-            )?;
-        }
-        let row = pairs_of(peers, subject, 256);
-        let server = or_dash(row.map(|row| format!("{:.1}", row.server_us)));
-        let client = or_dash(row.map(|row| format!("{:.0}", row.client_us)));
-        writeln!(page, " | {server} | {client} |")?;
-    }
-    Ok(writeln!(page)?)
 }
 
 fn turns_table(page: &mut String, peers: &Peers) -> Outcome<()> {
@@ -309,14 +266,7 @@ fn topologies(page: &mut String, report: &Report) -> Outcome<()> {
         writeln!(page, "| {topology} | {library} | {tasks} | {rate} | {server:.1} | {client:.1} |")?;
     }
     writeln!(page)?;
-    paragraph(page, PROCESSES)?;
-    writeln!(page, "| clients | turns/s in one process | turns/s in processes of their own |")?;
-    writeln!(page, "|---:|---:|---:|")?;
-    for row in &report.topologies.processes {
-        let (one, own) = (thousands(row.in_one_process), thousands(row.in_processes));
-        writeln!(page, "| {} | {one} | {own} |", row.clients)?;
-    }
-    Ok(writeln!(page)?)
+    report.topologies.processes.write(page)
 }
 
 fn shard(page: &mut String, report: &Report) -> Outcome<()> {
@@ -354,8 +304,8 @@ fn shard(page: &mut String, report: &Report) -> Outcome<()> {
     paragraph(
         page,
         "Computed, not measured: names are spread over the shards of a cluster, so k shards carry k times \
-         these rates if no single name dominates. One name is on one shard, and its turns do not scale. \
-         On a quorum, every node serves every pair, so more nodes do not raise the rate.",
+         these rates if no single name dominates. All names of a shard share its rate, also that of \
+         hand-overs, and one name is on one shard. On a quorum, every node serves every pair, so more nodes do not raise the rate.",
     )
 }
 
@@ -365,7 +315,7 @@ fn targets(page: &mut String, report: &Report) -> Outcome<()> {
         page,
         "The limits that this project sets itself, and what this run measured. The *baseline* is `SET NX PX` with a \
          script that compares and deletes, or two bare scripts for one task. *Server apart*: pinned to a core of \
-         its own; *server one core*: server and client share one.",
+         its own; *server one core*: server and client share one. *Shared cores*: both use both.",
     )?;
     writeln!(page, "| limit | measured | |\n|---|---:|---|")?;
     for target in &report.targets {
@@ -397,7 +347,7 @@ fn series<'a>(
 
 fn pairs_plot(peers: &Peers) -> String {
     let series = series(peers.pairs.iter().map(|row| &row.subject), |subject| {
-        TASKS.map(|tasks| pairs_of(peers, subject, tasks).map(|row| row.pairs_per_second)).to_vec()
+        TASKS.map(|tasks| pairs_of(&peers.pairs, subject, tasks).map(|row| row.pairs_per_second)).to_vec()
     });
     plot::lines("Acquire and release: pairs a second", ("tasks of one client", &TASKS), &series, false)
 }

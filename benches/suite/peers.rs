@@ -52,6 +52,11 @@ impl Subject {
         }
     }
 
+    /// Whether there are limits for it, or it is what one of those is compared with.
+    fn is_compared(&self) -> bool {
+        ["redlatch", "rslock", "rlock"].contains(&self.library.as_str())
+    }
+
     /// What the rate is divided by: rslock, or for the sides of a read-write lock, rlock.
     fn reference(&self) -> Subject {
         if self.is_exclusive() { Subject::new("rslock", "mutex") } else { Subject::new("rlock", &self.kind) }
@@ -65,6 +70,8 @@ pub(crate) struct PairsRow {
     pub(crate) pairs_per_second: f64,
     /// The median of the rate divided by that of the reference in the same round.
     pub(crate) to_reference: f64,
+    /// The same for the mutexes of rslock and rlock.
+    pub(crate) to_mutexes: [f64; 2],
     pub(crate) server_us: f64,
     pub(crate) client_us: f64,
 }
@@ -93,7 +100,10 @@ impl TurnsRow {
 pub(crate) struct Peers {
     /// Each library with its language.
     pub(crate) libraries: Vec<(String, Library)>,
+    /// With a core for the server.
     pub(crate) pairs: Vec<PairsRow>,
+    /// The same on shared cores, of redlatch and what it is compared with.
+    pub(crate) on_shared_cores: Vec<PairsRow>,
     pub(crate) turns: Vec<TurnsRow>,
     /// What was left out, and why.
     pub(crate) notices: Vec<String>,
@@ -116,7 +126,13 @@ struct Turns {
 }
 
 pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Peers> {
-    let mut run = Run { observer: server.observer().await?, programs: Vec::new(), peers: Peers::default() };
+    let mut run = Run {
+        observer: server.observer().await?,
+        programs: Vec::new(),
+        peers: Peers::default(),
+        server: server.process(),
+        placement: Placement::Anywhere,
+    };
     let url = server.url();
     for language in LANGUAGES {
         match Program::start(language, url.trim_end_matches('/')).await {
@@ -132,13 +148,16 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Peers> {
         run.peers.libraries.extend(of_program);
     }
     run.warm_up().await?;
-    // On shared cores, the threads of a client displace the server: with 64 tasks, a library's rate
-    // then depends by up to a third on which thread woke up where.
-    run.place(server, Placement::Apart)?;
+    run.place(Placement::Apart)?;
     for tasks in TASKS {
-        run.pairs(plan, tasks).await?;
+        let rows = run.pairs(plan, tasks, |_| true).await?;
+        run.peers.pairs.extend(rows);
     }
-    run.place(server, Placement::Anywhere)?;
+    run.place(Placement::Anywhere)?;
+    for tasks in &TASKS[1..] {
+        let rows = run.pairs(plan, *tasks, Subject::is_compared).await?;
+        run.peers.on_shared_cores.extend(rows);
+    }
     for clients in CLIENTS {
         run.turns(plan, clients).await?;
     }
@@ -149,6 +168,8 @@ struct Run {
     observer: Observer,
     programs: Vec<Program>,
     peers: Peers,
+    server: u32,
+    placement: Placement,
 }
 
 impl Run {
@@ -177,8 +198,12 @@ impl Run {
     }
 
     /// Pins the server and the programs to cores, where that can be chosen.
-    fn place(&self, server: &Server, placement: Placement) -> Outcome<()> {
-        let Some(cores) = Cores::of(server.process()) else { return Ok(()) };
+    fn place(&mut self, placement: Placement) -> Outcome<()> {
+        self.placement = placement;
+        let Some(cores) = Cores::of(self.server) else {
+            self.notice("the server had no core of its own: there is one core, or no `taskset`".to_owned());
+            return Ok(());
+        };
         let programs: Vec<u32> = self.programs.iter().map(Program::process).collect();
         cores.place_processes(placement, &programs)
     }
@@ -208,6 +233,7 @@ impl Run {
             Err(error) if subject.is_ours() => Err(error),
             Err(error) => {
                 self.notice(error.to_string());
+                self.place(self.placement)?; // another process has taken its place
                 Ok(None)
             }
         }
@@ -225,10 +251,15 @@ impl Run {
         }
     }
 
-    async fn pairs(&mut self, plan: &Plan, tasks: usize) -> Outcome<()> {
+    async fn pairs(
+        &mut self,
+        plan: &Plan,
+        tasks: usize,
+        is_included: impl Fn(&Subject) -> bool,
+    ) -> Outcome<Vec<PairsRow>> {
         let mut subjects = self.subjects(|library| library.kinds.clone());
         // Read-write locks and locks for one holder behave alike with more tasks.
-        subjects.retain(|(_, subject)| tasks < 1024 || subject.is_exclusive());
+        subjects.retain(|(_, subject)| is_included(subject) && (tasks < 1024 || subject.is_exclusive()));
         let mut rounds = Vec::new();
         // With one task, a rate depends on how soon a core wakes up, and varies most.
         let more = if tasks == 1 { plan.peer_rounds - 1 } else { 0 };
@@ -249,24 +280,28 @@ impl Run {
             }
             rounds.push(rates);
         }
+        let mut rows = Vec::new();
         for (_, subject) in &subjects {
             let values: Vec<_> = rounds.iter().filter_map(|rates| rates.get(subject)).collect();
             if values.is_empty() {
                 continue;
             }
-            let reference = subject.reference();
-            let ratios =
-                rounds.iter().filter_map(|rates| Some(rates.get(subject)?.0 / rates.get(&reference)?.0));
-            self.peers.pairs.push(PairsRow {
+            let ratio = |reference: &Subject| {
+                let both =
+                    rounds.iter().filter_map(|rates| Some((rates.get(subject)?.0, rates.get(reference)?.0)));
+                median(both.map(|(ours, theirs)| ours / theirs).collect())
+            };
+            rows.push(PairsRow {
                 subject: subject.clone(),
                 tasks,
                 pairs_per_second: median(values.iter().map(|value| value.0).collect()),
-                to_reference: median(ratios.collect()),
+                to_reference: ratio(&subject.reference()),
+                to_mutexes: ["rslock", "rlock"].map(|library| ratio(&Subject::new(library, "mutex"))),
                 server_us: median(values.iter().map(|value| value.1).collect()),
                 client_us: median(values.iter().map(|value| value.2).collect()),
             });
         }
-        Ok(())
+        Ok(rows)
     }
 
     async fn turns(&mut self, plan: &Plan, clients: usize) -> Outcome<()> {

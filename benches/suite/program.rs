@@ -88,10 +88,6 @@ impl Program {
         self.running.child.id().unwrap_or(0)
     }
 
-    pub(crate) fn url(&self) -> &str {
-        &self.url
-    }
-
     /// Prepares a measurement that [`begin`](Program::begin) begins and [`end`](Program::end)
     /// waits for, so that several programs measure at once.
     pub(crate) async fn prepare(&mut self, command: &str) -> Outcome<()> {

@@ -147,12 +147,7 @@ impl Report {
                 "{topology:<12} {library:<10} {tasks:>5} {pairs_per_second:>9.0} {server_us:>14.2} {client_us:>14.2}"
             );
         }
-        for row in &self.topologies.processes {
-            println!(
-                "one lock, {} clients: {:.0} turns/s in processes of their own, {:.0} in one process",
-                row.clients, row.in_processes, row.in_one_process
-            );
-        }
+        self.topologies.processes.print();
     }
 
     pub(crate) fn print_peers(&self) {
@@ -162,7 +157,8 @@ impl Report {
             "{:>5}  {:<30} {:>9} {:>11} {:>14} {:>14}",
             "tasks", "lock", "pairs/s", "x reference", "server CPU us", "client CPU us"
         );
-        for PairsRow { subject, tasks, pairs_per_second, to_reference, server_us, client_us } in &peers.pairs
+        for PairsRow { subject, tasks, pairs_per_second, to_reference, server_us, client_us, .. } in
+            peers.pairs.iter().chain(&peers.on_shared_cores)
         {
             let title = subject.title();
             println!(

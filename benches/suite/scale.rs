@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Outcome;
+use super::placement::{Cores, Placement};
 use super::plan::Plan;
 use super::record::Target;
 use super::samples::{Samples, median};
@@ -153,7 +154,7 @@ async fn waiting(
     for outcome in timeout(Duration::from_secs(60), tasks.join_all()).await? {
         outcome?;
     }
-    let what = |what| format!("{WAITERS} tasks of a client wait, {}: {what}", kind.title());
+    let what = |what| format!("{WAITERS} tasks of a client wait for one lock, {}: {what}", kind.title());
     Ok(vec![
         Row::at_most(what("commands"), commands as f64 / took, "a second", 5.0),
         Row::at_most(what("CPU of the clients"), cpu / took * 100.0, "% of a core", 0.2),
@@ -164,17 +165,25 @@ async fn waiting(
 /// trip, which is measured anew beside each window, since it varies more than they do.
 async fn own_tasks(server: &Server, observer: &mut Observer, plan: &Plan) -> Outcome<Row> {
     let mut ratios = Vec::new();
+    let cores = Cores::of(server.process());
+    if let Some(cores) = &cores {
+        cores.place(Placement::Apart)?;
+    }
     for _ in 0..plan.rounds {
         observer.alone().await?;
         let trip = round_trip(server).await?;
         let (acquired, span) = hand_over_inside(server, plan.window / 6).await?;
         ratios.push(acquired as f64 * trip / span.as_secs_f64());
     }
-    let what = format!("{WAITERS} tasks of a client hand a mutex over: hand-overs");
+    if let Some(cores) = cores {
+        cores.place(Placement::Anywhere)?;
+    }
+    let what =
+        format!("{WAITERS} tasks of a client hand a mutex over, server on a core of its own: hand-overs");
     Ok(Row::at_least(what, median(ratios), "a round trip", 0.8))
 }
 
-/// The median of a bare lock's round trips, in seconds.
+/// The median of the round trips of a script that does nothing, in seconds.
 async fn round_trip(server: &Server) -> Outcome<f64> {
     let bench = Bench::new(server).await?;
     let mut trips = Samples::default();

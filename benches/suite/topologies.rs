@@ -1,5 +1,5 @@
 //! A quorum of three, beside rslock on the same three; a cluster of three masters, beside one
-//! server; and clients in processes of their own, beside as many in one process.
+//! server; and clients in several processes.
 
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use tokio::time::sleep;
 
 use super::Outcome;
 use super::plan::Plan;
+use super::processes::Processes;
 use super::program::Program;
 use super::record::Target;
 use super::samples::median;
@@ -37,31 +38,16 @@ impl Row {
     }
 }
 
-/// As many clients in processes of their own as in one process.
-#[derive(Debug, Serialize)]
-pub(crate) struct Processes {
-    pub(crate) clients: usize,
-    pub(crate) in_processes: f64,
-    pub(crate) in_one_process: f64,
-}
-
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Topologies {
     pub(crate) rows: Vec<Row>,
-    pub(crate) processes: Vec<Processes>,
+    pub(crate) processes: Processes,
 }
 
 #[derive(Debug, Deserialize)]
 struct Pairs {
     seconds: f64,
     pairs: u64,
-    overlaps: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Turns {
-    seconds: f64,
-    acquisitions: u64,
     overlaps: u64,
 }
 
@@ -88,12 +74,7 @@ impl Topologies {
             let limit = "cluster of three, 256 tasks: server time at most 1.2 x that of one server";
             targets.push(Target::at_most(limit, cluster.server_us / one.server_us, 1.2));
         }
-        for row in &self.processes {
-            let clients = row.clients;
-            let limit =
-                format!("{clients} processes: turns/s at least 0.8 x those of {clients} clients in one");
-            targets.push(Target::at_least(limit, row.in_processes / row.in_one_process, 0.8));
-        }
+        targets.extend(self.processes.targets());
         targets
     }
 }
@@ -102,7 +83,7 @@ impl Topologies {
 struct Setting {
     observers: Vec<Observer>,
     program: Program,
-    _servers: Vec<Server>,
+    servers: Vec<Server>,
 }
 
 impl Setting {
@@ -114,7 +95,7 @@ impl Setting {
         for server in &servers {
             observers.push(server.observer().await?);
         }
-        Ok(Some(Setting { observers, program, _servers: servers }))
+        Ok(Some(Setting { observers, program, servers }))
     }
 
     async fn pairs(&mut self, library: &str, tasks: usize, span: Duration) -> Outcome<(f64, f64, f64)> {
@@ -156,9 +137,7 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Topologies> {
     topologies.rows.push(row("cluster", "redlatch", 256, &columns[0]));
     topologies.rows.push(row("one server", "redlatch", 256, &columns[1]));
     drop(cluster);
-    for clients in [2, 16, 64] {
-        topologies.processes.push(processes(&mut one, clients, plan).await?);
-    }
+    topologies.processes = Processes::measure(&one.servers[0], plan).await?;
     Ok(topologies)
 }
 
@@ -171,36 +150,6 @@ fn row(topology: &'static str, library: &'static str, tasks: usize, column: &[(f
         server_us: median(column.iter().map(|run| run.1).collect()),
         client_us: median(column.iter().map(|run| run.2).collect()),
     }
-}
-
-/// Clients that contend for one lock: all in one process, then each in its own.
-async fn processes(one: &mut Setting, clients: usize, plan: &Plan) -> Outcome<Processes> {
-    let turns = |count: usize| format!("turns redlatch mutex {count} {} 1", plan.peer_window.as_secs_f64());
-    let (mut together, mut apart) = (Vec::new(), Vec::new());
-    let mut programs = Vec::new();
-    for _ in 0..clients {
-        let url = one.program.url().to_owned();
-        programs.push(Program::start(PROGRAM, &url).await?.ok_or("the program is gone")?);
-    }
-    for _ in 0..plan.peer_rounds {
-        let inside = one.program.measure::<Turns>(&mut one.observers, &turns(clients)).await?.result;
-        together.push(inside.acquisitions as f64 / inside.seconds);
-        for program in &mut programs {
-            program.prepare(&turns(1)).await?;
-        }
-        for program in &mut programs {
-            program.begin().await?;
-        }
-        let mut outside = Vec::new();
-        for program in &mut programs {
-            outside.push(program.end::<Turns>().await?);
-        }
-        if inside.overlaps + outside.iter().map(|run| run.overlaps).sum::<u64>() > 0 {
-            return Err("redlatch: two holders at once".into());
-        }
-        apart.push(outside.iter().map(|run| run.acquisitions as f64 / run.seconds).sum());
-    }
-    Ok(Processes { clients, in_processes: median(apart), in_one_process: median(together) })
 }
 
 async fn servers(settings: &[&str]) -> Outcome<Vec<Server>> {

@@ -2,6 +2,7 @@
 
 mod libraries;
 mod pairs;
+mod shared;
 mod turns;
 
 use std::time::Duration;
@@ -24,6 +25,16 @@ async fn main() -> Outcome<()> {
                 let (library, kind) = (Library::named(library)?, Kind::named(kind)?);
                 let seconds = Duration::from_secs_f64(seconds.parse()?);
                 print(&pairs::measure(&url, library, kind, tasks.parse()?, seconds, &mut commands).await?)?;
+            }
+            ["shared", library, kind, tasks, names, seconds, poll_ms] => {
+                let (library, kind) = (Library::named(library)?, Kind::named(kind)?);
+                let (tasks, names) = (tasks.parse()?, names.parse()?);
+                let seconds = Duration::from_secs_f64(seconds.parse()?);
+                let poll = Duration::from_millis(poll_ms.parse()?);
+                print(
+                    &shared::measure(&url, library, kind, (tasks, names), seconds, poll, &mut commands)
+                        .await?,
+                )?;
             }
             ["turns", library, kind, clients, seconds, poll_ms] => {
                 let (library, kind) = (Library::named(library)?, Kind::named(kind)?);
