@@ -65,31 +65,34 @@ One redlatch client, or a few, on one server, or on a cluster where it says so. 
 client is that of its process, with what its allocator keeps. The round trips of a new client are \
 counted by a proxy that delays each message. A bare round trip is a script that does nothing.
 
-Commands count the calls inside scripts, and the holder's renewals. For a killed holder stands a lease \
+Commands count the calls inside scripts, and the holder's renewals. On a quorum, readers that wait cost \
+more: [waiting](waiting.md).
+
+For a killed holder stands a lease \
 of 300 ms that is never renewed nor released. 10,000 locks with a TTL of 3 s are renewed as often as \
-100,000 with 30 s. On a quorum, readers that wait cost more: [waiting](waiting.md).";
+100,000 with 30 s.";
 
 /// What was tried on the rows that miss their limit, and what limits them.
 const MISSED: &str = "\
 Two cores for servers and clients limit many of these rows.
 
-- **Pairs with many tasks.** On a core of its own, the server is busy nearly always from 64 tasks on, \
-and with 1,024 tasks and a mutex so is the client's core. A lock is one write with a TTL and one \
-counter, and its release one more write. The re-entrant lock and the sides of the read-write lock are \
-hashes, which take two commands to write; with one field fewer in them, scripts took 8 % less. rlock's \
-sides have no token. On shared cores, the second thread of a client displaces the server.
+- **Pairs with many tasks.** With a core for the server, it is busy nearly always from 64 tasks on; \
+with 1,024 tasks and a mutex so is the client's core. On shared cores, the second thread of a client \
+displaces the server.
+- **Work of the server.** A lock is one write with a TTL and one counter, and its release one more \
+write. The re-entrant lock and the sides of the read-write lock are hashes, which take two commands to \
+write; with one field fewer in them, scripts took 8 % less. rlock's sides have no token.
 - **One task.** A pair is two round trips, in which the server spends 4 to 7 us more than for a \
 `SET` and a small script. With the server and the client on one core, all of it adds up.
 - **Turns.** A hand-over is two requests and 15 commands inside the scripts, one of which publishes \
 the message to the next holder. A third of the server's time for it are the scripts, the rest is \
 reading and writing on three sockets, which no script can spare. Between two clients, a turn takes \
 71 us where a round trip takes 62.
-- **Quorum.** Each request is three, and each node has a connection of its own. The servers agree on a \
-token and look for a queue: eight commands a pair on each node, where rslock's take three. With one \
-task, a node takes 13 us more for a pair. Three servers and the client share two cores.
-- **Cluster.** A script takes keys of one slot. On one server, shared calls halve the time; requests \
-for names in different slots cannot share one. They travel together to each master, which made a \
-third more pairs than one by one. Three servers read and write on three times as many connections.
+- **Quorum.** Each request goes to three nodes. They agree on a token and look for a queue: eight \
+commands a pair on each, where rslock's take three. With one task, a node takes 13 us more for a pair.
+- **Cluster.** A script takes keys of one slot, so requests for names in different slots cannot share \
+a call, which halves the time on one server. They travel together to each master, which made a third \
+more pairs than one by one. Three servers read from and write to three times as many connections.
 - **Own tasks.** A hand-over among tasks of one client is one round trip, of a release and an acquire \
 together. It takes longer than a bare one by the two scripts and the turns of two tasks.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
@@ -315,7 +318,7 @@ fn targets(page: &mut String, report: &Report) -> Outcome<()> {
         page,
         "The limits that this project sets itself, and what this run measured. The *baseline* is `SET NX PX` with a \
          script that compares and deletes, or two bare scripts for one task. *Server apart*: pinned to a core of \
-         its own; *server one core*: server and client share one. *Shared cores*: both use both.",
+         its own; *server one core*: server and client share one; *shared cores*: both use both.",
     )?;
     writeln!(page, "| limit | measured | |\n|---|---:|---|")?;
     for target in &report.targets {

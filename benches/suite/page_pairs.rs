@@ -9,12 +9,14 @@ use super::plot::thousands;
 
 const PAIRS: &str = "\
 A *pair* is an acquisition and its release. Each task repeats pairs, with a lock name of its own; all \
-tasks share one client in one process. The TTL is 30 s. *x rslock* is the median of the ratios of the \
-rounds, so it can differ by some percent from the ratio of the rates shown.
+tasks share one client in one process. The TTL is 30 s.
 
-In these two tables, the server is pinned to one core and all clients to the other. *Server* and \
-*client* are microseconds of CPU time for one pair, with 256 tasks. redlatch sends up to 128 locks of \
-one client in one call; a pair of `SET NX PX` in pipelines takes the server less than any of them.";
+*x rslock* is the median of the ratios of the rounds, so it can differ by some percent from the ratio \
+of the rates shown. In these two tables, the server is pinned to one core and all clients to the other.
+
+*Server* and *client* are microseconds of CPU time for one pair, with 256 tasks. redlatch sends up to \
+128 locks of one client in one call; a pair of `SET NX PX` in pipelines takes the server less than any \
+of them.";
 
 const SIDES: &str =
     "The same for the sides of read-write locks, divided by the rate of rlock for the same side.";

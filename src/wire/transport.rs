@@ -25,8 +25,8 @@ pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
 }
 
 /// How many requests a connection takes that are not written yet. A further one waits for a place,
-/// and keeps the place that it is given while its future is not polled. With 50 places, as the crate
-/// `redis` has by default, and 50 such futures, nothing else would ever be sent.
+/// and keeps the place that it is given while its future is not polled. With 50 places, the default
+/// of the crate `redis`, and 50 such futures, nothing else would ever be sent.
 pub(super) const UNWRITTEN: usize = 2_048;
 
 /// No limit for replies: each request has its own.
