@@ -63,7 +63,7 @@ On the cluster, names are spread over three masters. *Server* and *client* are m
 const SCALE: &str = "\
 One redlatch client, or a few, on one server, or on a cluster where it says so. The memory of a \
 client is that of its process, with what its allocator keeps. The round trips of a new client are \
-counted by a proxy that delays each message. A bare round trip is a script that does nothing.
+counted by a proxy that delays each message; a bare round trip is a script that does nothing.
 
 Commands count the calls inside scripts, and the holder's renewals. On a quorum, readers that wait cost \
 more: [waiting](waiting.md).
@@ -89,7 +89,7 @@ the message to the next holder. A third of the server's time for it are the scri
 reading and writing on three sockets, which no script can spare. Between two clients, a turn takes \
 71 us where a round trip takes 62.
 - **Quorum.** Each request goes to three nodes. They agree on a token and look for a queue: eight \
-commands a pair on each, where rslock's take three. With one task, a node takes 13 us more for a pair.
+commands a pair on each, where rslock's take three. With one task, a node takes 10 us more for a pair.
 - **Cluster.** A script takes keys of one slot, so requests for names in different slots cannot share \
 a call, which halves the time on one server. They travel together to each master, which made a third \
 more pairs than one by one. Three servers read from and write to three times as many connections.
