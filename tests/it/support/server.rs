@@ -43,6 +43,12 @@ impl Server {
     }
 
     pub async fn start_in(arguments: &[&str], environment: &Environment) -> Server {
+        let server = Server::try_start_in(arguments, environment).await;
+        server.unwrap_or_else(|| panic!("{} does not start", binary().display()))
+    }
+
+    /// `None`: it ends at once, whatever the port.
+    pub async fn try_start_in(arguments: &[&str], environment: &Environment) -> Option<Server> {
         for _ in 0..TRIES {
             let directory = tempfile::tempdir().unwrap();
             let port = free_port();
@@ -56,10 +62,10 @@ impl Server {
             let words = itself.iter().chain(&without_data).chain(arguments).map(ToString::to_string);
             let words = words.collect();
             if let Some(server) = Server::launch(port, words, environment.clone(), directory).await {
-                return server;
+                return Some(server);
             }
         }
-        panic!("{} does not start", binary().display());
+        None
     }
 
     /// Starts a sentinel, which writes to its configuration file. `None`: the port was taken.
