@@ -103,13 +103,14 @@ async fn assert_no_other_holder(contended: &[Contention]) {
 async fn cluster_clients_progress_while_the_slot_moves() {
     let deployment = Deployment::start(Topology::Cluster).await;
     let tag = tag_at(&deployment, 0).await;
-    let end = Arc::new(AtomicBool::new(false));
+    let (end, all_turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut tasks = JoinSet::new();
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
         let (inside, highest) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         for _ in 0..3 {
             let lock = kind.lock(&open(&deployment, ttl(10_000)).await, &format!("{tag}{}", kind.name()));
             let (end, inside, highest) = (Arc::clone(&end), Arc::clone(&inside), Arc::clone(&highest));
+            let all_turns = Arc::clone(&all_turns);
             tasks.spawn(async move {
                 let (mut turns, mut failures) = (0, 0);
                 while !end.load(Ordering::SeqCst) {
@@ -121,7 +122,10 @@ async fn cluster_clients_progress_while_the_slot_moves() {
                     assert!(!guard.lease().is_lost());
                     assert!(inside.swap(false, Ordering::SeqCst));
                     match soon("release() returns", guard.release()).await {
-                        Ok(()) => turns += 1,
+                        Ok(()) => {
+                            turns += 1;
+                            all_turns.fetch_add(1, Ordering::SeqCst);
+                        }
                         Err(Error::Redis { .. }) => failures += 1,
                         Err(error) => panic!("{error:?}"),
                     }
@@ -130,13 +134,17 @@ async fn cluster_clients_progress_while_the_slot_moves() {
             });
         }
     }
+    let progress = async || {
+        let before = all_turns.load(Ordering::SeqCst);
+        eventually("clients progress", async || all_turns.load(Ordering::SeqCst) > before + 60).await;
+    };
     for to in [1, 2, 0] {
         deployment.begin_move(&tag, to).await;
-        sleep(Duration::from_millis(150)).await;
+        progress().await;
         deployment.move_keys(&tag, to).await;
-        sleep(Duration::from_millis(150)).await;
+        progress().await;
         deployment.end_move(&tag, to).await;
-        sleep(Duration::from_millis(300)).await;
+        progress().await;
     }
     end.store(true, Ordering::SeqCst);
     while let Some(outcome) = tasks.join_next().await {
