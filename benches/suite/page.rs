@@ -87,7 +87,7 @@ write; with one field fewer in them, scripts took 8 % less. rlock's sides have n
 - **Turns.** A hand-over is two requests and 15 commands inside the scripts, one of which publishes \
 the message to the next holder. A third of the server's time for it are the scripts, the rest is \
 reading and writing on three sockets, which no script can spare. Between two clients, a turn takes \
-71 us where a round trip takes 62.
+70 to 77 us where a round trip takes 60.
 - **Quorum.** Each request goes to three nodes. They agree on a token and look for a queue: eight \
 commands a pair on each, where rslock's take three. With one task, a node takes 10 us more for a pair.
 - **Cluster.** A script takes keys of one slot, so requests for names in different slots cannot share \

@@ -139,7 +139,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
     let mut outage_deadline = OutageDeadline::new(request);
     let mut backoff = ContentionBackoff::default();
     let mut budget = PollBudget::new();
-    // When the hold ends whose owner was announced last, on the server's clock.
+    // The end of the last hold whose owner was announced, on the server's clock.
     let mut announced: Option<Duration> = None;
     loop {
         let subscription = client.wakeups.subscription();

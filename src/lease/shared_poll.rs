@@ -2,7 +2,8 @@
 //!
 //! Each task that waits to read has a place of its own in Redis, and loses it if nothing is sent
 //! for it within its claim. If each of a thousand tasks polled, a server would run 21,000 commands
-//! a second while nothing changes. So the task whose poll is due first polls for all of them.
+//! a second while nothing changes. Therefore one task polls for all: the one whose poll is due
+//! first.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -89,7 +89,7 @@ async fn reentrant_task_tries_again_after_a_passing_failure() {
     eventually("the first task queues in Redis", in_redis).await;
     let tried = server.scripts_run().await;
     let behind = waits(&Owner::new());
-    // It tries once. Later, the first task asks who holds the lock.
+    // Three requests: the second task tries once, and the first one polls and asks for the holder.
     eventually("both have asked", || async { server.scripts_run().await >= tried + 3 }).await;
     server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
     let refused = async || server.run::<String>(&["INFO", "errorstats"]).await.contains("NOREPLICAS");
