@@ -1,0 +1,1542 @@
+-- redlatch, wire version 1: the read-write lock. Licence: MIT OR Apache-2.0.
+--
+-- Many owners read, or one writes. Readers and writers that find the lock in use may queue: a
+-- release grants it to those whose turn it is, and notifies them. Each lock has three keys:
+--
+--   lock     lock:backup              hash; its TTL ends with the last hold. The only hold is
+--                                       mode    sole read <owner> <attempt>, or
+--                                               sole write <owner> <attempt>
+--                                     and ends with the key. Once there was another one:
+--                                       mode              several
+--                                       write             <end> <owner> <attempt>...
+--                                       read:<owner>      <end> <attempt>...
+--                                       readers           how many fields read:<owner> there are
+--                                       writer_wait_until new readers stay out: a writer waits
+--                                       upgrade           <end> <owner>: it reads, and waits to
+--                                                         write
+--                                       writer_left       the microsecond before the last writer
+--                                                         left
+--                                     in both cases:
+--                                       token             of the last writer, or a larger one
+--                                     Ends are milliseconds of the server's clock.
+--   waiters  {lock:backup}:waiters    sorted set, by score:
+--                                       attempt read claim_ms channel owner max_depth
+--                                                         a waiter, at its place - 2^52; its place
+--                                                         is the microsecond at which it queued
+--                                       attempt write claim_ms channel owner max_depth [tokens]
+--                                                         a waiter, at its place; at 0: its owner
+--                                                         reads
+--                                       ended attempt     2^52 + second to keep it, in
+--                                                         microseconds + answer + 10
+--                                       seen attempt      2^52 + 61000000 + when the waiter counts
+--                                                         as dead
+--                                     Waiters of other kinds keep their places.
+--   fence    {lock:backup}:fence      string: the last fencing token, a number that grows
+--
+-- One call serves 1 to 128 locks, which need not belong together, in order:
+--
+--   EVALSHA sha1 numkeys  lock... waiters... fence... [node]
+--     verb  <first word of each lock>... <second word of each lock>...  words shared by all locks
+--
+--   verb       words of each lock                 shared words
+--   read       attempt owner queued_at proposal   ttl_ms [min_token claim_ms channel max_depth
+--                                                 grant_before token_ttl_ms max_readers all
+--                                                 purpose run]
+--   write      attempt owner queued_at proposal   ttl_ms [min_token claim_ms channel max_depth
+--                                                 grant_before token_ttl_ms tokens all purpose run]
+--   renew      attempt owner                      ttl_ms
+--   release    attempt owner last_token           [min_token remember claim_ms channel max_depth
+--                                                 token_ttl_ms tokens force only_from]
+--   downgrade  attempt owner                      ttl_ms [min_token token_ttl_ms]
+--   inspect                                       [owner]
+--   wait       attempt owner, of 1 to 1024        claim_ms channel max_depth
+--              waiters of one lock
+--
+-- An empty word is the default, and trailing shared words may be left out. The answer is a list
+-- with one answer for each lock. An error of one lock is its answer, as a text; the only lock of a
+-- call answers it as an error. The integer -5 instead of a list: the call as a whole is malformed.
+--
+--   attempt       up to 128 bytes, no space; new for every hold, the same in each request of it
+--   owner         up to 256 bytes, no space, not beginning with ":"; default: the attempt
+--   queued_at     below 2^52: the waiter's place, the time of its first busy answer; default: now
+--   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
+--   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
+--   ttl_ms        1 to 9999999999, counted from now
+--   min_token     below 2^52: the token of a writer is larger than this, that of a reader is at
+--                 least this; default: no token. In a release or downgrade, the token of the next
+--                 waiter is larger; default: 0
+--   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
+--                 it is granted to; default: do not queue. In a release: also leave the queue
+--   channel       where to notify the waiter: ends in "wake:" and 32 hexadecimal digits, or those
+--                 and "~"; default: the waiter polls
+--   max_depth     1 to 1024: how many holds the owner may have on this side; default: 255
+--   grant_before  refuse the attempts from this microsecond on; default: never
+--   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
+--   max_readers   1 to 100000: how many may read, or wait; default: 10000
+--   tokens        1 to 1000: how many tokens to reserve; default: 1. In a release: as in write
+--   all           1: all locks or none; not with claim_ms. Default: each for itself
+--   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
+--                 that other nodes hold); default: a new lease
+--   run           with the key node: the run id of this server, which must have been admitted
+--   remember      1: refuse the attempt from now on, and repeat this answer, for a minute
+--   force         "read" or "write": revoke the holds of all readers, or of the writer; attempt is
+--                 new for the call; implies remember
+--   only_from     with force, an owner: revoke only its holds
+--
+--   read, write
+--            token          granted: for a writer the first of its tokens; for a reader that of the
+--                           last writer, or a larger one; 0: without a token. A second delivery
+--                           grants nothing more
+--            {pttl, time}   in use: poll again in pttl ms at most; the server's clock in
+--                           microseconds
+--            -4             refused: the owner has max_depth holds on this side
+--            -6             write: not queued, since the owner reads and another reader waits to
+--                           write: each would wait for the other
+--            -7             read: refused, max_readers read or wait
+--            {-8, highest}  quorum, write: refused, this accepted token is not smaller than the
+--                           proposal. A reader gets the larger token as its answer
+--            -9             quorum: refused, the node was not admitted since it started
+--   renew    time           held for at least ttl_ms from now
+--            0              lost: expired, released, or another owner's
+--   release  1 + n          released; the owner has n holds left. Waiters that may enter are
+--                           admitted
+--            0              the attempt held nothing. A second delivery changes nothing
+--            n              force: so many readers, or holds of the writer, were revoked
+--   downgrade
+--            time           it reads with the token that it had, for at least ttl_ms from now. If
+--                           the owner has no other hold to write, all readers that wait are
+--                           admitted
+--            0              lost
+--   inspect  {1, token, waiters, time, waiting_writers, readers}, then side, owner, count, pttl of
+--                           each holder: the writer, side "write", then readers, side "read": of
+--                           more than 500 a sample; then readers counts expired ones as well.
+--                           token is a text
+--            {-2, '0', 0, time}, {-3, '0', 0, time}
+--   wait     {pttl, time, waiter...}  readers stay out: the others keep their places for claim_ms;
+--                           these, counted from 1, have no place or may enter: send read for them
+--   any      -1             refused: the attempt was ended, or comes too late, or was downgraded
+--            -2             refused: the key holds something else; for renew and downgrade: lost
+--            -3             refused: the key has no TTL
+--            -5             refused: a word is malformed
+--            -10            not served, and nothing was changed: the call had too much to do, or
+--                           with `all`, another lock was not granted. wait: send read for all
+--
+-- Who may enter: an owner that holds the lock may read and, if it writes or is the only reader,
+-- write. Others read if no other owner writes or waits to write, and write if no other holds the
+-- lock. The two sides take turns: a writer that waits keeps new readers out (writer_wait_until,
+-- extended by its polls); when a writer leaves, the readers that queued before that are admitted
+-- together, before the next writer (writer_left).
+
+-- ------------------------------------------------------------------------------------------ checks
+-- Every word is checked before the first write. An empty word becomes nil.
+
+local verb, n, node = ARGV[1], #KEYS / 3, nil
+if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
+local is_acquire = verb == 'read' or verb == 'write'
+local words = is_acquire and 4 or verb == 'release' and 3 or verb == 'inspect' and 0 or 2
+local attempts = verb == 'wait' and (#ARGV - 4) / 2 or n
+local first = 2 + words * attempts -- of the shared words
+if n < 1 or n > 128 or n % 1 > 0 or #ARGV < first - 1
+  or verb == 'wait' and (#KEYS ~= 3 or attempts < 1 or attempts > 1024 or attempts % 1 > 0) then
+  return -5
+end
+
+local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
+local all, purpose, run, remember, force, only_from, max_readers, minimum, clock
+local further = #ARGV > first + 1 -- there are words that most requests have not
+if is_acquire then
+  ttl_ms, min_token = ARGV[first], ARGV[first + 1]
+  if further then
+    claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens, all, purpose, run =
+      unpack(ARGV, first + 2)
+    if verb == 'read' then max_readers, tokens = tokens, nil end
+  end
+elseif verb == 'release' then
+  min_token, further = ARGV[first], #ARGV > first
+  if further then
+    remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from =
+      unpack(ARGV, first + 1)
+  end
+elseif verb == 'renew' then
+  ttl_ms = ARGV[first]
+elseif verb == 'downgrade' then
+  ttl_ms, min_token, token_ttl_ms = unpack(ARGV, first)
+elseif verb == 'wait' then
+  claim_ms, channel, max_depth = unpack(ARGV, first)
+  if claim_ms == '' then return -5 end
+elseif verb == 'inspect' then
+  only_from = ARGV[first]
+else
+  return -5
+end
+if verb ~= 'release' and verb ~= 'wait' and verb ~= 'inspect'
+  and (not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$')) then
+  return -5
+end
+if min_token and min_token ~= '' then
+  minimum = string.find(min_token, '^%d+$') and min_token + 0
+  if not minimum or minimum >= 2^52 then return -5 end
+end
+local claim, count, depth, reader_limit = nil, 1, 255, 10000
+if only_from == '' then only_from = nil end
+if further then
+  if claim_ms and claim_ms ~= '' then
+    claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and claim_ms + 0
+    if not claim or claim > 60000 then return -5 end
+  end
+  if channel and channel ~= '' and (#channel > 256 or string.find(channel, ' ', 1, true)
+    or #(string.match(channel, 'wake:(%x+)~?$') or '') ~= 32) then
+    return -5
+  end
+  if max_depth and max_depth ~= '' then
+    depth = #max_depth <= 4 and string.find(max_depth, '^[1-9]%d*$') and max_depth + 0
+    if not depth or depth > 1024 then return -5 end
+  end
+  if max_readers and max_readers ~= '' then
+    reader_limit = #max_readers <= 6 and string.find(max_readers, '^[1-9]%d*$') and max_readers + 0
+    if not reader_limit or reader_limit > 100000 then return -5 end
+  end
+  if tokens and tokens ~= '' then
+    count = #tokens <= 4 and string.find(tokens, '^[1-9]%d*$') and tokens + 0
+    if not count or count > 1000 then return -5 end
+  end
+  if grant_before == '' then grant_before = nil end
+  if token_ttl_ms == '' then token_ttl_ms = nil end
+  if force == '' then force = nil end
+  if grant_before and not string.find(grant_before, '^%d+$')
+    or token_ttl_ms and (#token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$'))
+    or not string.find((remember or '') .. ' ' .. (all or ''), '^1? 1?$')
+    or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
+    or force and force ~= 'read' and force ~= 'write'
+    or only_from and (#only_from > 256 or string.find(only_from, '^:') or string.find(only_from, ' '))
+    or claim and all == '1' then
+    return -5
+  end
+end
+
+-- -------------------------------------------------------------------------------- the common cases
+-- Nothing waits. A lock that takes more than this is left to the next sections. No closure is made
+-- up to there: ten of them take as long as a command.
+
+local answers, left, raised = {nil}, nil, nil -- raised: what the counters of locks left were raised to
+if is_acquire then
+  local is_common = not node and not grant_before and all ~= '1'
+  local found = is_common and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) or 2
+  local seen = n > 1 and is_common and {}
+  for i = 1, n do
+    local attempt, lock, fence, proposal = ARGV[1 + i], KEYS[i], KEYS[2 * n + i], ARGV[1 + 3 * n + i]
+    local owner, keys, readers, pttl, known, token = ARGV[1 + n + i], found, nil, nil, nil, nil
+    if seen then -- the same lock again must wait for its first answer
+      if found > 0 then keys = redis.call('EXISTS', lock, KEYS[n + i]) end
+      if seen[lock] then keys = 2 end
+      seen[lock] = true
+    end
+    if owner == '' then
+      owner = attempt
+    elseif #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true) then
+      keys = 2
+    end
+    if ARGV[1 + 2 * n + i] ~= '' or attempt == '' or #attempt > 128
+      or string.find(attempt, ' ', 1, true) then
+      keys = 2
+    end
+    if keys == 1 and verb == 'read' then -- one reader more, and no attempt writes or waits
+      local state = redis.pcall('HMGET', lock, 'mode', 'readers', 'token', 'write',
+        'read:' .. owner, 'writer_wait_until')
+      readers = state[1] == 'several' and not (state[4] or state[5] or state[6])
+        and tonumber(state[2]) or 0
+      if readers > 0 and readers < reader_limit then
+        pttl, known = redis.call('PTTL', lock), state[3]
+        if pttl >= 0 then keys = 0 end
+      end
+    end
+    if keys > 0 then
+      token = nil
+    elseif proposal ~= '' then
+      clock = clock or redis.call('TIME')
+      local highest = redis.pcall('GET', fence) or '0'
+      if string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= (clock[1] + 86400) * 1000000
+        and type(highest) == 'string' and string.find(highest, '^%d+$') and proposal + 0 > highest + 0 then
+        local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
+        if not redis.pcall('SET', fence, last, 'PX', token_ttl_ms or '3600000').err then
+          token = proposal + 0
+        end
+      end
+    elseif not minimum then
+      token = 0
+    elseif verb == 'write' then
+      local last = redis.pcall('INCRBY', fence, count == 1 and '1' or tokens)
+      if type(last) == 'number' then
+        if last > count and last - count >= minimum and last < 2^53 then
+          token = last - count + 1
+        else
+          raised = raised or {}
+          raised[i] = last
+        end
+      end
+    else -- a reader has the token of the last writer
+      local last = known or redis.pcall('GET', fence)
+      token = type(last) == 'string' and string.find(last, '^%d+$') and last + 0
+      if not token or token < minimum or token >= 2^53 then token = nil end
+    end
+    if token then
+      local stored
+      if pttl then
+        clock = clock or redis.call('TIME')
+        local ends = clock[1] * 1000 + math.floor(clock[2] / 1000) + ttl_ms
+        local hold = ends .. ' ' .. attempt
+        if token > 0 and token ~= tonumber(known) then
+          stored = redis.pcall('HSET', lock, 'read:' .. owner, hold, 'readers', readers + 1,
+            'token', string.format('%.0f', token))
+        else
+          stored = redis.pcall('HSET', lock, 'read:' .. owner, hold, 'readers', readers + 1)
+        end
+        if type(stored) == 'table' then
+          token = nil
+        elseif pttl < ttl_ms + 0 and redis.pcall('PEXPIREAT', lock, ends) ~= 1 then
+          redis.call('HDEL', lock, 'read:' .. owner)
+          redis.call('HSET', lock, 'readers', readers)
+          token = nil
+        end
+      else
+        local mode = 'sole ' .. verb .. ' ' .. owner .. ' ' .. attempt
+        if verb == 'write' and token > 0 then
+          stored = redis.pcall('HSET', lock, 'mode', mode, 'token', string.format('%.0f', token))
+        else
+          stored = redis.pcall('HSET', lock, 'mode', mode)
+        end
+        if type(stored) == 'table' then
+          token = nil
+        elseif redis.pcall('PEXPIRE', lock, ttl_ms) ~= 1 then -- refused: not without a TTL
+          redis.call('DEL', lock)
+          token = nil
+        end
+      end
+    end
+    if token then
+      answers[i] = token
+    else
+      left = left or {}
+      left[#left + 1] = i
+    end
+  end
+elseif verb == 'release' then
+  for i = 1, n do
+    local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
+    if owner == '' then owner = attempt end
+    local mode = not further and ARGV[1 + 2 * n + i] == '' and redis.pcall('HGET', lock, 'mode')
+    local hold = owner .. ' ' .. attempt
+    -- The only hold: an attempt that waits would have turned it into one of several.
+    if mode == 'sole read ' .. hold or mode == 'sole write ' .. hold then
+      if redis.pcall('DEL', lock) == 1 then answers[i] = 1 end
+    elseif mode == 'several' then -- one of several readers, and no attempt writes or waits
+      local state = redis.call('HMGET', lock, 'read:' .. owner, 'readers', 'write')
+      local readers = tonumber(state[2]) or 0
+      local ends, reader = string.match(state[1] or '', '^(%d+) ([^ ]+)$')
+      if reader == attempt and readers > 1 and not state[3]
+        and redis.call('EXISTS', KEYS[n + i]) == 0 then
+        clock = clock or redis.call('TIME')
+        if ends + 0 > clock[1] * 1000 + math.floor(clock[2] / 1000)
+          and redis.pcall('HDEL', lock, 'read:' .. owner) == 1 then
+          redis.call('HSET', lock, 'readers', readers - 1)
+          answers[i] = 1
+        end
+      end
+    end
+    if not answers[i] then
+      left = left or {}
+      left[#left + 1] = i
+    end
+  end
+elseif verb == 'renew' then
+  clock = redis.call('TIME')
+  local time = clock[1] * 1000000 + clock[2]
+  for i = 1, n do
+    local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
+    if owner == '' then owner = attempt end
+    local mode, hold = redis.pcall('HGET', lock, 'mode'), owner .. ' ' .. attempt
+    local is_only_hold = mode == 'sole read ' .. hold or mode == 'sole write ' .. hold
+    local pttl = is_only_hold and redis.call('PTTL', lock) or -1
+    if pttl >= 0 and (pttl >= ttl_ms + 0 or redis.pcall('PEXPIRE', lock, ttl_ms) == 1) then
+      answers[i] = time
+    else
+      left = left or {}
+      left[#left + 1] = i
+    end
+  end
+else
+  left = {}
+  for i = 1, attempts do left[i] = i end
+end
+if not left then return answers end
+
+-- -------------------------------------------------------------------------- one lock after another
+-- From here on, one lock is served after the other. A function uses only what it receives, and
+-- other functions. `lock` is a table: keys, words and fields of one lock; `call` has what all locks
+-- of the call share.
+
+clock = clock or redis.pcall('TIME')
+if clock.err then
+  -- A counter is not left without a TTL.
+  for i in pairs(raised or {}) do redis.call('PEXPIRE', KEYS[2 * n + i], '3600000') end
+  return clock
+end
+local time = clock[1] * 1000000 + clock[2]
+-- A mistake of a client must not keep a lock from being released.
+if not is_acquire and minimum and minimum > time + 86400000000 then minimum = nil end
+local call = {
+  verb = verb, time = time, now = math.floor(time / 1000), -- microseconds, milliseconds
+  ttl_ms = ttl_ms, minimum = minimum or 0, has_token = minimum ~= nil, count = count,
+  purpose = purpose, token_ttl_ms = token_ttl_ms or '3600000', claim = claim, depth = depth,
+  reader_limit = reader_limit, only_from = only_from, force = force,
+  remembers = remember == '1' or force ~= nil, all = all == '1',
+  terms = claim and claim_ms .. ' ' .. (channel or '') .. ' ', -- in the entries of the queue
+  answers = answers, work = 0, -- about how many commands were sent
+}
+if node and (is_acquire or verb == 'downgrade') then
+  call.node = node
+  call.admission = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
+end
+
+-- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
+-- enough until the counter is lost or the clock has passed it. `last`: it was raised before.
+-- Returns nil and a refusal if the counter is spoilt, or `least` a day ahead of the clock.
+local function next_tokens(fence, least, count, last, call)
+  last = last or redis.pcall('INCRBY', fence, count == 1 and '1' or count)
+  if type(last) == 'table' then return nil, last end
+  if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
+  local first, refusal = math.max(least + 1, call.time), nil
+  if last >= 2^53 then
+    refusal = {err = 'ERR the fencing counter is at 2^53'}
+  elseif least > call.time + 86400000000 then
+    refusal = -5
+  else
+    local text = string.format('%.0f', first + count - 1)
+    refusal = redis.pcall('SET', fence, text, 'PX', call.token_ttl_ms)
+    if not refusal.err then return first end
+  end
+  if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end
+  return nil, refusal
+end
+
+-- A reply that is not an error; nil if the key holds another type. Any other error, as a missing
+-- right, ends the service of the lock.
+local function unless_wrong_type(reply)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+end
+
+-- Reads the fields of the lock. Returns a refusal if the key holds something else.
+local function read_state(lock)
+  local found = redis.pcall('HMGET', lock.key, 'mode', 'write', 'readers', 'read:' .. lock.owner,
+    'token', 'writer_wait_until', 'upgrade', 'writer_left')
+  if not unless_wrong_type(found) then return -2 end
+  lock.mode, lock.write, lock.read, lock.token = found[1], found[2], found[4], found[5]
+  lock.readers, lock.wait_until = tonumber(found[3]) or 0, tonumber(found[6]) or 0
+  lock.upgrade, lock.writer_left = found[7], tonumber(found[8])
+  lock.pttl = redis.call('PTTL', lock.key)
+  if lock.pttl == -1 then return -3 end
+  local is_ours = lock.mode == 'several' or string.find(lock.mode or '', '^sole ')
+  if lock.pttl ~= -2 and not is_ours then return -2 end
+end
+
+-- A hold, `end word...`: the millisecond at which it ends, and the words; nothing once it has
+-- expired.
+local function unexpired(hold, now)
+  if not hold then return end
+  local ends, rest = string.match(hold, '^(%d+) (.+)$')
+  if ends and ends + 0 > now then return ends + 0, rest end
+end
+
+local function has(attempts, attempt)
+  return string.find(' ' .. attempts .. ' ', ' ' .. attempt .. ' ', 1, true) ~= nil
+end
+
+local function count_attempts(attempts)
+  return select(2, string.gsub(attempts or '', '[^ ]+', ''))
+end
+
+-- The number of a stored token: decimal digits, below 2^53. Nil for any other text: tonumber takes
+-- 0x10, 1e3, inf and nan as well.
+local function to_token(text)
+  local token = text and string.find(text, '^%d+$') and tonumber(text)
+  return token and token < 2^53 and token or nil
+end
+
+-- A lock without holds has no key.
+local function delete_if_free(lock)
+  local rest = redis.call('HMGET', lock.key, 'mode', 'write', 'readers')
+  if rest[1] == 'several' and not rest[2] and (tonumber(rest[3]) or 0) <= 0 then
+    redis.call('DEL', lock.key)
+  end
+end
+
+-- The parts of a waiter's entry; nothing if it was written by hand: a claim of 20 digits, or one
+-- that begins with 0, would make the grant fail half-way, and a release publishes with the rights
+-- of its own user, so only to channels of this form.
+local function parse(entry)
+  local attempt, kind, claim_ms, channel, owner, depth, tokens =
+    string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*) ?(%d*)$')
+  if not attempt or claim_ms + 0 > 60000 or tokens ~= '' and (tokens + 0 < 1 or tokens + 0 > 1000)
+    or channel ~= '' and #(string.match(channel, 'wake:(%x+)~?$') or '') ~= 32 then
+    return nil
+  end
+  if owner == '' then owner = attempt end
+  return attempt, kind, claim_ms, channel, owner, tonumber(depth) or 255, tonumber(tokens) or 1
+end
+
+-- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
+-- polls leave a mark. It also counts as alive if the clock was set back a little.
+local function is_alive(queue, attempt, place, claim_ms, time)
+  if place < 0 then place = place + 2^52 end -- a reader
+  return math.abs(time - place) < claim_ms * 1000
+    or (tonumber(redis.call('ZSCORE', queue, 'seen ' .. attempt)) or 0) > 2^52 + 61000000 + time
+end
+
+-- Removes marks that have expired, and some random waiters that are dead. If a quarter of them was
+-- dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
+local function clean(queue, size, call)
+  local time = call.time
+  local last_mark = 2^52 + time - time % 1000000 + 61000000
+  redis.call('ZREMRANGEBYSCORE', queue, 2^52, 2^52 + time)
+  if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then
+    redis.call('ZREM', queue,
+      unpack(redis.call('ZRANGEBYSCORE', queue, 2^52, last_mark, 'LIMIT', 0, 1600)))
+  end
+  for _ = 1, 4 do
+    call.work = call.work + size
+    local some, dead = redis.call('ZRANDMEMBER', queue, size, 'WITHSCORES'), {}
+    for i = 1, #some, 2 do
+      local entry, place = some[i], tonumber(some[i + 1])
+      local attempt, _, claim_ms = parse(entry)
+      if place < 2^52 and not (attempt and is_alive(queue, attempt, place, claim_ms, time)) then
+        dead[#dead + 1] = entry
+      end
+    end
+    if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
+    if #dead * 4 < size then return end
+    size = 128
+  end
+end
+
+-- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
+local function to_answer(ok, answer)
+  if ok and not (type(answer) == 'table' and answer.err) then return answer end
+  answer = type(answer) == 'table' and answer.err or tostring(answer)
+  return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
+end
+
+-- Serves some locks, and returns those for which the operation has no answer yet.
+local function serve(operation, locks, call)
+  local rest = {}
+  for _, lock in ipairs(locks) do
+    local ok, answer = true, -10
+    if lock.index == 1 or call.work <= 2000 or call.all then -- about 3 ms
+      ok, answer = pcall(operation, lock, call)
+      call.work = call.work + 8
+    end
+    if not ok and call.remembers then redis.pcall('ZREM', lock.queue, 'ended ' .. lock.attempt) end
+    local is_granted, admission = ok and type(answer) == 'number' and answer >= 0, call.admission
+    -- The key was created for a grant that did not follow.
+    if lock.is_new and not is_granted then pcall(delete_if_free, lock) end
+    -- An admission of this node waits for the longest lease.
+    if is_granted and admission and (answer > 0 or call.verb ~= 'downgrade')
+      and call.ttl_ms + 0 > tonumber(admission[4] or 0) then
+      admission[4] = call.ttl_ms
+      redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+    end
+    if ok and answer == nil then
+      rest[#rest + 1] = lock
+    else
+      call.answers[lock.index] = to_answer(ok, answer)
+      -- One request in sixteen cleans. An error of that has no effect on a lock.
+      if (call.claim or call.remembers) and (call.time + lock.index) % 16 == 0 then
+        pcall(clean, lock.queue, 16, call)
+      end
+    end
+  end
+  return rest
+end
+
+-- The words of one lock are checked here for all that the common cases do not answer.
+local locks, again, seen, is_late = {}, {}, {}, grant_before and time >= tonumber(grant_before)
+for _, i in ipairs(left) do
+  local attempt, owner = words > 0 and ARGV[1 + i], words > 0 and ARGV[1 + attempts + i] or ''
+  local number, proposal = words > 2 and ARGV[1 + 2 * n + i] or '', words > 3 and ARGV[1 + 3 * n + i] or ''
+  local is_raised, is_again = raised and raised[i], is_acquire and seen[KEYS[i]]
+  if is_acquire then seen[KEYS[i]] = true end
+  if is_again and all == '1' or attempt and (attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true))
+    or #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true)
+    or number ~= '' and not (string.find(number, '^[1-9]%d*$') and tonumber(number) < 2^52)
+    or proposal ~= ''
+      and not (string.find(proposal, '^[1-9]%d*$') and tonumber(proposal) <= time + 86400000000) then
+    answers[i] = -5
+  elseif is_late or is_acquire and node and call.admission[1] ~= run then
+    answers[i] = is_late and -1 or -9
+  elseif is_acquire and proposal == '' and not is_raised and (minimum or 0) > time + 86400000000 then
+    answers[i] = -5 -- also if it is in use: a release would grant it with a smaller token
+  else
+    if force or verb == 'inspect' then owner = only_from or '' elseif owner == '' then owner = attempt end
+    local lock = {
+      index = i, key = KEYS[i], queue = KEYS[n + i], fence = KEYS[2 * n + i],
+      attempt = attempt, owner = owner, number = number ~= '' and number or nil, proposal = tonumber(proposal),
+      checks_left = 128, batches = 0, -- of waiters, in search of a writer; of readers
+    }
+    if is_raised then
+      lock.new_token, lock.refusal = next_tokens(lock.fence, call.minimum, count, raised[i], call)
+    end
+    local list = is_again and again or locks -- the same lock again waits for its first answer
+    if lock.refusal then answers[i] = to_answer(true, lock.refusal) else list[#list + 1] = lock end
+  end
+end
+
+-- The text by which the attempt is queued.
+local function entry_of(lock, kind, call)
+  return lock.attempt .. ' ' .. kind .. ' ' .. call.terms
+    .. (lock.owner ~= lock.attempt and lock.owner or '') .. ' ' .. call.depth
+    .. (kind == 'write' and call.count > 1 and ' ' .. call.count or '')
+end
+
+-- ------------------------------------------------------------------------------------ renew, inspect, wait
+
+if verb == 'renew' then
+  local function renew(lock, call)
+    if read_state(lock) then return -2 end
+    local sole = string.match(lock.mode or '', '^sole [^ ]+ (.+)$')
+    local ttl, until_then = call.ttl_ms + 0, call.now + call.ttl_ms
+    if sole then
+      if sole ~= lock.owner .. ' ' .. lock.attempt then return 0 end
+      if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end
+      return call.time
+    end
+    local field, ends, words = 'read:' .. lock.owner, unexpired(lock.read, call.now)
+    if not words or not has(words, lock.attempt) then
+      field, ends, words = 'write', unexpired(lock.write, call.now)
+      if not words or string.match(words, '^[^ ]+') ~= lock.owner or not has(words, lock.attempt) then
+        return 0
+      end
+    end
+    if ends < until_then then
+      -- A full server refuses HSET as the first write of a script.
+      if lock.pttl < ttl then
+        redis.call('PEXPIREAT', lock.key, until_then)
+      else
+        redis.call('HDEL', lock.key, 'read:')
+      end
+      redis.call('HSET', lock.key, field, until_then .. ' ' .. words)
+    end
+    return call.time
+  end
+  serve(renew, locks, call)
+elseif verb == 'inspect' then
+  local function inspect(lock, call)
+    local refusal = read_state(lock)
+    if refusal then return {refusal, '0', 0, call.time} end
+    local waiting = redis.pcall('ZCOUNT', lock.queue, '-inf', '(4503599627370496')
+    waiting = unless_wrong_type(waiting) or 0
+    local writers = waiting > 0 and redis.call('ZCOUNT', lock.queue, 0, '(4503599627370496') or 0
+    local token = unless_wrong_type(redis.pcall('GET', lock.fence))
+    local found = {1, to_token(token) and token or '0', waiting, call.time, writers, lock.readers}
+    local function add(side, owner, holds, pttl)
+      if call.only_from and owner ~= call.only_from then return end
+      for _, word in ipairs({side, owner, holds, pttl}) do found[#found + 1] = word end
+    end
+    local side, sole_owner = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+) [^ ]+$')
+    if side then
+      if side == 'read' then found[6] = 1 end
+      add(side == 'read' and 'read' or 'write', sole_owner, 1, lock.pttl)
+      return found
+    end
+    local write_ends, words = unexpired(lock.write, call.now)
+    if write_ends then
+      local writer, holds = string.match(words, '^([^ ]+) (.+)$')
+      add('write', writer, count_attempts(holds), write_ends - call.now)
+    end
+    local sample, readers = {'read:' .. lock.owner, lock.read}, 0
+    if not call.only_from then sample = redis.call('HRANDFIELD', lock.key, 512, 'WITHVALUES') end
+    for i = 1, #sample, 2 do
+      local ends, holds = unexpired(sample[i + 1], call.now)
+      if ends and string.sub(sample[i], 1, 5) == 'read:' then
+        readers = readers + 1
+        if readers <= 500 then
+          add('read', string.sub(sample[i], 6), count_attempts(holds), ends - call.now)
+        end
+      end
+    end
+    if not call.only_from and #sample < 2 * 512 then found[6] = readers end
+    return found
+  end
+  serve(inspect, locks, call)
+elseif verb == 'wait' then
+  -- It queues and grants nothing, so a late or a second delivery only makes waiters count as alive
+  -- that still have a place.
+  local entries, fields = {}, {'mode', 'write', 'writer_wait_until'}
+  for i, lock in ipairs(locks) do
+    entries[i], fields[3 + i] = entry_of(lock, 'read', call), 'read:' .. lock.owner
+  end
+  local function wait(lock, call)
+    local found = unless_wrong_type(redis.pcall('HMGET', lock.key, unpack(fields)))
+    local places = unless_wrong_type(redis.pcall('ZMSCORE', lock.queue, unpack(entries)))
+    local pttl = redis.call('PTTL', lock.key)
+    if not found or not places or pttl < 0 then return -10 end
+    -- For how long readers stay out: another owner writes, or waits to write.
+    local writer, busy_ms = string.match(found[1] or '', '^sole write ([^ ]+)'), pttl
+    if not writer then
+      local write_ends, write = unexpired(found[2], call.now)
+      writer = write and string.match(write, '^[^ ]+')
+      busy_ms = (write_ends or tonumber(found[3]) or 0) - call.now
+    end
+    if busy_ms < 1 then return -10 end
+    local answer, marks = {busy_ms, call.time}, {}
+    local seen_until = string.format('%.0f', 2^52 + 61000000 + call.time + call.claim * 1000)
+    for i, waiter in ipairs(locks) do
+      if places[i] and waiter.owner ~= writer and not unexpired(found[3 + i], call.now) then
+        marks[#marks + 1] = seen_until
+        marks[#marks + 1] = 'seen ' .. waiter.attempt
+      else
+        answer[#answer + 1] = i
+      end
+    end
+    if marks[1] then
+      redis.call('ZADD', lock.queue, unpack(marks))
+      redis.call('PEXPIRE', lock.queue, '60000')
+    end
+    return answer
+  end
+  if #locks < attempts then return -5 end
+  serve(wait, {locks[1]}, call)
+end
+
+-- ----------------------------------------------------------------------------------------- the queue
+
+-- Queues the attempt at its place; or if it is queued, notes that it was seen, which counts for one
+-- claim. A place of 0 is before all other writers, also if it was queued already. `lock.scores` are
+-- those of its mark of an end, its entry, and its mark of having been seen.
+local function enqueue(lock, place, call)
+  local is_queued, score = lock.scores and lock.scores[2], place or call.time
+  if call.verb == 'read' then score = score - 2^52 end
+  local is_added = (not is_queued or place == 0)
+    and redis.call('ZADD', lock.queue, place == 0 and 'CH' or 'NX', score, lock.entry) == 1
+  if not is_added or place then
+    -- The score is above all marks of ends, so that the oldest of those are found first.
+    local seen_until = 2^52 + 61000000 + call.time + call.claim * 1000
+    redis.call('ZADD', lock.queue, string.format('%.0f', seen_until), 'seen ' .. lock.attempt)
+    -- The queue is kept for a minute: for usual claims, one poll in ten seconds suffices for that.
+    local last = is_queued and call.claim <= 30000 and tonumber(lock.scores[3])
+    if last and math.floor(last / 10^7) == math.floor(seen_until / 10^7) then return end
+  end
+  local kept = redis.pcall('PEXPIRE', lock.queue, '60000')
+  if type(kept) == 'table' then
+    if is_added then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end
+    error(kept)
+  end
+end
+
+-- A hold that is alone is the field `mode`, and ends with the key. When another one comes, it gets
+-- a field and an end of its own. HDEL comes first, since a full server refuses HSET as the first
+-- write of a script.
+local function expand_sole_hold(lock, call)
+  local side, owner, attempt = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
+  if not side then return end
+  local hold = call.now + math.max(lock.pttl, 1) .. ' '
+  redis.call('HDEL', lock.key, 'read:')
+  lock.mode = 'several'
+  if side == 'read' then
+    lock.readers = 1
+    if owner == lock.owner then lock.read = hold .. attempt end
+    redis.call('HSET', lock.key, 'mode', 'several', 'read:' .. owner, hold .. attempt, 'readers', 1)
+    local last = unless_wrong_type(redis.pcall('GET', lock.fence))
+    if last then redis.call('HSET', lock.key, 'token', last) end
+    lock.token = last or lock.token
+  else
+    lock.write = hold .. owner .. ' ' .. attempt
+    redis.call('HSET', lock.key, 'mode', 'several', 'write', lock.write)
+  end
+end
+
+-- Returns the latest end of another owner's hold to read; the next millisecond if readers remain
+-- unchecked; nil if there is none. Many readers are checked by a random sample, and its expired
+-- ones are removed.
+local function other_reader(lock, call)
+  local size, own = redis.call('HLEN', lock.key), 'read:' .. lock.owner
+  local sample = redis.call('HRANDFIELD', lock.key, size > 512 and 32 or size, 'WITHVALUES')
+  local expired, latest = {}, nil
+  for i = 1, #sample, 2 do
+    if string.sub(sample[i], 1, 5) == 'read:' then
+      local ends = unexpired(sample[i + 1], call.now)
+      if not ends then
+        expired[#expired + 1] = sample[i]
+      elseif sample[i] ~= own then
+        latest = math.max(latest or 0, ends)
+      end
+    end
+  end
+  if expired[1] then
+    redis.call('HINCRBY', lock.key, 'readers', -redis.call('HDEL', lock.key, unpack(expired)))
+  end
+  if not latest and size <= 512 then
+    if redis.call('HEXISTS', lock.key, own) == 0 then
+      redis.call('HDEL', lock.key, 'readers')
+    else
+      redis.call('HSET', lock.key, 'readers', 1)
+    end
+  end
+  read_state(lock)
+  return latest or size > 512 and call.now + 1 or nil
+end
+
+-- Whether too many read; with is_queue, also whether too many read or wait. Dead readers and dead
+-- waiters do not count: they are removed where there seem to be too many.
+local function is_full(lock, is_queue, call)
+  for round = 1, is_queue and 2 or 1 do
+    local queued = is_queue and redis.call('ZCOUNT', lock.queue, '-inf', '(4503599627370496') or 0
+    if lock.readers + queued < call.reader_limit then return false end
+    other_reader(lock, call)
+    if lock.readers + queued < call.reader_limit then return false end
+    if is_queue and round == 1 then clean(lock.queue, 128, call) end
+  end
+  return true
+end
+
+-- Queues a reader of a lock that is in use for busy_ms.
+local function queue_to_read(lock, busy_ms, call)
+  if call.claim then
+    if not redis.call('ZSCORE', lock.queue, lock.entry) and is_full(lock, true, call) then return -7 end
+    enqueue(lock, lock.number, call)
+  end
+  return {busy_ms, call.time}
+end
+
+-- Queues a writer of a lock that is in use for busy_ms. While it waits, new readers stay out. An
+-- owner that reads goes before all other writers, since they wait for it.
+local function queue_to_write(lock, busy_ms, call)
+  if call.claim then
+    local ends, place = call.now + call.claim, lock.number
+    if not unexpired(lock.write, call.now) and unexpired(lock.read, call.now) then
+      place = 0
+      local upgrade_ends, upgrader = unexpired(lock.upgrade, call.now)
+      if upgrader and upgrader ~= lock.owner then
+        if unexpired(redis.call('HGET', lock.key, 'read:' .. upgrader), call.now) then return -6 end
+        upgrade_ends = nil
+      end
+      redis.call('HSET', lock.key, 'upgrade', math.max(ends, upgrade_ends or 0) .. ' ' .. lock.owner)
+    end
+    redis.call('HSET', lock.key, 'writer_wait_until', math.max(ends, lock.wait_until))
+    enqueue(lock, place, call)
+  end
+  return {busy_ms, call.time}
+end
+
+-- Reads the lock, and answers an attempt that must wait since another owner writes.
+local function wait_for_writer(lock, call)
+  local problem = read_state(lock)
+  if problem then return problem end
+  lock.entry = call.claim and entry_of(lock, call.verb, call) or ''
+  lock.scores = redis.call('ZMSCORE', lock.queue, 'ended ' .. lock.attempt, lock.entry,
+    'seen ' .. lock.attempt)
+  if (tonumber(lock.scores[1]) or 0) > 2^52 + call.time then return -1 end
+  if call.all then -- nothing may be changed, not even how the only hold is written
+    local side, owner = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+)')
+    if side and owner ~= lock.owner and (side == 'write' or call.verb == 'write') then
+      return {lock.pttl, call.time}
+    end
+  end
+  expand_sole_hold(lock, call)
+  local _, reads = unexpired(lock.read, call.now)
+  if reads and call.verb == 'read' then return nil end
+  -- A late delivery of what was downgraded since: it reads, and must not begin to write again.
+  if reads and has(reads, lock.attempt) then return -1 end
+  local write_ends, write = unexpired(lock.write, call.now)
+  if not write or string.match(write, '^[^ ]+') == lock.owner then return nil end
+  local queue = call.verb == 'read' and queue_to_read or queue_to_write
+  return queue(lock, write_ends - call.now, call)
+end
+
+if is_acquire then locks = serve(wait_for_writer, locks, call) end
+if not (locks[1] or again[1]) or verb == 'renew' or verb == 'inspect' or verb == 'wait' then
+  if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
+  return answers
+end
+
+-- ---------------------------------------------------------------------------- admission of waiters
+
+-- The writer that has waited longest and is alive. Dead ones before it leave the queue, other kinds
+-- keep their places. Of a long queue, one call checks 128 waiters: then lock.is_unfinished, and the
+-- lock is busy, so that nothing overtakes those behind.
+local function first_writer(lock, call)
+  local others = 0
+  while lock.checks_left > 0 do
+    lock.checks_left, call.work = lock.checks_left - 1, call.work + 2
+    local first = unless_wrong_type(redis.pcall('ZRANGEBYSCORE', lock.queue, 0, '(4503599627370496',
+      'WITHSCORES', 'LIMIT', others, 1))
+    local entry, place = first and first[1], first and tonumber(first[2])
+    if not entry then return nil end
+    local attempt, kind, claim_ms, channel, owner, _, tokens = parse(entry)
+    if not attempt or not is_alive(lock.queue, attempt, place, claim_ms, call.time) then
+      redis.call('ZREM', lock.queue, entry, 'seen ' .. (attempt or ''))
+    elseif kind == 'write' then
+      return {
+        entry = entry, place = place, attempt = attempt, claim_ms = claim_ms, channel = channel,
+        owner = owner, tokens = tokens,
+      }
+    else
+      others = others + 1
+    end
+  end
+  lock.is_unfinished = true
+end
+
+-- False also if there are too many waiters to check: new readers must then stay out.
+local function no_writer_waits(lock, call)
+  return not first_writer(lock, call) and not lock.is_unfinished
+end
+
+-- The attempt is removed only if it is queued: a server that refuses writes then reports that
+-- only if there is something to write.
+local function leave_queue(lock, kind, call)
+  local entry = call.claim and entry_of(lock, kind, call)
+  if not entry or not unless_wrong_type(redis.pcall('ZSCORE', lock.queue, entry)) then return false end
+  redis.call('ZREM', lock.queue, entry, 'seen ' .. lock.attempt)
+  return true
+end
+
+-- Before a hold is written: makes the key last until its end. This comes before all other writes
+-- of a grant, since it may be refused: a lock must not stay without a TTL, nor a waiter be notified
+-- of a hold that is not written.
+local function reserve(lock, ends, call)
+  redis.call('HSET', lock.key, 'mode', 'several')
+  lock.is_new = lock.is_new or lock.pttl == -2
+  if lock.pttl < ends - call.now then
+    local kept = redis.pcall('PEXPIREAT', lock.key, ends)
+    if type(kept) == 'table' then
+      if lock.pttl == -2 then redis.call('DEL', lock.key) end
+      error(kept)
+    end
+    lock.pttl = ends - call.now
+  end
+end
+
+-- After a grant that failed, since the waiter was dead: the key lasts as long as it has to.
+local function shorten(lock, pttl, call)
+  pttl = math.max(pttl, 1)
+  if pttl < lock.pttl then redis.call('PEXPIREAT', lock.key, call.now + pttl) end
+  lock.pttl = pttl
+end
+
+-- The lock has no writer any more. Readers that queued before this go before the next writer, but
+-- not those that ask right now. HDEL comes first, since a full server refuses HSET as the first
+-- write.
+local function end_write(lock, call)
+  redis.call('HDEL', lock.key, 'upgrade')
+  redis.call('HSET', lock.key, 'writer_left', string.format('%.0f', call.time - 1))
+  redis.call('HDEL', lock.key, 'write')
+end
+
+-- Readers get the token of the last writer, unless it is below min_token: others may have had
+-- larger ones then.
+local function shared_token(lock, call)
+  local last = lock.token or redis.pcall('GET', lock.fence)
+  if type(last) == 'table' then return nil, last end
+  local token = to_token(last)
+  if token and token >= call.minimum then return token end
+  return next_tokens(lock.fence, call.minimum, 1, nil, call)
+end
+
+-- Publishes `attempt,attempt token time lock`. False: the channel has no subscriber, so the waiter
+-- is dead. With "~", it may listen to another node of a cluster, which PUBLISH does not count. An
+-- error: this user may not publish there.
+--
+-- Replicas do not publish it: their subscribers are not counted, and must not be notified of a lock
+-- that may be granted to the next waiter.
+local function notify(lock, channel, attempts, token, at)
+  if channel == '' or attempts == lock.attempt then return true end
+  redis.set_repl(redis.REPL_NONE)
+  local receivers = redis.pcall('PUBLISH', channel,
+    attempts .. string.format(' %.0f %.0f ', token, at) .. lock.key)
+  redis.set_repl(redis.REPL_ALL)
+  return receivers ~= 0 or string.byte(channel, -1) == 126
+end
+
+-- The readers of a batch that may enter, by channel: dead ones may not, nor those whose owner has
+-- max_depth holds.
+local function select_readers(lock, entries, call)
+  local channels, holds, longest = {}, {}, 0
+  for i = 1, #entries, 2 do
+    local attempt, kind, claim_ms, channel, owner, depth = parse(entries[i])
+    if kind == 'read' and is_alive(lock.queue, attempt, tonumber(entries[i + 1]), claim_ms, call.time) then
+      local hold = holds[owner]
+      if not hold then
+        local field = redis.call('HGET', lock.key, 'read:' .. owner)
+        local ends, attempts = unexpired(field, call.now)
+        hold = {ends = ends or 0, attempts = attempts, count = count_attempts(attempts), is_new = not field}
+        holds[owner] = hold
+      end
+      if hold.count < depth then
+        hold.count = hold.count + 1
+        longest = math.max(longest, claim_ms)
+        if attempt == lock.attempt then channel = '' end
+        channels[channel] = channels[channel] or {}
+        table.insert(channels[channel], {
+          attempt = attempt, owner = owner, hold = hold, ends = call.now + claim_ms,
+        })
+      end
+    end
+  end
+  return channels, call.now + longest
+end
+
+-- Notifies the first of those that are left of a long queue: it polls, and admits the next batch.
+local function notify_rest(lock, latest)
+  local entries = redis.pcall('ZRANGEBYSCORE', lock.queue, '-inf', latest, 'LIMIT', 0, 64)
+  for _, entry in ipairs(unless_wrong_type(entries) or {}) do
+    local attempt, _, _, channel = parse(entry)
+    if attempt and channel ~= '' and notify(lock, channel, attempt, 0, 0) then return end
+  end
+end
+
+-- Grants the lock to the readers of one batch, and publishes one message for each client. Returns
+-- whether one of them was alive.
+local function admit_batch(lock, entries, channels, token, call)
+  local removed, admitted, last = {}, {}, 0 -- admitted: owner to hold
+  for i = 1, #entries, 2 do
+    removed[i], removed[i + 1] = entries[i], 'seen ' .. string.match(entries[i], '^[^ ]*')
+  end
+  redis.call('ZREM', lock.queue, unpack(removed))
+  for channel, waiting in pairs(channels) do
+    local names = {}
+    for i, waiter in ipairs(waiting) do names[i] = waiter.attempt end
+    if notify(lock, channel, table.concat(names, ','), token, call.time) then
+      for _, waiter in ipairs(waiting) do
+        local hold = waiter.hold
+        hold.ends = math.max(hold.ends, waiter.ends)
+        hold.attempts = (hold.attempts and hold.attempts .. ' ' or '') .. waiter.attempt
+        admitted[waiter.owner], last = hold, math.max(last, hold.ends)
+      end
+    end
+  end
+  for owner, hold in pairs(admitted) do
+    if hold.is_new then lock.readers = lock.readers + 1 end
+    redis.call('HSET', lock.key, 'read:' .. owner, hold.ends .. ' ' .. hold.attempts)
+  end
+  if last == 0 then return false, 0 end
+  redis.call('HSET', lock.key, 'readers', lock.readers, 'token', string.format('%.0f', token))
+  return true, last
+end
+
+-- Grants the lock to the readers at the front of the queue, up to the score `latest`. False once
+-- the queue is empty, or too many were dead.
+local function admit_readers(lock, latest, call)
+  local size, is_admitted = lock.readers > 512 and 16 or 128, false
+  while not is_admitted do
+    lock.batches = lock.batches + 1
+    local entries = unless_wrong_type(redis.pcall('ZRANGEBYSCORE', lock.queue, '-inf', latest,
+      'WITHSCORES', 'LIMIT', 0, size))
+    if not entries or not entries[1] then return false end
+    lock.is_unfinished = lock.is_unfinished or lock.batches > 2
+    if lock.batches > 2 then return false end
+    call.work = call.work + 2 * #entries
+    local channels, longest = select_readers(lock, entries, call)
+    local token, pttl, last = nil, lock.pttl, 0
+    if next(channels) then
+      token, lock.no_token = shared_token(lock, call)
+      if not token then return false end
+      reserve(lock, longest, call)
+    end
+    is_admitted, last = admit_batch(lock, entries, channels, token, call)
+    if token then shorten(lock, math.max(pttl, last - call.now), call) end
+    if is_admitted and #entries == 2 * size then notify_rest(lock, latest) end
+  end
+  return true
+end
+
+-- Grants the lock to the writer that has waited longest; with `reader`, only to this owner.
+local function admit_writer(lock, reader, call)
+  local token, reserved
+  for _ = 1, reader and 1 or 32 do
+    local writer = first_writer(lock, call)
+    if not writer then
+      if not lock.is_unfinished then redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade') end
+      return false
+    end
+    if reader and writer.owner ~= reader then return false end
+    if reserved ~= writer.tokens then
+      token, lock.no_token = next_tokens(lock.fence, call.minimum, writer.tokens, nil, call)
+      reserved = writer.tokens
+    end
+    if not token then return false end
+    local pttl, ends = lock.pttl, call.now + writer.claim_ms
+    reserve(lock, ends, call)
+    redis.call('ZREM', lock.queue, writer.entry, 'seen ' .. writer.attempt)
+    redis.call('HDEL', lock.key, 'upgrade')
+    if notify(lock, writer.channel, writer.attempt, token, call.time) then
+      redis.call('HSET', lock.key, 'write', ends .. ' ' .. writer.owner .. ' ' .. writer.attempt,
+        'token', string.format('%.0f', token))
+      if no_writer_waits(lock, call) then redis.call('HDEL', lock.key, 'writer_wait_until') end
+      return true
+    end
+    shorten(lock, pttl, call)
+  end
+  lock.is_unfinished = lock.is_unfinished or not reader
+  return false
+end
+
+-- Grants the lock, for a claim: to all readers that queued before the last writer left; else to the
+-- writer that has waited longest; else to all readers. While readers hold the lock, it is granted
+-- to more readers if no writer waits, or to the only reader if it waits to write.
+--
+-- If there is no token for a waiter that may enter, lock.no_token says why: a release still frees
+-- the lock, but no other attempt may be granted it before the waiter.
+local function admit_waiters(lock, call)
+  if redis.call('EXISTS', lock.queue) == 0 then return end
+  if read_state(lock) or unexpired(lock.write, call.now) then return end
+  local writer_left = lock.writer_left
+  if lock.write then -- its writer is dead
+    end_write(lock, call)
+    writer_left = call.time - 1
+  end
+  local waited = writer_left and string.format('%.0f', writer_left - 2^52)
+  if lock.readers > 0 then
+    if lock.wait_until <= call.now then
+      admit_readers(lock, '(0', call)
+    elseif not (waited and admit_readers(lock, waited, call)) and not lock.is_unfinished then
+      local _, upgrader = unexpired(lock.upgrade, call.now)
+      local is_alone = lock.readers == 1 and upgrader
+        and redis.call('HEXISTS', lock.key, 'read:' .. upgrader) == 1
+      if is_alone and admit_writer(lock, upgrader, call) then return end
+      if no_writer_waits(lock, call) then
+        redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade')
+        admit_readers(lock, '(0', call)
+      end
+    end
+    return
+  end
+  -- All but the queue has expired: then age decides, and the writer that waits keeps new readers
+  -- out again.
+  local writer = lock.pttl == -2 and first_writer(lock, call)
+  if writer then waited = string.format('(%.0f', writer.place - 2^52) end
+  if waited and admit_readers(lock, waited, call) then
+    -- Others of them may follow in later batches, after these have left.
+    if writer then
+      redis.call('HSET', lock.key, 'writer_wait_until', call.now + writer.claim_ms,
+        'writer_left', string.format('%.0f', writer.place - 1))
+    end
+  elseif not lock.is_unfinished and not admit_writer(lock, nil, call) and not lock.is_unfinished then
+    admit_readers(lock, '(0', call)
+  end
+end
+
+-- The owner's holds to write and to read: their ends, and the attempts; and whether this one is
+-- among them.
+local function find_holds(lock, call)
+  local write_ends, write = unexpired(lock.write, call.now)
+  local writer, writes = string.match(write or '', '^([^ ]+) (.+)$')
+  local read_ends, reads = unexpired(lock.read, call.now)
+  if writer ~= lock.owner then writes = nil end
+  return {
+    write_ends = write_ends, writes = writes, is_writing = writes and has(writes, lock.attempt),
+    read_ends = read_ends, reads = reads, is_reading = reads and has(reads, lock.attempt),
+  }
+end
+
+-- Removes the attempt from the owner's holds on one side. Returns how many are left there. HDEL
+-- comes first: see end_write.
+local function end_hold(lock, side, ends, attempts, call)
+  local field, rest = side == 'read' and 'read:' .. lock.owner or 'write', {}
+  for each in string.gmatch(attempts, '[^ ]+') do
+    if each ~= lock.attempt then rest[#rest + 1] = each end
+  end
+  if rest[1] then
+    local owner = side == 'write' and lock.owner .. ' ' or ''
+    redis.call('HDEL', lock.key, 'read:')
+    redis.call('HSET', lock.key, field, ends .. ' ' .. owner .. table.concat(rest, ' '))
+  elseif side == 'write' then
+    end_write(lock, call)
+  else
+    redis.call('HDEL', lock.key, field)
+    redis.call('HINCRBY', lock.key, 'readers', -1)
+  end
+  return #rest
+end
+
+-- ------------------------------------------------------------------------------------- read, write
+
+local operation
+if is_acquire then
+  -- Quorum: accepts the proposed tokens. Those of a writer must be larger than all that this node
+  -- has accepted. An attempt that writes may propose its own `again`, and so may a repair: if larger
+  -- ones were accepted since, that one has no token on this node. A reader gets the largest one: it
+  -- is larger than the tokens of all writers before and, once a majority knows it, smaller than
+  -- those of all after.
+  local function accept(lock, again, call)
+    local node, accepted = call.admission or {}, redis.call('GET', lock.fence) or '0'
+    local first, least, is_repair = lock.proposal, node[2] or '0', call.purpose == 'repair'
+    if not string.find(accepted .. ' ' .. least, '^%d+ %d+$') or tonumber(accepted) >= 2^53 then
+      return nil, {err = 'ERR the largest accepted token is spoilt'}
+    end
+    local highest, last = math.max(tonumber(accepted), tonumber(least)), first + call.count - 1
+    if call.verb == 'read' then
+      first = math.max(first, highest)
+      last = first
+    elseif highest >= first and not ((again or is_repair) and highest == last) then
+      if is_repair and call.is_trial then return nil, -10 end
+      if is_repair then return 0 end
+      return nil, {-8, highest}
+    end
+    if call.is_trial then return nil, -10 end
+    if call.node and last > tonumber(node[3] or 0) then
+      node[3] = last
+      redis.call('HSET', call.node, 'high', string.format('%.0f', last))
+    end
+    redis.call('SET', lock.fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
+    return first
+  end
+
+  -- The token of a hold, or nil and a refusal. A hold inside one to write has the `current` token of
+  -- the latter, unless the nodes of a quorum know different ones ("nested"). An attempt that is_only
+  -- may propose its own token again. Refuses with -10 before the first change if all locks are tried.
+  local function take_token(lock, current, is_only, is_again, call)
+    if lock.proposal and (is_only or call.purpose == 'nested') then return accept(lock, is_again, call) end
+    if call.is_trial and call.has_token and not to_token(redis.call('GET', lock.fence) or '0') then
+      return nil, {err = 'ERR the fencing counter is spoilt'}
+    end
+    if call.is_trial then return nil, -10 end
+    if lock.proposal or not call.has_token then return lock.proposal and current or 0 end
+    if (current or 0) > 0 then return current end
+    if call.verb == 'read' then return shared_token(lock, call) end
+    if lock.new_token then return lock.new_token end
+    return next_tokens(lock.fence, call.minimum, call.count, nil, call)
+  end
+
+  -- The lock is free, and no attempt waits.
+  local function hold_alone(lock, call)
+    local token, refusal = take_token(lock, nil, true, false, call)
+    if not token then return refusal end
+    local mode = 'sole ' .. call.verb .. ' ' .. lock.owner .. ' ' .. lock.attempt
+    if call.verb == 'write' and token > 0 then
+      redis.call('HSET', lock.key, 'mode', mode, 'token', string.format('%.0f', token))
+    else
+      redis.call('HSET', lock.key, 'mode', mode)
+    end
+    local kept = redis.pcall('PEXPIRE', lock.key, call.ttl_ms)
+    if kept == 1 then return token end
+    redis.call('DEL', lock.key)
+    return kept
+  end
+
+  -- Whether a reader must not enter although only a waiting writer keeps it out. Readers that queued
+  -- before the writer, or before the last writer left, go first all the same, even if they have lost
+  -- their places since.
+  local function must_wait(lock, call)
+    local writer = first_writer(lock, call)
+    local score = call.claim and redis.call('ZSCORE', lock.queue, lock.entry)
+    local since = score and tonumber(score) + 2^52 or call.claim and tonumber(lock.number)
+    local goes_first = since and (writer and since < writer.place
+      or lock.writer_left and since <= lock.writer_left)
+    if (writer or lock.is_unfinished) and not goes_first then return true end
+    if not writer and not lock.is_unfinished then
+      redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade')
+    end
+    return false
+  end
+
+  -- With `all`, instead of admitting waiters: for how long the first one would be granted the lock.
+  local function find_waiter(lock, call)
+    local entries = redis.call('ZRANGE', lock.queue, '0', '127', 'WITHSCORES')
+    for i = 1, #entries, 2 do
+      local attempt, kind, claim_ms = parse(entries[i])
+      if attempt == lock.attempt then return nil end
+      if (kind == 'read' or kind == 'write')
+        and is_alive(lock.queue, attempt, tonumber(entries[i + 1]), claim_ms, call.time) then
+        return tonumber(claim_ms)
+      end
+    end
+  end
+
+  local function read(lock, call)
+    local now = call.now
+    if lock.pttl == -2 and redis.call('EXISTS', lock.queue) == 0 then return hold_alone(lock, call) end
+    if not unexpired(lock.write, now) and (lock.readers == 0 or lock.write) then
+      local busy_ms = call.is_trial and find_waiter(lock, call)
+      if busy_ms then return {busy_ms, call.time} end
+      lock.scores = nil -- it removes what it admits, and dead waiters
+      admit_waiters(lock, call)
+      read_state(lock)
+    end
+    local write_ends, write = unexpired(lock.write, now)
+    local writer = write and string.match(write, '^[^ ]+')
+    local read_ends, attempts = unexpired(lock.read, now)
+    if read_ends then
+      lock.is_held = has(attempts, lock.attempt)
+      if not lock.is_held and count_attempts(attempts) >= call.depth then return -4 end
+      if not lock.is_held then attempts = attempts .. ' ' .. lock.attempt end
+    elseif writer and writer ~= lock.owner then
+      return queue_to_read(lock, write_ends - now, call)
+    elseif not writer and lock.wait_until > now and must_wait(lock, call) then
+      return queue_to_read(lock, lock.wait_until - now, call)
+    elseif lock.no_token then
+      return lock.no_token
+    elseif lock.is_unfinished then
+      return queue_to_read(lock, 10, call)
+    elseif is_full(lock, false, call) then
+      return -7
+    end
+    local current = to_token(lock.token)
+    local outer = writer and current
+    local token, problem = take_token(lock, outer, not outer, true, call)
+    if not token then return problem end
+    local ends = math.max(now + call.ttl_ms, read_ends or 0)
+    reserve(lock, ends, call)
+    leave_queue(lock, 'read', call)
+    if lock.write and not write then redis.call('HDEL', lock.key, 'write') end
+    if lock.wait_until > 0 and lock.wait_until <= now then
+      redis.call('HDEL', lock.key, 'writer_wait_until')
+    end
+    redis.call('HSET', lock.key, 'read:' .. lock.owner, ends .. ' ' .. (attempts or lock.attempt),
+      'readers', lock.readers + (lock.read and 0 or 1))
+    -- A second delivery and later readers get this token again. Inside a hold to write without a
+    -- token, the stored one may be the former writer's, and a nested hold to write must get a larger
+    -- one.
+    if token > 0 and token ~= current and (current or not write) then
+      redis.call('HSET', lock.key, 'token', string.format('%.0f', token))
+    end
+    admit_waiters(lock, call)
+    return token
+  end
+
+  -- Once more by its owner, or a second delivery.
+  local function write_again(lock, write_ends, attempts, call)
+    lock.is_held = has(attempts, lock.attempt)
+    if not lock.is_held and count_attempts(attempts) >= call.depth then return -4 end
+    local token, refusal =
+      take_token(lock, to_token(lock.token), attempts == lock.attempt, lock.is_held, call)
+    if not token then return refusal end
+    if not lock.is_held then attempts = attempts .. ' ' .. lock.attempt end
+    local ends = math.max(call.now + call.ttl_ms, write_ends)
+    reserve(lock, ends, call)
+    leave_queue(lock, 'write', call)
+    redis.call('HSET', lock.key, 'write', ends .. ' ' .. lock.owner .. ' ' .. attempts)
+    if token > 0 then redis.call('HSET', lock.key, 'token', string.format('%.0f', token)) end
+    if lock.wait_until > 0 and no_writer_waits(lock, call) then
+      redis.call('HDEL', lock.key, 'writer_wait_until')
+    end
+    return token
+  end
+
+  local function others_read(lock, now)
+    return lock.readers > (unexpired(lock.read, now) and 1 or 0)
+  end
+
+  local function write(lock, call)
+    local now, other_ends = call.now, nil
+    if lock.pttl == -2 and (lock.proposal or not lock.number)
+      and redis.call('EXISTS', lock.queue) == 0 then
+      return hold_alone(lock, call)
+    end
+    if not unexpired(lock.write, now) then
+      other_ends = others_read(lock, now) and other_reader(lock, call)
+      if not other_ends and not unexpired(lock.read, now) then
+        local busy_ms = call.is_trial and find_waiter(lock, call)
+        if busy_ms then return {busy_ms, call.time} end
+        lock.scores = nil -- what follows removes what it admits, and dead waiters
+        admit_waiters(lock, call)
+        read_state(lock)
+        other_ends = others_read(lock, now) and now + math.max(lock.pttl, 1)
+      end
+    end
+    local write_ends, words = unexpired(lock.write, now)
+    local writer, attempts = string.match(words or '', '^([^ ]+) (.+)$')
+    if writer == lock.owner then return write_again(lock, write_ends, attempts, call) end
+    if writer or other_ends then return queue_to_write(lock, (write_ends or other_ends) - now, call) end
+    if lock.no_token then return lock.no_token end
+    if lock.is_unfinished then
+      if call.claim then enqueue(lock, lock.number, call) end
+      return {10, call.time}
+    end
+    local token, refusal = take_token(lock, nil, true, false, call)
+    if not token then return refusal end
+    reserve(lock, now + call.ttl_ms, call)
+    leave_queue(lock, 'write', call)
+    redis.call('HSET', lock.key, 'write', now + call.ttl_ms .. ' ' .. lock.owner .. ' ' .. lock.attempt)
+    if token > 0 then
+      redis.call('HSET', lock.key, 'token', string.format('%.0f', token))
+    else
+      redis.call('HDEL', lock.key, 'token')
+    end
+    local _, upgrader = unexpired(lock.upgrade, now)
+    if upgrader == lock.owner then redis.call('HDEL', lock.key, 'upgrade') end
+    if no_writer_waits(lock, call) then redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade') end
+    return token
+  end
+
+  operation = verb == 'read' and read or write
+end
+
+-- ------------------------------------------------------------------------------ release, downgrade
+
+-- A second delivery gets the first answer, and changes nothing.
+local function recall(lock, call)
+  local mark = call.remembers and tonumber(redis.call('ZSCORE', lock.queue, 'ended ' .. lock.attempt))
+  return mark and mark > 2^52 + call.time and (mark - 2^52) % 1000000 - 10 or nil
+end
+
+-- Writes down that the attempt has ended, with this answer. The score of the mark: 2^52, the second
+-- until which it counts, in microseconds, and the answer plus 10.
+local function record_end(lock, answer, call)
+  if not call.remembers then return end
+  -- A full server refuses ZADD as the first write of a script. ZREM comes first, of nothing: if it
+  -- removed the last entry, the queue would be deleted and created again.
+  redis.call('ZREM', lock.queue, '')
+  local mark = string.format('%.0f', 2^52 + call.time - call.time % 1000000 + 60000010 + answer)
+  redis.call('ZADD', lock.queue, mark, 'ended ' .. lock.attempt)
+  local kept = redis.pcall('PEXPIRE', lock.queue, '60000')
+  if type(kept) == 'table' then
+    redis.call('ZREM', lock.queue, 'ended ' .. lock.attempt)
+    error(kept)
+  end
+end
+
+-- Leaves the queue on both sides.
+local function give_up(lock, call)
+  leave_queue(lock, 'read', call)
+  if not leave_queue(lock, 'write', call) then return end
+  local _, upgrader = string.match(lock.upgrade or '', '^(%d+) (.+)$')
+  if upgrader == lock.owner then
+    -- Another attempt of the owner, which reads, may still wait to write (place 0), and needs the
+    -- mark: without it another reader would also queue to write, and each would wait for the other.
+    local is_needed = false
+    for _, entry in ipairs(redis.call('ZRANGEBYSCORE', lock.queue, 0, 0, 'LIMIT', 0, 64)) do
+      local attempt, kind, _, _, owner = parse(entry)
+      is_needed = is_needed or attempt and kind == 'write' and owner == lock.owner
+    end
+    if not is_needed then redis.call('HDEL', lock.key, 'upgrade') end
+  end
+  if no_writer_waits(lock, call) then redis.call('HDEL', lock.key, 'writer_wait_until') end
+end
+
+local function release(lock, call)
+  local recalled = recall(lock, call)
+  if recalled then return recalled end
+  local answer, last_token = read_state(lock), tonumber(lock.number)
+  local holds
+  if not answer then
+    expand_sole_hold(lock, call)
+    holds = find_holds(lock, call)
+    if holds.is_writing or holds.is_reading then
+      answer = 1 + count_attempts(holds.writes) + count_attempts(holds.reads)
+        - (holds.is_writing and 1 or 0) - (holds.is_reading and 1 or 0)
+    end
+  end
+  record_end(lock, answer or 0, call)
+  if not holds then
+    leave_queue(lock, 'read', call)
+    leave_queue(lock, 'write', call)
+    return -2
+  end
+  give_up(lock, call)
+  -- Holds that have expired keep no waiter out.
+  if lock.read and not holds.reads then other_reader(lock, call) end
+  if lock.write and not holds.write_ends then end_write(lock, call) end
+  if holds.is_writing then
+    local is_last = end_hold(lock, 'write', holds.write_ends, holds.writes, call) == 0
+    -- The counter goes back to the last token that was used, unless it was raised since: it must not
+    -- outrun the clock, from which a lost one is set anew.
+    local counter = is_last and lock.readers == 0 and last_token
+      and to_token(unless_wrong_type(redis.pcall('GET', lock.fence)))
+    if counter and last_token < counter and counter < last_token + call.count then
+      redis.call('DECRBY', lock.fence, string.format('%.0f', counter - last_token))
+    end
+  end
+  if holds.is_reading then end_hold(lock, 'read', holds.read_ends, holds.reads, call) end
+  admit_waiters(lock, call)
+  delete_if_free(lock)
+  return answer or 0
+end
+
+local function downgrade(lock, call)
+  if read_state(lock) then return -2 end
+  expand_sole_hold(lock, call)
+  local holds, ends = find_holds(lock, call), call.now + call.ttl_ms
+  if not holds.is_reading and not holds.is_writing then return 0 end
+  redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
+  reserve(lock, ends, call)
+  if holds.is_writing then end_hold(lock, 'write', holds.write_ends, holds.writes, call) end
+  local reads = (holds.reads and holds.reads .. ' ' or '') .. lock.attempt
+  redis.call('HSET', lock.key, 'read:' .. lock.owner,
+    math.max(ends, holds.read_ends or 0) .. ' ' .. (holds.is_reading and holds.reads or reads),
+    'readers', lock.readers + (lock.read and 0 or 1))
+  if holds.is_writing then admit_waiters(lock, call) end
+  return call.time
+end
+
+-- With force: revokes the holds of all readers, of the writer, or of one owner on one side. The
+-- holders learn of it from their next renewals or releases.
+local function revoke(lock, call)
+  local recalled = recall(lock, call)
+  if recalled then return recalled end
+  local refusal, answer = read_state(lock), 0
+  if refusal then
+    record_end(lock, refusal, call)
+    return refusal
+  end
+  expand_sole_hold(lock, call)
+  if call.force == 'write' then
+    local _, words = unexpired(lock.write, call.now)
+    local is_meant = words and (not call.only_from or string.match(words, '^[^ ]+') == call.only_from)
+    if is_meant then answer = count_attempts(words) - 1 end
+  elseif call.only_from then
+    answer = unexpired(lock.read, call.now) and 1 or 0
+  elseif lock.readers > 0 and other_reader(lock, call) then
+    answer = lock.readers
+  end
+  record_end(lock, answer, call)
+  if answer == 0 then return 0 end
+  if call.force == 'write' then
+    -- The token of the former holder is not the last one any more, as its client can find out.
+    if redis.call('EXISTS', lock.fence) == 1 then redis.pcall('INCRBY', lock.fence, '1') end
+    end_write(lock, call)
+  elseif call.only_from then
+    redis.call('HDEL', lock.key, 'read:' .. call.only_from)
+    redis.call('HSET', lock.key, 'readers', lock.readers - 1)
+  else
+    local fields = {'readers'}
+    for _, field in ipairs(redis.call('HKEYS', lock.key)) do
+      if string.sub(field, 1, 5) == 'read:' then fields[#fields + 1] = field end
+    end
+    for i = 1, #fields, 1000 do
+      redis.call('HDEL', lock.key, unpack(fields, i, math.min(i + 999, #fields)))
+    end
+    call.work = call.work + answer
+  end
+  admit_waiters(lock, call)
+  delete_if_free(lock)
+  return answer
+end
+
+if verb == 'downgrade' then
+  operation = downgrade
+elseif verb == 'release' then
+  operation = force and revoke or release
+end
+
+-- All or nothing: what keeps one lock from being granted is found before any of them is.
+local is_blocked = false
+if call.all then
+  call.is_trial = true
+  serve(operation, locks, call)
+  call.is_trial = false
+  for i = 1, n do is_blocked = is_blocked or answers[i] ~= -10 end
+end
+if not is_blocked then serve(operation, locks, call) end
+if call.all and not is_blocked then
+  local function is_granted(answer) return type(answer) == 'number' and answer >= 0 end
+  for i = 1, n do is_blocked = is_blocked or not is_granted(answers[i]) end -- a missing right
+  for _, lock in ipairs(is_blocked and locks or {}) do
+    if is_granted(answers[lock.index]) then
+      if not lock.is_held then pcall(release, lock, call) end
+      answers[lock.index] = -10
+    end
+  end
+end
+for _, lock in ipairs(again) do serve(operation, serve(wait_for_writer, {lock}, call), call) end
+if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
+return answers
