@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{
-    Kind, Lease, NamedLock, OwnedLease, Queue, ScriptSet, acquire, acquire_within, try_acquire,
-};
+use crate::lease::{Kind, Lease, NamedLock, OwnedLease, Queue, Verbs, acquire, acquire_within, try_acquire};
 use crate::name::Name;
 use crate::queries::Sealed;
-use crate::wire::{ManyScript, Script};
+use crate::wire::Script;
 
 pub(crate) static MUTEX: Kind = Kind {
     name: "mutex",
@@ -20,47 +18,18 @@ pub(crate) static MUTEX: Kind = Kind {
     queue: Queue::Inside,
     refusals: &[],
     capacity: None,
-    acquire: ScriptSet {
-        server: Script::new("mutex/acquire", include_str!("../lua/mutex/acquire.lua")),
-        proposing: Script::new("quorum/mutex_acquire", include_str!("../lua/quorum/mutex_acquire.lua")),
+    script: &SCRIPT,
+    verbs: Verbs {
+        acquire: "mutex/acquire",
+        wait: None,
+        renew: "mutex/renew",
+        release: "mutex/release",
+        inspect: "mutex/inspect",
     },
-    acquire_many: ManyScript {
-        script: Script::new("mutex/acquire_many", include_str!("../lua/mutex/acquire_many.lua")),
-        keys: &[0, 1, 2],
-        shared: &[1, 2, 7],
-        own: &[0],
-        frees: false,
-    },
-    wait_many: None,
-    propose_many: ManyScript {
-        script: Script::new(
-            "quorum/mutex_acquire_many",
-            include_str!("../lua/quorum/mutex_acquire_many.lua"),
-        ),
-        keys: &[0, 1, 2],
-        shared: &[1, 8],
-        own: &[0, 2],
-        frees: false,
-    },
-    renew: Script::new("mutex/renew", include_str!("../lua/mutex/renew.lua")),
-    renew_many: ManyScript {
-        script: Script::new("mutex/renew_many", include_str!("../lua/mutex/renew_many.lua")),
-        keys: &[0],
-        shared: &[1],
-        own: &[0],
-        frees: false,
-    },
-    release: Script::new("mutex/release", include_str!("../lua/mutex/release.lua")),
-    release_many: ManyScript {
-        script: Script::new("mutex/release_many", include_str!("../lua/mutex/release_many.lua")),
-        keys: &[0, 2],
-        shared: &[],
-        own: &[0],
-        frees: true,
-    },
-    force: Script::new("mutex/force", include_str!("../lua/mutex/force.lua")),
-    inspect: Script::new("mutex/inspect", include_str!("../lua/mutex/inspect.lua")),
+    force: "1",
 };
+
+static SCRIPT: Script = Script::new(include_str!("../lua/mutex.lua"));
 
 /// A lock with one holder at a time, among all processes that use the same server.
 ///

@@ -10,7 +10,7 @@ use crate::inspection::Inspection;
 use crate::lease::{Kind, Lease, NamedLock, decide};
 use crate::name::Name;
 use crate::owner::Owner;
-use crate::wire::{Answer, Call, Failure, WaitFor};
+use crate::wire::{Answer, Failure, WaitFor};
 
 /// Identifies a holder of a lock for `is_held_by`. It is implemented for two types, and cannot be
 /// implemented for others:
@@ -82,8 +82,7 @@ impl NamedLock {
         read: fn(Option<FencingToken>, u64, &[String]) -> Option<T>,
         agree: fn(Vec<T>, usize) -> T,
     ) -> Result<T, Error> {
-        let call = kind.inspect(&self.name).read_only();
-        let call = owner.into_iter().fold(call, Call::text);
+        let call = Arc::new(kind.inspect(&self.name).read_only().shared(owner));
         let nodes = &self.client.nodes;
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let context = self.client.context(Operation::Inspect, &self.name);

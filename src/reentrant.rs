@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
-    Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, ScriptSet, SharedHold, SharedHolds, TOO_DEEP,
-    acquire, acquire_within, many_by_owner, many_proposals_by_owner, renew_many_by_owner, try_acquire,
+    Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, SharedHold, SharedHolds, TOO_DEEP, Verbs,
+    acquire, acquire_within, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Nesting;
 use crate::owner::Owner;
 use crate::queries::HolderId;
-use crate::wire::{ManyScript, Script};
+use crate::wire::Script;
 
 pub(crate) static REENTRANT: Kind = Kind {
     name: "reentrant",
@@ -24,38 +24,18 @@ pub(crate) static REENTRANT: Kind = Kind {
     queue: Queue::Inside,
     refusals: &[TOO_DEEP],
     capacity: None,
-    acquire: ScriptSet {
-        server: Script::new("reentrant/acquire", include_str!("../lua/reentrant/acquire.lua")),
-        proposing: Script::new(
-            "quorum/reentrant_acquire",
-            include_str!("../lua/quorum/reentrant_acquire.lua"),
-        ),
+    script: &SCRIPT,
+    verbs: Verbs {
+        acquire: "reentrant/acquire",
+        wait: None,
+        renew: "reentrant/renew",
+        release: "reentrant/release",
+        inspect: "reentrant/inspect",
     },
-    acquire_many: many_by_owner(Script::new(
-        "reentrant/acquire_many",
-        include_str!("../lua/reentrant/acquire_many.lua"),
-    )),
-    wait_many: None,
-    propose_many: many_proposals_by_owner(Script::new(
-        "quorum/reentrant_acquire_many",
-        include_str!("../lua/quorum/reentrant_acquire_many.lua"),
-    )),
-    renew: Script::new("reentrant/renew", include_str!("../lua/reentrant/renew.lua")),
-    renew_many: renew_many_by_owner(Script::new(
-        "reentrant/renew_many",
-        include_str!("../lua/reentrant/renew_many.lua"),
-    )),
-    release: Script::new("reentrant/release", include_str!("../lua/reentrant/release.lua")),
-    release_many: ManyScript {
-        script: Script::new("reentrant/release_many", include_str!("../lua/reentrant/release_many.lua")),
-        keys: &[0, 2],
-        shared: &[],
-        own: &[0, 1],
-        frees: true,
-    },
-    force: Script::new("reentrant/force", include_str!("../lua/reentrant/force.lua")),
-    inspect: Script::new("reentrant/inspect", include_str!("../lua/reentrant/inspect.lua")),
+    force: "1",
 };
+
+static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 
 /// A lock with one owner at a time, which may acquire it repeatedly.
 ///

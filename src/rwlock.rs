@@ -9,14 +9,14 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
-    Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, ScriptSet, TOO_DEEP, acquire,
-    acquire_within, many_by_owner, many_proposals_by_owner, renew_many_by_owner, try_acquire,
+    Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, TOO_DEEP, Verbs, acquire,
+    acquire_within, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::queries::HolderId;
-use crate::wire::{ManyScript, Script};
+use crate::wire::Script;
 
 pub use guard::{RwLockReadGuard, RwLockWriteGuard};
 
@@ -28,19 +28,15 @@ pub(crate) static READ: Kind = Kind {
     queue: Queue::InRedis,
     refusals: &[TOO_DEEP, FULL],
     capacity: Some(Capacity { option: |options| options.max_readers, default: 10_000 }),
-    acquire: ScriptSet {
-        server: Script::new("rwlock/read_acquire", include_str!("../lua/rwlock/read_acquire.lua")),
-        proposing: Script::new("quorum/read_acquire", include_str!("../lua/quorum/read_acquire.lua")),
+    script: &SCRIPT,
+    verbs: Verbs {
+        acquire: "rwlock/read",
+        wait: Some("rwlock/wait"),
+        renew: "rwlock/renew",
+        release: "rwlock/release",
+        inspect: "rwlock/inspect",
     },
-    acquire_many: many_by_owner(Script::new("rwlock/read_acquire_many", READ_ACQUIRE_MANY)),
-    wait_many: Some(Script::new("rwlock/read_wait_many", READ_WAIT_MANY)),
-    propose_many: many_proposals_by_owner(Script::new("quorum/read_acquire_many", READ_PROPOSE_MANY)),
-    renew: Script::new("rwlock/renew", RENEW),
-    renew_many: renew_many_by_owner(Script::new("rwlock/renew_many", RENEW_MANY)),
-    release: Script::new("rwlock/release", RELEASE),
-    release_many: release_many(),
-    force: Script::new("rwlock/read_force", include_str!("../lua/rwlock/read_force.lua")),
-    inspect: Script::new("rwlock/inspect", INSPECT),
+    force: "read",
 };
 
 pub(crate) static WRITE: Kind = Kind {
@@ -51,44 +47,23 @@ pub(crate) static WRITE: Kind = Kind {
     queue: Queue::InsideUnlessOwned,
     refusals: &[TOO_DEEP, WOULD_DEADLOCK],
     capacity: None,
-    acquire: ScriptSet {
-        server: Script::new("rwlock/write_acquire", include_str!("../lua/rwlock/write_acquire.lua")),
-        proposing: Script::new("quorum/write_acquire", include_str!("../lua/quorum/write_acquire.lua")),
+    script: &SCRIPT,
+    verbs: Verbs {
+        acquire: "rwlock/write",
+        wait: None,
+        renew: "rwlock/renew",
+        release: "rwlock/release",
+        inspect: "rwlock/inspect",
     },
-    acquire_many: many_by_owner(Script::new("rwlock/write_acquire_many", WRITE_ACQUIRE_MANY)),
-    wait_many: None,
-    propose_many: many_proposals_by_owner(Script::new("quorum/write_acquire_many", WRITE_PROPOSE_MANY)),
-    renew: Script::new("rwlock/renew", RENEW),
-    renew_many: renew_many_by_owner(Script::new("rwlock/renew_many", RENEW_MANY)),
-    release: Script::new("rwlock/release", RELEASE),
-    release_many: release_many(),
-    force: Script::new("rwlock/write_force", include_str!("../lua/rwlock/write_force.lua")),
-    inspect: Script::new("rwlock/inspect", INSPECT),
+    force: "write",
 };
 
-const fn release_many() -> ManyScript {
-    let script = Script::new("rwlock/release_many", include_str!("../lua/rwlock/release_many.lua"));
-    ManyScript { script, keys: &[0], shared: &[], own: &[0, 1], frees: true }
-}
-
-static DOWNGRADE: ScriptSet = ScriptSet {
-    server: Script::new("rwlock/downgrade", include_str!("../lua/rwlock/downgrade.lua")),
-    proposing: Script::new("quorum/downgrade", include_str!("../lua/quorum/downgrade.lua")),
-};
+static SCRIPT: Script = Script::new(include_str!("../lua/rwlock.lua"));
 
 const WOULD_DEADLOCK: Refusal = (-6, |_, context| Error::WouldDeadlock { context });
 const FULL: Refusal = (-7, |options, context| Error::TooManyReaders { context, limit: options.max_readers });
 
 const FOUND: &str = "something that is not a read-write lock";
-const READ_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/read_acquire_many.lua");
-const READ_WAIT_MANY: &str = include_str!("../lua/rwlock/read_wait_many.lua");
-const READ_PROPOSE_MANY: &str = include_str!("../lua/quorum/read_acquire_many.lua");
-const WRITE_PROPOSE_MANY: &str = include_str!("../lua/quorum/write_acquire_many.lua");
-const WRITE_ACQUIRE_MANY: &str = include_str!("../lua/rwlock/write_acquire_many.lua");
-const RENEW: &str = include_str!("../lua/rwlock/renew.lua");
-const RENEW_MANY: &str = include_str!("../lua/rwlock/renew_many.lua");
-const RELEASE: &str = include_str!("../lua/rwlock/release.lua");
-const INSPECT: &str = include_str!("../lua/rwlock/inspect.lua");
 
 /// A lock that many readers may hold, or one writer.
 ///

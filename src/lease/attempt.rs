@@ -15,7 +15,7 @@ use crate::fencing::FencingToken;
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options};
-use crate::wire::{Call, InFlight, ManyScript, Nodes, Script};
+use crate::wire::{Call, InFlight, Nodes, Script, Word};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.
@@ -58,13 +58,14 @@ pub(crate) struct Origin {
     deployment: Deployment,
     nodes: Arc<[String]>,
     /// What the text of each attempt ends with: the [labels](crate::labels::Labels).
-    suffix: String,
+    suffix: Arc<str>,
     observer: Arc<Observer>,
 }
 
 impl Origin {
     pub(super) fn new(nodes: &Nodes, suffix: String, observer: Arc<Observer>) -> Origin {
-        Origin { deployment: nodes.deployment, nodes: Arc::clone(nodes.labels()), suffix, observer }
+        let (deployment, nodes) = (nodes.deployment, Arc::clone(nodes.labels()));
+        Origin { deployment, nodes, suffix: suffix.into(), observer }
     }
 }
 
@@ -74,7 +75,7 @@ pub(crate) struct Attempt {
     pub(super) name: Name,
     pub(super) options: Arc<Options>,
     /// `None`: the attempt itself.
-    owner: Option<Box<str>>,
+    owner: Option<Arc<str>>,
     pub(super) id: Uuid,
     origin: Arc<Origin>,
     /// Its requests whose effect is unknown.
@@ -106,12 +107,11 @@ impl Attempt {
     }
 
     /// Converts a hold of this attempt into one of this attempt's kind.
-    pub(super) fn convert(&self, scripts: &'static ScriptSet) -> Call<'_> {
+    pub(super) fn convert(&self, verb: &'static str) -> Arc<Call> {
+        let call = self.call(verb).shared(millis(self.options.ttl)).shared(Word::MinimumToken);
+        let call = call.shared(self.token_ttl());
         let is_guarded = self.origin.deployment.has_restart_guard;
-        let call = Call::new(scripts.pick(is_guarded), &self.keys());
-        let call = if is_guarded { call.key(self.name.node()) } else { call };
-        let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(self.options.ttl)));
-        call.minimum_token().optional(self.token_ttl())
+        Arc::new(if is_guarded { call.at_node(&self.name.node()) } else { call })
     }
 
     /// Where to say what happens to it.
@@ -190,105 +190,82 @@ impl Attempt {
     }
 
     /// Acquires. With a `proposal`, several nodes are asked to accept one token.
-    pub(super) fn acquire(&self, entry: Option<&QueueEntry>, proposal: Option<Proposal>) -> Call<'_> {
-        let call = match proposal {
-            Some(Proposal { token, is_nested }) => {
-                // The first proposal is its position in the queues of all nodes.
-                self.note_queued(token);
-                // The script for many locks knows no node that has to be admitted. A free lock is
-                // granted whatever the place in its queue would be.
-                let is_common = !is_nested
-                    && self.options.grant_within.is_none()
-                    && !self.origin.deployment.has_restart_guard;
-                self.propose(self.options.ttl, Some(token), if is_nested { "nested" } else { "" }, entry)
-                    .with_others(is_common.then_some(&self.kind.propose_many))
-            }
-            None => {
-                let call = Call::new(&self.kind.acquire.server, &self.keys());
-                let call =
-                    self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(self.options.ttl)));
-                let call =
-                    if self.options.fencing == Fencing::On { call.minimum_token() } else { call.default() };
-                // The script for many locks knows no place in a queue and no time limit.
-                let is_common = self.options.grant_within.is_none() && self.queued_at.get().is_none();
-                self.with_capacity(self.with_options(call, entry))
-                    .with_others(is_common.then_some(&self.kind.acquire_many))
-            }
+    pub(super) fn acquire(&self, entry: Option<&QueueEntry>, proposal: Option<Proposal>) -> Arc<Call> {
+        let Some(Proposal { token, is_nested }) = proposal else {
+            return self.request(self.options.ttl, (None, Word::MinimumToken), Word::Default, entry);
         };
-        call.replicated(self.options.wants_replicas())
-    }
-
-    /// One poll for attempts of one client that are queued for the same lock with the same terms.
-    pub(super) fn wait_many<'a>(
-        script: &'static Script,
-        entry: &QueueEntry,
-        waiting: &'a [Arc<Attempt>],
-    ) -> Option<Call<'a>> {
-        let first = waiting.first()?;
-        let call = queued_as(Call::new(script, &[first.name.key(), first.name.waiters()]), Some(entry));
-        let add = |call: Call<'a>, attempt: &'a Arc<Attempt>| {
-            call.id(attempt.id, &attempt.origin.suffix).text(attempt.owner.as_deref().unwrap_or(""))
-        };
-        Some(waiting.iter().fold(first.with_depth(call), add))
+        // The first proposal is its position in the queues of all nodes.
+        self.note_queued(token);
+        let purpose = if is_nested { "nested".into() } else { Word::Default };
+        self.request(self.options.ttl, (Some(token), Word::Default), purpose, entry)
     }
 
     /// Acquires the lock again on a node that has lost it, under the token that the other nodes
     /// have.
-    pub(super) fn repair(&self, ttl: Duration, token: Option<FencingToken>) -> Call<'_> {
-        self.propose(ttl, token.map(FencingToken::get), "repair", None)
+    pub(super) fn repair(&self, ttl: Duration, token: Option<FencingToken>) -> Arc<Call> {
+        self.request(ttl, (token.map(FencingToken::get), Word::Default), "repair".into(), None)
     }
 
-    fn propose(
+    fn request(
         &self,
         ttl: Duration,
-        token: Option<u64>,
-        purpose: &'static str,
+        (proposal, minimum_token): (Option<u64>, Word),
+        purpose: Word,
         entry: Option<&QueueEntry>,
-    ) -> Call<'_> {
-        let is_guarded = self.origin.deployment.has_restart_guard;
-        let call = Call::new(&self.kind.acquire.proposing, &self.keys());
-        let call = if is_guarded { call.key(self.name.node()) } else { call };
-        let call = self.with_owner(call.id(self.id, &self.origin.suffix).number(millis(ttl)));
-        let call = call.optional(token.filter(|_| self.options.fencing == Fencing::On)).text(purpose);
-        let call = self.with_options(call, entry);
-        self.with_capacity(if is_guarded { call.run() } else { call.default() })
-    }
-
-    fn with_owner<'a>(&'a self, call: Call<'a>) -> Call<'a> {
-        match self.kind.has_owner {
-            true => match &self.owner {
-                Some(owner) => call.text(owner),
-                None => call.default(),
-            },
-            false => call,
-        }
-    }
-
-    fn with_options<'a>(&self, call: Call<'a>, entry: Option<&QueueEntry>) -> Call<'a> {
+    ) -> Arc<Call> {
+        let has_fencing = self.options.fencing == Fencing::On;
         let place = entry.and(self.queued_at.get().copied());
-        self.with_depth(queued_as(call, entry))
-            .optional(place)
-            .until(self.options.grant_within)
-            .optional(self.token_ttl())
+        let call = self.call(self.kind.verbs.acquire).own(place).own(proposal.filter(|_| has_fencing));
+        let call = call.shared(millis(ttl)).shared(Some(minimum_token).filter(|_| has_fencing));
+        let call = self
+            .with_depth(queued_as(call, entry))
+            .shared(self.options.grant_within.map(Word::Until))
+            .shared(self.token_ttl())
+            .shared(self.capacity())
+            .shared(Word::Default)
+            .shared(purpose)
+            .replicated(self.options.wants_replicas());
+        let is_guarded = self.origin.deployment.has_restart_guard;
+        Arc::new(if is_guarded { call.shared(Word::Run).at_node(&self.name.node()) } else { call })
     }
 
-    fn with_depth<'a>(&self, call: Call<'a>) -> Call<'a> {
+    /// One poll for attempts of one client that are queued for the same lock with the same terms.
+    pub(super) fn wait_many(
+        verb: &'static str,
+        entry: &QueueEntry,
+        waiting: &[Arc<Attempt>],
+    ) -> Option<Arc<Call>> {
+        let first = waiting.first()?;
+        let call = Call::new(first.kind.script, verb, &first.name).alone();
+        let call = queued_as(call, Some(entry)).shared(u64::from(first.options.max_depth));
+        let call = waiting.iter().fold(call, |call, attempt| call.own(attempt.id_word()));
+        Some(Arc::new(waiting.iter().fold(call, |call, attempt| call.own(attempt.owner.as_ref()))))
+    }
+
+    /// A call for this attempt and its owner.
+    fn call(&self, verb: &'static str) -> Call {
+        let call = Call::new(self.kind.script, verb, &self.name).own(self.id_word());
+        if self.kind.has_owner { call.own(self.owner.as_ref()) } else { call }
+    }
+
+    fn id_word(&self) -> Word {
+        Word::Id(self.id, Arc::clone(&self.origin.suffix))
+    }
+
+    fn with_depth(&self, call: Call) -> Call {
         let depth = self.options.max_depth;
         if self.kind.has_owner {
-            call.optional((depth != DEFAULT_MAX_DEPTH).then(|| depth.into()))
+            call.shared((depth != DEFAULT_MAX_DEPTH).then(|| u64::from(depth)))
         } else {
             call
         }
     }
 
-    fn with_capacity<'a>(&self, call: Call<'a>) -> Call<'a> {
-        match &self.kind.capacity {
-            Some(Capacity { option, default }) => {
-                let capacity = option(&self.options);
-                call.optional((capacity != *default).then(|| capacity.into()))
-            }
-            None => call,
-        }
+    /// How many attempts may hold the lock or wait for it, unless it is the default.
+    fn capacity(&self) -> Option<u64> {
+        let Capacity { option, default } = self.kind.capacity.as_ref()?;
+        let capacity = option(&self.options);
+        (capacity != *default).then(|| capacity.into())
     }
 
     /// How long a new fencing counter is kept; `None` is the default.
@@ -300,70 +277,46 @@ impl Attempt {
     /// Extends the lease. Without a TTL it only asks whether the owner holds the lock: scripts of
     /// kinds that may be re-entered never shorten what is left. Any other kind's would set it to a
     /// millisecond.
-    pub(super) fn renew(&self, ttl: Option<Duration>) -> Call<'_> {
+    pub(super) fn renew(&self, ttl: Option<Duration>) -> Arc<Call> {
         debug_assert!(ttl.is_some() || self.kind.may_reenter, "asking would end the lease");
-        let ttl = ttl.map_or(1, millis);
-        self.with_owner(
-            Call::new(&self.kind.renew, &[self.name.key()]).id(self.id, &self.origin.suffix).number(ttl),
-        )
-        .with_others(Some(&self.kind.renew_many))
+        Arc::new(self.call(self.kind.verbs.renew).shared(ttl.map_or(1, millis)))
     }
 
     /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
     /// refuses requests of it that arrive later.
-    pub(super) fn release(&self, is_final: bool, entry: Option<&QueueEntry>) -> Call<'_> {
-        let call = Call::new(&self.kind.release, &self.keys()).id(self.id, &self.origin.suffix);
-        let call = self.with_owner(call).minimum_token();
-        let call = queued_as(call.optional(is_final.then_some(1)), entry);
-        let is_common = !is_final && entry.is_none();
-        self.with_depth(call)
-            .optional(self.token_ttl())
-            .with_others(is_common.then_some(&self.kind.release_many))
+    pub(super) fn release(&self, is_final: bool, entry: Option<&QueueEntry>) -> Arc<Call> {
+        Arc::new(self.ending(is_final, entry))
     }
 
     /// Revokes the lock from its holder, or only from the one that is named. This attempt only
     /// identifies the request.
-    pub(crate) fn force<'a>(&'a self, holder: Option<&'a str>) -> Call<'a> {
-        let call = Call::new(&self.kind.force, &self.keys())
-            .id(self.id, &self.origin.suffix)
-            .minimum_token()
-            .optional(self.token_ttl());
-        holder.into_iter().fold(call, Call::text)
+    pub(crate) fn force(&self, holder: Option<&str>) -> Arc<Call> {
+        let call = self.ending(false, None).shared(Word::Default);
+        Arc::new(call.shared(self.kind.force).shared(holder))
+    }
+
+    fn ending(&self, is_final: bool, entry: Option<&QueueEntry>) -> Call {
+        let call = self.call(self.kind.verbs.release).own(Word::Default);
+        let call = call.shared(Word::MinimumToken).shared(is_final.then_some(1));
+        self.with_depth(queued_as(call, entry)).shared(self.token_ttl())
     }
 
     /// What the nodes know about the lock.
-    pub(super) fn inspect(&self) -> Call<'_> {
-        self.kind.inspect(&self.name)
-    }
-
-    fn keys(&self) -> [&str; 3] {
-        keys(&self.name)
+    pub(super) fn inspect(&self) -> Arc<Call> {
+        Arc::new(self.kind.inspect(&self.name))
     }
 }
 
 impl Kind {
     /// What the nodes know about a lock of this kind.
-    pub(crate) fn inspect<'a>(&'static self, name: &'a Name) -> Call<'a> {
-        Call::new(&self.inspect, &keys(name))
+    pub(crate) fn inspect(&self, name: &Name) -> Call {
+        Call::new(self.script, self.verbs.inspect, name)
     }
 }
 
-/// The keys of a lock, in the order of every script.
-fn keys(name: &Name) -> [&str; 3] {
-    [name.key(), name.fence(), name.waiters()]
-}
-
-fn queued_as<'a>(call: Call<'a>, entry: Option<&QueueEntry>) -> Call<'a> {
-    match entry {
-        Some(QueueEntry(terms)) => {
-            let call = call.number(millis(terms.claim));
-            match &terms.channel {
-                Some(channel) => call.owned_text(channel.to_string()),
-                None => call.default(),
-            }
-        }
-        None => call.default().default(),
-    }
+fn queued_as(call: Call, entry: Option<&QueueEntry>) -> Call {
+    let terms = entry.map(|QueueEntry(terms)| terms);
+    call.shared(terms.map(|terms| millis(terms.claim))).shared(terms.and_then(|terms| terms.channel.as_ref()))
 }
 
 /// Whole milliseconds, at least one.
@@ -411,18 +364,20 @@ pub(crate) struct Kind {
     pub(crate) refusals: &'static [Refusal],
     /// How many attempts may hold the lock or wait for it at a time, where several may.
     pub(crate) capacity: Option<Capacity>,
-    pub(crate) acquire: ScriptSet,
-    pub(crate) acquire_many: ManyScript,
+    pub(crate) script: &'static Script,
+    pub(crate) verbs: Verbs,
+    /// The word of a release that revokes the lock.
+    pub(crate) force: &'static str,
+}
+
+/// The calls of a kind, named for errors: what follows the stroke is the verb of its script.
+pub(crate) struct Verbs {
+    pub(crate) acquire: &'static str,
     /// Polls for many waiters of one lock at once. Kinds whose tasks all wait in Redis have it.
-    pub(crate) wait_many: Option<Script>,
-    /// For nodes that decide by majority.
-    pub(crate) propose_many: ManyScript,
-    pub(crate) renew: Script,
-    pub(crate) renew_many: ManyScript,
-    pub(crate) release: Script,
-    pub(crate) release_many: ManyScript,
-    pub(crate) force: Script,
-    pub(crate) inspect: Script,
+    pub(crate) wait: Option<&'static str>,
+    pub(crate) renew: &'static str,
+    pub(crate) release: &'static str,
+    pub(crate) inspect: &'static str,
 }
 
 /// How many attempts may hold a lock or wait for it.
@@ -441,35 +396,6 @@ pub(crate) const WITHOUT_TTL: &str = "a value without a TTL, which is no lock of
 /// The refusal of every kind that has owners.
 pub(crate) const TOO_DEEP: Refusal =
     (-4, |options, context| Error::TooDeep { context, depth: options.max_depth });
-
-/// A verb with two scripts. They differ in where the token is chosen.
-pub(crate) struct ScriptSet {
-    /// For a node that decides alone: it chooses the token.
-    pub(crate) server: Script,
-    /// For nodes that decide by majority: the client proposes the token.
-    pub(crate) proposing: Script,
-}
-
-impl ScriptSet {
-    fn pick(&'static self, is_proposing: bool) -> &'static Script {
-        if is_proposing { &self.proposing } else { &self.server }
-    }
-}
-
-/// The script that renews many leases, of a kind that has owners.
-pub(crate) const fn renew_many_by_owner(script: Script) -> ManyScript {
-    ManyScript { script, keys: &[0], shared: &[1], own: &[0, 2], frees: false }
-}
-
-/// The script that acquires many locks, of a kind that has owners.
-pub(crate) const fn many_by_owner(script: Script) -> ManyScript {
-    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 3, 9], own: &[0, 2], frees: false }
-}
-
-/// The same for nodes that decide by majority.
-pub(crate) const fn many_proposals_by_owner(script: Script) -> ManyScript {
-    ManyScript { script, keys: &[0, 1, 2], shared: &[1, 10], own: &[0, 2, 3], frees: false }
-}
 
 /// Where the tasks of one client wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -274,7 +274,7 @@ impl LockRequest {
     /// at a time.
     pub(super) async fn holder(&self) -> Option<String> {
         let nodes = &self.client.nodes;
-        let call = self.kind.inspect(&self.name);
+        let call = Arc::new(self.kind.inspect(&self.name));
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let named = |(_, outcome): &Vote| -> Option<String> {
             // Status, last token, waiters and time come first.

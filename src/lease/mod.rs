@@ -17,10 +17,7 @@ mod shared_hold;
 mod shared_poll;
 
 pub(crate) use acquire::{acquire, acquire_within, try_acquire};
-pub(crate) use attempt::{
-    Capacity, Kind, Queue, Refusal, ScriptSet, TOO_DEEP, WITHOUT_TTL, many_by_owner, many_proposals_by_owner,
-    renew_many_by_owner,
-};
+pub(crate) use attempt::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub(crate) use client::{Client, LockRequest, NamedLock, Servers};
 pub use lease::{Lease, LeaseEnd};
 pub(crate) use owned_lease::OwnedLease;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::attempt::{Attempt, Kind, QueueEntry, ScriptSet};
+use super::attempt::{Attempt, Kind, QueueEntry};
 use super::client::{Client, LockRequest};
 use super::keeper::OpenCall;
 use super::lease::{Lease, LeaseEnd};
@@ -261,7 +261,7 @@ impl OwnedLease {
         }
     }
 
-    /// Converts the hold into one of another kind, by a script that answers as a renewal does. The
+    /// Converts the hold into one of another kind, by a verb that answers as a renewal does. The
     /// old lease ends before the request is sent; the token stays.
     ///
     /// # Cancel safety
@@ -269,7 +269,7 @@ impl OwnedLease {
     /// or not.
     pub(crate) async fn convert(
         mut self,
-        scripts: &'static ScriptSet,
+        verb: &'static str,
         kind: &'static Kind,
         options: Options,
         operation: Operation,
@@ -291,7 +291,7 @@ impl OwnedLease {
         }
         let attempt = Arc::new(self.guard.attempt.converted(kind, Arc::new(options)));
         self.guard.attempt = Arc::clone(&attempt);
-        let call = attempt.convert(scripts);
+        let call = attempt.convert(verb);
         let may_arrive_late = attempt.in_flight.is_indeterminate();
         let sent = Moment::now();
         let Decision { answer, reply, votes } = retry(&client, &attempt, &call).await.map_err(error)?;
@@ -307,7 +307,7 @@ impl OwnedLease {
                     return Err(lost());
                 }
                 let lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
-                convert_stragglers(&client, scripts, &attempt, lease.clone(), &votes, may_arrive_late);
+                convert_stragglers(&client, verb, &attempt, lease.clone(), &votes, may_arrive_late);
                 let span = std::mem::take(&mut self.hold);
                 let mut hold = self.guard.granted(lease, client.nodes.deployment.decides_alone());
                 hold.hold = span; // the hold goes on
@@ -346,7 +346,7 @@ pub(super) fn released_after(end: LeaseEnd, context: Context) -> Result<(), Erro
 /// until the nodes have the new one.
 fn convert_stragglers(
     client: &Arc<Client>,
-    scripts: &'static ScriptSet,
+    verb: &'static str,
     attempt: &Arc<Attempt>,
     lease: Lease,
     votes: &Votes,
@@ -361,7 +361,7 @@ fn convert_stragglers(
     let nodes = Arc::clone(&client.nodes);
     nodes.spawn(async move {
         while !left.is_empty() && !lease.is_lost() {
-            let call = attempt.convert(scripts);
+            let call = attempt.convert(verb);
             let votes = client.nodes.ask(&call, left, &attempt.in_flight, WaitFor::All).await;
             left = votes.failed().union(not_yet(&votes));
             tokio::time::sleep(client.nodes.limit()).await;

@@ -26,7 +26,7 @@ pub(crate) struct Decision {
 pub(crate) async fn decide(
     client: &Client,
     attempt: &Attempt,
-    call: &Call<'_>,
+    call: &Arc<Call>,
     may_trust_silence: bool,
 ) -> Result<Decision, Failure> {
     let nodes = &client.nodes;
@@ -66,7 +66,7 @@ pub(crate) async fn decide(
 }
 
 /// Sends a request again while that may help.
-pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Call<'_>) -> Result<Decision, Failure> {
+pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Arc<Call>) -> Result<Decision, Failure> {
     let (mut tries_left, mut may_have_run) = (TRIES, false);
     loop {
         tries_left -= 1;

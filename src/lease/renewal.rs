@@ -94,7 +94,7 @@ impl Keeper {
         let releases = batch.releases.iter().map(|pending| {
             (pending.attempt.release(pending.is_final, pending.entry.as_ref()), pending.nodes)
         });
-        let calls: Vec<(Call<'_>, NodeSet)> = renewals.chain(releases).collect();
+        let calls: Vec<(Arc<Call>, NodeSet)> = renewals.chain(releases).collect();
         // A silent connection must leave time for another one before the shortest lease expires.
         let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
         let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);

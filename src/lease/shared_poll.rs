@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::attempt::{Attempt, QueueEntry};
 use crate::name::Name;
-use crate::wire::{Nodes, Script, WaitFor, WakeupSubscription};
+use crate::wire::{Nodes, WaitFor, WakeupSubscription};
 
 /// How many waiters one call keeps alive.
 const MAX_WAITERS: usize = 1024;
@@ -68,7 +68,7 @@ pub(super) struct SharedPoll<'a> {
     polls: &'a SharedPolls,
     nodes: &'a Nodes,
     wakeups: &'a WakeupSubscription,
-    script: &'static Script,
+    verb: &'static str,
     attempt: &'a Arc<Attempt>,
     entry: &'a QueueEntry,
     terms: Terms,
@@ -119,7 +119,7 @@ impl<'a> SharedPoll<'a> {
             Turn::Now(waiting, covers, then) => (waiting, covers, then),
         };
         let nodes = self.nodes;
-        let call = Attempt::wait_many(self.script, self.entry, &waiting)?;
+        let call = Attempt::wait_many(self.verb, self.entry, &waiting)?;
         // The call grants nothing, so nothing depends on whether it was answered.
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let reply = votes.received.into_iter().next().and_then(|(_, outcome)| outcome.ok());
@@ -218,7 +218,7 @@ impl SharedPolls {
         (attempt, entry): (&'a Arc<Attempt>, &'a QueueEntry),
         (due, pause): (Instant, Duration),
     ) -> Option<SharedPoll<'a>> {
-        let script = attempt.kind.wait_many.as_ref().filter(|_| nodes.deployment.decides_alone())?;
+        let verb = attempt.kind.verbs.wait.filter(|_| nodes.deployment.decides_alone())?;
         let terms = (attempt.name.clone(), entry.claim().as_millis(), attempt.options.max_depth);
         let runs_by = due.max(Instant::now() + pause) + pause / 2;
         let woken: Arc<Notify> = Arc::default();
@@ -231,7 +231,7 @@ impl SharedPolls {
             runs_by,
         };
         self.lock().entry(terms.clone()).or_default().by_id.insert(attempt.id, waiter);
-        Some(SharedPoll { polls: self, nodes, wakeups, script, attempt, entry, terms, woken })
+        Some(SharedPoll { polls: self, nodes, wakeups, verb, attempt, entry, terms, woken })
     }
 
     /// Poisoning does not matter: nothing under this lock panics.

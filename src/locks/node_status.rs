@@ -10,7 +10,7 @@ use crate::name::node_key;
 use crate::options::RestartGuard;
 use crate::wire::{Call, Failure, Reply, Script, WaitFor};
 
-static INSPECT: Script = Script::new("quorum/inspect", include_str!("../../lua/quorum/inspect.lua"));
+pub(super) static NODE: Script = Script::new(include_str!("../../lua/node.lua"));
 
 /// The state of a node, as it replied. Human-readable, for logs and dashboards.
 #[non_exhaustive]
@@ -57,7 +57,7 @@ impl fmt::Display for NodeStatus {
     }
 }
 
-/// The nodes' replies to `quorum/inspect`, and what follows from all of them.
+/// The nodes' replies to `node/survey`, and what follows from all of them.
 #[derive(Default)]
 pub(super) struct Survey {
     /// The nodes, by their indexes.
@@ -123,7 +123,7 @@ impl Locks {
     pub(super) async fn survey(&self) -> Survey {
         let nodes = &self.client.nodes;
         let key = node_key(&self.options.prefix);
-        let call = Call::new(&INSPECT, &[&key]);
+        let call = Arc::new(Call::about_node(&NODE, "node/survey", &key));
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let mut survey = Survey::default();
         for (place, outcome) in votes.received {

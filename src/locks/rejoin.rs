@@ -6,14 +6,12 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Locks;
-use super::node_status::{NodeState, NodeStatus, Survey};
+use super::node_status::{NODE, NodeState, NodeStatus, Survey};
 use crate::deployment::NodeSet;
 use crate::error::{Error, NodeAnswer, NodeOutcome, Operation};
 use crate::name::node_key;
 use crate::options::RestartGuard;
-use crate::wire::{Answer, Call, Failure, NodeReply, Script, WaitFor, median_clock};
-
-static ADMIT: Script = Script::new("quorum/admit", include_str!("../../lua/quorum/admit.lua"));
+use crate::wire::{Answer, Call, Failure, NodeReply, WaitFor, median_clock};
 
 /// A node accepts no token that is further ahead of its clock than this, in microseconds.
 const DAY: u64 = 86_400_000_000;
@@ -181,11 +179,9 @@ impl Locks {
     ) -> Result<Option<String>, Error> {
         let nodes = &self.client.nodes;
         let key = node_key(&self.options.prefix);
-        let call = Call::new(&ADMIT, &[&key]).text(run).text(ticket);
-        let call = match knowing {
-            Some((min_token, ttl)) => call.number(min_token).number(ttl),
-            None => call,
-        };
+        let (min_token, ttl) = knowing.unzip();
+        let call = Call::about_node(&NODE, "node/admit", &key).shared(run).shared(ticket);
+        let call = Arc::new(call.shared(min_token).shared(ttl));
         let error =
             |failure: Failure| self.client.error(failure, self.client.context_of_nodes(Operation::Rejoin));
         let mut votes = nodes.ask(&call, NodeSet::of([place]), &Arc::default(), WaitFor::All).await;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{DOWNGRADE, READ, read_options};
+use super::{READ, read_options};
 use crate::error::{Error, Operation};
 use crate::lease::{Lease, OwnedLease};
 use crate::owner::Owner;
@@ -119,7 +119,7 @@ impl RwLockWriteGuard {
     /// Cancel safe: after a drop, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let options = read_options(self.hold.options());
-        let hold = self.hold.convert(&DOWNGRADE, &READ, options, Operation::Downgrade).await?;
+        let hold = self.hold.convert("rwlock/downgrade", &READ, options, Operation::Downgrade).await?;
         Ok(RwLockReadGuard { owner: self.owner, hold })
     }
 

@@ -4,7 +4,7 @@
 //! their arrival. While a batch is in flight, the next one gathers; it leaves beside it as soon as
 //! it is worth a call, so that the server works while the client does.
 //!
-//! In a batch, requests for many locks become one script call (`script.rs`), and its calls travel
+//! In a batch, requests for many locks become one script call (`request.rs`), and its calls travel
 //! in one pipeline.
 //!
 //! A queued request is a future of its caller: a caller that gives up leaves the queue.
@@ -28,9 +28,8 @@ use tokio::sync::{SetOnce, oneshot};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::contended_locks::ContendedLocks;
 use super::failure::{closed, is_broken, too_slow};
-use super::script::{CombinedCall, Request, combine, is_unknown_script};
+use super::request::{Batch, PreparedCall};
 use super::transport::UNWRITTEN;
 use crate::clock::Moment;
 use crate::measure;
@@ -48,8 +47,8 @@ const WORTH_A_BATCH: usize = 16;
 const PART_OF_IN_FLIGHT: usize = 3;
 const MAX_BATCH_SIZE: usize = 128;
 const MAX_BATCHES: usize = 7;
-/// All requests in flight may have been sent by callers that are not polled any more, at once or
-/// alone after a batch: even so, there are places for others, such as renewals.
+/// All requests in flight may have been sent at once by callers that are not polled any more, or one
+/// by one after a call was refused: even so, there are places for others, such as renewals.
 const _: () = assert!(UNWRITTEN > 2 * (MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_SIZE));
 /// The queue has one request of each caller that waits, of about 1 KB. From this many on that were
 /// withdrawn, it is cleared of those.
@@ -68,7 +67,6 @@ pub(super) struct Batcher {
     limit: Duration,
     /// Each caller that waits has a clone.
     callers: Arc<()>,
-    contended: ContendedLocks,
     /// Where batches are sent from, until the connection is no longer used.
     runtime: Handle,
     shared: Arc<BatchQueue>,
@@ -117,18 +115,10 @@ fn least_batch(in_flight: usize) -> usize {
 
 #[derive(Debug)]
 struct QueuedRequest {
-    request: Request,
+    request: PreparedCall,
     /// Written, or about to be; or withdrawn by its caller, so never written.
     has_left: Arc<AtomicBool>,
-    outcome: oneshot::Sender<Outcome>,
-}
-
-/// What became of a queued request.
-#[derive(Debug)]
-enum Outcome {
-    Answered(Result<TimedReply, RedisError>),
-    /// A call for many locks has changed nothing: the request is to be sent alone.
-    SendAlone(Request),
+    outcome: oneshot::Sender<Result<TimedReply, RedisError>>,
 }
 
 /// A reply, and a time before its request was written.
@@ -157,8 +147,7 @@ impl Batcher {
     pub(super) fn new(connection: MultiplexedConnection, limit: Duration, runtime: &Handle) -> Batcher {
         let shared =
             Arc::new(BatchQueue { connection, last_reply: LastReply::new(), gathered: Mutex::default() });
-        let (callers, contended) = (Arc::default(), ContendedLocks::new());
-        Batcher { limit, callers, contended, runtime: runtime.clone(), shared }
+        Batcher { limit, callers: Arc::default(), runtime: runtime.clone(), shared }
     }
 
     /// The connection itself. With a limit, each of its replies must arrive by then.
@@ -185,46 +174,35 @@ impl Batcher {
     /// Sends a request when its turn comes, and waits for the reply for as long as the server
     /// replies to any request.
     ///
-    /// The request is taken. It is borrowed because an async function stores an argument twice, and
-    /// each caller's future would be larger.
-    ///
     /// # Cancel safety
     /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
     /// was.
     pub(super) async fn send(
         &self,
-        request: &mut Request,
+        request: &PreparedCall,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         let _caller = Arc::clone(&self.callers);
         let others = Arc::strong_count(&self.callers) - 2;
-        if request.many.is_some() && others >= MAX_UNCOMBINED && self.contended.contain(request) {
-            request.many = None;
-        }
-        let max_at_once = if request.many.is_some() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
+        let max_at_once = if request.may_combine() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
         // It does not overtake a queued request, which may be a release of the same lock.
         let may_go_first = others < max_at_once && self.shared.gathered().requests.is_empty();
         if may_go_first || request.is_urgent {
-            return self.send_at_once(&request.cmd, sent_flag).await;
+            return self.send_at_once(request, sent_flag).await;
         }
         let (outcome, delivered) = oneshot::channel();
         let has_left = Arc::new(AtomicBool::new(false));
-        let queued = std::mem::take(request);
-        if !self.queue(QueuedRequest { request: queued, has_left: Arc::clone(&has_left), outcome }) {
+        let queued = QueuedRequest { request: request.clone(), has_left: Arc::clone(&has_left), outcome };
+        if !self.queue(queued) {
             return Err(closed()); // nothing is sent here any more: another connection may work
         }
         let mut ticket = QueueTicket { delivered, has_left, sent_flag, queue: &self.shared };
-        match (&mut ticket.delivered).await.ok() {
-            Some(Outcome::Answered(answer)) => answer,
-            Some(Outcome::SendAlone(same)) => {
-                *request = same;
-                self.contended.note(request);
-                self.send_at_once(&request.cmd, sent_flag).await
-            }
+        match (&mut ticket.delivered).await {
+            Ok(outcome) => outcome,
             // Requests before this one found the server silent or the connection broken.
-            None if self.shared.last_reply.has_failed() => Err(self.shared.last_reply.failure()),
+            Err(_) if self.shared.last_reply.has_failed() => Err(self.shared.last_reply.failure()),
             // The batcher's runtime has shut down.
-            None => Err(closed()),
+            Err(_) => Err(closed()),
         }
     }
 
@@ -248,12 +226,18 @@ impl Batcher {
     }
 
     /// Sends a request ahead of the queued ones.
-    async fn send_at_once(&self, request: &Cmd, sent_flag: &SentFlag) -> Result<TimedReply, RedisError> {
+    async fn send_at_once(
+        &self,
+        request: &PreparedCall,
+        sent_flag: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
         sent_flag.set();
         let sent = Moment::now();
-        let sending = pin!(self.query(request, UNLIMITED));
-        let silence = self.shared.last_reply.unless_silent(self.limit, sending).await;
-        silence.unwrap_or_else(|| Err(too_slow())).map(|value| TimedReply { value, sent })
+        let BatchQueue { connection, last_reply, .. } = &*self.shared;
+        let sending = pin!(send_calls(connection, std::slice::from_ref(request)));
+        let replies = last_reply.unless_silent(self.limit, sending).await;
+        let reply = replies.and_then(|mut replies| replies.pop()).unwrap_or_else(|| Err(too_slow()));
+        reply.map(|value| TimedReply { value, sent })
     }
 
     /// Sends a command beside the queued requests, and waits for its reply for at most `limit`.
@@ -274,29 +258,19 @@ impl Batcher {
         pipeline(self.connection(limit.min(self.limit)), commands).await
     }
 
-    /// Sends requests together, ahead of the queue, combined where they may be. `None`: a call for
-    /// many locks has changed nothing for this one, which is to be sent alone.
+    /// Sends requests together, ahead of the queue, combined where they may be.
     pub(super) async fn send_together(
         &self,
-        mut requests: Vec<Request>,
+        requests: &[PreparedCall],
         limit: Duration,
-    ) -> Vec<Option<Result<Value, RedisError>>> {
-        let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
-        let connection = self.connection(limit.min(self.limit));
-        let replies = send_calls(&connection, &calls, commands, &requests).await;
-        let mut answers: Vec<_> = requests.iter().map(|_| None).collect();
-        for (call, reply) in calls.iter().zip(replies) {
-            for (place, reply) in call.members.iter().zip(call.replies(reply)) {
-                answers[*place] = reply;
-            }
-        }
-        answers
+    ) -> Vec<Result<Value, RedisError>> {
+        send_calls(&self.connection(limit.min(self.limit)), requests).await
     }
 }
 
 /// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
 struct QueueTicket<'a> {
-    delivered: oneshot::Receiver<Outcome>,
+    delivered: oneshot::Receiver<Result<TimedReply, RedisError>>,
     has_left: Arc<AtomicBool>,
     sent_flag: &'a SentFlag,
     queue: &'a BatchQueue,
@@ -468,54 +442,45 @@ async fn send_batch(
     if waiting.is_empty() {
         return None;
     }
-    let (mut requests, callers): (Vec<_>, Vec<_>) =
+    let (requests, callers): (Vec<_>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
-    let (calls, commands): (Vec<_>, Vec<_>) = combine(&mut requests).into_iter().unzip();
-    let (sent, count) = (Moment::now(), calls.len());
+    let sent = Moment::now();
     let replies = {
-        let sending = pin!(send_calls(connection, &calls, commands, &requests));
+        let sending = pin!(send_calls(connection, &requests));
         last_reply.unless_silent(limit, sending).await
     };
-    let replies = replies.unwrap_or_else(|| vec![Err(too_slow()); count]);
+    let replies = replies.unwrap_or_else(|| vec![Err(too_slow()); callers.len()]);
     let failure =
         replies.iter().find_map(|reply| reply.as_ref().err()).filter(|error| is_broken(error)).cloned();
-    let mut callers: Vec<_> = requests.into_iter().zip(callers).map(Some).collect();
-    for (call, reply) in calls.iter().zip(replies) {
-        for (place, reply) in call.members.iter().zip(call.replies(reply)) {
-            let Some((request, caller)) = callers[*place].take() else { continue };
-            let outcome = match reply {
-                Some(reply) => Outcome::Answered(reply.map(|value| TimedReply { value, sent })),
-                None => Outcome::SendAlone(request),
-            };
-            // If the caller disconnected, its attempt is undone elsewhere.
-            let _disconnected = caller.send(outcome);
-        }
+    for (caller, reply) in callers.into_iter().zip(replies) {
+        // If the caller disconnected, its attempt is undone elsewhere.
+        let _disconnected = caller.send(reply.map(|value| TimedReply { value, sent }));
     }
     failure
 }
 
-/// Sends calls together. A server that does not know a script for many locks gets its source.
 async fn send_calls(
     connection: &MultiplexedConnection,
-    calls: &[CombinedCall],
-    commands: Vec<Cmd>,
-    requests: &[Request],
+    requests: &[PreparedCall],
 ) -> Vec<Result<Value, RedisError>> {
-    let mut replies = pipeline(connection.clone(), commands).await;
-    let is_unknown = |reply: &Result<Value, RedisError>| reply.as_ref().is_err_and(is_unknown_script);
-    let unknown = (0..calls.len()).filter(|place| is_unknown(&replies[*place]));
-    let again = unknown.filter_map(|place| Some((place, calls[place].by_source(requests)?)));
-    let (places, commands): (Vec<usize>, Vec<Cmd>) = again.unzip();
-    for (place, reply) in places.into_iter().zip(pipeline(connection.clone(), commands).await) {
-        replies[place] = reply;
+    let mut batch = Batch::new(requests);
+    loop {
+        let commands = batch.commands();
+        if commands.is_empty() {
+            return batch.replies();
+        }
+        batch.record(pipeline(connection.clone(), commands).await);
     }
-    replies
 }
 
 async fn pipeline(
     mut connection: MultiplexedConnection,
     requests: Vec<Cmd>,
 ) -> Vec<Result<Value, RedisError>> {
+    if let [request] = requests.as_slice() {
+        measure::sent(1);
+        return vec![request.query_async(&mut connection).await];
+    }
     let mut pipeline = Pipeline::with_capacity(requests.len());
     for request in requests {
         pipeline.add_command(request);

@@ -1,6 +1,5 @@
 //! [`ClusterClient`]: requests to a cluster, which follow their slots from server to server.
 
-use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use super::failure::{too_slow, was_redirected};
 use super::masters::{Masters, WaitsFor};
 #[cfg(feature = "pool")]
 use super::pooled_cluster::PooledCluster;
-use super::script::{PreparedCall, Request, is_unknown_script};
+use super::request::{Batch, PreparedCall, Slot};
 use super::transport::RepliesByServer;
 #[cfg(feature = "pool")]
 use crate::clock::Moment;
@@ -34,58 +33,69 @@ pub(super) enum ClusterClient {
 }
 
 impl ClusterClient {
-    /// Sends a request, and follows its slot from server to server until one of them runs it. Waits
-    /// for the reply for at most `limit`; [`UNLIMITED`]: for as long as the server replies to any
-    /// request.
+    /// Sends a call, and follows its slot from server to server until one of them runs it. Waits for
+    /// the reply for as long as the server replies to any request.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
-    /// was.
-    //
+    /// Not cancel safe: the call may still run if it was written; `sent_flag` says whether it was.
+    pub(super) async fn send(
+        &self,
+        call: PreparedCall,
+        sent_flag: &SentFlag,
+    ) -> Result<TimedReply, RedisError> {
+        self.follow(with_slot(call), sent_flag, UNLIMITED).await
+    }
+
+    /// Sends a command once, beside the calls, and waits for its reply for at most `limit`.
+    pub(super) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
+        let deadline = Instant::now() + limit.min(self.limit());
+        match self {
+            ClusterClient::Masters(masters) => masters.query(command, deadline).await,
+            #[cfg(feature = "pool")]
+            ClusterClient::Pooled(pooled, _) => {
+                measure::sent(1);
+                pooled.send(command, deadline).await
+            }
+        }
+    }
+
     // Boxed: otherwise each request to a single server would have room for this future.
-    pub(super) fn send<'a>(
+    fn follow<'a>(
         &'a self,
-        request: Request,
+        mut call: PreparedCall,
         sent_flag: &'a SentFlag,
         limit: Duration,
     ) -> Pin<Box<dyn Future<Output = Result<TimedReply, RedisError>> + Send + 'a>> {
-        Box::pin(self.follow(request, sent_flag, limit))
-    }
-
-    async fn follow(
-        &self,
-        mut request: Request,
-        sent_flag: &SentFlag,
-        limit: Duration,
-    ) -> Result<TimedReply, RedisError> {
-        let waits_for = if limit < UNLIMITED { WaitsFor::Deadline } else { WaitsFor::Silence };
-        let deadline = Instant::now() + limit.min(self.limit());
-        let mut pause = Duration::ZERO;
-        loop {
-            let error = match self.send_once(request.clone(), sent_flag, (deadline, waits_for)).await {
-                Err(error) if was_redirected(&error) => error,
-                outcome => return outcome,
-            };
-            // While a slot moves, a call for many locks is refused for as long as one server has
-            // some of their keys and another one the rest.
-            request.many = None;
-            match self {
-                ClusterClient::Masters(masters) => {
-                    if let Some(target) = target(&error, ServerErrorKind::Moved) {
-                        masters.moved(&request.cmd, target);
+        Box::pin(async move {
+            let waits_for = if limit < UNLIMITED { WaitsFor::Deadline } else { WaitsFor::Silence };
+            let deadline = Instant::now() + limit.min(self.limit());
+            let mut pause = Duration::ZERO;
+            loop {
+                let error = match self.send_once(&call, sent_flag, (deadline, waits_for)).await {
+                    Err(error) if was_redirected(&error) => error,
+                    outcome => return outcome,
+                };
+                // While a slot moves, a call for many locks is refused for as long as one server has
+                // some of their keys and another one the rest.
+                call.is_alone = true;
+                match self {
+                    ClusterClient::Masters(masters) => {
+                        if let Some(target) = target(&error, ServerErrorKind::Moved) {
+                            masters.moved(call.slot, target);
+                        }
                     }
+                    // The library has learned where the slot is.
+                    #[cfg(feature = "pool")]
+                    ClusterClient::Pooled(..) => {}
                 }
-                // The library has learned where the slot is.
-                #[cfg(feature = "pool")]
-                ClusterClient::Pooled(..) => {}
+                if Instant::now() + pause >= deadline {
+                    return Err(error);
+                }
+                // The first time at once: it is known where the slot is now.
+                sleep(pause).await;
+                pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
             }
-            if Instant::now() + pause >= deadline {
-                return Err(error);
-            }
-            // The first time at once: it is known where the slot is now.
-            sleep(pause).await;
-            pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
-        }
+        })
     }
 
     fn limit(&self) -> Duration {
@@ -100,119 +110,90 @@ impl ClusterClient {
     /// slot moves.
     async fn send_once(
         &self,
-        request: Request,
+        call: &PreparedCall,
         sent_flag: &SentFlag,
         (deadline, waits_for): (Instant, WaitsFor),
     ) -> Result<TimedReply, RedisError> {
         match self {
             ClusterClient::Masters(masters) => {
-                let cmd = request.cmd.clone();
-                let outcome = masters.send(request, sent_flag, (deadline, waits_for)).await;
+                let outcome = masters.send(call, sent_flag, (deadline, waits_for)).await;
                 match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask)) {
-                    Some(target) => masters.ask(&cmd, target, deadline).await,
+                    Some(target) => masters.ask(call, target, deadline).await,
                     None => outcome,
                 }
             }
             #[cfg(feature = "pool")]
             ClusterClient::Pooled(pooled, _) => {
-                measure::sent(1);
                 sent_flag.set();
                 let sent = Moment::now();
-                let outcome = pooled.send(&request.cmd, deadline).await;
-                let reply = match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask))
-                {
-                    Some(target) => pooled.ask(&request.cmd, target, deadline).await,
-                    None => outcome,
-                };
-                reply.map(|value| TimedReply { value, sent })
+                let mut batch = Batch::new(std::slice::from_ref(call));
+                while let Some(cmd) = batch.commands().pop() {
+                    measure::sent(1);
+                    let outcome = pooled.send(&cmd, deadline).await;
+                    let asked = outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask));
+                    batch.record(vec![match asked {
+                        Some(target) => pooled.ask(&cmd, target, deadline).await,
+                        None => outcome,
+                    }]);
+                }
+                batch.reply().map(|value| TimedReply { value, sent })
             }
         }
     }
 
-    /// Sends each request on its own way, so that no reply waits for another server.
-    pub(super) async fn send_each(
-        &self,
-        requests: Vec<Request>,
-        limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
-        let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
-        let mut sent = JoinSet::new();
-        for (place, request) in requests.into_iter().enumerate() {
-            sent.spawn(self.clone().send_alone(place, request, limit));
-        }
-        while let Some(answered) = sent.join_next().await {
-            // A join fails only if the runtime shuts down.
-            let Ok((place, answer)) = answered else { continue };
-            answers[place] = answer;
-        }
-        answers
-    }
-
-    async fn send_alone(
-        self,
-        place: usize,
-        request: Request,
-        limit: Duration,
-    ) -> (usize, Result<Value, RedisError>) {
-        let sent_flag = SentFlag::default();
-        (place, self.send(request, &sent_flag, limit).await.map(|reply| reply.value))
-    }
-
-    /// Sends calls by SHA1: those for each master together, ahead of other requests to it. What a
-    /// busy client asks of a master must not delay the renewals there.
+    /// Sends requests: those for each master together, ahead of other requests to it. What a busy
+    /// client asks of a master must not delay the renewals there.
     ///
-    /// What a master refuses or leaves is sent again alone. A master that does not know a script
-    /// gets its source. Both at once: if they waited for all masters, one that hangs would delay
-    /// the first renewals of all.
-    pub(super) async fn send_combined(
+    /// What a master refuses because a slot moves is sent again alone, without waiting for all
+    /// masters: one that hangs would delay the first renewals of all.
+    pub(super) async fn send_together(
         &self,
-        prepared: &[PreparedCall<'_>],
+        requests: Vec<PreparedCall>,
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        let requests: Vec<_> = prepared.iter().map(PreparedCall::request).enumerate().collect();
-        let mut answers: Vec<_> = prepared.iter().map(|_| Err(too_slow())).collect();
+        let requests: Vec<_> = requests.into_iter().map(with_slot).collect();
+        let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
         let (mut together, mut alone) = (JoinSet::new(), JoinSet::new());
         match self {
             ClusterClient::Masters(masters) => {
-                for group in masters.by_master(requests) {
+                for group in masters.by_master(&requests) {
                     let (masters, limit) = (Arc::clone(masters), limit.min(self.limit()));
                     together.spawn(async move { masters.send_together(group, limit).await });
                 }
             }
             #[cfg(feature = "pool")]
             ClusterClient::Pooled(..) => {
-                for (place, request) in requests {
-                    alone.spawn(self.clone().send_alone(place, request, limit));
+                for (place, request) in requests.iter().enumerate() {
+                    alone.spawn(self.clone().send_alone(place, request.clone(), limit));
                 }
             }
         }
-        let mut by_source = HashSet::new();
         loop {
             // A join fails only if the runtime shuts down.
             let (replies, were_together) = tokio::select! {
                 Some(replied) = together.join_next() => (replied.unwrap_or_default(), true),
-                Some(replied) = alone.join_next() => {
-                    (replied.map(|(place, reply)| vec![(place, Some(reply))]).unwrap_or_default(), false)
-                }
+                Some(replied) = alone.join_next() => (replied.into_iter().collect(), false),
                 else => return answers,
             };
             for (place, reply) in replies {
-                let request = match reply {
-                    Some(Err(error)) if is_unknown_script(&error) && by_source.insert(place) => {
-                        Request::urgent(prepared[place].by_source())
-                    }
-                    Some(Err(error)) if were_together && was_redirected(&error) => {
-                        Request::urgent(prepared[place].by_sha1())
-                    }
-                    None => Request::urgent(prepared[place].by_sha1()),
-                    Some(answer) => {
-                        answers[place] = answer;
-                        continue;
-                    }
-                };
-                alone.spawn(self.clone().send_alone(place, request, limit));
+                if were_together && reply.as_ref().is_err_and(was_redirected) {
+                    alone.spawn(self.clone().send_alone(place, requests[place].clone(), limit));
+                } else {
+                    answers[place] = reply;
+                }
             }
         }
+    }
+
+    async fn send_alone(
+        self,
+        place: usize,
+        call: PreparedCall,
+        limit: Duration,
+    ) -> (usize, Result<Value, RedisError>) {
+        let (call, sent_flag) = (PreparedCall { is_urgent: true, ..call }, SentFlag::default());
+        let reply = self.follow(call, &sent_flag, limit).await;
+        (place, reply.map(|reply| reply.value))
     }
 
     /// Sends a request to every master and returns each one's reply, by address.
@@ -247,4 +228,9 @@ fn target(error: &RedisError, kind: ServerErrorKind) -> Option<(&str, u16)> {
     let (address, _slot) = error.redirect_node().filter(|_| error.kind() == ErrorKind::Server(kind))?;
     let (host, port) = address.rsplit_once(':')?;
     Some((host, port.parse().ok()?))
+}
+
+fn with_slot(call: PreparedCall) -> PreparedCall {
+    let slot = call.call.first_key().map(Slot::for_key);
+    PreparedCall { slot, ..call }
 }

@@ -6,13 +6,10 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 
-#[cfg(feature = "cluster")]
-use super::batcher::UNLIMITED;
 use super::batcher::{Batcher, SentFlag, TimedReply};
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
-use super::failure::too_slow;
-use super::script::{PreparedCall, Request};
+use super::request::PreparedCall;
 
 /// Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -31,13 +28,13 @@ impl Connection {
     /// was.
     pub(super) async fn send(
         &self,
-        request: &mut Request,
+        request: &PreparedCall,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         match self {
             Connection::Server(batcher) => batcher.send(request, sent_flag).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.send(std::mem::take(request), sent_flag, UNLIMITED).await,
+            Connection::Cluster(client) => client.send(request.clone(), sent_flag).await,
         }
     }
 
@@ -49,15 +46,12 @@ impl Connection {
         match self {
             Connection::Server(batcher) => batcher.query(command, limit).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => {
-                let (request, sent_flag) = (Request::urgent(command.clone()), SentFlag::default());
-                client.send(request, &sent_flag, limit).await.map(|reply| reply.value)
-            }
+            Connection::Cluster(client) => client.query(command, limit).await,
         }
     }
 
     /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
-    /// Through a cluster each one takes its own way, so that no reply waits for another server.
+    /// Through a cluster each one takes its own way.
     pub(super) async fn send_all(
         &self,
         commands: Vec<Cmd>,
@@ -67,32 +61,25 @@ impl Connection {
             Connection::Server(batcher) => batcher.send_all(commands, limit).await,
             #[cfg(feature = "cluster")]
             Connection::Cluster(client) => {
-                let requests = commands.into_iter().map(Request::from).collect();
-                client.send_each(requests, limit).await
+                let mut replies = Vec::new();
+                for command in commands {
+                    replies.push(client.query(&command, limit).await);
+                }
+                replies
             }
         }
     }
 
-    /// Sends calls together, by SHA1, combined where they may be. Those that a call for many locks
-    /// leaves follow alone.
-    pub(super) async fn send_combined(
+    /// Sends requests together, ahead of those that wait, combined where they may be.
+    pub(super) async fn send_together(
         &self,
-        prepared: &[PreparedCall<'_>],
+        requests: Vec<PreparedCall>,
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
         match self {
-            Connection::Server(batcher) => {
-                let requests = prepared.iter().map(PreparedCall::request).collect();
-                let mut answers = batcher.send_together(requests, limit).await;
-                let left: Vec<_> = (0..answers.len()).filter(|place| answers[*place].is_none()).collect();
-                let alone = left.iter().map(|place| prepared[*place].by_sha1()).collect();
-                for (place, reply) in left.into_iter().zip(batcher.send_all(alone, limit).await) {
-                    answers[place] = Some(reply);
-                }
-                answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(too_slow()))).collect()
-            }
+            Connection::Server(batcher) => batcher.send_together(&requests, limit).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.send_combined(prepared, limit).await,
+            Connection::Cluster(client) => client.send_together(requests, limit).await,
         }
     }
 

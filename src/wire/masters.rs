@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::batcher::{Batcher, SentFlag, TimedReply};
 use super::connecting::Connecting;
 use super::failure::{is_broken, is_demoted, too_slow};
-use super::script::{Request, Slot};
+use super::request::{Batch, PreparedCall, Slot};
 use super::seeds::{Seeds, ask_slots, at_address, with_settings_of};
 use super::transport::{RepliesByServer, connect, introduction, unlimited};
 use crate::clock::Moment;
@@ -84,7 +84,7 @@ struct Master {
 pub(super) struct RequestsToMaster {
     /// `None`: it is not known.
     master: Option<Arc<Master>>,
-    requests: Vec<(usize, Request)>,
+    requests: Vec<(usize, PreparedCall)>,
 }
 
 #[derive(Clone, Debug)]
@@ -119,36 +119,19 @@ impl Masters {
         self.limit
     }
 
-    /// Sends a request once, to the master of its slot; without a key, to any master.
+    /// Sends a call once, to the master of its slot.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
-    /// was.
+    /// Not cancel safe: the call may still run if it was written; `sent_flag` says whether it was.
     pub(super) async fn send(
         self: &Arc<Masters>,
-        mut request: Request,
+        call: &PreparedCall,
         sent_flag: &SentFlag,
         (deadline, waits_for): (Instant, WaitsFor),
     ) -> Result<TimedReply, RedisError> {
-        request.slot = slot_of(&request.cmd);
-        let Some(slot) = request.slot else {
-            sent_flag.set();
-            let sent = Moment::now();
-            let value = self.send_to_any(&request.cmd, deadline).await?;
-            return Ok(TimedReply { value, sent });
-        };
-        let master = match self.of_slot(slot) {
-            Some(master) => master,
-            None if self.table(|table| table.learned.is_some_and(|at| at.elapsed() < PAUSE)) => {
-                return Err(unserved());
-            }
-            None => {
-                timeout_at(deadline, self.learn(None)).await.map_err(|_| too_slow())??;
-                self.of_slot(slot).ok_or_else(unserved)?
-            }
-        };
+        let master = self.master_of(call.slot, deadline).await?;
         let send = async |batcher: Arc<Batcher>| {
-            let sending = batcher.send(&mut request, sent_flag);
+            let sending = batcher.send(call, sent_flag);
             match waits_for {
                 WaitsFor::Silence => sending.await,
                 WaitsFor::Deadline => timeout_at(deadline, sending).await.unwrap_or_else(|_| Err(too_slow())),
@@ -157,65 +140,99 @@ impl Masters {
         self.run(&master, deadline, send).await
     }
 
+    /// Sends a command once, to the master of its key's slot; without a key, to any master.
+    pub(super) async fn query(
+        self: &Arc<Masters>,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, RedisError> {
+        match slot_of(command) {
+            None => self.send_to_any(command, deadline).await,
+            slot => self.send_to(&self.master_of(slot, deadline).await?, command, deadline).await,
+        }
+    }
+
+    async fn master_of(
+        self: &Arc<Masters>,
+        slot: Option<Slot>,
+        deadline: Instant,
+    ) -> Result<Arc<Master>, RedisError> {
+        let master = || slot.and_then(|slot| self.of_slot(slot));
+        if let Some(master) = master() {
+            return Ok(master);
+        }
+        if self.table(|table| table.learned.is_some_and(|at| at.elapsed() < PAUSE)) {
+            return Err(unserved());
+        }
+        timeout_at(deadline, self.learn(None)).await.map_err(|_| too_slow())??;
+        master().ok_or_else(unserved)
+    }
+
     /// Requests by the masters of their slots.
-    pub(super) fn by_master(&self, requests: Vec<(usize, Request)>) -> Vec<RequestsToMaster> {
+    pub(super) fn by_master(&self, requests: &[PreparedCall]) -> Vec<RequestsToMaster> {
         let mut groups: HashMap<Option<String>, RequestsToMaster> = HashMap::new();
-        for (place, mut request) in requests {
-            request.slot = slot_of(&request.cmd);
+        for (place, request) in requests.iter().enumerate() {
             let master = request.slot.and_then(|slot| self.of_slot(slot));
             let address = master.as_ref().map(|master| master.address.clone());
             let new = || RequestsToMaster { master, requests: Vec::new() };
-            groups.entry(address).or_insert_with(new).requests.push((place, request));
+            groups.entry(address).or_insert_with(new).requests.push((place, request.clone()));
         }
         groups.into_values().collect()
     }
 
-    /// Sends requests to their master together, ahead of its queue. `None`: to be sent alone.
+    /// Sends requests to their master together, ahead of its queue.
     pub(super) async fn send_together(
         self: Arc<Masters>,
         RequestsToMaster { master, requests }: RequestsToMaster,
         limit: Duration,
-    ) -> Vec<(usize, Option<Result<Value, RedisError>>)> {
+    ) -> Vec<(usize, Result<Value, RedisError>)> {
         let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
-        let Some(master) = master else { return places.into_iter().map(|place| (place, None)).collect() };
         let deadline = Instant::now() + limit;
         let send = async |batcher: Arc<Batcher>| {
-            let answers = batcher.send_together(requests, left_until(deadline)).await;
-            let errors = answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().err());
+            let answers = batcher.send_together(&requests, left_until(deadline)).await;
+            let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
             match errors.into_iter().find(|error| is_broken(error) || is_demoted(error)) {
                 Some(error) => Err(error.clone()),
                 None => Ok(answers),
             }
         };
-        match self.run(&master, deadline, send).await {
+        let outcome = match master {
+            Some(master) => self.run(&master, deadline, send).await,
+            None => Err(unserved()),
+        };
+        match outcome {
             Ok(answers) => places.into_iter().zip(answers).collect(),
-            Err(error) => places.into_iter().map(|place| (place, Some(Err(error.clone())))).collect(),
+            Err(error) => places.into_iter().map(|place| (place, Err(error.clone()))).collect(),
         }
     }
 
-    /// Sends a request to the server that has its keys already while their slot moves.
+    /// Sends a call to the server that has its keys already while their slot moves.
     pub(super) async fn ask(
         self: &Arc<Masters>,
-        request: &Cmd,
+        call: &PreparedCall,
         target: (&str, u16),
         deadline: Instant,
     ) -> Result<TimedReply, RedisError> {
-        let master = self.named(request, target).ok_or_else(unserved)?;
-        let both = vec![redis::cmd("ASKING"), request.clone()];
+        let master = self.named(call.slot, target).ok_or_else(unserved)?;
         let send = async |batcher: Arc<Batcher>| {
             let sent = Moment::now();
-            let mut replies = batcher.send_all(both, left_until(deadline)).await.into_iter();
-            let mut next = || replies.next().unwrap_or_else(|| Err(too_slow()));
-            let (asking, reply) = (next(), next());
-            // Without the right to ASKING, the reply would only be MOVED.
-            Ok(TimedReply { value: asking.and(reply)?, sent })
+            let mut batch = Batch::new(std::slice::from_ref(call));
+            while let Some(cmd) = batch.commands().pop() {
+                let both = vec![redis::cmd("ASKING"), cmd];
+                let mut replies = batcher.send_all(both, left_until(deadline)).await.into_iter();
+                let mut next = || replies.next().unwrap_or_else(|| Err(too_slow()));
+                let (asking, reply) = (next(), next());
+                // Without the right to ASKING, the reply would only be MOVED.
+                batch.record(vec![asking.and(reply)]);
+            }
+            Ok(TimedReply { value: batch.reply()?, sent })
         };
         self.run(&master, deadline, send).await
     }
 
     /// Records where a slot is, as another master has answered, and learns the others.
-    pub(super) fn moved(self: &Arc<Masters>, request: &Cmd, target: (&str, u16)) {
-        if let (Some(slot), Some(master)) = (slot_of(request), self.named(request, target)) {
+    pub(super) fn moved(self: &Arc<Masters>, slot: Option<Slot>, target: (&str, u16)) {
+        if let (Some(slot), Some(master)) = (slot, self.named(slot, target)) {
             self.table_mut(|table| drop(table.slots.insert(slot, master)));
         }
         self.learn_later(None);
@@ -326,9 +343,9 @@ impl Masters {
         self.table(|table| table.slots.get(&slot).cloned())
     }
 
-    /// The server that the present master of a request's slot has named.
-    fn named(&self, request: &Cmd, (host, port): (&str, u16)) -> Option<Arc<Master>> {
-        let by = slot_of(request).and_then(|slot| self.of_slot(slot)).map(|master| master.info.clone());
+    /// The server that the present master of a slot has named.
+    fn named(&self, slot: Option<Slot>, (host, port): (&str, u16)) -> Option<Arc<Master>> {
+        let by = slot.and_then(|slot| self.of_slot(slot)).map(|master| master.info.clone());
         let info = at_address(&by.or_else(|| self.seeds.all().into_iter().next())?, host, port)?;
         Some(self.table_mut(|table| master_at(&mut table.masters, info)))
     }
@@ -521,15 +538,11 @@ where
     }
 }
 
-/// The slot of the first key, for the commands that this client sends.
-fn slot_of(request: &Cmd) -> Option<Slot> {
-    let word = |place: usize| match request.args_iter().nth(place) {
-        Some(Arg::Simple(word)) => Some(word),
-        _ => None,
-    };
-    match word(0)? {
-        b"EVAL" | b"EVALSHA" | b"EVAL_RO" | b"EVALSHA_RO" if word(2)? != b"0" => word(3).map(Slot::for_key),
-        b"GET" | b"ZCOUNT" => word(1).map(Slot::for_key),
+/// The slot of the key, for the commands beside calls that this client sends.
+fn slot_of(command: &Cmd) -> Option<Slot> {
+    let mut words = command.args_iter().map(|word| if let Arg::Simple(word) = word { word } else { &[] });
+    match words.next()? {
+        b"GET" | b"ZCOUNT" => words.next().map(Slot::for_key),
         _ => None,
     }
 }

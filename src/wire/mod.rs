@@ -8,7 +8,6 @@ mod batcher;
 mod cluster;
 mod connecting;
 mod connection;
-mod contended_locks;
 mod endpoint;
 mod failure;
 mod handshake;
@@ -20,11 +19,13 @@ mod node;
 #[cfg(all(feature = "cluster", feature = "pool"))]
 mod pooled_cluster;
 mod quorum;
+mod request;
 mod script;
 #[cfg(feature = "cluster")]
 mod seeds;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod server_clock;
 mod shared_connection;
 mod transport;
 mod wakeups;
@@ -35,7 +36,7 @@ pub(crate) use handshake::Membership;
 pub(crate) use in_flight::InFlight;
 pub(crate) use node::Node;
 pub(crate) use quorum::{HoldCount, Nodes, Stragglers, Vote, Votes, WaitFor, median_clock};
-pub(crate) use script::{Answer, Call, ManyScript, Reply, Script};
+pub(crate) use script::{Answer, Call, Reply, Script, Word};
 #[cfg(feature = "cluster")]
 pub(crate) use seeds::Seeds;
 #[cfg(feature = "sentinel")]

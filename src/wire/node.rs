@@ -13,8 +13,9 @@ use super::endpoint::Endpoint;
 use super::failure::{Failure, is_broken, too_slow, was_redirected, was_refused};
 use super::handshake::{Facts, Handshake, Membership};
 use super::in_flight::InFlight;
-use super::script::{Call, LATE, NOT_ADMITTED, PreparedCall, Reply};
-use super::shared_connection::{LiveConnection, ScriptLoader, SharedConnection};
+use super::request::PreparedCall;
+use super::script::{Call, LATE, NOT_ADMITTED, Reply};
+use super::shared_connection::{LiveConnection, SharedConnection};
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
@@ -43,8 +44,6 @@ pub(crate) struct Node {
     /// The number of locks that the client holds.
     holds: Arc<AtomicUsize>,
     observer: Arc<Observer>,
-    /// Lets one request at a time send a script's source to a server that does not know it.
-    script_loader: ScriptLoader,
     /// In a quorum: the node's place, and the membership.
     place: Option<(usize, Arc<Membership>)>,
     /// Whether its first connection has checked for settings that endanger locks.
@@ -70,7 +69,6 @@ impl Node {
             reports: Mutex::default(),
             holds: Arc::default(),
             observer: Arc::default(),
-            script_loader: ScriptLoader::default(),
             place,
             is_examined: Arc::default(),
         }
@@ -181,7 +179,7 @@ impl Node {
     /// # Cancel safety
     /// Not cancel safe: a request that was written may run, now or later; `sent_flag` says whether
     /// one was.
-    pub(super) async fn call(&self, call: &Call<'_>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
+    pub(super) async fn call(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
         let outcome = self.try_call(call, sent_flag).await;
         if let Some(report) = self.note(outcome.as_ref().err()) {
             report();
@@ -193,7 +191,7 @@ impl Node {
     ///
     /// # Cancel safety
     /// Cancel safe: afterwards it is known whether the request was written.
-    pub(super) async fn ask(&self, call: &Call<'_>, in_flight: &InFlight) -> Result<Reply, Failure> {
+    pub(super) async fn ask(&self, call: &Arc<Call>, in_flight: &InFlight) -> Result<Reply, Failure> {
         in_flight.sent();
         let mut pending = PendingRequest { in_flight, sent_flag: SentFlag::default(), is_answered: false };
         let outcome = self.call(call, &pending.sent_flag).await;
@@ -205,8 +203,8 @@ impl Node {
     /// [`call`](Node::call) for a quorum. Connecting and sending together take no longer than
     /// finding out that a connection is silent; waiting for replicas comes after that. The request
     /// waits for its turn for as long as the node replies to others.
-    pub(super) async fn vote(&self, call: &Call<'_>) -> Result<Reply, Failure> {
-        let replica_timeout = call.replicas().map_or(Duration::ZERO, |(_, timeout)| timeout);
+    pub(super) async fn vote(&self, call: &Arc<Call>) -> Result<Reply, Failure> {
+        let replica_timeout = call.replicas.map_or(Duration::ZERO, |(_, timeout)| timeout);
         let sent_flag = SentFlag::default();
         let trying = self.try_call(call, &sent_flag);
         tokio::pin!(trying);
@@ -232,7 +230,7 @@ impl Node {
     }
 
     /// Whether the node has replied that it has no vote.
-    fn refuses(&self, call: &Call<'_>, reply: &Reply) -> bool {
+    fn refuses(&self, call: &Arc<Call>, reply: &Reply) -> bool {
         let Some((place, membership)) = self.place.as_ref().filter(|_| call.is_guarded()) else {
             return false;
         };
@@ -241,13 +239,13 @@ impl Node {
         refuses
     }
 
-    async fn try_call(&self, call: &Call<'_>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
-        let (script, start) = (call.script(), Moment::now());
+    async fn try_call(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
+        let (name, start) = (call.name, Moment::now());
         let (mut first_failure, mut tries) = (None, 0);
         loop {
             // The effect of the first delivery is unknown, whatever the second one returns: that is
             // reported.
-            let connected = match self.connected_to(call.replicas().is_some()).await {
+            let connected = match self.connected_to(call.replicas.is_some()).await {
                 Ok(connected) => connected,
                 Err(source) => return Err(Failure::unsent(source).after(first_failure)),
             };
@@ -256,7 +254,7 @@ impl Node {
                 Ok(answered) => {
                     // A grant of an earlier delivery may count from before.
                     let sent = if first_failure.is_some() { start } else { answered.sent };
-                    let reply = Reply { script, value: answered.value, sent, generation, first_failure };
+                    let reply = Reply { name, value: answered.value, sent, generation, first_failure };
                     if call.may_be_late() && reply.is_number(LATE) {
                         return Err(Failure::unsent(too_slow())); // refused, so it may be sent again
                     }
@@ -278,7 +276,8 @@ impl Node {
                 tries > 1
             };
             if is_last || !broken {
-                let examined = Box::pin(find_corrupt_companion(&connected.connection, call, failure));
+                let examined =
+                    Box::pin(find_corrupt_companion(&connected.connection, call, self.limit, failure));
                 let failure = examined.await;
                 return Err(first_failure.unwrap_or(failure));
             }
@@ -287,21 +286,20 @@ impl Node {
         }
     }
 
-    /// Sends a call by its SHA1, or by its source. A call that only reads is sent once more as such
-    /// if the user may not write.
+    /// Sends a call. One that only reads is sent once more as such if the user may not write.
     async fn run(
         &self,
-        call: &Call<'_>,
+        call: &Arc<Call>,
         on: &LiveConnection,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
         let mut prepared = self.prepare(call, on);
-        let refused = match self.script_loader.run(&on.connection, &prepared, sent_flag).await {
+        let refused = match on.connection.send(&prepared, sent_flag).await {
             Err(error) if call.may_be_read(&error) => error,
             answer => return answer,
         };
         prepared.is_read_only = true;
-        match self.script_loader.run(&on.connection, &prepared, sent_flag).await {
+        match on.connection.send(&prepared, sent_flag).await {
             // Report the first refusal, since the documentation names the right for that form.
             Err(error) if !is_broken(&error) => Err(refused),
             answer => answer,
@@ -311,8 +309,8 @@ impl Node {
     /// Waits until the required replicas have what a request wrote, on the connection that it was
     /// sent through, and so everything written before. A server knows what to wait for only if the
     /// request did write; every grant does.
-    async fn confirm(&self, call: &Call<'_>, on: &LiveConnection, reply: Reply) -> Result<Reply, Failure> {
-        let Some((replicas, replica_timeout)) = call.replicas().filter(|_| reply.is_number_from(0)) else {
+    async fn confirm(&self, call: &Arc<Call>, on: &LiveConnection, reply: Reply) -> Result<Reply, Failure> {
+        let Some((replicas, replica_timeout)) = call.replicas.filter(|_| reply.is_number_from(0)) else {
             return Ok(reply);
         };
         let mut wait = redis::cmd("WAIT");
@@ -329,7 +327,11 @@ impl Node {
     }
 
     /// Runs many scripts in one pipeline, with a reply for each, waiting at most `limit` for them.
-    pub(crate) async fn call_all(&self, calls: &[&Call<'_>], limit: Duration) -> Vec<Result<Reply, Failure>> {
+    pub(crate) async fn call_all(
+        &self,
+        calls: &[&Arc<Call>],
+        limit: Duration,
+    ) -> Vec<Result<Reply, Failure>> {
         let connected = match self.connected_to(false).await {
             Ok(connected) => connected,
             Err(source) => {
@@ -339,17 +341,16 @@ impl Node {
             }
         };
         let generation = connected.generation;
-        let prepared: Vec<_> = calls.iter().map(|call| self.prepare(call, &connected)).collect();
+        let prepared = calls.iter().map(|call| self.prepare(call, &connected)).collect();
         let sent = Moment::now();
-        let answers = self.script_loader.run_all(&connected.connection, &prepared, limit).await;
-        let reply = |(call, answer): (&&Call<'_>, Result<Value, RedisError>)| {
+        let answers = connected.connection.send_together(prepared, limit).await;
+        let reply = |(call, answer): (&&Arc<Call>, Result<Value, RedisError>)| {
             if let Err(error) = &answer {
                 self.connection.drop_if_spent(generation, error);
             }
-            let script = call.script();
             match answer {
                 Ok(value) => {
-                    let reply = Reply { script, value, sent, generation, first_failure: None };
+                    let reply = Reply { name: call.name, value, sent, generation, first_failure: None };
                     self.refuses(call, &reply);
                     Ok(reply)
                 }
@@ -376,17 +377,15 @@ impl Node {
         Failure::sent(error, !has_not_run)
     }
 
-    fn prepare<'a>(&self, call: &'a Call<'a>, connected: &'a LiveConnection) -> PreparedCall<'a> {
+    fn prepare(&self, call: &Arc<Call>, connected: &LiveConnection) -> PreparedCall {
         PreparedCall {
-            call,
-            minimum_token: self.connection.server_clock.minimum_token(),
-            clock: if call.may_be_late() && self.connection.server_clock.latest() > 0 {
-                self.clock()
-            } else {
-                0
-            },
-            run: connected.run.as_deref().unwrap_or_default(),
+            call: Arc::clone(call),
+            clock: Arc::clone(&self.connection.server_clock),
+            run: connected.run.clone(),
+            slot: None,
             is_read_only: false,
+            is_alone: false,
+            is_urgent: false,
         }
     }
 
@@ -480,19 +479,17 @@ const LARGEST: i64 = 1 << 53;
 /// The failure of a call, with the companion key that caused it, if one did.
 pub(super) async fn find_corrupt_companion(
     connection: &Connection,
-    call: &Call<'_>,
+    call: &Call,
+    limit: Duration,
     failure: Failure,
 ) -> Failure {
-    let Some([fence, waiters]) =
-        call.companions().filter(|_| failure.error_reply().is_some_and(may_be_corrupt))
-    else {
-        return failure;
-    };
+    let is_corrupt = failure.error_reply().is_some_and(may_be_corrupt);
+    let Some(lock) = call.lock.as_ref().filter(|_| is_corrupt) else { return failure };
+    let (fence, waiters) = (lock.fence(), lock.waiters());
     let mut get = redis::cmd("GET");
     get.arg(fence);
-    let sent_flag = SentFlag::default();
-    let problem = match connection.send(&mut get.into(), &sent_flag).await {
-        Ok(TimedReply { value: Value::BulkString(bytes), .. }) => spoilt_number(&bytes),
+    let problem = match connection.query(&get, limit).await {
+        Ok(Value::BulkString(bytes)) => spoilt_number(&bytes),
         Err(error) if is_wrong_type(&error) => Some("is not a string"),
         _ => None,
     };
@@ -501,7 +498,7 @@ pub(super) async fn find_corrupt_companion(
     }
     let mut count = redis::cmd("ZCOUNT");
     count.arg(waiters).arg(0).arg(0);
-    match connection.send(&mut count.into(), &sent_flag).await {
+    match connection.query(&count, limit).await {
         Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
         _ => failure,
     }

@@ -236,7 +236,7 @@ impl Nodes {
     /// single node also whether one was written.
     pub(crate) async fn ask(
         &self,
-        call: &Call<'_>,
+        call: &Arc<Call>,
         among: NodeSet,
         in_flight: &Arc<InFlight>,
         wait_for: WaitFor,
@@ -245,13 +245,12 @@ impl Nodes {
             let outcome = node.ask(call, in_flight).await;
             return self.votes(vec![(0, outcome)], wait_for);
         }
-        let call = Arc::new(call.to_owned());
         let (mut sender, more) = oneshot::channel();
         let mut rest = Stragglers { more: Some(more) };
         let mut pending = Vec::with_capacity(among.len());
         for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
             in_flight.sent();
-            let (node, call, in_flight) = (Arc::clone(node), Arc::clone(&call), Arc::clone(in_flight));
+            let (node, call, in_flight) = (Arc::clone(node), Arc::clone(call), Arc::clone(in_flight));
             pending.push(Box::pin(async move {
                 let outcome = node.vote(&call).await;
                 in_flight.record(&outcome);
@@ -273,7 +272,7 @@ impl Nodes {
                 }
             }
         });
-        let replicas = call.replicas().map_or(0, |(count, _)| count);
+        let replicas = call.replicas.map_or(0, |(count, _)| count);
         let mut votes = self.votes(Vec::new(), wait_for);
         let grace = sleep(Duration::MAX);
         tokio::pin!(grace);
@@ -327,9 +326,9 @@ impl Nodes {
 
     /// Sends many requests, each to some of the nodes, one pipeline per node, and waits for all of
     /// them, at most `limit` for each node.
-    pub(crate) async fn call_all(&self, calls: Vec<(Call<'_>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
+    pub(crate) async fn call_all(&self, calls: Vec<(Arc<Call>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
         if let [node] = self.all.as_slice() {
-            let calls: Vec<&Call<'_>> = calls.iter().map(|(call, _)| call).collect();
+            let calls: Vec<&Arc<Call>> = calls.iter().map(|(call, _)| call).collect();
             return node
                 .call_all(&calls, limit)
                 .await
@@ -337,13 +336,12 @@ impl Nodes {
                 .map(|outcome| vec![(0, outcome)])
                 .collect();
         }
-        let calls: Arc<Vec<_>> =
-            Arc::new(calls.iter().map(|(call, among)| (call.to_owned(), *among)).collect());
+        let calls = Arc::new(calls);
         let mut tasks = Vec::new();
         for (place, node) in self.each_node() {
             let (node, calls) = (Arc::clone(node), Arc::clone(&calls));
             tasks.push(self.runtime.spawn(async move {
-                let (numbers, node_calls): (Vec<usize>, Vec<&Call<'_>>) = calls
+                let (numbers, node_calls): (Vec<usize>, Vec<&Arc<Call>>) = calls
                     .iter()
                     .enumerate()
                     .filter(|(_, (_, among))| among.contains(place))

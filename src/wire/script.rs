@@ -1,46 +1,30 @@
 //! [`Script`]: a file of `lua/`, called by the SHA1 of its bytes. [`Call`]: one call of a script,
-//! with its keys and arguments.
+//! with its keys and words. [`Reply`]: the answer to it.
 //!
-//! [`Reply`]: what comes back. [`ManyScript`]: one call for many locks.
-//!
-//! Requests of many callers that wait for the same connection are combined into calls for many
-//! locks, which cost a server little more than half as much. Such a script handles the common case
-//! of each lock: it is free, or nothing waits for it. For any other case it changes nothing, and
-//! the request is sent alone.
+//! A call stays structured until it is written (`request.rs`), so that calls for many locks can be
+//! combined.
 
-use std::borrow::Cow;
-use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use uuid::Uuid;
 
-use super::failure::{Failure, was_refused};
+use super::failure::Failure;
 use crate::clock::Moment;
+use crate::name::Name;
 use crate::shorten::shortened;
-
-/// The slot of a cluster that a request is for.
-#[cfg(feature = "cluster")]
-pub(super) type Slot = redis::cluster_routing::Slot;
-#[cfg(not(feature = "cluster"))]
-pub(super) type Slot = std::convert::Infallible;
 
 /// One file of `lua/`, the bytes that Redis receives.
 #[derive(Debug)]
 pub(crate) struct Script {
-    name: &'static str,
     source: &'static str,
     sha1: OnceLock<String>,
 }
 
 impl Script {
-    pub(crate) const fn new(name: &'static str, source: &'static str) -> Script {
-        Script { name, source, sha1: OnceLock::new() }
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
+    pub(crate) const fn new(source: &'static str) -> Script {
+        Script { source, sha1: OnceLock::new() }
     }
 
     pub(super) fn source(&self) -> &'static str {
@@ -52,116 +36,130 @@ impl Script {
     }
 }
 
-/// A script with its keys and arguments, ready to be sent any number of times.
+/// One call of a script, as `lua/README.md` specifies it, ready to be sent any number of times.
 #[derive(Clone, Debug)]
-pub(crate) struct Call<'a> {
-    script: &'static Script,
-    keys: Vec<Cow<'a, str>>,
-    args: Vec<Arg<'a>>,
-    id_suffix: Cow<'a, str>,
-    replicas: Option<(u32, Duration)>,
+pub(crate) struct Call {
+    pub(super) script: &'static Script,
+    /// For errors, such as `mutex/acquire`: it ends with the verb.
+    pub(super) name: &'static str,
+    /// `None`: the call is about the node alone.
+    pub(super) lock: Option<Name>,
+    /// The key of a guarded quorum's node.
+    pub(super) node: Option<Arc<str>>,
+    /// The words of the lock.
+    pub(super) own: Vec<Word>,
+    /// The words that a call for many locks has once.
+    pub(super) shared: Vec<Word>,
+    pub(super) replicas: Option<(u32, Duration)>,
+    pub(super) may_combine: bool,
     is_read_only: bool,
-    many: Option<&'static ManyScript>,
 }
 
-#[derive(Clone, Debug)]
-enum Arg<'a> {
-    Text(Cow<'a, str>),
-    /// An id, as 32 digits, with the suffix of the call. Written into the request, so that no
-    /// attempt has to keep it as a text.
-    Id(Uuid),
-    Number(u64),
-    /// The default. Trailing defaults are not sent.
+/// A word of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// Empty. Trailing defaults are not sent.
     Default,
-    /// The minimum token, read when the request leaves: a new connection may have raised it.
+    Text(Arc<str>),
+    /// An id, as 32 digits, and the suffix that all ids of a client have. Only written into the
+    /// request, so that no attempt has to keep it as a text.
+    Id(Uuid, Arc<str>),
+    Number(u64),
+    /// The minimum token, read when the request is written: a new connection may have raised it.
     MinimumToken,
-    /// The server's clock this long after the request leaves, as far as the clock is known.
+    /// The server's clock this long after the request is written, as far as the clock is known.
     Until(Duration),
     /// The run id of the server that receives the request.
     Run,
 }
 
-impl<'a> Call<'a> {
-    pub(crate) fn new(script: &'static Script, keys: &[&'a str]) -> Call<'a> {
-        let keys = keys.iter().map(|key| Cow::Borrowed(*key)).collect();
-        let (args, id_suffix) = (Vec::with_capacity(8), Cow::Borrowed(""));
-        Call { script, keys, args, id_suffix, replicas: None, is_read_only: false, many: None }
+impl From<u64> for Word {
+    fn from(number: u64) -> Word {
+        Word::Number(number)
+    }
+}
+
+impl From<&str> for Word {
+    fn from(text: &str) -> Word {
+        Word::Text(text.into())
+    }
+}
+
+impl<T: Into<Word>> From<Option<T>> for Word {
+    fn from(word: Option<T>) -> Word {
+        word.map_or(Word::Default, T::into)
+    }
+}
+
+impl From<&Arc<str>> for Word {
+    fn from(text: &Arc<str>) -> Word {
+        Word::Text(Arc::clone(text))
+    }
+}
+
+impl Call {
+    /// A call about a lock.
+    pub(crate) fn new(script: &'static Script, name: &'static str, lock: &Name) -> Call {
+        Call {
+            script,
+            name,
+            lock: Some(lock.clone()),
+            node: None,
+            own: Vec::with_capacity(4),
+            shared: Vec::with_capacity(11),
+            replicas: None,
+            may_combine: true,
+            is_read_only: false,
+        }
     }
 
-    pub(crate) fn key(mut self, key: String) -> Call<'a> {
-        self.keys.push(Cow::Owned(key));
+    /// A call about the node that has this key.
+    pub(crate) fn about_node(script: &'static Script, name: &'static str, key: &str) -> Call {
+        Call {
+            script,
+            name,
+            lock: None,
+            node: Some(key.into()),
+            own: Vec::new(),
+            shared: Vec::with_capacity(4),
+            replicas: None,
+            may_combine: false,
+            is_read_only: false,
+        }
+    }
+
+    /// Adds the key of a guarded quorum's node.
+    pub(crate) fn at_node(mut self, key: &str) -> Call {
+        self.node = Some(key.into());
         self
     }
 
-    pub(crate) fn text(self, text: &'a str) -> Call<'a> {
-        self.arg(Arg::Text(Cow::Borrowed(text)))
+    /// Adds a word of the lock.
+    pub(crate) fn own(mut self, word: impl Into<Word>) -> Call {
+        self.own.push(word.into());
+        self
     }
 
-    /// Adds an id and what follows it: the same for all ids of a call.
-    pub(crate) fn id(mut self, id: Uuid, suffix: &'a str) -> Call<'a> {
-        self.id_suffix = Cow::Borrowed(suffix);
-        self.arg(Arg::Id(id))
-    }
-
-    pub(crate) fn owned_text(self, text: String) -> Call<'a> {
-        self.arg(Arg::Text(Cow::Owned(text)))
-    }
-
-    pub(crate) fn number(self, number: u64) -> Call<'a> {
-        self.arg(Arg::Number(number))
-    }
-
-    /// Adds an argument that may have its default.
-    pub(crate) fn optional(self, number: Option<u64>) -> Call<'a> {
-        self.arg(number.map_or(Arg::Default, Arg::Number))
-    }
-
-    pub(crate) fn default(self) -> Call<'a> {
-        self.arg(Arg::Default)
-    }
-
-    /// Sets until when, on the server's clock, the request may have an effect; no limit by default.
-    pub(crate) fn until(self, span: Option<Duration>) -> Call<'a> {
-        self.arg(span.map_or(Arg::Default, Arg::Until))
-    }
-
-    /// Whether the server refuses the request if it arrives late.
-    pub(super) fn may_be_late(&self) -> bool {
-        self.args.iter().any(|arg| matches!(arg, Arg::Until(_)))
-    }
-
-    pub(crate) fn minimum_token(self) -> Call<'a> {
-        self.arg(Arg::MinimumToken)
-    }
-
-    pub(crate) fn run(self) -> Call<'a> {
-        self.arg(Arg::Run)
-    }
-
-    /// Whether only an admitted node grants the request.
-    pub(super) fn is_guarded(&self) -> bool {
-        self.args.iter().any(|arg| matches!(arg, Arg::Run))
-    }
-
-    fn arg(mut self, arg: Arg<'a>) -> Call<'a> {
-        self.args.push(arg);
+    /// Adds a word that is shared by all locks of a call.
+    pub(crate) fn shared(mut self, word: impl Into<Word>) -> Call {
+        self.shared.push(word.into());
         self
     }
 
     /// Sets how many replicas must confirm the write, and how long to wait for them.
-    pub(crate) fn replicated(mut self, replicas: Option<(u32, Duration)>) -> Call<'a> {
+    pub(crate) fn replicated(mut self, replicas: Option<(u32, Duration)>) -> Call {
         self.replicas = replicas;
         self
     }
 
-    /// Sets the script that may run the call together with calls for other locks.
-    pub(crate) fn with_others(mut self, many: Option<&'static ManyScript>) -> Call<'a> {
-        self.many = many;
+    /// Marks that the words of the lock have another meaning than one for each lock.
+    pub(crate) fn alone(mut self) -> Call {
+        self.may_combine = false;
         self
     }
 
     /// Marks that the script writes nothing: the right to read suffices for it.
-    pub(crate) fn read_only(mut self) -> Call<'a> {
+    pub(crate) fn read_only(mut self) -> Call {
         self.is_read_only = true;
         self
     }
@@ -172,309 +170,24 @@ impl<'a> Call<'a> {
         self.is_read_only && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
     }
 
-    pub(super) fn replicas(&self) -> Option<(u32, Duration)> {
-        self.replicas
+    /// A key that says which slot of a cluster the call is for.
+    #[cfg(feature = "cluster")]
+    pub(super) fn first_key(&self) -> Option<&str> {
+        self.lock.as_ref().map(Name::key).or(self.node.as_deref())
     }
 
-    pub(crate) fn script(&self) -> &'static Script {
-        self.script
+    pub(super) fn verb(&self) -> &'static str {
+        self.name.rsplit('/').next().unwrap_or_default()
     }
 
-    /// The keys beside the lock's own, if the call uses them: the last token, and the queue.
-    pub(super) fn companions(&self) -> Option<[&str; 2]> {
-        let [_, fence, waiters, ..] = self.keys.as_slice() else { return None };
-        Some([fence, waiters])
+    /// Whether the server refuses the request if it arrives late.
+    pub(super) fn may_be_late(&self) -> bool {
+        self.shared.iter().any(|word| matches!(word, Word::Until(_)))
     }
 
-    /// The same call, for a task that outlives what it borrows from.
-    pub(super) fn to_owned(&self) -> Call<'static> {
-        let own = |text: &Cow<'_, str>| Cow::Owned(text.to_string());
-        let arg = |arg: &Arg<'_>| match arg {
-            Arg::Text(text) => Arg::Text(own(text)),
-            Arg::Id(id) => Arg::Id(*id),
-            Arg::Number(number) => Arg::Number(*number),
-            Arg::Default => Arg::Default,
-            Arg::MinimumToken => Arg::MinimumToken,
-            Arg::Until(span) => Arg::Until(*span),
-            Arg::Run => Arg::Run,
-        };
-        Call {
-            script: self.script,
-            keys: self.keys.iter().map(own).collect(),
-            args: self.args.iter().map(arg).collect(),
-            id_suffix: own(&self.id_suffix),
-            replicas: self.replicas,
-            is_read_only: self.is_read_only,
-            many: self.many,
-        }
-    }
-}
-
-/// A call with the values that only the receiving node knows.
-pub(super) struct PreparedCall<'a> {
-    pub(super) call: &'a Call<'a>,
-    pub(super) minimum_token: u64,
-    /// The server's clock; 0 if it is not known.
-    pub(super) clock: u64,
-    pub(super) run: &'a str,
-    /// Sent in its read-only form: the server refuses it if it writes.
-    pub(super) is_read_only: bool,
-}
-
-impl PreparedCall<'_> {
-    pub(super) fn by_sha1(&self) -> Cmd {
-        self.cmd(if self.is_read_only { "EVALSHA_RO" } else { "EVALSHA" }, self.call.script.sha1())
-    }
-
-    /// The same, for a connection that may combine it with others.
-    pub(super) fn request(&self) -> Request {
-        let many = self.call.many.filter(|_| !self.is_read_only);
-        let minimum = self.call.args.iter().position(|arg| matches!(arg, Arg::MinimumToken));
-        Request { many, minimum, ..Request::from(self.by_sha1()) }
-    }
-
-    /// The same call by its source, for a server that does not know the script. Not `SCRIPT LOAD`:
-    /// that takes one more right and, in a cluster, a request to every node.
-    pub(super) fn by_source(&self) -> Cmd {
-        self.cmd(if self.is_read_only { "EVAL_RO" } else { "EVAL" }, self.call.script.source)
-    }
-
-    fn cmd(&self, verb: &str, script: &str) -> Cmd {
-        let Call { keys, args, id_suffix, .. } = self.call;
-        let size = 256 + script.len() + keys.iter().map(|key| key.len()).sum::<usize>();
-        let mut cmd = Cmd::with_capacity(3 + keys.len() + args.len(), size);
-        cmd.arg(verb).arg(script).arg(keys.len());
-        for key in keys {
-            cmd.arg(&**key);
-        }
-        let sent = args.iter().rposition(|arg| !matches!(arg, Arg::Default)).map_or(0, |last| last + 1);
-        for arg in &args[..sent] {
-            match arg {
-                Arg::Default => cmd.arg(""),
-                Arg::Text(text) => cmd.arg(&**text),
-                Arg::Id(id) => {
-                    let mut digits = Uuid::encode_buffer();
-                    let digits = &*id.simple().encode_lower(&mut digits);
-                    if id_suffix.is_empty() { cmd.arg(digits) } else { cmd.arg([digits, id_suffix].concat()) }
-                }
-                Arg::Number(number) => cmd.arg(number),
-                Arg::MinimumToken => cmd.arg(self.minimum_token),
-                Arg::Until(_) if self.clock == 0 => cmd.arg(""),
-                Arg::Until(span) => cmd.arg(self.clock + u64::try_from(span.as_micros()).unwrap_or(0)),
-                Arg::Run => cmd.arg(self.run),
-            };
-        }
-        cmd
-    }
-}
-
-pub(super) fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-/// The answer for a lock that needs a request of its own.
-const SEND_ALONE: i64 = -10;
-/// The answer for all locks, if an argument is malformed. Alone, only that request is refused.
-const MALFORMED: i64 = -5;
-
-/// A script for many locks, and which words it takes of each request for one lock.
-#[derive(Debug)]
-pub(crate) struct ManyScript {
-    pub(crate) script: Script,
-    /// The keys, by their places in the request.
-    pub(crate) keys: &'static [usize],
-    /// The arguments that must be the same for all locks.
-    pub(crate) shared: &'static [usize],
-    /// The arguments of each lock.
-    pub(crate) own: &'static [usize],
-    /// It releases locks, so it goes ahead of a batch's other calls.
-    pub(crate) frees: bool,
-}
-
-/// A command, and how it may be combined with others.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Request {
-    pub(super) cmd: Cmd,
-    pub(super) many: Option<&'static ManyScript>,
-    /// The place of the minimum token among the arguments. The largest one is right for others as
-    /// well: their tokens must be larger than their own.
-    minimum: Option<usize>,
-    /// It is sent ahead of those that wait.
-    pub(super) is_urgent: bool,
-    /// In a cluster: all keys of a call must be of one slot.
-    pub(super) slot: Option<Slot>,
-}
-
-impl From<Cmd> for Request {
-    fn from(cmd: Cmd) -> Request {
-        Request { cmd, many: None, minimum: None, is_urgent: false, slot: None }
-    }
-}
-
-impl Request {
-    /// A request that others wait for.
-    pub(super) fn urgent(cmd: Cmd) -> Request {
-        Request { is_urgent: true, ..Request::from(cmd) }
-    }
-
-    /// The first key of a request for one lock.
-    pub(super) fn lock(&self) -> &[u8] {
-        self.cmd.args_iter().nth(3).map(word).unwrap_or_default()
-    }
-}
-
-fn word(argument: redis::Arg<&[u8]>) -> &[u8] {
-    if let redis::Arg::Simple(word) = argument { word } else { &[] }
-}
-
-/// The words of requests of a batch: `EVALSHA sha1 numkeys key… argument…`.
-struct BatchWords<'a> {
-    all: Vec<&'a [u8]>,
-    /// Where those of each request are, its number of keys, and the place of its minimum token.
-    requests: Vec<(Range<usize>, usize, Option<usize>)>,
-}
-
-impl<'a> BatchWords<'a> {
-    /// Only the words of requests that may be combined.
-    fn of(requests: &'a [Request]) -> BatchWords<'a> {
-        let (mut all, mut places) = (Vec::with_capacity(requests.len() * 16), Vec::new());
-        for request in requests {
-            let start = all.len();
-            if request.many.is_some() {
-                all.extend(request.cmd.args_iter().map(word));
-            }
-            let keys = all.get(start + 2).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
-            places.push((start..all.len(), keys.unwrap_or(0), request.minimum));
-        }
-        BatchWords { all, requests: places }
-    }
-
-    fn word(&self, request: usize, place: usize) -> &'a [u8] {
-        self.all[self.requests[request].0.clone()].get(place).copied().unwrap_or_default()
-    }
-
-    /// An argument that was omitted has its default, like an empty one.
-    fn argument(&self, request: usize, place: usize) -> &'a [u8] {
-        self.word(request, 3 + self.requests[request].1 + place)
-    }
-
-    fn is_minimum(&self, request: usize, place: usize) -> bool {
-        self.requests[request].2 == Some(place)
-    }
-
-    /// An argument of a call for all of these requests.
-    fn shared_argument(&self, requests: &[usize], place: usize) -> &'a [u8] {
-        let arguments = requests.iter().map(|request| self.argument(*request, place));
-        match requests.first() {
-            Some(first) if self.is_minimum(*first, place) => {
-                arguments.max_by_key(|digits| (digits.len(), *digits)).unwrap_or_default()
-            }
-            Some(first) => self.argument(*first, place),
-            None => &[],
-        }
-    }
-}
-
-/// One call for some of the requests of a batch.
-pub(super) struct CombinedCall {
-    /// Their places in the batch.
-    pub(super) members: Vec<usize>,
-    /// `None`: one request, as it is.
-    pub(super) many: Option<&'static ManyScript>,
-}
-
-/// Combines the requests of a batch that have the same script and the same shared arguments, but
-/// for the minimum token.
-/// Returns the calls with their commands.
-pub(super) fn combine(requests: &mut [Request]) -> Vec<(CombinedCall, Cmd)> {
-    let words = BatchWords::of(requests);
-    let mut calls: Vec<CombinedCall> = Vec::new();
-    for (place, request) in requests.iter().enumerate() {
-        let same = |call: &&mut CombinedCall| {
-            let (Some(many), first) = (request.many, call.members[0]) else { return false };
-            call.many.is_some_and(|other| std::ptr::eq(other, many))
-                && request.slot == requests[first].slot
-                && many.shared.iter().all(|shared| {
-                    words.is_minimum(place, *shared) && words.is_minimum(first, *shared)
-                        || words.argument(place, *shared) == words.argument(first, *shared)
-                })
-        };
-        match calls.iter_mut().find(same) {
-            Some(call) => call.members.push(place),
-            None => calls.push(CombinedCall { members: vec![place], many: request.many }),
-        }
-    }
-    // Once the other nodes have answered a release, the next request for the lock may be in the
-    // same batch here as that release: ahead of it, it would find the lock taken.
-    calls.sort_by_key(|call| !call.many.is_some_and(|many| many.frees));
-    for call in &mut calls {
-        call.many = call.many.filter(|_| call.members.len() > 1);
-    }
-    let command = |call: &CombinedCall| call.many.map(|many| many.command(&words, &call.members, false));
-    let commands: Vec<_> = calls.iter().map(command).collect();
-    let command = |(call, command): (CombinedCall, Option<Cmd>)| {
-        let command = command.unwrap_or_else(|| std::mem::take(&mut requests[call.members[0]].cmd));
-        (call, command)
-    };
-    calls.into_iter().zip(commands).map(command).collect()
-}
-
-impl ManyScript {
-    /// The call for these requests; by the script's source for a server that does not know it.
-    fn command(&self, words: &BatchWords<'_>, members: &[usize], has_source: bool) -> Cmd {
-        let count = 3 + self.shared.len() + members.len() * (self.keys.len() + self.own.len());
-        let mut cmd = Cmd::with_capacity(count, 512 + members.len() * 256);
-        match has_source {
-            true => cmd.arg("EVAL").arg(self.script.source()),
-            false => cmd.arg("EVALSHA").arg(self.script.sha1()),
-        };
-        cmd.arg(members.len() * self.keys.len());
-        for member in members {
-            for place in self.keys {
-                cmd.arg(words.word(*member, 3 + *place));
-            }
-        }
-        for place in self.shared {
-            cmd.arg(words.shared_argument(members, *place));
-        }
-        for member in members {
-            for place in self.own {
-                cmd.arg(words.argument(*member, *place));
-            }
-        }
-        cmd
-    }
-}
-
-impl CombinedCall {
-    /// The call with the script's source, if it is one for many locks.
-    pub(super) fn by_source(&self, requests: &[Request]) -> Option<Cmd> {
-        Some(self.many?.command(&BatchWords::of(requests), &self.members, true))
-    }
-
-    /// The reply to each member. `None`: its request is to be sent alone.
-    pub(super) fn replies(
-        &self,
-        reply: Result<Value, RedisError>,
-    ) -> impl Iterator<Item = Option<Result<Value, RedisError>>> {
-        let (is_many, count) = (self.many.is_some(), self.members.len());
-        let mut answers = match reply {
-            Ok(Value::Array(answers)) if is_many && answers.len() == count => Ok(answers.into_iter()),
-            reply => Err(reply),
-        };
-        (0..count).map(move |_| match &mut answers {
-            Ok(answers) => answers.next().filter(|answer| *answer != Value::Int(SEND_ALONE)).map(Ok),
-            Err(reply) if is_many && concerns_one(reply) => None,
-            Err(reply) => Some(reply.clone()),
-        })
-    }
-}
-
-/// Whether a reply to a call for many locks may be due to one of them: then nothing was changed.
-fn concerns_one(reply: &Result<Value, RedisError>) -> bool {
-    match reply {
-        Ok(value) => *value == Value::Int(MALFORMED),
-        Err(error) => error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) && was_refused(error),
+    /// Whether only an admitted node grants the request.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.shared.contains(&Word::Run)
     }
 }
 
@@ -491,7 +204,8 @@ pub(super) const NOT_ADMITTED: i64 = -9;
 /// The reply of a script.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
-    pub(super) script: &'static Script,
+    /// Of its call.
+    pub(super) name: &'static str,
     pub(super) value: Value,
     /// A time before the request was written: what it was granted counts from then.
     pub(crate) sent: Moment,
@@ -533,7 +247,7 @@ impl Reply {
     }
 
     pub(crate) fn unexpected(&self) -> Failure {
-        Failure::reply(self.script.name(), describe(&self.value))
+        Failure::reply(self.name, describe(&self.value))
     }
 
     pub(super) fn is_number(&self, number: i64) -> bool {

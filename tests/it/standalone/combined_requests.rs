@@ -89,6 +89,51 @@ async fn many_tasks_share_script_calls() {
     server.assert_nothing_left().await;
 }
 
+/// Locks in use: a call queues for many of them, and a call releases many to their waiters.
+#[tokio::test]
+async fn contended_locks_share_script_calls() {
+    let server = Server::start().await;
+    let (holder, waiter) = (long_limits(&server).await, long_limits(&server).await);
+    for kind in KINDS {
+        let prefix = kind.name();
+        let held = acquire_together(&server, &holder, kind.rival(), names(prefix)).await;
+        let guards: Vec<AnyGuard> =
+            held.into_iter().map(|(_, outcome)| outcome.unwrap().expect("the lock is free")).collect();
+        let before = server.scripts_run().await;
+        server.pause();
+        let mut waiters = JoinSet::new();
+        for name in names(prefix) {
+            let lock = kind.lock(&waiter, &name);
+            waiters.spawn(async move { lock.lock().await.unwrap() });
+        }
+        all_tasks_have_run().await;
+        server.resume();
+        eventually("all tasks are queued", || async { server.queues().await.len() as u64 == TASKS }).await;
+        let queued = server.scripts_run().await - before;
+        // Each task asks before it subscribes, once it has, and a few times more if this takes long.
+        assert!(queued < TASKS, "{prefix}: {queued} calls until {TASKS} tasks are queued");
+        let before = server.scripts_run().await;
+        server.pause();
+        let mut releases = JoinSet::new();
+        for guard in guards {
+            releases.spawn(guard.release());
+        }
+        all_tasks_have_run().await;
+        server.resume();
+        while let Some(outcome) = releases.join_next().await {
+            outcome.unwrap().unwrap();
+        }
+        let granted = waiters.join_all().await;
+        let released = server.scripts_run().await - before;
+        assert!(released < TASKS, "{prefix}: {released} calls until {TASKS} locks are handed over");
+        println!("{prefix}: {queued} calls to queue, {released} to hand over");
+        drop(granted);
+        soon("settled() returns", waiter.settled()).await;
+    }
+    drop((holder, waiter));
+    server.assert_nothing_left().await;
+}
+
 /// The number of script calls until each lease has been renewed.
 async fn calls_until_renewed(server: &Server, guards: &[AnyGuard]) -> u64 {
     let granted: Vec<_> = guards.iter().map(|guard| guard.lease().valid_until()).collect();
