@@ -13,7 +13,8 @@ def equal(want, got, names):
         names[want.get("bind")] = got
         end = lambda key: int(fill(want.get(key, got), names))
         in_range = "min" not in want or isinstance(got, int) and end("min") <= got <= end("max")
-        return isinstance(got, redis.ResponseError) == ("error" in want) and in_range
+        begins = str(got).startswith(want.get("begins", ""))
+        return isinstance(got, redis.ResponseError) == ("error" in want) and in_range and begins
     if isinstance(want, list):
         return isinstance(got, list) and len(want) == len(got) and all(
             equal(each, reply, names) for each, reply in zip(want, got))
@@ -36,5 +37,6 @@ def step(each, names, news):
 for file in sys.argv[2:] or sorted(here.glob("*.jsonl")):
     for vector in map(json.loads, open(file, newline="\n", encoding="utf-8")):
         server.flushall(), (names := {}), (news := server.pubsub())
-        for each in vector["steps"] + vector["after"]: step(each, names, news)
+        for each in vector["steps"] + vector["after"]:
+            for _ in range(each.get("times", 1)): step(each, names, news)
         news.close()
