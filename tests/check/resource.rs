@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::sleep;
 
 /// The script that the crate ships for resources with a comparison.
-const SET: &str = include_str!("../../lua/fenced/set.lua");
+const SET: &str = include_str!("../../lua/fenced.lua");
 
 /// A connection to the server of the resources, which has no faults.
 pub struct Resource {

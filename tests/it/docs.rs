@@ -33,7 +33,6 @@ fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
         "lua/clients/java/README.md",
         "lua/clients/node/README.md",
         "lua/clients/python/README.md",
-        "lua/quorum/README.md",
         "lua/vectors/README.md",
         "tests/README.md",
     ];

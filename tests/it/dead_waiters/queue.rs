@@ -198,7 +198,7 @@ async fn live_waiter_is_granted_beside_twenty_thousand_marks() {
             end";
         server.run::<redis::Value>(&["EVAL", marks, "1", &lock.queue()]).await;
         let release = lock.releasing("holder", polling);
-        let released = lock.send(&crate::support::raw::script_of(kind, "release"), &release).await.unwrap();
+        let released = lock.send("release", &release).await.unwrap();
         assert_eq!(released, redis::Value::Int(1));
         assert!(lock.waiters().await.is_empty(), "{kind:?}: the waiter is no longer queued");
         let marks: u64 = server.run(&["ZCARD", &lock.queue()]).await;

@@ -1,18 +1,19 @@
 //! Requests to the scripts, sent as a program in any language would.
 
+use redis::Value;
 use redis::aio::MultiplexedConnection;
 
-use super::script;
 use crate::support::Server;
+use crate::support::raw::{Verb, force_of, only, script};
 
-/// The keys of the tests' lock, and the key of a node of a guarded quorum.
-pub const KEYS: [&str; 3] = ["k", "{k}:fence", "{k}:waiters"];
-pub const NODE: &str = "{}node";
+/// The keys of the tests' lock.
+pub const KEYS: [&str; 3] = ["k", "{k}:waiters", "{k}:fence"];
 
 /// Entries of the queue with this score or a larger one are marks, not waiters.
 pub const MARKS: &str = "4503599627370496";
 
-/// A script's answer: one integer is final; two are a busy lock, or a proposal that is too low.
+/// The answer for one lock: one integer is final; two are a busy lock, or a proposal that is too
+/// low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Final(i64),
@@ -21,74 +22,39 @@ pub enum Answer {
 }
 use Answer::{Busy, Final, Low};
 
-/// One request to a script. Its arguments are given by the names that the header of the script
-/// declares.
+/// One request for one lock, with words by their names.
 #[derive(Clone, Debug)]
 pub struct Request {
-    pub script: String,
-    names: Vec<String>,
-    arguments: Vec<Option<String>>,
-    keys: Vec<&'static str>,
-}
-
-/// The names of the arguments in a header, in order.
-pub fn declared(script: &str) -> Vec<String> {
-    let lines = script.lines().take_while(|line| line.starts_with("--"));
-    let words = lines.filter_map(|line| line.strip_prefix("-- ARGV[")?.split_once(']'));
-    words.map(|(_, rest)| rest.split_whitespace().next().unwrap().to_owned()).collect()
+    pub verb: Verb,
+    words: Vec<(&'static str, String)>,
 }
 
 impl Request {
-    pub fn new(name: &str, arguments: &[(&str, &str)]) -> Request {
-        let names = declared(&script(name));
-        let keys = if name.ends_with("renew") { &KEYS[..1] } else { &KEYS[..] };
-        let request = Request {
-            script: name.to_owned(),
-            arguments: vec![None; names.len()],
-            names,
-            keys: keys.to_vec(),
-        };
-        arguments.iter().fold(request, |request, (name, value)| request.with(name, value))
+    /// A request of a kind: `mutex`, `reentrant`, or a side of a read-write lock.
+    pub fn new(kind: &str, verb: &str, attempt: &str) -> Request {
+        let request = Request { verb: Verb::of(kind, verb), words: Vec::new() };
+        if request.verb.has("attempt") { request.with("attempt", attempt) } else { request }
     }
 
-    pub fn with(mut self, name: &str, value: &str) -> Request {
-        let index = self.names.iter().position(|known| known == name);
-        self.arguments[index.unwrap_or_else(|| panic!("{} has no {name}", self.script))] = Some(value.into());
+    pub fn with(mut self, name: &'static str, value: &str) -> Request {
+        self.words.push((name, value.to_owned()));
         self
     }
 
-    /// Sets the owner, if the script has that argument.
+    /// Sets the owner, if the kind has owners.
     pub fn owner(self, owner: &str) -> Request {
-        if self.names.iter().any(|name| name == "owner") { self.with("owner", owner) } else { self }
+        if self.verb.has("owner") { self.with("owner", owner) } else { self }
     }
 
-    /// Adds the arguments with which an acquire queues and a release leaves the queue.
+    /// Adds the words with which an acquire queues and a release leaves the queue.
     pub fn queued(self) -> Request {
         self.with("claim_ms", "3000")
     }
 
-    /// Adds the key of a guarded quorum's node.
-    pub fn guarded(mut self) -> Request {
-        self.keys.push(NODE);
-        self
-    }
-
-    /// Keeps only the first arguments and leaves the others out.
-    pub fn first(mut self, count: usize) -> Request {
-        self.arguments.truncate(count);
-        self
-    }
-
-    pub fn names(&self) -> &[String] {
-        &self.names
-    }
-
-    /// The words after EVAL or EVALSHA and the script. Arguments that are left out at the end are
-    /// not sent; others are empty.
-    fn words(&self) -> Vec<&str> {
-        let given = self.arguments.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        let arguments = self.arguments[..given].iter().map(|argument| argument.as_deref().unwrap_or(""));
-        self.keys.iter().copied().chain(arguments).collect()
+    /// What is requested, for people: `mutex acquire`, `rwlock release, force`.
+    pub fn title(&self) -> String {
+        let force = if self.words.iter().any(|(name, _)| *name == "force") { ", force" } else { "" };
+        format!("{} {}{force}", self.verb.script, self.verb.name)
     }
 
     pub async fn send(&self, client: &Client) -> Answer {
@@ -97,7 +63,7 @@ impl Request {
 
     pub async fn try_send(&self, client: &Client) -> redis::RedisResult<Answer> {
         let mut command = redis::cmd("EVAL");
-        command.arg(script(&self.script));
+        command.arg(script(&self.verb.script));
         self.query(command, client).await
     }
 
@@ -109,35 +75,18 @@ impl Request {
     }
 
     async fn query(&self, mut command: redis::Cmd, client: &Client) -> redis::RedisResult<Answer> {
-        command.arg(self.keys.len()).arg(self.words());
-        let answer: redis::Value = command.query_async(&mut client.0.clone()).await?;
-        Ok(match answer {
-            redis::Value::Int(number) => Final(number),
-            redis::Value::Array(items) => match &items[..] {
-                [redis::Value::Int(-8), redis::Value::Int(highest)] => Low { highest: *highest },
-                [redis::Value::Int(0..), redis::Value::Int(_)] => Busy,
-                [redis::Value::Int(status), ..] if self.script.ends_with("inspect") => Final(*status),
+        command.arg(KEYS.len()).arg(&KEYS).arg(self.verb.arguments(&self.words));
+        let answer: Value = command.query_async(&mut client.0.clone()).await?;
+        Ok(match only(answer) {
+            Value::Int(number) => Final(number),
+            Value::Array(items) => match &items[..] {
+                [Value::Int(-8), Value::Int(highest)] => Low { highest: *highest },
+                [Value::Int(0..), Value::Int(_)] => Busy,
+                [Value::Int(status), ..] if self.verb.name == "inspect" => Final(*status),
                 _ => panic!("{self:?} answers {items:?}"),
             },
             other => panic!("{self:?} answers {other:?}"),
         })
-    }
-
-    /// Sends the request twice, and checks that the answer is the same and that the second delivery
-    /// changes only the mark of a waiter's poll. Each grant writes all the same, for `WAIT`.
-    pub async fn twice(&self, client: &Client) -> Answer {
-        let first = self.send(client).await;
-        let after_first = client.state().await;
-        let written = client.writes().await;
-        let second = self.send(client).await;
-        if self.script.ends_with("acquire") && matches!(second, Final(0..)) {
-            assert!(client.writes().await > written, "{self:?}");
-        }
-        if !self.script.ends_with("renew") {
-            assert_eq!(first, second, "{self:?}");
-        }
-        assert_eq!(after_first, client.state().await, "{self:?}");
-        second
     }
 }
 
@@ -148,6 +97,12 @@ pub struct Client(MultiplexedConnection);
 impl Client {
     pub async fn of(server: &Server) -> Client {
         Client(server.connection().await)
+    }
+
+    /// A connection with the user of this address.
+    pub async fn at(url: &str) -> Client {
+        let client = redis::Client::open(url).unwrap();
+        Client(client.get_multiplexed_async_connection().await.unwrap())
     }
 
     pub async fn run<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
@@ -166,7 +121,7 @@ impl Client {
         let mut keys: Vec<String> = self.run(&["KEYS", "*"]).await;
         keys.sort();
         for key in keys {
-            let held = if key == KEYS[2] && self.run::<String>(&["TYPE", &key]).await == "zset" {
+            let held = if key == KEYS[1] && self.run::<String>(&["TYPE", &key]).await == "zset" {
                 let members: Vec<(String, String)> =
                     self.run(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]).await;
                 let members = members.into_iter().filter(|(member, _)| !member.starts_with("seen "));
@@ -179,15 +134,9 @@ impl Client {
         state
     }
 
-    /// The number of writes, whether they changed a value or not.
-    async fn writes(&self) -> u64 {
-        let info: String = self.run(&["INFO", "persistence"]).await;
-        info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")?.parse().ok()).unwrap()
-    }
-
     /// The number of waiters for the lock.
     pub async fn waiters(&self) -> u64 {
-        self.run(&["ZCOUNT", KEYS[2], "-inf", &format!("({MARKS}")]).await
+        self.run(&["ZCOUNT", KEYS[1], "-inf", &format!("({MARKS}")]).await
     }
 
     pub async fn exists(&self, key: &str) -> bool {
@@ -205,7 +154,7 @@ impl Client {
     }
 }
 
-/// A script that acquires a lock of one kind: on one server, or on a node of a quorum.
+/// The requests for a lock of one kind: on one server, or on a node of a quorum.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire {
     pub kind: &'static str,
@@ -213,19 +162,15 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    /// The scripts of these kinds, on one server and on a node of a quorum.
+    /// These kinds, on one server and on a node of a quorum.
     pub fn all(kinds: &[&'static str]) -> Vec<Acquire> {
         let both = |kind| [false, true].map(|is_for_quorum| Acquire { kind, is_for_quorum });
         kinds.iter().copied().flat_map(both).collect()
     }
 
-    pub fn script(self) -> String {
-        if self.is_for_quorum { format!("quorum/{}_acquire", self.kind) } else { path(self.kind, "acquire") }
-    }
-
     /// A request without fencing.
     pub fn unfenced(self, owner: &str, attempt: &str) -> Request {
-        Request::new(&self.script(), &[("attempt", attempt), ("ttl_ms", "60000")]).owner(owner)
+        Request::new(self.kind, "acquire", attempt).with("ttl_ms", "60000").owner(owner)
     }
 
     /// A request with fencing: on a quorum, with this proposal.
@@ -239,24 +184,23 @@ impl Acquire {
     }
 
     pub fn release(self, owner: &str, attempt: &str) -> Request {
-        Request::new(&path(self.kind, "release"), &[("attempt", attempt)]).owner(owner)
+        Request::new(self.kind, "release", attempt).owner(owner)
     }
 
     pub fn force(self, attempt: &str) -> Request {
-        Request::new(&path(self.kind, "force"), &[("attempt", attempt)])
+        Request::new(self.kind, "release", attempt).with("force", force_of(self.kind))
     }
 
     pub fn renew(self, owner: &str, attempt: &str) -> Request {
-        let arguments = [("attempt", attempt), ("ttl_ms", "60000")];
-        Request::new(&path(self.kind, "renew"), &arguments).owner(owner)
+        Request::new(self.kind, "renew", attempt).with("ttl_ms", "60000").owner(owner)
     }
-}
 
-/// The name of the script of a kind.
-pub fn path(kind: &str, verb: &str) -> String {
-    match (kind, verb) {
-        ("read" | "write", "acquire" | "force") => format!("rwlock/{kind}_{verb}"),
-        ("read" | "write", _) => format!("rwlock/{verb}"),
-        _ => format!("{kind}/{verb}"),
+    /// Only for the sides of a read-write lock.
+    pub fn downgrade(self, owner: &str, attempt: &str) -> Request {
+        Request::new(self.kind, "downgrade", attempt).with("ttl_ms", "60000").owner(owner)
+    }
+
+    pub fn inspect(self) -> Request {
+        Request::new(self.kind, "inspect", "")
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::YARDSTICK;
 use super::client::{Acquire, Answer, Client, KEYS, Request};
-use super::{YARDSTICK, script};
 use crate::support::Server;
+use crate::support::raw::script;
 use Answer::{Busy, Final};
 
 /// The bound for every script, in microseconds. On a machine where the yardstick takes more than
@@ -45,18 +46,19 @@ impl Profiler {
     }
 
     async fn send(&mut self, request: &Request) -> Answer {
-        let sum = match self.sums.get(&request.script) {
+        let kind = &request.verb.script;
+        let sum = match self.sums.get(kind) {
             Some(sum) => sum.clone(),
             None => {
-                let sum: String = self.client.run(&["SCRIPT", "LOAD", &script(&request.script)]).await;
-                self.sums.insert(request.script.clone(), sum.clone());
+                let sum: String = self.client.run(&["SCRIPT", "LOAD", &script(kind)]).await;
+                self.sums.insert(kind.clone(), sum.clone());
                 sum
             }
         };
         let before = self.cpu();
         let answer = request.send_sum(&self.client, &sum).await;
         let spent = (self.cpu() - before) / 1000;
-        let worst = self.worst.entry(request.script.clone()).or_default();
+        let worst = self.worst.entry(request.title()).or_default();
         *worst = spent.max(*worst);
         answer
     }
@@ -86,7 +88,7 @@ impl Profiler {
 
     /// Writes 10,000 waiters of a kind; if some are dead, only every tenth is alive.
     async fn waiters(&self, kind: &str, are_dead: bool) {
-        let mut words = vec!["ZADD".to_owned(), KEYS[2].to_owned()];
+        let mut words = vec!["ZADD".to_owned(), KEYS[1].to_owned()];
         for number in 0..MANY {
             let age = if are_dead && number % 10 != 9 { 60_000_000 } else { 0 };
             let place = self.time + number - age - MANY;
@@ -96,7 +98,7 @@ impl Profiler {
             words.extend([score, format!("{} {kind} 60000  {rest}", attempt(number))]);
         }
         let _: i64 = self.client.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).await;
-        let _: i64 = self.client.run(&["PEXPIRE", KEYS[2], "60000"]).await;
+        let _: i64 = self.client.run(&["PEXPIRE", KEYS[1], "60000"]).await;
     }
 
     /// The longest of three times of a script with a fixed amount of work.
@@ -133,10 +135,6 @@ fn of(kind: &'static str) -> Acquire {
     Acquire { kind, is_for_quorum: false }
 }
 
-fn downgrade(owner: &str, attempt: &str) -> Request {
-    Request::new("rwlock/downgrade", &[("attempt", attempt), ("ttl_ms", "60000"), ("owner", owner)])
-}
-
 #[tokio::test]
 async fn scripts_are_short_beside_10000_readers_of_which_9000_expired() {
     let server = Server::start().await;
@@ -151,15 +149,15 @@ async fn beside_readers(server: &Server, entries: &str) -> Profiler {
     let (read, write) = (of("read"), of("write"));
     watch.fresh().await;
     watch.readers().await;
-    watch.send(&Request::new("rwlock/inspect", &[])).await;
-    watch.send(&Request::new("rwlock/inspect", &[("owner", &owner(10))])).await;
+    watch.send(&read.inspect()).await;
+    watch.send(&read.inspect().owner(&owner(10))).await;
     let renewed = watch.send(&read.renew(&owner(10), &attempt(10))).await;
     assert!(matches!(renewed, Final(1..)));
     assert_eq!(watch.send(&read.renew(&owner(11), &attempt(11))).await, Final(0), "expired");
     let nested = watch.send(&read.fenced(&owner(10), "nested", 0)).await;
     assert!(matches!(nested, Final(1..)));
     assert_eq!(watch.send(&read.release(&owner(10), "nested")).await, Final(2));
-    watch.send(&downgrade(&owner(10), &attempt(10))).await;
+    watch.send(&write.downgrade(&owner(10), &attempt(10))).await;
     // New readers get the places of dead ones, after some attempts.
     let mut polls = 0;
     while watch.send(&read.fenced("new", "new", 0)).await == Final(-7) {
@@ -207,15 +205,14 @@ async fn beside_waiters(server: &Server, entries: &str) -> Profiler {
             let mut ways = vec![holder.release("h", "h"), holder.release("h", "h").with("remember", "1")];
             ways.push(holder.force("f"));
             if holder.kind == "write" {
-                ways.push(downgrade("h", "h"));
+                ways.push(holder.downgrade("h", "h"));
             }
             for end in ways {
                 watch.fresh().await;
                 assert!(matches!(watch.send(&holder.fenced("h", "h", 0)).await, Final(1..)));
                 watch.waiters(kind, are_dead).await;
                 assert!(matches!(watch.send(&holder.renew("h", "h")).await, Final(1..)));
-                let inspect = if holder.kind == "write" { "rwlock" } else { kind };
-                watch.send(&Request::new(&format!("{inspect}/inspect"), &[])).await;
+                watch.send(&holder.inspect()).await;
                 let waiter = of(kind).fenced("p", "p", 0).queued();
                 for _poll in 0..3 {
                     watch.send(&waiter).await;

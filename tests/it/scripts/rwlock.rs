@@ -6,14 +6,9 @@ use super::subscriber::Subscriber;
 use crate::support::Server;
 use Answer::{Busy, Final};
 
-/// The acquire scripts of both sides, for one server or for a node of a quorum.
+/// Both sides, for one server or for a node of a quorum.
 fn sides(is_for_quorum: bool) -> [Acquire; 2] {
     ["read", "write"].map(|kind| Acquire { kind, is_for_quorum })
-}
-
-fn downgrade(is_for_quorum: bool, owner: &str, attempt: &str) -> Request {
-    let name = if is_for_quorum { "quorum/downgrade" } else { "rwlock/downgrade" };
-    Request::new(name, &[("attempt", attempt), ("ttl_ms", "60000"), ("owner", owner)])
 }
 
 async fn field(client: &Client, name: &str) -> Option<String> {
@@ -22,7 +17,7 @@ async fn field(client: &Client, name: &str) -> Option<String> {
 
 async fn assert_first(client: &Client, attempt: &str) {
     let first: Vec<(String, f64)> =
-        client.run(&["ZRANGEBYSCORE", KEYS[2], "0", "+inf", "WITHSCORES", "LIMIT", "0", "1"]).await;
+        client.run(&["ZRANGEBYSCORE", KEYS[1], "0", "+inf", "WITHSCORES", "LIMIT", "0", "1"]).await;
     assert!(first[0].0.starts_with(&format!("{attempt} write ")), "{first:?}");
 }
 
@@ -113,12 +108,12 @@ impl Trigger {
         }
         let answer = match self {
             Trigger::Release => write.release("oh", "h").send(client).await,
-            Trigger::Downgrade => downgrade(is_for_quorum, "oh", "h").send(client).await,
+            Trigger::Downgrade => write.downgrade("oh", "h").send(client).await,
             Trigger::ForceWrite => write.force("f").send(client).await,
             Trigger::ForceRead => {
                 let entry: Vec<String> =
-                    client.run(&["ZRANGEBYSCORE", KEYS[2], "0", "+inf", "LIMIT", "0", "1"]).await;
-                assert_eq!(client.run::<u64>(&["ZREM", KEYS[2], &entry[0]]).await, 1);
+                    client.run(&["ZRANGEBYSCORE", KEYS[1], "0", "+inf", "LIMIT", "0", "1"]).await;
+                assert_eq!(client.run::<u64>(&["ZREM", KEYS[1], &entry[0]]).await, 1);
                 read.force("f").send(client).await
             }
             Trigger::ReaderPolls => {

@@ -70,8 +70,7 @@ async fn passes_over_waiters(server: &Server, first: Kind, second: Kind, channel
     assert_eq!(others.waiters().await, queue, "{what}: waiters of the other kind keep their places");
 
     // A force release finds a free lock, and does not grant it to the other kind either.
-    let force = [["f1".to_owned()].as_slice(), &["0".to_owned()]].concat();
-    let answer = ours.send(&crate::support::raw::script_of(second, "force"), &force).await.unwrap();
+    let answer = ours.send("release", &ours.forcing("f1")).await.unwrap();
     assert_eq!(answer, redis::Value::Int(0), "{what}");
     assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 0, "{what}: not granted to the other kind");
     assert_eq!(others.waiters().await, queue, "{what}: waiters of the other kind keep their places");
@@ -120,10 +119,10 @@ async fn waiters_are_refused_once_another_kind_has_the_name() {
             assert!(ours.acquire("b1", 60_000, None).await.is_some());
             let before = super::Snapshot::of(&server, &key).await;
             let acquire = others.acquiring("a1", 60_000, Some(waiter));
-            let refused = others.send(&crate::support::raw::script_of(first, "acquire"), &acquire).await;
+            let refused = others.send("acquire", &acquire).await;
             assert_eq!(refused.unwrap(), redis::Value::Int(-2), "{key}");
             let release = others.releasing("a1", waiter);
-            let refused = others.send(&crate::support::raw::script_of(first, "release"), &release).await;
+            let refused = others.send("release", &release).await;
             let expected: &[i64] = &[-2, 0]; // 0: a mutex beside another attempt's string
             assert!(
                 matches!(refused.unwrap(), redis::Value::Int(answer) if expected.contains(&answer)),

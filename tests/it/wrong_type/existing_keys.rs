@@ -6,7 +6,7 @@ use redis::Value;
 use redlatch::{Error, Locks, Owner};
 
 use super::{KINDS, Snapshot, assert_no_waiter, is_wrong_type, share, unrenewed};
-use crate::support::raw::{RawLock, RawWaiter, script_of};
+use crate::support::raw::{RawLock, RawWaiter};
 use crate::support::{AnyGuard, AnyLock, Kind, Server, Stopwatch, soon};
 
 /// A refusal within this time was not preceded by a wait.
@@ -105,29 +105,28 @@ async fn refuses(server: &Server, locks: &Locks, kind: Kind, key: &str) {
 async fn scripts_refuse(lock: RawLock<'_>, before: &Snapshot, what: &str) {
     let waiter = RawWaiter { claim_ms: 3_000, channel: "" };
     let attempt = format!("attempt-{}", lock.kind.name());
-    let acquire = lock.acquiring(&attempt, 60_000, Some(waiter));
-    let owner = (lock.kind != Kind::Mutex).then(|| format!("owner-{attempt}"));
-    let head: Vec<String> = acquire.iter().take(2).cloned().chain(owner.clone()).collect();
-    let words = |more: &[&str]| head.iter().cloned().chain(more.iter().map(ToString::to_string)).collect();
-    // attempt ttl_ms [owner] proposal purpose claim_ms channel [max_depth] queued_at
-    let depth: &[&str] = if owner.is_some() { &[""] } else { &[] };
-    let proposes = |purpose| words(&[&["1", purpose, "3000", ""], depth, &["1"]].concat());
-    let quorum = format!("quorum/{}_acquire", lock.kind.name());
+    let with = |more: &[(&'static str, &str)]| {
+        let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        lock.owned(&attempt).into_iter().chain(more).collect::<Vec<_>>()
+    };
+    let proposes = |purpose| {
+        let rest = [("claim_ms", "3000"), ("queued_at", "1")];
+        with(&[&[("ttl_ms", "60000"), ("proposal", "1"), ("purpose", purpose)][..], &rest].concat())
+    };
     let mut requests = vec![
-        (script_of(lock.kind, "renew"), words(&[])),
-        (quorum.clone(), proposes("")),
-        (quorum.clone(), proposes("nested")),
-        (quorum, proposes("repair")),
+        ("renew", with(&[("ttl_ms", "60000")])),
+        ("acquire", proposes("")),
+        ("acquire", proposes("nested")),
+        ("acquire", proposes("repair")),
     ];
     if matches!(lock.kind, Kind::Read | Kind::Write) {
-        requests.push(("rwlock/downgrade".to_owned(), words(&["0"])));
-        requests.push(("quorum/downgrade".to_owned(), words(&["0"])));
+        requests.push(("downgrade", with(&[("ttl_ms", "60000"), ("min_token", "0")])));
     }
     // Release comes last: it ends the attempt, which is refused from then on.
-    requests.push((script_of(lock.kind, "release"), lock.releasing(&attempt, waiter)));
-    for (script, arguments) in requests {
-        let answer = lock.send(&script, &arguments).await.unwrap();
-        let what = format!("{what}: {script} {arguments:?}");
+    requests.push(("release", lock.releasing(&attempt, waiter)));
+    for (verb, words) in requests {
+        let answer = lock.send(verb, &words).await.unwrap();
+        let what = format!("{what}: {verb} {words:?}");
         // Release and renewal of a mutex answer "not held" if the string is not the attempt's,
         // without checking its TTL.
         let refusal = if matches!(answer, Value::Int(-3..=-2 | 0)) { None } else { Some(&answer) };

@@ -37,12 +37,10 @@ pub struct Scenario {
     pub fencing: Fencing,
     /// Whether a waiter may miss a claim.
     pub may_miss: bool,
-    /// Whether the scripts are those for quorums.
-    pub quorum: bool,
 }
 
 /// The keys of the lock.
-pub const KEYS: [&str; 3] = ["k", "{k}:fence", "{k}:waiters"];
+pub const KEYS: [&str; 3] = ["k", "{k}:waiters", "{k}:fence"];
 
 /// The longest claim that is allowed: the time for which a waiter counts as alive after a request,
 /// and for which a granted lock is held for it.
@@ -88,7 +86,6 @@ impl Scenario {
             others: false,
             fencing: Fencing::Counted,
             may_miss: true,
-            quorum: false,
         }
     }
 
@@ -113,7 +110,7 @@ impl Scenario {
 
     pub fn on_quorum(self) -> Scenario {
         let fencing = if self.fencing == Fencing::Off { Fencing::Off } else { Fencing::Proposed };
-        Scenario { quorum: true, fencing, ..self }
+        Scenario { fencing, ..self }
     }
 
     /// The smallest answer of a grant.

@@ -26,8 +26,7 @@ use std::time::Instant;
 pub use clients::more;
 use clients::{Fencing, Scenario};
 use search::{BrokenRule, Search};
-use state_scripts::Tools;
-use steps::{SCRIPTS, Sums};
+use state_scripts::{Script, Tools};
 
 use crate::support::Server;
 
@@ -85,29 +84,14 @@ impl Harness {
         Harness { server, tools }
     }
 
-    async fn load(&self, change: impl Fn(&str, String) -> String) -> Sums {
-        self.load_from(|_| "rwlock", change).await
-    }
-
-    /// Loads the scripts, each from its folder, after a change of the text.
-    async fn load_from(
-        &self,
-        folder: impl Fn(&str) -> &'static str,
-        change: impl Fn(&str, String) -> String,
-    ) -> Sums {
-        let mut sums = Vec::new();
-        for name in SCRIPTS {
-            let path = format!("{}/lua/{}/{name}.lua", env!("CARGO_MANIFEST_DIR"), folder(name));
-            let text = change(name, std::fs::read_to_string(path).unwrap());
-            sums.push(self.server.run(&["SCRIPT", "LOAD", &text]).await);
-        }
-        Sums(sums)
+    async fn load(&self, change: impl Fn(String) -> String) -> Script {
+        Script::load(&self.server, change).await
     }
 
     /// Searches and drains all states, and returns the size of the search.
-    async fn search(&self, scenario: &Scenario, sums: &Sums) -> Result<String, BrokenRule> {
+    async fn search(&self, scenario: &Scenario, script: &Script) -> Result<String, BrokenRule> {
         let start = Instant::now();
-        let search = Search::run(scenario, &self.server.connection().await, &self.tools, sums).await?;
+        let search = Search::run(scenario, &self.server.connection().await, &self.tools, script).await?;
         // The last states of a bounded search have no known next states.
         let drained = if scenario.steps == usize::MAX { search.drain()? } else { 0 };
         let (states, requests) = (search.nodes.len(), search.requests);
@@ -115,15 +99,14 @@ impl Harness {
     }
 }
 
-/// Searches the scripts for one server.
 async fn search_all(scenarios: impl IntoIterator<Item = Scenario>) {
     let harness = Harness::open().await;
-    let sums = harness.load(|_, text| text).await;
+    let script = harness.load(|text| text).await;
     let mut broken = String::new();
     for scenario in scenarios {
         let bounds =
             format!("{}, {} of {} attempts", scenario.title, scenario.begun, scenario.attempts.len());
-        match harness.search(&scenario, &sums).await {
+        match harness.search(&scenario, &script).await {
             Ok(size) => println!("{bounds}: {size}"),
             Err(found) => broken += &format!("{bounds}:\n{found}\n"),
         }
@@ -142,15 +125,13 @@ async fn model_rwlock_standalone_largest_scenarios_exclude_lose_nothing_and_neve
     search_all(largest_scenarios()).await;
 }
 
-/// Searches the scripts for quorums on one node.
+/// Searches with proposed tokens, as one node of a quorum.
 async fn search_for_quorums(scenarios: impl IntoIterator<Item = Scenario>) {
     let harness = Harness::open().await;
-    let for_quorums = ["read_acquire", "write_acquire", "downgrade"];
-    let folder = |name: &str| if for_quorums.contains(&name) { "quorum" } else { "rwlock" };
-    let sums = harness.load_from(folder, |_, text| text).await;
+    let script = harness.load(|text| text).await;
     for scenario in scenarios.into_iter().map(Scenario::on_quorum) {
         let size = harness
-            .search(&scenario, &sums)
+            .search(&scenario, &script)
             .await
             .unwrap_or_else(|found| panic!("{}:\n{found}", scenario.title));
         println!("{}: {size}", scenario.title);
@@ -173,10 +154,10 @@ async fn model_rwlock_standalone_search_finds_every_mutant() {
     let harness = Harness::open().await;
     let mut missed = Vec::new();
     for mutant in mutants::ALL {
-        let sums = harness.load(|name, text| mutant.apply(name, text)).await;
+        let script = harness.load(|text| mutant.apply(text)).await;
         let mut found = None;
         for scenario in scenarios() {
-            if let Err(broken) = harness.search(&scenario, &sums).await {
+            if let Err(broken) = harness.search(&scenario, &script).await {
                 found = Some(broken);
                 break;
             }

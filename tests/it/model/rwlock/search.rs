@@ -8,8 +8,9 @@ use redis::{Cmd, Pipeline, Value};
 use super::clients::Scenario;
 use super::invariants::{consistent, judge, judge_idle};
 use super::lock_state::ParsedState;
-use super::state_scripts::{Tools, instant};
-use super::steps::{Answer, Move, State, Sums};
+use super::state_scripts::{Script, Tools, instant};
+use super::steps::{Answer, Move, State};
+use crate::support::raw::only;
 
 /// The number of states whose requests are sent at a time.
 const BATCH: usize = 64;
@@ -55,7 +56,7 @@ impl<'a> Search<'a> {
         scenario: &'a Scenario,
         connection: &MultiplexedConnection,
         tools: &Tools,
-        sums: &Sums,
+        script: &Script,
     ) -> Result<Search<'a>, BrokenRule> {
         let mut search = Search { scenario, nodes: Vec::new(), requests: 0, known: HashMap::new() };
         search.reach(State::first(scenario), None);
@@ -75,7 +76,7 @@ impl<'a> Search<'a> {
                 }
                 let mut pipe = redis::pipe();
                 for at in &batch {
-                    search.ask(*at, instant, &mut pipe, sums, tools, &look);
+                    search.ask(*at, instant, &mut pipe, script, tools, &look);
                 }
                 let mut connection = connection.clone();
                 let answers = async move { pipe.query_async::<Vec<Value>>(&mut connection).await };
@@ -93,10 +94,10 @@ impl<'a> Search<'a> {
 
     /// Adds all requests of a state to the batch: each one twice, and a read of the state after
     /// each.
-    fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, sums: &Sums, tools: &Tools, look: &Cmd) {
+    fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, script: &Script, tools: &Tools, look: &Cmd) {
         let state = &self.nodes[at].state;
         let (moves, idle) = state.moves(self.scenario);
-        let request = |step: Move| step.request(self.scenario, sums, state, instant).expect("a request");
+        let request = |step: Move| step.request(self.scenario, script, state, instant).expect("a request");
         let place = tools.place(self.scenario, &state.server_state, instant);
         pipe.add_command(place.clone());
         for step in idle {
@@ -179,7 +180,7 @@ impl<'a> Search<'a> {
 }
 
 fn answer(instant: i64, value: Option<Value>) -> Answer {
-    match value {
+    match value.map(only) {
         Some(Value::Int(answer)) => Answer::Final(answer),
         Some(Value::Array(items)) => match &items[..] {
             [Value::Int(pttl), Value::Int(time)] if *pttl != -8 => Answer::Busy(time - instant),

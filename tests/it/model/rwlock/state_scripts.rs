@@ -1,11 +1,13 @@
-//! The scripts that write a lock's state to a server and read it back.
+//! The script that is searched, and those that write a lock's state to a server and read it back.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::Cmd;
 
 use super::clients::{KEYS, Scenario};
 use super::lock_state::{LANE, Mode, PASSED, ServerState, UPGRADES};
+use crate::support::raw::{Verb, script};
 
 /// Writes a state. The keys last for less than a claim, so a grant has to extend them.
 const PLACE: &str = r"
@@ -30,11 +32,11 @@ if from <= to then
 end
 from, to = some()
 if from <= to then
-  redis.call('ZADD', KEYS[3], unpack(ARGV, from, to))
-  redis.call('PEXPIRE', KEYS[3], 60000)
+  redis.call('ZADD', KEYS[2], unpack(ARGV, from, to))
+  redis.call('PEXPIRE', KEYS[2], 60000)
 end
 from, to = some()
-if from <= to then redis.call('SET', KEYS[2], ARGV[from], 'PX', 3600000) end
+if from <= to then redis.call('SET', KEYS[3], ARGV[from], 'PX', 3600000) end
 ";
 
 /// Reads the state. The first line is a rule that the state breaks, or empty.
@@ -68,7 +70,7 @@ for i = 1, #hash, 2 do
   end
   seen[#seen + 1] = field .. ' ' .. value
 end
-local queue = redis.call('ZRANGE', KEYS[3], 0, -1, 'WITHSCORES')
+local queue = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
 for i = 1, #queue, 2 do
   local entry, score = queue[i], tonumber(queue[i + 1])
   if score < 2^52 then
@@ -77,7 +79,7 @@ for i = 1, #queue, 2 do
     seen[#seen + 1] = string.format('%s %.0f', entry, (score - 2^52) % 1000000 - 10)
   end
 end
-local counter = redis.call('GET', KEYS[2])
+local counter = redis.call('GET', KEYS[3])
 if counter then seen[#seen + 1] = 'counter ' .. counter end
 for _, key in ipairs(KEYS) do
   if redis.call('PTTL', key) == -1 then seen[1] = key .. ' has no ttl' end
@@ -94,6 +96,36 @@ return table.concat(seen, '\n')
 /// Entries of the queue's key that belong to no attempt of the scenario: a waiter of another kind,
 /// the mark that keeps it alive, and the mark of an attempt that was ended.
 pub const OTHERS: [&str; 3] = ["o mutex 60000  ", "seen o", "ended x"];
+
+/// `lua/rwlock.lua`, after a change of its text.
+#[derive(Debug)]
+pub struct Script {
+    sum: String,
+    verbs: BTreeMap<&'static str, Verb>,
+}
+
+impl Script {
+    /// One request in sixteen removes dead waiters, by the clock; here all do, so that a request
+    /// has one outcome.
+    pub async fn load(server: &crate::support::Server, change: impl Fn(String) -> String) -> Script {
+        let text = script("rwlock");
+        assert!(text.contains(CLEANS), "lua/rwlock.lua has no {CLEANS:?}");
+        let text = change(text).replace(CLEANS, "true");
+        let verbs = ["read", "write", "renew", "release", "downgrade"];
+        let verbs = verbs.map(|name| (name, Verb::new("rwlock", name))).into();
+        Script { sum: server.run(&["SCRIPT", "LOAD", &text]).await, verbs }
+    }
+
+    pub fn request(&self, verb: &str, words: &[(&'static str, &str)]) -> Cmd {
+        let words: Vec<_> = words.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.sum).arg(KEYS.len()).arg(&KEYS).arg(self.verbs[verb].arguments(&words));
+        cmd
+    }
+}
+
+/// The condition for the removal of dead waiters in a poll.
+const CLEANS: &str = "clock[2] % 16 == 0";
 
 /// The SHA1 sums of both scripts.
 #[derive(Clone, Debug)]

@@ -2,8 +2,9 @@
 
 use redis::Cmd;
 
-use super::clients::{CLAIM_MS, Fencing, KEYS, MAX_DEPTH, Scenario, UNSUBSCRIBED_CHANNEL};
+use super::clients::{CLAIM_MS, Fencing, MAX_DEPTH, Scenario, UNSUBSCRIBED_CHANNEL};
 use super::lock_state::{Mode, PASSED, RECENT, ServerState, UPGRADES};
+use super::state_scripts::Script;
 
 /// A client's view of one of its attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +79,6 @@ pub enum Answer {
 /// A TTL longer than any search.
 const TTL: &str = "3600000";
 
-/// The scripts that are searched.
-pub const SCRIPTS: [&str; 7] =
-    ["read_acquire", "write_acquire", "release", "renew", "downgrade", "read_force", "write_force"];
-
-/// The SHA1 sums of these scripts.
-#[derive(Debug)]
-pub struct Sums(pub Vec<String>);
-
 impl Move {
     pub fn is_request(self) -> bool {
         use Move::{GateOver, KeyOver, Missed, ReadOver, UpgradeOver, WriteOver};
@@ -94,71 +87,52 @@ impl Move {
 
     /// The command to send; `None` for an expiry. The places in the state are relative to this
     /// instant.
-    pub fn request(self, scenario: &Scenario, sums: &Sums, state: &State, instant: i64) -> Option<Cmd> {
-        let send = |script: &str, keys: usize, arguments: &[&str]| {
-            let mut cmd = redis::cmd("EVALSHA");
-            let sum = &sums.0[SCRIPTS.iter().position(|name| *name == script).unwrap()];
-            cmd.arg(sum).arg(keys).arg(&KEYS[..keys]).arg(arguments);
-            Some(cmd)
-        };
+    pub fn request(self, scenario: &Scenario, script: &Script, state: &State, instant: i64) -> Option<Cmd> {
         let names = |one: usize| {
-            let name = scenario.attempts[one].name;
-            (
-                name,
-                Some(scenario.owners[scenario.attempts[one].owner])
-                    .filter(|owner| *owner != name)
-                    .unwrap_or(""),
-            )
+            let attempt = &scenario.attempts[one];
+            let owner = scenario.owners[attempt.owner];
+            [("attempt", attempt.name), ("owner", if owner == attempt.name { "" } else { owner })]
         };
         let entry = |one: usize| {
-            [
-                CLAIM_MS,
-                if scenario.attempts[one].is_unsubscribed { UNSUBSCRIBED_CHANNEL } else { "" },
-                MAX_DEPTH,
-            ]
+            let channel = if scenario.attempts[one].is_unsubscribed { UNSUBSCRIBED_CHANNEL } else { "" };
+            [("claim_ms", CLAIM_MS), ("channel", channel), ("max_depth", MAX_DEPTH)]
         };
-        let least = if scenario.fencing == Fencing::Off { "" } else { "7" };
-        let proposal = match scenario.fencing {
-            Fencing::Proposed => (state.server_state.counter.unwrap_or(instant) + 5).to_string(),
-            _ => String::new(),
-        };
-        let acquire = |one: usize, entry: [&str; 3], place: Option<i64>| {
-            let (name, owner) = names(one);
-            let script = if scenario.attempts[one].writes { "write_acquire" } else { "read_acquire" };
+        let least = ("min_token", if scenario.fencing == Fencing::Off { "" } else { "7" });
+        let acquire = |one: usize, entry: &[(&'static str, &str)], place: Option<i64>| {
+            let is_write = scenario.attempts[one].writes;
             let place = place.map_or_else(String::new, |place| (instant + place).to_string());
-            let mut arguments = vec![name, TTL, owner];
-            if scenario.quorum {
-                arguments.extend([&proposal, ""]);
-            } else {
-                arguments.push(least);
-            }
-            arguments.extend(entry);
-            arguments.extend([&place, "", ""]);
-            arguments.extend(scenario.quorum.then_some(""));
-            arguments.extend((!scenario.attempts[one].writes).then_some("100"));
-            send(script, 3, &arguments)
+            let proposal = (state.server_state.counter.unwrap_or(instant) + 5).to_string();
+            let token = match scenario.fencing {
+                Fencing::Proposed => ("proposal", proposal.as_str()),
+                _ => least,
+            };
+            let mut words =
+                [&names(one)[..], &[("ttl_ms", TTL), token, ("queued_at", &place)], entry].concat();
+            words.extend((!is_write).then_some(("max_readers", "100")));
+            script.request(if is_write { "write" } else { "read" }, &words)
         };
-        match self {
-            Move::Try(one) => acquire(one, ["", "", MAX_DEPTH], None),
-            Move::Ask(one) => acquire(one, entry(one), state.noted[one]),
-            Move::LostReply(one) => acquire(one, entry(one), None),
+        let force = |side| script.request("release", &[("attempt", "f"), least, ("force", side)]);
+        Some(match self {
+            Move::Try(one) => acquire(one, &[("max_depth", MAX_DEPTH)], None),
+            Move::Ask(one) => acquire(one, &entry(one), state.noted[one]),
+            Move::LostReply(one) => acquire(one, &entry(one), None),
             Move::Release(one) | Move::Leave(one) => {
-                let (name, owner) = names(one);
-                let [claim, channel, depth] = entry(one);
-                match self {
-                    _ if scenario.attempts[one].has_late_requests => {
-                        send("release", 3, &[name, owner, least, "1", claim, channel, depth])
-                    }
-                    Move::Leave(_) => send("release", 3, &[name, owner, least, "", claim, channel, depth]),
-                    _ => send("release", 3, &[name, owner, least]),
+                let mut words = [&names(one)[..], &[least]].concat();
+                let is_late = scenario.attempts[one].has_late_requests;
+                words.extend(is_late.then_some(("remember", "1")));
+                if is_late || matches!(self, Move::Leave(_)) {
+                    words.extend(entry(one));
                 }
+                script.request("release", &words)
             }
-            Move::Renew(one) => send("renew", 1, &[names(one).0, TTL, names(one).1]),
-            Move::Downgrade(one) => send("downgrade", 3, &[names(one).0, TTL, names(one).1, least]),
-            Move::ForceReaders => send("read_force", 3, &["f", least]),
-            Move::ForceWriter => send("write_force", 3, &["f", least]),
-            _ => None,
-        }
+            Move::Renew(one) => script.request("renew", &[&names(one)[..], &[("ttl_ms", TTL)]].concat()),
+            Move::Downgrade(one) => {
+                script.request("downgrade", &[&names(one)[..], &[("ttl_ms", TTL), least]].concat())
+            }
+            Move::ForceReaders => force("read"),
+            Move::ForceWriter => force("write"),
+            _ => return None,
+        })
     }
 
     /// Describes the step and its answer.
