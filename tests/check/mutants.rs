@@ -47,9 +47,8 @@ struct Setting {
 #[derive(Debug)]
 struct Edit {
     file: &'static str,
+    /// It occurs once.
     from: &'static str,
-    /// How often `from` occurs.
-    times: usize,
     to: &'static str,
 }
 
@@ -62,7 +61,7 @@ impl Edit {
     fn source(&self, root: &Path) -> String {
         let text = std::fs::read_to_string(root.join(self.file)).unwrap();
         let found = text.matches(self.from).count();
-        assert_eq!(found, self.times, "{} has changed: occurrences of\n{}", self.file, self.from);
+        assert_eq!(found, 1, "{} has changed: occurrences of\n{}", self.file, self.from);
         text
     }
 }

@@ -5,7 +5,7 @@ use super::{Edit, TestMutant};
 
 /// An edit of a text that occurs once.
 const fn edit(file: &'static str, from: &'static str, to: &'static str) -> Edit {
-    Edit { file, from, times: 1, to }
+    Edit { file, from, to }
 }
 
 pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
@@ -126,39 +126,35 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "requests-of-many-tasks-not-combined",
         edits: &[Edit {
-            file: "src/lease/attempt.rs",
-            from: ".with_others(is_common.then_some(&self.kind.release_many))",
-            times: 1,
-            to: ".with_others(is_common.then_some(&self.kind.release_many).filter(|_| false))",
+            file: "src/wire/request.rs",
+            from: "call.len() < MAX_LOCKS && requests",
+            to: "call.len() < MAX_LOCKS.min(1) && requests",
         }],
         test: "standalone::combined_requests::many_tasks_share_script_calls",
     },
     TestMutant {
         name: "renewals-of-many-leases-not-combined",
         edits: &[Edit {
-            file: "src/lease/attempt.rs",
-            from: ".with_others(Some(&self.kind.renew_many))",
-            times: 1,
-            to: ".with_others(Some(&self.kind.renew_many).filter(|_| false))",
+            file: "src/wire/request.rs",
+            from: "&& one.name == two.name\n",
+            to: "&& one.name == two.name\n            && !one.name.ends_with(\"renew\")\n",
         }],
         test: "standalone::combined_requests::renewals_of_many_leases_share_script_calls",
     },
     TestMutant {
-        name: "contended-lock-answers-for-itself",
+        name: "error-of-one-lock-is-an-answer",
         edits: &[Edit {
-            file: "src/wire/script.rs",
-            from: ".filter(|answer| *answer != Value::Int(SEND_ALONE))",
-            times: 1,
-            to: ".filter(|answer| *answer != Value::Int(SEND_ALONE - 1))",
+            file: "src/wire/request.rs",
+            from: "answers.into_iter().map(|answer| error_in(&answer).map_or(Ok(answer), Err)).collect()",
+            to: "answers.into_iter().map(|answer| error_in(&answer).map_or(Ok(answer), |_| Ok(Value::Int(0)))).collect()",
         }],
         test: "standalone::combined_requests::one_locks_outcome_is_not_anothers",
     },
     TestMutant {
         name: "forbidden-lock-refuses-its-whole-call",
         edits: &[Edit {
-            file: "src/wire/script.rs",
+            file: "src/wire/request.rs",
             from: "ServerErrorKind::NoPerm) && was_refused(error)",
-            times: 1,
             to: "ServerErrorKind::NoPerm) && !was_refused(error)",
         }],
         test: "standalone::combined_requests::lack_of_rights_for_one_lock_is_not_anothers",
@@ -166,21 +162,19 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "free-lock-taken-ahead-of-its-waiters",
         edits: &[Edit {
-            file: "lua/mutex/acquire_many.lua",
-            from: "'EXISTS', KEYS[1], KEYS[3])",
-            times: 1,
-            to: "'EXISTS', KEYS[1])",
+            file: "lua/mutex.lua",
+            from: "redis.call('EXISTS', lock, KEYS[n + i]) == 0",
+            to: "redis.call('EXISTS', lock) == 0",
         }],
-        test: "scripts::many::scripts_for_many_locks_acquire_what_is_free",
+        test: "scripts::vectors::vectors_get_their_answers",
     },
     TestMutant {
         name: "lock-with-waiters-released-without-a-grant",
         edits: &[Edit {
-            file: "lua/mutex/release_many.lua",
-            from: " and not (may_wait and has_waiter())",
-            times: 1,
-            to: "",
+            file: "lua/mutex.lua",
+            from: "local is_plain = further < 1 and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0",
+            to: "local is_plain = further < 1",
         }],
-        test: "scripts::many::scripts_for_many_locks_release_what_nothing_waits_for",
+        test: "scripts::vectors::vectors_get_their_answers",
     },
 ];

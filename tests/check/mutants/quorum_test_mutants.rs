@@ -1,13 +1,8 @@
 //! Mistakes that a named test of the suite must find: in a quorum, behind Sentinel, in options, and
 //! with many readers and waiting writers.
 
-use super::test_mutants::without_grant;
+use super::test_mutants::MUTEX_FORCE_WITHOUT_GRANT;
 use super::{Edit, TestMutant};
-
-/// A script that admits the first batch of readers and notifies none of the rest.
-const fn without_rest(file: &'static str) -> Edit {
-    Edit { file, from: "    if #waiting == 2 * batch_size then notify_rest(latest) end\n", times: 1, to: "" }
-}
 
 pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
@@ -15,7 +10,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/wire/sentinel.rs",
             from: "(one.epoch, supporters(one))",
-            times: 1,
             to: "(supporters(one), one.epoch)",
         }],
         test: "sentinel::two_masters::sentinel_latest_configuration_counts",
@@ -25,7 +19,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/acquire_round.rs",
             from: "                    nodes.accepted(token);\n",
-            times: 1,
             to: "                    let _: fn(&Nodes, u64) = Nodes::accepted;\n",
         }],
         test: "quorum::tokens::quorum_first_proposal_exceeds_the_accepted_token",
@@ -35,7 +28,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/renewal.rs",
             from: "                    // A minority may still hold it.\n                    self.abandon_everywhere(&mut schedule, lease, reports);\n",
-            times: 1,
             to: "",
         }],
         test: "quorum::leases::quorum_lease_is_lost_after_a_majority_lost_it",
@@ -45,7 +37,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/locks/rejoin.rs",
             from: "self.options.longest_ttl().max(",
-            times: 1,
             to: "self.options.ttl.max(",
         }],
         test: "quorum::rejoin::quorum_founding_waits_for_leases_of_either_side",
@@ -55,7 +46,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/locks/rejoin.rs",
             from: "if known(&after) <= longest {",
-            times: 1,
             to: "if known(&after) <= Duration::MAX {",
         }],
         test: "quorum::rejoin::quorum_rejoin_waits_for_a_longer_lease_granted_meanwhile",
@@ -65,7 +55,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/options/check.rs",
             from: "            (\"write_ttl\", self.write_ttl.unwrap_or(self.ttl), shortest, longest),\n",
-            times: 1,
             to: "",
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
@@ -75,7 +64,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/options/check.rs",
             from: "            && longest < self.longest_ttl()\n",
-            times: 1,
             to: "            && longest < self.ttl\n",
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
@@ -85,7 +73,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/options/check.rs",
             from: "if self.max_readers == 0 {",
-            times: 1,
             to: "if self.max_readers == u32::MAX {",
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
@@ -95,29 +82,18 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/inspection.rs",
             from: "seen[majority - 1].remaining",
-            times: 1,
             to: "seen[0].remaining",
         }],
         test: "quorum::inspection::quorum_inspect_reports_holds_of_a_majority",
     },
     TestMutant {
         name: "inspection-shows-the-most-holds",
-        edits: &[Edit {
-            file: "src/inspection.rs",
-            from: "seen[majority - 1].count",
-            times: 1,
-            to: "seen[0].count",
-        }],
+        edits: &[Edit { file: "src/inspection.rs", from: "seen[majority - 1].count", to: "seen[0].count" }],
         test: "quorum::inspection::quorum_inspect_reports_holds_of_a_majority",
     },
     TestMutant {
         name: "inspection-shows-the-most-readers",
-        edits: &[Edit {
-            file: "src/inspection.rs",
-            from: "counts.get(majority - 1)",
-            times: 1,
-            to: "counts.first()",
-        }],
+        edits: &[Edit { file: "src/inspection.rs", from: "counts.get(majority - 1)", to: "counts.first()" }],
         test: "quorum::inspection::quorum_inspect_counts_readers_of_a_majority",
     },
     TestMutant {
@@ -125,7 +101,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
             from: "if is_unanimous && !self.attempt.in_flight.is_indeterminate() {",
-            times: 1,
             to: "if !self.attempt.in_flight.is_indeterminate() {",
         }],
         test: "quorum::queue::quorum_release_leaves_the_queue_of_a_node_that_did_not_grant",
@@ -135,77 +110,44 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/renewal.rs",
             from: "        schedule.remove(lease, LeaseEnd::Lost);\n        self.abandon_everywhere(&mut schedule, lease, reports);\n",
-            times: 1,
             to: "        schedule.remove(lease, LeaseEnd::Lost);\n",
         }],
         test: "suite::mutex_standalone_push_resp2::lost_lease_is_released_once_replies_arrive",
     },
     TestMutant {
         name: "upgrade-queued-last",
-        edits: &[
-            Edit {
-                file: "lua/rwlock/write_acquire.lua",
-                from: "      redis.call('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader\n",
-                times: 1,
-                to: "",
-            },
-            Edit {
-                file: "lua/rwlock/write_acquire.lua",
-                from: "queue(upgrades and 0 or place or time, 0, scores)",
-                times: 1,
-                to: "queue(place or time, 0)",
-            },
-        ],
+        edits: &[Edit {
+            file: "lua/rwlock.lua",
+            from: "queue(lock, 'write', upgrades and 0 or lock.place or time)",
+            to: "queue(lock, 'write', lock.place or time)",
+        }],
         test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
     TestMutant {
         name: "upgrade-keeps-its-earlier-place",
         edits: &[Edit {
-            file: "lua/rwlock/write_acquire.lua",
-            from: "      redis.call('ZADD', KEYS[3], 0, waiter) -- before all other writers: they wait for this reader\n",
-            times: 1,
-            to: "",
+            file: "lua/rwlock.lua",
+            from: "local is_queued = score ~= 0 and lock.scores",
+            to: "local is_queued = lock.scores",
         }],
         test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
     TestMutant {
         name: "another-writer-admits-readers",
         edits: &[Edit {
-            file: "lua/rwlock/write_acquire.lua",
-            from: "math.max(now + claim, state.wait_until)",
-            times: 1,
+            file: "lua/rwlock.lua",
+            from: "math.max(now + claim, lock.wait_until)",
             to: "now + claim",
         }],
         test: "scripts::rwlock::second_writer_does_not_admit_new_readers_earlier",
     },
     TestMutant {
-        name: "rest-of-readers-not-notified-by-release",
-        edits: &[without_rest("lua/rwlock/release.lua")],
-        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
-    },
-    TestMutant {
-        name: "rest-of-readers-not-notified-by-downgrade",
-        edits: &[without_rest("lua/rwlock/downgrade.lua")],
-        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
-    },
-    TestMutant {
-        name: "rest-of-readers-not-notified-by-write-force",
-        edits: &[without_rest("lua/rwlock/write_force.lua")],
-        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
-    },
-    TestMutant {
-        name: "rest-of-readers-not-notified-by-read-force",
-        edits: &[without_rest("lua/rwlock/read_force.lua")],
-        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
-    },
-    TestMutant {
-        name: "rest-of-readers-not-notified-by-read-acquire",
-        edits: &[without_rest("lua/rwlock/read_acquire.lua")],
-        test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
-    },
-    TestMutant {
-        name: "rest-of-readers-not-notified-by-write-acquire",
-        edits: &[without_rest("lua/rwlock/write_acquire.lua")],
+        name: "rest-of-readers-not-notified",
+        edits: &[Edit {
+            file: "lua/rwlock.lua",
+            from: "  if #entries == 2 * size then notify_rest(lock, latest) end\n",
+            to: "",
+        }],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",
     },
     TestMutant {
@@ -213,7 +155,6 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
             from: "            () = disconnected.notified() => return,\n",
-            times: 1,
             to: "            () = disconnected.notified() => {}\n",
         }],
         test: "suite::mutex_quorum3_push_resp3::waiter_is_notified_after_its_subscription_broke",
@@ -224,13 +165,11 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
             Edit {
                 file: "src/lease/owned_lease.rs",
                 from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
-                times: 1,
                 to: "    pub(super) fn abandon(self) {\n        self.disarm();",
             },
             Edit {
                 file: "src/lease/owned_lease.rs",
                 from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
-                times: 1,
                 to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
             },
         ],
@@ -238,7 +177,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "force-on-a-quorum-grants-to-none",
-        edits: &[without_grant("lua/mutex/force.lua")],
+        edits: &[MUTEX_FORCE_WITHOUT_GRANT],
         test: "suite::mutex_quorum3_push_resp3::force_release_revokes_and_grants_to_waiter",
     },
 ];

@@ -22,25 +22,14 @@ const FORGOTTEN: Setting = Setting { topology: Standalone, seconds: 20, linger: 
 const OUTLASTED: Setting =
     Setting { topology: Quorum3, seconds: 30, linger: 10, faults: &["minority", "node-emptied"] };
 
-/// A script that counts each waiter as alive, however long it was not seen.
-const fn with_dead_waiters(file: &'static str, times: usize) -> Edit {
-    Edit {
-        file,
-        from: "if math.abs(time - waiter_place) < ms * 1000 then return true end",
-        times,
-        to: "if waiter_place then return true end",
-    }
-}
-
 /// Each mistake is as small as a real one.
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "release-without-holder-check",
         edits: &[Edit {
-            file: "lua/mutex/release.lua",
-            from: "if holder ~= attempt then return answer(0) end",
-            times: 1,
-            to: "if not holder then return answer(0) end",
+            file: "lua/mutex.lua",
+            from: "    is_over = holder == attempt\n",
+            to: "    is_over = holder ~= false\n",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -48,10 +37,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "acquire-of-a-held-lock",
         edits: &[Edit {
-            file: "lua/mutex/acquire.lua",
-            from: "if holder and holder ~= attempt then\n  queue(place or time, 0, scores)\n  return {pttl, time}\nend\n",
-            times: 1,
-            to: "",
+            file: "lua/mutex.lua",
+            from: "  if holder == attempt then return nil, holder, scores[2] end\n",
+            to: "  if holder then return nil, holder, scores[2] end\n",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -62,13 +50,11 @@ pub const MUTANTS: &[Mutant] = &[
             Edit {
                 file: "src/lease/acquire_round.rs",
                 from: "let Some(sent) = tally.granted_since else",
-                times: 1,
                 to: "let Some(sent) = tally.granted_since.map(|_| Moment::now()) else",
             },
             Edit {
                 file: "src/lease/renewal.rs",
                 from: "        let (mut gone, mut degraded) =",
-                times: 1,
                 to: "        let sent = Moment::now();\n        let (mut gone, mut degraded) =",
             },
         ],
@@ -78,27 +64,25 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "renewal-revives-a-lost-lock",
         edits: &[Edit {
-            file: "lua/mutex/renew.lua",
-            from: "if holder ~= attempt then return 0 end\nredis.call('PEXPIRE', KEYS[1], ttl_ms)",
-            times: 1,
-            to: "redis.call('SET', KEYS[1], attempt, 'PX', ttl_ms)",
+            file: "lua/mutex.lua",
+            from: "    if redis.pcall('GET', KEYS[i]) == ARGV[1 + i] then\n      redis.call('PEXPIRE', KEYS[i], ttl_ms)\n",
+            to: "    if true then\n      redis.call('SET', KEYS[i], ARGV[1 + i], 'PX', ttl_ms)\n",
         }],
         setting: FORGOTTEN,
         rules: &["bounded loss", "exclusion", "release"],
     },
     Mutant {
         name: "half-is-a-majority",
-        edits: &[Edit { file: "src/deployment.rs", from: "nodes / 2 + 1", times: 1, to: "nodes / 2" }],
+        edits: &[Edit { file: "src/deployment.rs", from: "nodes / 2 + 1", to: "nodes / 2" }],
         setting: MINORITY,
         rules: &["exclusion"],
     },
     Mutant {
         name: "no-minimum-token",
         edits: &[Edit {
-            file: "src/wire/script.rs",
-            from: "Arg::MinimumToken => cmd.arg(self.minimum_token),",
-            times: 1,
-            to: "Arg::MinimumToken => cmd.arg(0),",
+            file: "src/wire/request.rs",
+            from: "Word::MinimumToken => cmd.arg(self.clock.minimum_token()),",
+            to: "Word::MinimumToken => cmd.arg(self.clock.minimum_token().min(0)),",
         }],
         setting: Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["server-set-back"] },
         rules: &["token order", "token unique"],
@@ -106,10 +90,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "nested-hold-with-its-own-token",
         edits: &[Edit {
-            file: "lua/reentrant/acquire.lua",
-            from: "local token, refusal = hold_token(current, ",
-            times: 1,
-            to: "local token, refusal = hold_token(held[2] and current, ",
+            file: "lua/reentrant.lua",
+            from: "  elseif token == 0 then\n    token, refusal = next_tokens(",
+            to: "  elseif token == 0 or is_new then\n    token, refusal = next_tokens(",
         }],
         setting: RESENT,
         rules: &["nested token"],
@@ -117,15 +100,14 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "one-ttl-for-all-readers",
         edits: &[Edit {
-            file: "lua/rwlock/renew.lua",
-            from: "if ends < now + ttl then\n",
-            times: 1,
+            file: "lua/rwlock.lua",
+            from: "  if ends < now + ttl_ms then\n",
             to: "\
-if ends < now + ttl then
-  for _, each in ipairs(redis.call('HKEYS', KEYS[1])) do
-    local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', KEYS[1], each), ' .*$')
-    if rest then redis.call('HSET', KEYS[1], each, now + ttl .. rest) end
-  end
+  if ends < now + ttl_ms then
+    for _, each in ipairs(redis.call('HKEYS', lock.key)) do
+      local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')
+      if rest then redis.call('HSET', lock.key, each, now + ttl_ms .. rest) end
+    end
 ",
         }],
         setting: Setting { topology: Standalone, seconds: 35, linger: 8, faults: &["worker-killed"] },
@@ -134,10 +116,9 @@ if ends < now + ttl then
     Mutant {
         name: "downgrade-with-a-gap",
         edits: &[Edit {
-            file: "lua/rwlock/downgrade.lua",
-            from: "    end_write()\n  end\nend\nif not is_reading then",
-            times: 1,
-            to: "    end_write()\n    admit_waiters()\n  end\nend\nif not is_reading then",
+            file: "lua/rwlock.lua",
+            from: "if is_writing then end_hold_to_write(lock, write_ends, writes) end\n",
+            to: "if is_writing and not end_hold_to_write(lock, write_ends, writes) then admit_waiters(lock) end\n",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -147,7 +128,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "message = timeout_at(until, mailbox.wait()) => match message {",
-            times: 1,
             to: "message = timeout_at(until + Duration::from_secs(3600), mailbox.wait()) => match message {",
         }],
         setting: Setting { topology: Standalone, seconds: 15, linger: 6, faults: &["worker-killed"] },
@@ -156,14 +136,21 @@ if ends < now + ttl then
     Mutant {
         name: "dead-waiters-count-as-alive",
         edits: &[
-            with_dead_waiters("lua/mutex/acquire.lua", 2),
-            with_dead_waiters("lua/mutex/release.lua", 1),
-            with_dead_waiters("lua/reentrant/acquire.lua", 2),
-            with_dead_waiters("lua/reentrant/release.lua", 1),
-            with_dead_waiters("lua/rwlock/read_acquire.lua", 2),
-            with_dead_waiters("lua/rwlock/write_acquire.lua", 2),
-            with_dead_waiters("lua/rwlock/release.lua", 1),
-            with_dead_waiters("lua/rwlock/downgrade.lua", 1),
+            Edit {
+                file: "lua/mutex.lua",
+                from: "  return math.abs(time - place) < claim_ms * 1000\n    or",
+                to: "  return true\n    or",
+            },
+            Edit {
+                file: "lua/reentrant.lua",
+                from: "  return math.abs(time - place) < claim_ms * 1000\n    or",
+                to: "  return true\n    or",
+            },
+            Edit {
+                file: "lua/rwlock.lua",
+                from: "if math.abs(time - place) < waiter.claim_ms * 1000 then return true end",
+                to: "if place then return true end",
+            },
         ],
         // On a cluster, a node cannot notice that a notified waiter is dead either.
         setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["worker-killed"] },
@@ -174,7 +161,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/renewal.rs",
             from: "        } else {\n            LeaseState::Unknown\n        }",
-            times: 1,
             to: "        } else {\n            LeaseState::Held\n        }",
         }],
         setting: Setting {
@@ -190,7 +176,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
             from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !has_nothing_to_undo {",
-            times: 1,
             to: "        if !self.is_disarmed() && self.lease.is_some() {",
         }],
         setting: RESENT,
@@ -201,7 +186,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "let granted = sample.earliest(time, attempt.options.drift, now)?;",
-            times: 1,
             to: "let granted = sample.earliest(time, attempt.options.drift, now).map(|_| now)?;",
         }],
         setting: Setting { topology: Standalone, seconds: 45, linger: 200, faults: &["worker-stopped"] },
@@ -212,7 +196,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/lease.rs",
             from: "self.0.deadline.has_passed().then(",
-            times: 1,
             to: "self.0.deadline.get().is_none().then(",
         }],
         setting: LINGERING,
@@ -223,7 +206,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/renewal.rs",
             from: "            LeaseState::Lost\n        } else {",
-            times: 1,
             to: "            LeaseState::Unknown\n        } else {",
         }],
         setting: FORGOTTEN,
@@ -234,7 +216,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/keeper.rs",
             from: "            Renewal::Automatic => Some(lease.counts_from() +",
-            times: 1,
             to: "            Renewal::Automatic => Some(lease.until() +",
         }],
         setting: LINGERING,
@@ -245,7 +226,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/lease.rs",
             from: "    pub async fn lost(&self) -> LeaseEnd {\n",
-            times: 1,
             to: "    pub async fn lost(&self) -> LeaseEnd {\n        std::future::pending::<()>().await;\n",
         }],
         setting: LINGERING,
@@ -257,13 +237,11 @@ if ends < now + ttl then
             Edit {
                 file: "src/lease/release.rs",
                 from: "(ReleaseTally::new(), TRIES)",
-                times: 1,
                 to: "(ReleaseTally::new(), TRIES / TRIES)",
             },
             Edit {
                 file: "src/lease/release.rs",
                 from: "                _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),\n            };",
-                times: 1,
                 to: "                _ => {\n                    let _silent = failure;\n                    Ok(ReleaseOutcome::Released)\n                }\n            };",
             },
         ],
@@ -275,7 +253,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/renewal.rs",
             from: "        if self.positives >= nodes.deployment.majority() {",
-            times: 1,
             to: "        if self.positives >= nodes.deployment.nodes {",
         }],
         setting: OUTLASTED,
@@ -286,7 +263,6 @@ if ends < now + ttl then
         edits: &[Edit {
             file: "src/lease/acquire_round.rs",
             from: "            majority: nodes.deployment.majority(),",
-            times: 1,
             to: "            majority: nodes.deployment.nodes,",
         }],
         setting: OUTLASTED,
@@ -298,7 +274,6 @@ if ends < now + ttl then
             Edit {
                 file: "src/lease/renewal.rs",
                 from: "            LeaseState::Lost\n        } else {",
-                times: 1,
                 to: "            LeaseState::Unknown\n        } else {",
             },
             Edit {
@@ -306,7 +281,6 @@ if ends < now + ttl then
                 // acquires a free lock again.
                 file: "src/lease/renewal.rs",
                 from: "let is_degraded = tally.state(",
-                times: 1,
                 to: "let is_degraded = false && tally.state(",
             },
         ],
@@ -316,10 +290,9 @@ if ends < now + ttl then
     Mutant {
         name: "nested-hold-not-counted",
         edits: &[Edit {
-            file: "lua/reentrant/acquire.lua",
-            from: "redis.call('HINCRBY', KEYS[1], owner, 1)",
-            times: 1,
-            to: "redis.call('HINCRBY', KEYS[1], owner, 0)",
+            file: "lua/reentrant.lua",
+            from: "redis.call('HSET', lock, owner, hold.count + 1, ",
+            to: "redis.call('HSET', lock, owner, hold.count, ",
         }],
         setting: RESENT,
         rules: &["count"],
@@ -327,10 +300,9 @@ if ends < now + ttl then
     Mutant {
         name: "readers-tokens-older-than-the-writer",
         edits: &[Edit {
-            file: "lua/rwlock/read_acquire.lua",
-            from: "  redis.call('PEXPIRE', KEYS[1], ttl_ms)\n  return token\n",
-            times: 1,
-            to: "  redis.call('PEXPIRE', KEYS[1], ttl_ms)\n  return token - 1\n",
+            file: "lua/rwlock.lua",
+            from: "      answers[i] = token or nil\n",
+            to: "      answers[i] = token and (verb == 'read' and token > 0 and token - 1 or token) or nil\n",
         }],
         setting: RESENT,
         rules: &["token order"],
@@ -338,10 +310,9 @@ if ends < now + ttl then
     Mutant {
         name: "counters-kept-too-long",
         edits: &[Edit {
-            file: "lua/mutex/acquire.lua",
-            from: "token_ttl_ms = '3600000'",
-            times: 1,
-            to: "token_ttl_ms = '36000000'",
+            file: "lua/mutex.lua",
+            from: "token_ttl_ms = token_ttl_ms or '3600000'",
+            to: "token_ttl_ms = token_ttl_ms or '36000000'",
         }],
         setting: RESENT,
         rules: &["left behind"],
@@ -349,9 +320,8 @@ if ends < now + ttl then
     Mutant {
         name: "resource-accepts-every-token",
         edits: &[Edit {
-            file: "lua/fenced/set.lua",
-            from: "if tonumber(token) < largest then return 0 end\n",
-            times: 1,
+            file: "lua/fenced.lua",
+            from: "if tonumber(token) < tonumber(largest) then return 0 end\n",
             to: "",
         }],
         setting: LINGERING,

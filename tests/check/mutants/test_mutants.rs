@@ -2,25 +2,15 @@
 
 use super::{Edit, TestMutant};
 
-/// A script that publishes nothing, and counts each notified waiter as reached.
-const fn without_publish(file: &'static str) -> Edit {
-    Edit {
-        file,
-        from: "  local receivers = redis.pcall('PUBLISH', waiter_channel, text)\n",
-        times: 1,
-        to: "  local receivers = 1\n",
-    }
-}
-
-/// A script that revokes a lock and grants it to no waiter.
-pub(super) const fn without_grant(file: &'static str) -> Edit {
-    Edit { file, from: "local _, is_granted = grant_next()\n", times: 1, to: "local is_granted = false\n" }
-}
-
-/// The same for a read-write lock.
-const fn without_admission(file: &'static str) -> Edit {
-    Edit { file, from: "\nadmit_waiters()\ndelete_if_free()", times: 1, to: "\ndelete_if_free()" }
-}
+/// A forced release that grants the mutex to no waiter.
+pub(super) const MUTEX_FORCE_WITHOUT_GRANT: Edit = Edit {
+    file: "lua/mutex.lua",
+    from: "  local _, is_granted = grant_next(lock, queue, fence, attempt, call)\n",
+    to: "\
+  local is_granted
+  if not revoke_from then _, is_granted = grant_next(lock, queue, fence, attempt, call) end
+",
+};
 
 pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
@@ -28,7 +18,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/keeper.rs",
             from: "let third = lease.until().since(lease.counts_from()) / 3;",
-            times: 1,
             to: "let third = lease.options().ttl / 3;",
         }],
         test: "suite::mutex_standalone_push_resp2::granted_lease_is_renewed_before_its_claim_ends",
@@ -38,7 +27,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "attempt.options.renewal == Renewal::Never || ",
-            times: 1,
             to: "",
         }],
         test: "suite::mutex_standalone_push_resp2::grant_lasts_whole_ttl_if_never_renewed",
@@ -48,7 +36,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/lease.rs",
             from: "until.min(longest));\n        let extended",
-            times: 1,
             to: "until.max(longest.min(until)));\n        let extended",
         }],
         test: "lease::renewal::a_renewal_that_is_sent_late_does_not_exceed_max_hold",
@@ -58,7 +45,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/owned_lease.rs",
             from: "                let mut until = sent + attempt.trusted_span(attempt.options.ttl);",
-            times: 1,
             to: "                let sent = Moment::now();\n                let mut until = sent + attempt.trusted_span(attempt.options.ttl);",
         }],
         test: "suite::write_standalone_push_resp2::late_downgrade_reply_yields_no_longer_lease",
@@ -66,51 +52,54 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "inner-write-shortens-the-outer",
         edits: &[Edit {
-            file: "lua/rwlock/write_acquire.lua",
-            from: "  ends = math.max(ends, write_ends)\n",
-            times: 1,
-            to: "",
+            file: "lua/rwlock.lua",
+            from: "  local ends = math.max(now + ttl_ms, write_ends)\n",
+            to: "  local ends = now + ttl_ms\n",
         }],
         test: "suite::write_standalone_push_resp2::inner_write_keeps_larger_ttl",
     },
     TestMutant {
         name: "downgrade-shortens-the-outer-write",
         edits: &[Edit {
-            file: "lua/rwlock/downgrade.lua",
-            from: "'write', write_ends .. ' ' .. owner .. ' ' .. writes",
-            times: 1,
-            to: "'write', ends .. ' ' .. owner .. ' ' .. writes",
+            file: "lua/rwlock.lua",
+            from: "'write', write_ends .. ' ' .. lock.owner .. ' ' .. rest",
+            to: "'write', (ttl_ms and now + ttl_ms or write_ends) .. ' ' .. lock.owner .. ' ' .. rest",
         }],
         test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
     TestMutant {
         name: "downgrade-shortens-the-other-read",
         edits: &[Edit {
-            file: "lua/rwlock/downgrade.lua",
+            file: "lua/rwlock.lua",
             from: "math.max(ends, read_ends or 0) .. ' ' .. reads",
-            times: 1,
             to: "ends .. ' ' .. reads",
         }],
         test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
     TestMutant {
         name: "mutex-force-grants-to-none",
-        edits: &[without_grant("lua/mutex/force.lua")],
+        edits: &[MUTEX_FORCE_WITHOUT_GRANT],
         test: "suite::mutex_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
     TestMutant {
         name: "reentrant-force-grants-to-none",
-        edits: &[without_grant("lua/reentrant/force.lua")],
+        edits: &[Edit {
+            file: "lua/reentrant.lua",
+            from: "  local _, is_granted = grant_next(lock, queue, fence, attempt, former, call)\n",
+            to: "\
+  local is_granted
+  if not revoke_from then _, is_granted = grant_next(lock, queue, fence, attempt, former, call) end
+",
+        }],
         test: "suite::reentrant_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
     TestMutant {
-        name: "read-force-grants-to-none",
-        edits: &[without_admission("lua/rwlock/read_force.lua")],
-        test: "suite::read_standalone_push_resp2::force_release_grants_at_once_to_waiter",
-    },
-    TestMutant {
         name: "write-force-grants-to-none",
-        edits: &[without_admission("lua/rwlock/write_force.lua")],
+        edits: &[Edit {
+            file: "lua/rwlock.lua",
+            from: "  if number > 0 then\n    admit_waiters(lock)\n",
+            to: "  if number > 0 then\n",
+        }],
         test: "suite::write_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
     TestMutant {
@@ -118,7 +107,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "        if Some(*generation) != client.nodes.clock_generation()\n            || ",
-            times: 1,
             to: "        let _ = (generation, client.nodes.clock_generation()?);\n        if ",
         }],
         test: "standalone::wakeups::message_is_not_trusted_after_the_request_connection_was_replaced",
@@ -128,7 +116,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "Some(*subscription) != client.wakeups.subscription()",
-            times: 1,
             to: "*subscription == 0",
         }],
         test: "standalone::wakeups::message_is_not_trusted_after_the_subscription_was_replaced",
@@ -138,7 +125,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
             from: "self.mailboxes.notify_all();\n",
-            times: 1,
             to: "let _: fn(&Mailboxes) = Mailboxes::notify_all;\n",
         }],
         test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
@@ -148,7 +134,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
             from: "            () = disconnected.notified() => return,\n",
-            times: 1,
             to: "            () = disconnected.notified() => {}\n",
         }],
         test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
@@ -158,7 +143,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/shared_hold.rs",
             from: "        if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {\n            holds.remove(&self.key);\n        }\n",
-            times: 1,
             to: "        holds.remove(&self.key);\n",
         }],
         test: "suite::reentrant_standalone_push_resp2::local_nesting_makes_no_round_trip",
@@ -168,7 +152,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/renewal.rs",
             from: "                    nodes.node(*node).observe(time.unsigned_abs());\n",
-            times: 1,
             to: "                    let _ = (node, time);\n",
         }],
         test: "lease::renewal::renewals_raise_the_minimum_token_of_a_client",
@@ -178,7 +161,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/client.rs",
             from: "UNNOTIFIED_POLL.min(longest) }.min(self.options.poll_cap);",
-            times: 1,
             to: "UNNOTIFIED_POLL.min(longest) };",
         }],
         test: "standalone::wakeups::waiters_poll_every_poll_cap_or_most_of_a_claim",
@@ -188,57 +170,33 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/client.rs",
             from: "if is_notified { 0.7 } else",
-            times: 1,
             to: "if is_notified { 1.0 } else",
         }],
         test: "standalone::wakeups::waiters_poll_every_poll_cap_or_most_of_a_claim",
     },
     TestMutant {
-        name: "mutex-release-publishes-nothing",
-        edits: &[without_publish("lua/mutex/release.lua")],
+        name: "mutex-publishes-nothing",
+        edits: &[Edit {
+            file: "lua/mutex.lua",
+            from: "        local receivers = redis.pcall('PUBLISH', channel,\n          waiter .. string.format(' %.0f ', token) .. call.now .. ' ' .. lock)\n",
+            to: "        local receivers = 1\n",
+        }],
         test: "suite::mutex_standalone_push_resp2::release_grants_at_once_to_waiter",
     },
     TestMutant {
-        name: "mutex-force-publishes-nothing",
-        edits: &[without_publish("lua/mutex/force.lua")],
-        test: "suite::mutex_standalone_push_resp2::force_release_revokes_and_grants_to_waiter",
-    },
-    TestMutant {
-        name: "read-force-publishes-nothing",
-        edits: &[without_publish("lua/rwlock/read_force.lua")],
-        test: "suite::write_standalone_push_resp2::force_release_revokes_one_side_only",
-    },
-    TestMutant {
-        name: "write-force-publishes-nothing",
-        edits: &[without_publish("lua/rwlock/write_force.lua")],
-        test: "suite::write_standalone_push_resp2::force_release_revokes_one_side_only",
-    },
-    TestMutant {
-        name: "upgrade-publishes-nothing",
-        edits: &[without_publish("lua/rwlock/release.lua")],
+        name: "read-write-lock-publishes-nothing",
+        edits: &[Edit {
+            file: "lua/rwlock.lua",
+            from: "  local receivers = redis.pcall('PUBLISH', to, attempts .. string.format(' %.0f %.0f ', token, at) .. lock.key)\n",
+            to: "  local receivers = 1\n",
+        }],
         test: "suite::write_standalone_push_resp2::upgrade_succeeds_once_owner_is_sole_reader",
-    },
-    TestMutant {
-        name: "cancelled-upgrade-publishes-nothing",
-        edits: &[without_publish("lua/rwlock/release.lua")],
-        test: "suite::write_standalone_push_resp2::cancelled_upgrade_admits_waiting_readers",
-    },
-    TestMutant {
-        name: "writer-that-gives-up-publishes-nothing",
-        edits: &[without_publish("lua/rwlock/release.lua")],
-        test: "suite::write_standalone_push_resp2::readers_enter_after_waiting_writer_gave_up",
-    },
-    TestMutant {
-        name: "downgrade-publishes-nothing",
-        edits: &[without_publish("lua/rwlock/downgrade.lua")],
-        test: "suite::write_standalone_push_resp2::downgrade_admits_readers_before_any_writer",
     },
     TestMutant {
         name: "waiter-sleeps-before-it-polls-again",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "                    // Subscribe, ask again, then sleep: a release in between would be missed.\n                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n                    continue;\n",
-            times: 1,
             to: "                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n",
         }],
         test: "suite::mutex_standalone_push_resp2::waiter_finds_release_before_its_subscription",
@@ -248,7 +206,6 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/acquire.rs",
             from: "(free_in + Duration::from_millis(1)).min(waiter.pause(waiter.polls))",
-            times: 1,
             to: "(free_in + waiter.poll).min(waiter.poll)",
         }],
         test: "suite::mutex_standalone_push_resp2::waiter_acquires_after_holder_expires",

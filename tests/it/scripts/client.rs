@@ -115,25 +115,6 @@ impl Client {
         command.query_async(&mut self.0.clone()).await
     }
 
-    /// The value of every key, without the marks of waiters' polls.
-    pub async fn state(&self) -> Vec<(String, Vec<u8>)> {
-        let mut state = Vec::new();
-        let mut keys: Vec<String> = self.run(&["KEYS", "*"]).await;
-        keys.sort();
-        for key in keys {
-            let held = if key == KEYS[1] && self.run::<String>(&["TYPE", &key]).await == "zset" {
-                let members: Vec<(String, String)> =
-                    self.run(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]).await;
-                let members = members.into_iter().filter(|(member, _)| !member.starts_with("seen "));
-                members.map(|(member, score)| format!("{member}={score}\n")).collect::<String>().into_bytes()
-            } else {
-                self.run(&["DUMP", &key]).await
-            };
-            state.push((key, held));
-        }
-        state
-    }
-
     /// The number of waiters for the lock.
     pub async fn waiters(&self) -> u64 {
         self.run(&["ZCOUNT", KEYS[1], "-inf", &format!("({MARKS}")]).await

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::client::{Acquire, Answer, Client, KEYS};
+use super::client::{Acquire, Answer, Client, KEYS, MARKS};
 use crate::support::{Server, Stopwatch, eventually};
 use Answer::{Busy, Final};
 
@@ -87,4 +87,40 @@ async fn owner_with_4000_queued_reads_never_exceeds_max_depth() {
         assert_eq!(answer, Final(255 - i64::try_from(index).unwrap()), "{attempt}");
     }
     assert!(!client.exists("k").await);
+}
+
+/// One release in sixteen removes marks: those that have expired, and above 20,000 the oldest. The
+/// waiters, and the newest mark, stay.
+#[tokio::test]
+async fn end_marks_are_removed_by_releases_and_force() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for acquire in ["mutex", "reentrant", "write"].map(on_one_server) {
+        for by_force in [false, true] {
+            assert!(matches!(acquire.fenced("o", "h", 0).send(&client).await, Final(1..)));
+            assert_eq!(acquire.fenced("p", "w", 0).with("claim_ms", "60000").send(&client).await, Busy);
+            let marks = "local now = redis.call('TIME')
+                redis.call('ZADD', KEYS[1], 2^52 + now[1] * 1000000 - 1, 'ended expired')
+                for number = 1, 20100 do
+                  redis.call('ZADD', KEYS[1], 2^52 + (now[1] + 30) * 1000000 + 11 + number, 'ended e' .. number)
+                end";
+            client.run::<redis::Value>(&["EVAL", marks, "1", KEYS[1]]).await;
+            let mut count = 0;
+            let marks = async || client.run::<u64>(&["ZCOUNT", KEYS[1], MARKS, "+inf"]).await;
+            while marks().await > 20_000 {
+                count += 1;
+                assert!(count < 500, "{acquire:?}, by force: {by_force}: the marks remain");
+                let attempt = format!("n{count}");
+                let end = acquire.release("o", &attempt).with("remember", "1");
+                let end = if by_force { acquire.force(&attempt).with("only_from", "x") } else { end };
+                assert_eq!(end.send(&client).await, Final(0));
+            }
+            let score = async |mark: &str| client.run::<Option<f64>>(&["ZSCORE", KEYS[1], mark]).await;
+            assert_eq!(score("ended expired").await, None, "{acquire:?}");
+            assert_eq!(score("ended e1").await, None, "{acquire:?}: the oldest ones go first");
+            assert!(score(&format!("ended n{count}")).await.is_some(), "{acquire:?}: the newest one stays");
+            assert_eq!(client.waiters().await, 1, "{acquire:?}");
+            client.flush().await;
+        }
+    }
 }

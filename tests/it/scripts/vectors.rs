@@ -13,7 +13,50 @@ use super::{folder, scripts};
 use crate::support::Server;
 
 /// Why no vector reaches these lines of these scripts.
-const UNREACHED: &[(&str, &[&str], &[&str])] = &[];
+const UNREACHED: &[(&str, &[&str], &[&str])] = &[
+    (
+        "only a user without a right comes here: missing_rights.rs",
+        &["mutex"],
+        &[
+            "if clock.err then",
+            "for i, last in pairs(raised or {}) do -- a counter is not left without a TTL",
+            "if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end",
+            "if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end",
+            "if is_added then redis.call('ZREM', queue, waiter, 'seen ' .. attempt) end",
+            "if set.err then",
+            "if type(removed) == 'table' then",
+            "if type(kept) == 'table' then",
+            "if is_new[i] then redis.call('DEL', KEYS[i]) end",
+        ],
+    ),
+    (
+        "only a user without a right comes here: missing_rights.rs",
+        &["rwlock"],
+        &[
+            "if type(stored) == 'table' then return false, stored end",
+            "if token and redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then token = nil end",
+            "if not hold_alone(lock, verb, owner, attempt, token) then token = nil end",
+            "if type(redis.pcall('HSET', lock, field, ends .. ' ' .. attempt, 'readers', readers + 1)) == 'table' then",
+            "elseif pttl < tonumber(ttl_ms) and redis.pcall('PEXPIREAT', lock, ends) ~= 1 then",
+            "if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err, 0) end",
+            "if lock.pttl < tonumber(ttl_ms) then redis.call('PEXPIRE', lock.key, ttl_ms) end",
+            "if added == 1 then redis.call('ZREM', lock.queue, entry, 'seen ' .. lock.attempt) end",
+            "if type(kept) == 'table' then",
+            "if lock.is_new then redis.call('DEL', lock.key) end",
+            "if not is_stored then error(failure.err, 0) end",
+        ],
+    ),
+    (
+        "one request in sixteen removes marks: queues.rs",
+        &["mutex"],
+        &["if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then"],
+    ),
+    (
+        "one request in sixteen removes marks: queues.rs",
+        &["rwlock"],
+        &["if redis.call('ZCOUNT', lock.queue, MARKS, last) > 20000 then"],
+    ),
+];
 
 /// The channel to which an instrumented script publishes each branch that it takes.
 const BRANCHES: &str = "branches";
