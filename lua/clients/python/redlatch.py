@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import re
 import secrets
 import threading
@@ -32,7 +31,7 @@ clock = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", ti
 
 
 def lock_keys(name: str, prefix: str) -> list[str]:
-    """The keys lock, fence and waiters, in one slot. Refuses names whose keys could collide."""
+    """The keys lock, waiters and fence, in one slot. Refuses names whose keys could collide."""
     lock = prefix + name
     tag = re.match(r"[^{]*\{[^}]+\}", lock)
     is_reserved = tag and re.search(r"^\{[^}]+\}\Z|:(fence|waiters)\Z|\{\}node\Z", lock)
@@ -40,7 +39,7 @@ def lock_keys(name: str, prefix: str) -> list[str]:
     if not name or is_too_long or is_reserved or ("}" in lock and not tag):
         raise ValueError(f"not a lock name: {name!r}")
     base = lock if tag else f"{{{lock}}}"
-    return [lock, f"{base}:fence", f"{base}:waiters"]
+    return [lock, f"{base}:waiters", f"{base}:fence"]
 
 
 class Locks:
@@ -48,9 +47,8 @@ class Locks:
 
     def __init__(self, client, prefix: str = "lock:", scripts=Path(__file__).resolve().parents[2]):
         self.client, self.prefix, self._scripts = client, prefix, {}
-        for file in Path(scripts).glob("*/*.lua"):
-            sha1 = hashlib.sha1(file.read_bytes()).hexdigest()
-            self._scripts[f"{file.parent.name}/{file.stem}"] = sha1, file.read_bytes()
+        for file in Path(scripts).glob("*.lua"):
+            self._scripts[file.stem] = client.register_script(file.read_bytes())  # sends nothing
         self._is_cluster, prefix = hasattr(client, "get_nodes"), re.sub(r"\s", "_", prefix)
         self._channel = f"{prefix}wake:{secrets.token_hex(16)}" + "~" * self._is_cluster
         self._threads, self._lock = futures.ThreadPoolExecutor(1000, "redlatch"), threading.Lock()
@@ -60,19 +58,19 @@ class Locks:
         threading.Thread(target=self._subscribe, daemon=True).start()
         self._is_subscribed.wait(1.0)
 
-    def _acquire(self, script, name, ttl=30.0, timeout=None, owner="", max_depth="") -> Lease:
+    def _acquire(self, script, verb, name, ttl=30.0, timeout=None, owner="", max_depth="") -> Lease:
         """Raises TimedOut after `timeout` seconds; None: no limit, 0: try without waiting."""
         until = clock() + (1e9 if timeout is None else timeout or ttl)
         while True:
-            lease = Lease(self, script, name, ttl, owner, max_depth)
+            lease = Lease(self, script, verb, name, ttl, owner, max_depth)
             if lease._acquire(until, waits=timeout != 0):
                 return lease
 
     # Holds of one owner nest: a random text, as str(uuid.uuid4()). A re-entrant lock needs one.
-    mutex = functools.partialmethod(_acquire, "mutex/acquire")
-    reentrant = functools.partialmethod(_acquire, "reentrant/acquire")
-    read = functools.partialmethod(_acquire, "rwlock/read_acquire")
-    write = functools.partialmethod(_acquire, "rwlock/write_acquire")
+    mutex = functools.partialmethod(_acquire, "mutex", "acquire")
+    reentrant = functools.partialmethod(_acquire, "reentrant", "acquire")
+    read = functools.partialmethod(_acquire, "rwlock", "read")
+    write = functools.partialmethod(_acquire, "rwlock", "write")
 
     def close(self) -> None:
         """Ends the subscription. Release the leases before."""
@@ -80,20 +78,15 @@ class Locks:
         with contextlib.suppress(Exception):
             self.client.publish(self._channel, "")  # wakes the thread that reads the subscription
 
-    def run(self, script: str, keys: list, arguments: list, timeout: float | None = None):
-        """Sends a script in a thread, which may hang for longer than `timeout`."""
-        return self._threads.submit(self._send, script, keys, arguments).result(timeout)
-
-    def _send(self, script: str, keys: list, arguments: list):
-        """Sends a script by its SHA1 or its source. An argument None is the minimum token."""
-        sha1, source = self._scripts[script]
-        words = [self._observe(0, 0) if word is None else word for word in arguments]
+    def send(self, script: str, keys: list, words: list):
+        """Sends a script by its SHA1, or its source if the server does not know it."""
+        script = self._scripts[script]
         try:
-            return self.client.evalsha(sha1, len(keys), *keys, *words)
+            return self.client.evalsha(script.sha, len(keys), *keys, *words)
         except errors.NoScriptError:
-            return self.client.eval(source, len(keys), *keys, *words)
+            return self.client.eval(script.script, len(keys), *keys, *words)
 
-    def _observe(self, seconds: int, micros: int) -> int:
+    def _observe(self, seconds: int = 0, micros: int = 0) -> int:
         """The minimum token: the largest server time plus what has passed since, in steps."""
         with self._lock:
             now = int(clock() * 1e6)
@@ -130,12 +123,13 @@ class Locks:
 class Lease(contextlib.AbstractContextManager):
     """An attempt to get a lock, from its first request to its release."""
 
-    def __init__(self, locks: Locks, script: str, name: str, ttl: float, owner: str, max_depth):
-        self.locks, self._script, self.name, self.ttl = locks, script, name, ttl
+    def __init__(self, locks: Locks, script, verb, name: str, ttl: float, owner: str, max_depth):
+        self.locks, self._script, self._verb, self.name, self.ttl = locks, script, verb, name, ttl
         self.attempt, self.token, self.lost = secrets.token_hex(16), None, threading.Event()
-        self._folder, self._keys = script.split("/")[0], lock_keys(name, locks.prefix)
-        self._owner, self._depth = ([], []) if self._folder == "mutex" else ([owner], [max_depth])
-        self._head, self._queue = [self.attempt, int(ttl * 1000), *self._owner], ["", ""]
+        self._keys, self._ttl_ms = lock_keys(name, locks.prefix), int(ttl * 1000)
+        has_owner = script != "mutex"
+        self._head = [self.attempt, owner] if has_owner else [self.attempt]
+        self._queue = ["", "", max_depth] if has_owner and max_depth else []  # claim_ms, channel
         self._wake, self._is_over, self._may_hold = threading.Event(), threading.Event(), True
         self._valid_until, self._renew_at = 0.0, 0.0
 
@@ -146,11 +140,11 @@ class Lease(contextlib.AbstractContextManager):
 
     def renew(self) -> bool:
         """Renews at once. Returns whether the lock is held; raises without an answer."""
-        return self._extend("renew", self._keys[:1], self._head)
+        return self._extend("renew")
 
     def downgrade(self) -> bool:
         """Turns a write hold into a read hold. Returns whether the lock is held."""
-        return self._extend("downgrade", self._keys, [*self._head, None])
+        return self._extend("downgrade", self.locks._observe())
 
     def release(self, timeout: float = 5.0) -> bool:
         """Returns whether the lock was held until now. Without an answer: raises, and continues."""
@@ -162,19 +156,25 @@ class Lease(contextlib.AbstractContextManager):
         elif not self.release():
             raise LeaseLost(f"lock {self.name!r}: the lease was lost before its release")
 
+    def _call(self, verb: str, *words):
+        """Sends a request for one lock: the words of the lock, then the shared words."""
+        answer = self.locks.send(self._script, self._keys, [verb, *self._head, *words])
+        return answer[0] if isinstance(answer, list) else answer  # -5: the call is malformed
+
     def _acquire(self, until: float, waits: bool) -> bool:
         """Returns whether the grant came in time, or too late. Raises if there is none."""
-        locks, queued_at, answered_at = self.locks, "", clock()
+        locks, queued_at, proposal, answered_at = self.locks, "", "", clock()
         if waits:
             channel = locks._channel if locks._is_subscribed.is_set() else ""
-            self._queue = [int(min(self.ttl, CLAIM) * 1000), channel]
+            self._queue[:2] = [int(min(self.ttl, CLAIM) * 1000), channel]
             locks._waiters[self.attempt] = self._wake
         try:
             while clock() < until:
                 self._wake.clear()
-                sent, words = clock(), [*self._head, None, *self._queue, *self._depth, queued_at]
+                sent, words = clock(), [queued_at, proposal, self._ttl_ms, locks._observe()]
                 try:
-                    answer = locks.run(self._script, self._keys, words, min(until - sent, self.ttl))
+                    reply = locks._threads.submit(self._call, self._verb, *words, *self._queue)
+                    answer = reply.result(min(until - sent, self.ttl))
                     answered_at = clock()
                 except TRANSIENT:
                     if not waits or clock() > answered_at + self.ttl:
@@ -214,12 +214,11 @@ class Lease(contextlib.AbstractContextManager):
             except Exception:  # unknown: try again before the deadline
                 self._renew_at = min(clock() + self.ttl / 10, self._valid_until)
 
-    def _extend(self, verb: str, keys: list, words: list) -> bool:
-        sent, answer, script = clock(), 0, f"{self._folder}/{verb}"
+    def _extend(self, verb: str, *words) -> bool:
+        sent, answer = clock(), 0
         if self.is_valid:
-            answer = self.locks.run(
-                script, keys, words, min(self.ttl / 4, self._valid_until - sent)
-            )
+            reply = self.locks._threads.submit(self._call, verb, self._ttl_ms, *words)
+            answer = reply.result(min(self.ttl / 4, self._valid_until - sent))
         if answer == -5:
             raise Malformed(f"lock {self.name!r}: {verb} was refused with -5")
         if answer > 0 and self.is_valid:
@@ -237,11 +236,11 @@ class Lease(contextlib.AbstractContextManager):
         return self.locks._threads.submit(self._release)
 
     def _release(self) -> int:
-        until = clock() + max(self.ttl, CLAIM)
-        words = [self.attempt, *self._owner, None, 1, *self._queue, *self._depth]
+        until, last_token, remember = clock() + max(self.ttl, CLAIM), "", 1
         while self._may_hold:
+            words = [last_token, self.locks._observe(), remember, *self._queue]
             try:
-                return self.locks._send(f"{self._folder}/release", self._keys, words)
+                return self._call("release", *words)
             except Exception:
                 if clock() > until:
                     raise
