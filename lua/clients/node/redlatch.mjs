@@ -44,37 +44,36 @@ export function lockKeys(name, prefix = "lock:") {
   const isRefused = !name || isTooLong || reserved.test(lock) || !lock.isWellFormed();
   if (isRefused) throw new LockError("bad_name", name, "not a lock name");
   const base = hasTag ? lock : `{${lock}}`;
-  return [lock, `${base}:fence`, `${base}:waiters`];
+  return [lock, `${base}:waiters`, `${base}:fence`];
 }
 
 /** One attempt: resolves to its lease, or to null if the lock is busy and `claim` is empty. */
 function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   const { ttl = 30_000, claim = Math.min(ttl, 3000), timeout = Infinity } = times;
-  const folder = kind === "read" || kind === "write" ? "rwlock" : kind;
-  const acquire = folder === "rwlock" ? `${kind}_acquire` : "acquire";
-  const [owners, depth] = kind === "mutex" ? [[], []] : [[owner], [""]];
+  const [script, acquire] = /^(read|write)$/.test(kind) ? ["rwlock", kind] : [kind, "acquire"];
   const id = randomBytes(16).toString("hex"); // the same in all requests, like claim and channel
+  const head = kind === "mutex" ? [id] : [id, owner]; // words of the lock come before shared ones
   const lost = new AbortController();
-  let [channel, queuedAt, elapsed] = ["", "", () => Infinity];
+  let [queue, queuedAt, elapsed] = [[], "", () => Infinity]; // queue: claim and channel
   let isOver, isUncertain, nap, released, timer;
 
   const fail = (code, text, cause) => new LockError(code, keys[0], text, cause);
-  const send = (verb, keys, ...args) => client.send(`${folder}/${verb}`, keys, [id, ...args]);
-  const sendRelease = (...queue) => send("release", keys, ...owners, client.minToken(), ...queue);
+  const call = (...words) => client.send(script, keys, words).then((list) => list[0] ?? list);
+  const callRelease = (...rest) => call("release", ...head, "", client.minToken(), ...rest);
   const isValid = () => !isOver && elapsed() < ttl * 0.99 - 2; // 1 % for drift, 2 ms for rounding
-  const renew = () => prolong("renew", keys.slice(0, 1));
-  const downgrade = () => prolong("downgrade", keys, client.minToken());
+  const renew = () => prolong("renew");
+  const downgrade = () => prolong("downgrade", client.minToken());
   const release = () => (released ??= isValid() ? giveBack() : renew()); // false: it was lost
   const lease = { owner: owner || id, signal: lost.signal, isValid, renew, downgrade, release };
 
   async function run() {
     await client.ready;
-    if (claim && client.isSubscribed) channel = client.channel;
+    if (claim) queue = [claim, client.isSubscribed ? client.channel : ""];
     while (!isOver) {
       nap = new AbortController();
       const sent = stopwatch(); // a lease counts from before its request left
-      const queue = [client.minToken(), claim, channel, ...depth, queuedAt];
-      const answer = await send(acquire, keys, ttl, ...owners, ...queue).catch((error) => {
+      const words = [queuedAt, "", ttl, client.minToken(), ...queue]; // "": no proposal
+      const answer = await call(acquire, ...head, ...words).catch((error) => {
         isUncertain = true; // it may have run, and may yet run
         const isFinal = error.name === "ReplyError" && !TRANSIENT.test(error.message);
         if (!claim || isFinal || client.isClosed) throw fail("unavailable", error.message, error);
@@ -90,15 +89,15 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       if (!claim) return null;
       client.minToken(answer[1]);
       queuedAt ||= answer[1] || "";
-      const pause = Math.min(answer[0], claim / 2, channel && client.isSubscribed ? claim : POLL);
+      const pause = Math.min(answer[0], claim / 2, queue[1] && client.isSubscribed ? claim : POLL);
       await sleep(Math.max(pause, 1), undefined, { signal: nap.signal }).catch(() => {});
     }
   }
 
-  async function prolong(verb, keys, ...args) {
+  async function prolong(verb, ...minToken) {
     if (verb === "downgrade" && kind !== "write") throw new TypeError("not a write lock");
     const sent = stopwatch();
-    const answer = isValid() ? await send(verb, keys, ttl, ...owners, ...args) : 0;
+    const answer = isValid() ? await call(verb, ...head, ttl, ...minToken) : 0;
     if (answer > 0 && isValid()) {
       client.minToken(answer);
       if (sent() < elapsed()) elapsed = sent;
@@ -124,10 +123,10 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
     setTimeout(() => client.attempts.delete(id), queuedAt ? 60_000 : 0).unref(); // see `notify`
     const mayHold = lease.token !== undefined || queuedAt || isUncertain;
     const until = performance.now() + (mayHold ? Math.max(ttl, claim) : 0); // nothing is left then
-    const mark = [1, claim, channel]; // refuses late requests, and leaves the queue
-    for (let queue = isPlain ? [] : mark; performance.now() < until; queue = mark) {
-      const answer = await sendRelease(...queue).catch(client.onError);
-      if (answer === 0 && isPlain && queue === mark) return 1; // the first one has released it
+    const full = [1, ...queue]; // refuses late requests, and leaves the queue
+    for (let mark = isPlain ? [] : full; performance.now() < until; mark = full) {
+      const answer = await callRelease(...mark).catch(client.onError);
+      if (answer === 0 && isPlain && mark === full) return 1; // the first one has released it
       if (answer !== undefined || client.isClosed) return answer;
       await sleep(POLL);
     }
@@ -145,7 +144,7 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
     signal?.addEventListener("abort", abort);
     if (signal?.aborted) abort();
     // A message for an attempt that has ended: a failover has revived it, or it is being released.
-    const notify = () => (isOver ? client.background(sendRelease()) : nap?.abort());
+    const notify = () => (isOver ? client.background(callRelease()) : nap?.abort());
     client.attempts.set(id, { notify, close: () => cancel(fail("closed", "client closed")) });
     await run().then(resolve, reject);
     clearTimeout(limit);
@@ -193,11 +192,11 @@ export class Redlatch {
     return this.acquire(kind, name, { timeout: REQUEST_TIMEOUT, ...options, claim: "" });
   }
 
-  /** Sends a script: its source if the server may not know it yet, and its SHA1 after that. */
-  async send(name, keys, args) {
-    const read = () => readFileSync(new URL(`${name}.lua`, this.scripts), "utf8");
-    if (!(name in this.#redis)) this.#redis.defineCommand(name, { lua: read() });
-    return this.#redis[name](keys.length, ...keys, ...args);
+  /** Sends a script, by SHA1 or source. `words`: a verb, those of each lock, those of the call. */
+  async send(script, keys, words) {
+    const read = () => readFileSync(new URL(`${script}.lua`, this.scripts), "utf8");
+    if (!(script in this.#redis)) this.#redis.defineCommand(script, { lua: read() });
+    return this.#redis[script](keys.length, ...keys, ...words);
   }
 
   /** The min_token: the largest server time and, with failovers, what has passed; in steps. */
