@@ -37,12 +37,11 @@ var (
 	started  = time.Now()
 )
 
-const Mutex, Reentrant = "mutex/acquire", "reentrant/acquire" // kinds of locks, by script
-const Read, Write = "rwlock/read_acquire", "rwlock/write_acquire"
+const Mutex, Reentrant, Read, Write = "mutex/acquire", "reentrant/acquire", "rwlock/read", "rwlock/write"
 
 // Lock describes a lock. Holds of one Owner nest: Reentrant requires it, Mutex ignores it.
 type Lock struct {
-	Kind, Name, Owner string
+	Kind, Name, Owner string        // Mutex, Reentrant, Read or Write: a script and a verb
 	TTL               time.Duration // how long the lock stays held without a renewal
 	NoWait            bool          // fail with ErrBusy if another client holds the lock
 }
@@ -61,8 +60,8 @@ type Client struct {
 // New reads the scripts from the folder of the protocol and subscribes. Rust's prefix is "lock:".
 func New(ctx context.Context, db redis.UniversalClient, lua fs.FS, prefix string) (*Client, error) {
 	c := &Client{db: db, prefix: prefix, scripts: map[string]*redis.Script{}}
-	files, err := fs.Glob(lua, "*/*.lua")
-	for _, file := range append(files, "mutex/acquire.lua") { // fails in any other folder
+	files, err := fs.Glob(lua, "*.lua")
+	for _, file := range append(files, "mutex.lua") { // fails in any other folder
 		text, fileErr := fs.ReadFile(lua, file)
 		c.scripts[strings.TrimSuffix(file, ".lua")] = redis.NewScript(string(text))
 		err = errors.Join(err, fileErr)
@@ -95,19 +94,6 @@ func (c *Client) Close() error {
 	return c.news.Close()
 }
 
-// run leaves out nil arguments. It returns when ctx ends, even if go-redis waits for a reply.
-func (c *Client) run(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
-	args = slices.DeleteFunc(args, func(arg any) bool { return arg == nil })
-	done := make(chan *redis.Cmd, 1)
-	go func() { done <- c.scripts[script].Run(ctx, c.db, keys, args...) }()
-	select {
-	case reply := <-done:
-		return reply
-	case <-ctx.Done():
-		return redis.NewCmdResult(nil, ctx.Err())
-	}
-}
-
 // minToken returns min_token in steps of 5 s, since each slows down the next acquire of each lock.
 func (c *Client) minToken() int64   { return (c.offset.Load() + micros()) / 5_000_000 * 5_000_000 }
 func (c *Client) observe(now int64) { c.offset.Store(max(c.offset.Load(), now-micros())) }
@@ -117,20 +103,20 @@ func micros() int64                 { return time.Since(started).Microseconds() 
 func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	l := &Lease{Lock: lock, c: c, attempt: rand.Text(), ttl: lock.TTL.Milliseconds()}
 	key, base := c.prefix+l.Name, c.prefix+l.Name
-	if c.scripts[l.Kind] == nil || l.Name == "" || len(l.Name) > 512 || len(c.prefix) > 128 ||
+	if c.scripts[path.Dir(l.Kind)] == nil || l.Name == "" || len(l.Name) > 512 || len(c.prefix) > 128 ||
 		reserved.MatchString(key) || strings.Contains(key, "}") && !tagged.MatchString(key) {
 		return nil, ErrInvalidLock
 	} else if !tagged.MatchString(key) {
 		base = "{" + key + "}" // all keys of a lock are in one slot
 	}
-	l.keys = []string{key, base + ":fence", base + ":waiters"}
+	l.keys = []string{key, base + ":waiters", base + ":fence"}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	claim := min(l.TTL, 3*time.Second)
 	if !l.NoWait {
 		l.claim, l.channel = claim.Milliseconds(), c.channel
 	}
 	if l.Kind != Mutex {
-		l.owner, l.depth = l.Owner, ""
+		l.owner = l.Owner
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
@@ -140,13 +126,12 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 			c.background.Go(func() { l.Release() })
 		}
 	}()
-	for place := any(nil); ctx.Err() == nil; {
+	for place := ""; ctx.Err() == nil; {
 		pause, wake := context.WithCancel(ctx)
 		c.waiters.Store(l.attempt, wake) // a notification may come before the answer
 		sent, delay := time.Now(), 100*time.Millisecond
 		l.sent.Store(&sent)
-		answer, err := c.run(ctx, l.Kind, l.keys, l.attempt, l.ttl, l.owner, c.minToken(),
-			l.claim, l.channel, l.depth, place).Result()
+		answer, err := l.call(ctx, path.Base(l.Kind), place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
 		if token, ok := answer.(int64); ok && token >= 0 && l.IsValid() {
 			l.Token = token
 			time.AfterFunc(l.remaining()/3, l.keep)
@@ -157,7 +142,7 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 			return nil, cmp.Or(err, ErrBusy)
 		} else if busy, ok := answer.([]any); ok { // pttl and the server's clock
 			c.observe(busy[1].(int64))
-			place = cmp.Or(place, busy[1]) // the first one
+			place = cmp.Or(place, fmt.Sprint(busy[1])) // the first one
 			delay = min(max(time.Duration(busy[0].(int64)), 1)*time.Millisecond, claim/2)
 		}
 		time.AfterFunc(delay, wake)
@@ -176,7 +161,22 @@ type Lease struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	attempt, ttl, owner, claim, channel, depth any // arguments; nil: left out
+	attempt, owner, ttl, claim, channel any // words of requests; nil: left out
+}
+
+// call sends a request for one lock: a verb, the words of the lock, then the words of the call.
+// It returns when ctx ends, even if go-redis still waits for a reply.
+func (l *Lease) call(ctx context.Context, verb string, words ...any) *redis.Cmd {
+	words = append([]any{verb, l.attempt, l.owner}, words...)
+	words = slices.DeleteFunc(words, func(word any) bool { return word == nil })
+	done := make(chan *redis.Cmd, 2)
+	go func() { done <- l.c.scripts[path.Dir(l.Kind)].Run(ctx, l.c.db, l.keys, words...) }()
+	defer context.AfterFunc(ctx, func() { done <- redis.NewCmdResult(nil, ctx.Err()) })()
+	reply := <-done
+	if answers, ok := reply.Val().([]any); ok { // one; or -5: the call is malformed
+		reply.SetVal(answers[0])
+	}
+	return reply
 }
 
 // Context ends with the lease. [context.Cause] is [ErrLost] if it was lost.
@@ -201,22 +201,22 @@ func (l *Lease) keep() {
 }
 
 // Renew starts the TTL again, or fails with [ErrLost]. Other errors leave the lease as it is.
-func (l *Lease) Renew(ctx context.Context) error { return l.extend(ctx, "/renew", l.keys[:1], nil) }
+func (l *Lease) Renew(ctx context.Context) error { return l.extend(ctx, "renew", nil) }
 
 // Downgrade turns a write hold into a read hold. Its errors are those of Renew.
 func (l *Lease) Downgrade(ctx context.Context) error {
 	if l.Kind != Write {
 		return ErrWrongType
 	}
-	return l.extend(ctx, "/downgrade", l.keys, l.c.minToken())
+	return l.extend(ctx, "downgrade", l.c.minToken())
 }
 
-func (l *Lease) extend(ctx context.Context, verb string, keys []string, minToken any) error {
+func (l *Lease) extend(ctx context.Context, verb string, minToken any) error {
 	ctx, cancel := context.WithTimeout(ctx, min(l.TTL/4, l.remaining()))
 	defer cancel()
 	sent, now, err := time.Now(), int64(0), error(nil)
 	if l.IsValid() {
-		now, err = l.c.run(ctx, path.Dir(l.Kind)+verb, keys, l.attempt, l.ttl, l.owner, minToken).Int64()
+		now, err = l.call(ctx, verb, l.ttl, minToken).Int64()
 	}
 	if err == nil && now <= 0 && now != -5 || !l.IsValid() { // no answer revives an expired lease
 		l.cancel(ErrLost)
@@ -240,8 +240,7 @@ func (l *Lease) giveUp(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), l.TTL)
 	defer cancel()
 	for ; ; time.Sleep(100 * time.Millisecond) {
-		released, err := l.c.run(ctx, path.Dir(l.Kind)+"/release", l.keys, l.attempt, l.owner,
-			l.c.minToken(), 1, l.claim, l.channel, l.depth).Int64()
+		released, err := l.call(ctx, "release", "", l.c.minToken(), 1, l.claim, l.channel).Int64()
 		if err == nil || ctx.Err() != nil || final.MatchString(err.Error()) {
 			return cmp.Or(err, refusals[max(released, 0)])
 		}

@@ -377,7 +377,8 @@ func TestRenewalKeepsLockForThreeTTLs(t *testing.T) {
 func TestLossIsReportedAfterForce(t *testing.T) {
 	db, c := fresh(t), client(t)
 	lease := must(c.Acquire(ctx, mutex(600*time.Millisecond)))
-	must(c.run(ctx, "mutex/force", lease.keys, "operator").Result())
+	words := []any{"release", "operator", "", "", "", "", "", "", "", 1} // force
+	must(c.scripts["mutex"].Run(ctx, db, lease.keys, words...).Result())
 	next := must(c.Acquire(ctx, try(mutex(5*time.Second))))
 	<-lease.Context().Done()
 	wants(t, context.Cause(lease.Context()), ErrLost)
@@ -405,10 +406,10 @@ func TestTimeoutAndCancellationLeaveNoWaiter(t *testing.T) {
 	cancelled, cancel := context.WithCancel(ctx)
 	failed := make(chan error, 1)
 	go func() { _, err := b.Acquire(cancelled, mutex(20*time.Second)); failed <- err }()
-	eventually(t, "the waiter is queued", func() bool { return waiting(db, lease.keys[2]) == 1 })
+	eventually(t, "the waiter is queued", func() bool { return waiting(db, lease.keys[1]) == 1 })
 	cancel()
 	wants(t, <-failed, context.Canceled)
-	eventually(t, "the waiter has left the queue", func() bool { return waiting(db, lease.keys[2]) == 0 })
+	eventually(t, "the waiter has left the queue", func() bool { return waiting(db, lease.keys[1]) == 0 })
 	wants(t, lease.Release(), nil)
 }
 
@@ -594,7 +595,7 @@ func TestKilledWaiterDelaysOthersForOneClaimAtMost(t *testing.T) {
 	p := startWorker(t, addr)
 	lease := must(c.Acquire(ctx, mutex(time.Second)))
 	p.send(`{"do":"acquire","kind":"mutex","name":"x","ttl_ms":1000,"limit_ms":9000,"as":"h","async":true,"id":1}`)
-	eventually(t, "the waiter of the worker is queued", func() bool { return waiting(db, lease.keys[2]) == 1 })
+	eventually(t, "the waiter of the worker is queued", func() bool { return waiting(db, lease.keys[1]) == 1 })
 	granted := acquireLater(t, db, c, mutex(time.Second))
 	p.kill()
 	began := time.Now()
@@ -733,27 +734,30 @@ func (names bindings) runVector(t *testing.T, c *Client, line string) {
 			Keys                          []string
 			Args, Command                 []any
 			Wait                          time.Duration
+			Times                         int
 			Answer                        any
-		}{Answer: map[string]any{}} // the default: any reply but an error
+		}{Times: 1, Answer: map[string]any{}} // the default: any reply but an error
 		json.Unmarshal([]byte(text), &step)
-		reply := redis.NewCmd(ctx)
-		switch time.Sleep(step.Wait * time.Millisecond); {
-		case step.Run != "":
-			reply = c.run(ctx, step.Run, step.Keys, step.Args...)
-		case step.Command != nil:
-			reply = c.db.Do(ctx, step.Command...)
-		case step.Time != "":
-			names[step.Time] = fmt.Sprint(c.db.Time(ctx).Val().UnixMicro())
-		case step.Subscribe != "":
-			news.Subscribe(ctx, step.Subscribe)
-			must(news.ReceiveTimeout(ctx, time.Second))
-		case step.Message != "":
-			if message, err := news.ReceiveTimeout(ctx, time.Second); err == nil {
-				reply.SetVal(message.(*redis.Message).Payload)
+		for range step.Times {
+			reply := redis.NewCmd(ctx)
+			switch time.Sleep(step.Wait * time.Millisecond); {
+			case step.Run != "":
+				reply = c.scripts[step.Run].Run(ctx, c.db, step.Keys, step.Args...)
+			case step.Command != nil:
+				reply = c.db.Do(ctx, step.Command...)
+			case step.Time != "":
+				names[step.Time] = fmt.Sprint(c.db.Time(ctx).Val().UnixMicro())
+			case step.Subscribe != "":
+				news.Subscribe(ctx, step.Subscribe)
+				must(news.ReceiveTimeout(ctx, time.Second))
+			case step.Message != "":
+				if message, err := news.ReceiveTimeout(ctx, time.Second); err == nil {
+					reply.SetVal(message.(*redis.Message).Payload)
+				}
 			}
-		}
-		if !names.equal(step.Answer, cmp.Or(reply.Val(), any(reply.Err()))) {
-			t.Fatalf("%v in %s of %.300s", reply, text, line)
+			if !names.equal(step.Answer, cmp.Or(reply.Val(), any(reply.Err()))) {
+				t.Fatalf("%v in %s of %.300s", reply, text, line)
+			}
 		}
 	}
 }
@@ -769,7 +773,9 @@ func (names bindings) equal(want, got any) bool {
 		names[fmt.Sprint(want["bind"])] = fmt.Sprint(got)
 		low, noLow := strconv.ParseFloat(fmt.Sprint(want["min"]), 64)
 		high, noHigh := strconv.ParseFloat(fmt.Sprint(want["max"]), 64)
+		begin, _ := want["begins"].(string)
 		return (isError && got != redis.Nil) == (want["error"] != nil) &&
+			strings.HasPrefix(fmt.Sprint(got), begin) &&
 			(noLow != nil || isInteger && low <= float64(number)) &&
 			(noHigh != nil || isInteger && float64(number) <= high)
 	}
