@@ -48,9 +48,8 @@ public final class Redlatch {
     timeoutMs = pubSub.getTimeout().toMillis();
     String mark = redis instanceof RedisAdvancedClusterAsyncCommands ? "~" : ""; // a cluster
     channel = prefix.replaceAll("\\s", "_") + "wake:" + randomId() + mark;
-    try (var files = Files.find(lua, 2, (file, a) -> file.toString().endsWith(".lua"))) {
-      for (Path f : files.toList()) scripts.put("" + lua.relativize(f), Files.readAllBytes(f));
-    }
+    for (String kind : List.of("mutex", "reentrant", "rwlock", "node", "fenced"))
+      scripts.put(kind, Files.readAllBytes(lua.resolve(kind + ".lua")));
     pubSub.addListener(new RedisPubSubAdapter<>() {
       @Override public void subscribed(String channel, long count) { // also after a reconnection
         redis.time().thenAccept(time -> observe(time.get(0) + "000000"));
@@ -65,12 +64,12 @@ public final class Redlatch {
   }
 
   // The holds of one owner, for instance a UUID, nest. For read and write, "" means no owner.
-  public Lock mutex(String name) { return lock("mutex", "", name, null); }
-  public Lock reentrant(String name, String owner) { return lock("reentrant", "", name, owner); }
-  public Lock read(String name, String owner) { return lock("rwlock", "read_", name, owner); }
-  public Lock write(String name, String owner) { return lock("rwlock", "write_", name, owner); }
+  public Lock mutex(String name) { return lock("mutex", "acquire", name, null); }
+  public Lock reentrant(String name, String owner) { return lock("reentrant", "acquire", name, owner); }
+  public Lock read(String name, String owner) { return lock("rwlock", "read", name, owner); }
+  public Lock write(String name, String owner) { return lock("rwlock", "write", name, owner); }
 
-  private Lock lock(String kind, String side, String name, String owner) {
+  private Lock lock(String kind, String verb, String name, String owner) {
     String key = prefix + name;
     boolean isTagged = key.matches("(?s)[^{]*\\{[^}]+}.*");
     boolean isReserved = key.matches("(?s)\\{[^}]+}|[^{]*\\{[^}]+}.*(:fence|:waiters|\\{}node)");
@@ -78,7 +77,7 @@ public final class Redlatch {
     boolean isBad = name.isEmpty() || isTooLong || isReserved || key.contains("}") && !isTagged;
     if (isBad) throw new IllegalArgumentException("not a lock name: " + name);
     String base = isTagged ? key : "{" + key + "}";
-    return new Lock(this, kind, side + "acquire", List.of(key, base + ":fence", base + ":waiters"),
+    return new Lock(this, kind, verb, List.of(key, base + ":waiters", base + ":fence"),
         kind.equals("mutex") ? null : Objects.requireNonNull(owner));
   }
 
@@ -89,14 +88,14 @@ public final class Redlatch {
     offset = Math.max(offset, Long.parseLong("" + micros) - Moment.now().ms * 1000);
   }
 
-  /** Runs a script. Lettuce makes an integer a list of one. Null arguments are left out. */
-  CompletableFuture<List<Object>> run(String file, List<String> keys, long ms, Object... args) {
-    byte[] source = scripts.get(file + ".lua");
+  /** Sends the words that are not null. Lettuce makes -5, of a malformed call, a list of one. */
+  CompletableFuture<List<Object>> call(String kind, List<String> keys, long ms, Object... words) {
+    byte[] source = scripts.get(kind);
     String[] k = keys.toArray(String[]::new);
-    String[] a = Arrays.stream(args).filter(o -> o != null).map(o -> "" + o).toArray(String[]::new);
-    return within(ms, redis.evalsha(redis.digest(source), ScriptOutputType.MULTI, k, a))
+    String[] w = Arrays.stream(words).filter(o -> o != null).map(o -> "" + o).toArray(String[]::new);
+    return within(ms, redis.evalsha(redis.digest(source), ScriptOutputType.MULTI, k, w))
         .exceptionallyCompose(e -> e instanceof RedisNoScriptException
-            ? within(ms, redis.eval(source, ScriptOutputType.MULTI, k, a)) : failedFuture(e))
+            ? within(ms, redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
         .orTimeout(ms, MILLISECONDS);
   }
 
@@ -130,7 +129,7 @@ public final class Redlatch {
     public final CompletableFuture<Void> lost = new CompletableFuture<>();
     private final Lock lock;
     private final long ttlMs;
-    private final Object claimMs; // empty: the attempt does not queue
+    private final Object claimMs; // null: the attempt does not queue
     private final String attempt = randomId() + randomId().substring(24); // a UUID has 122 bits
     private final Semaphore wake = new Semaphore(0);
     private Object queuedAt = ""; // the time of the first busy answer: the place in the queue
@@ -142,7 +141,7 @@ public final class Redlatch {
     private Lease(Lock lock, long ttlMs, boolean waits) {
       this.lock = lock;
       this.ttlMs = ttlMs;
-      claimMs = waits ? Math.min(ttlMs, 3000) : "";
+      claimMs = waits ? Math.min(ttlMs, 3000) : null;
       if (waits) waiters.put(attempt, wake);
     }
 
@@ -158,28 +157,28 @@ public final class Redlatch {
       end(false).exceptionally(e -> false).completeOnTimeout(false, timeoutMs, MILLISECONDS).join();
     }
 
-    /** Sends acquire; returns the longest pause before the next request. */
-    private long request(long leftMs) throws InterruptedException {
+    private long request(long leftMs) throws InterruptedException { // returns the longest pause
       wake.drainPermits();
       Moment now = Moment.now();
       try {
         long ms = Math.min(Math.min(ttlMs, timeoutMs), leftMs);
-        var answer = run(lock.kind + "/" + lock.verb, lock.keys, ms, attempt, ttlMs, lock.owner,
-            minToken(), claimMs, channel, lock.owner == null ? null : "", queuedAt).get();
-        long first = (Long) answer.get(0);
-        boolean isBusy = answer.size() == 2, isGranted = !isBusy && first >= 0;
-        if (isBusy) observe(answer.get(1));
-        if (isBusy && queuedAt.equals("") && !claimMs.equals("")) queuedAt = answer.get(1);
-        if (!isGranted && problem == null && queuedAt.equals("")) released = completedFuture(false);
-        if (isBusy) return Math.max(1, Math.min(first, Math.min(ttlMs, 3000) / 2));
-        if (first < 0) throw new LockException(Reason.values()[(int) -first - 1], lock, null);
-        token = first;
+        Object answer = call(lock.kind, lock.keys, ms, lock.verb, attempt, lock.owner, queuedAt, "",
+            ttlMs, minToken(), claimMs, claimMs == null ? null : channel).get().get(0);
+        if (answer instanceof List<?> busy) { // pttl and the server's clock
+          observe(busy.get(1));
+          if (claimMs == null) released = completedFuture(false);
+          else if (queuedAt.equals("")) queuedAt = busy.get(1);
+          return Math.max(1, Math.min((Long) busy.get(0), Math.min(ttlMs, 3000) / 2));
+        }
+        token = (Long) answer;
+        if (token < 0 && problem == null && queuedAt.equals("")) released = completedFuture(false);
+        if (token < 0) throw new LockException(Reason.values()[(int) -token - 1], lock, null);
         sent = now;
         renewIn(ttlMs / 3); // at once if the grant came too late, to release it
         return 1;
       } catch (ExecutionException e) { // the outcome is unknown: the same request again
         problem = e.getCause();
-        if (!claimMs.equals("") && !e.toString().matches(FINAL)) return 100;
+        if (claimMs != null && !e.toString().matches(FINAL)) return 100;
         throw new LockException(Reason.SERVER, lock, problem);
       }
     }
@@ -192,8 +191,8 @@ public final class Redlatch {
 
     private CompletableFuture<Boolean> extend(String verb, Object minToken, long ms) {
       Moment now = Moment.now();
-      var reply = !isValid() ? completedFuture(List.<Object>of(0L)) : run(lock.kind + "/" + verb,
-          lock.keys.subList(0, minToken == null ? 1 : 3), ms, attempt, ttlMs, lock.owner, minToken);
+      var reply = !isValid() ? completedFuture(List.<Object>of(0L))
+          : call(lock.kind, lock.keys, ms, verb, attempt, lock.owner, ttlMs, minToken);
       return reply.thenApply(answer -> {
         observe(answer.get(0));
         if (answer.get(0).equals(-5L)) return isValid(); // refused: the lease is as it was
@@ -213,8 +212,8 @@ public final class Redlatch {
 
     /** Releases until answered, or nothing is left. Remembers, since Lettuce repeats requests. */
     private CompletableFuture<Boolean> giveUp(Moment start) {
-      return run(lock.kind + "/release", lock.keys, timeoutMs, attempt, lock.owner, minToken(), 1,
-          claimMs, channel).thenApply(answer -> (Long) answer.get(0) > 0)
+      return call(lock.kind, lock.keys, timeoutMs, "release", attempt, lock.owner, "", minToken(),
+          1, claimMs, claimMs == null ? null : channel).thenApply(answer -> (Long) answer.get(0) > 0)
           .exceptionallyComposeAsync(e -> e.toString().matches(FINAL) || start.ageMs() > ttlMs
               ? failedFuture(e) : giveUp(start), delayedExecutor(500, MILLISECONDS));
     }

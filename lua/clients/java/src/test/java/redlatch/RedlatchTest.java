@@ -234,7 +234,8 @@ class RedlatchTest {
   @Test
   void revoked_lease_is_reported_as_lost_and_never_revived() throws Exception {
     Redlatch.Lease lease = a.mutex("x").acquire(Duration.ofSeconds(3), LIMIT);
-    assertEquals(1L, server.run("mutex/force", "x", "f1"));
+    Object revoked = server.run("mutex", "x", "release", "f1", "", "", "", "", "", "", "", 1);
+    assertEquals(List.of(1L), revoked);
     lease.lost.get(10, TimeUnit.SECONDS);
     assertFalse(lease.isValid());
     assertFalse(lease.renew());

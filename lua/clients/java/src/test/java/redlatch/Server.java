@@ -190,8 +190,8 @@ final class Server implements AutoCloseable {
   }
 
   /** The reply to a script that the client's own code sends; of an integer, a list of one. */
-  static Object run(Redlatch client, String file, String[] keys, String[] args) {
-    return client.run(file, List.of(keys), 5000, (Object[]) args)
+  static Object run(Redlatch client, String file, String[] keys, String[] words) {
+    return client.call(file, List.of(keys), 5000, (Object[]) words)
         .<Object>handle((reply, e) -> e == null ? reply : new Failure(e.toString())).join();
   }
 
@@ -199,7 +199,7 @@ final class Server implements AutoCloseable {
   Object run(String file, String name, Object... arguments) throws IOException {
     String key = "lock:" + name;
     String source = Files.readString(LUA.resolve(file + ".lua"));
-    List<Object> words = new ArrayList<>(List.of("EVAL", source, 3, key, "{" + key + "}:fence", "{" + key + "}:waiters"));
+    List<Object> words = new ArrayList<>(List.of("EVAL", source, 3, key, "{" + key + "}:waiters", "{" + key + "}:fence"));
     Collections.addAll(words, arguments);
     return send(words.toArray());
   }
