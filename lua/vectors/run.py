@@ -16,8 +16,7 @@ def equal(want, got, names):
         begins = str(got).startswith(want.get("begins", ""))
         return isinstance(got, redis.ResponseError) == ("error" in want) and in_range and begins
     if isinstance(want, list):
-        return isinstance(got, list) and len(want) == len(got) and all(
-            equal(each, reply, names) for each, reply in zip(want, got))
+        return isinstance(got, list) and len(want) == len(got) and all(map(equal, want, got, [names] * len(got)))
     return str(got) == fill(want, names) if isinstance(want, str) else got == want
 
 def send(*words):
@@ -37,6 +36,5 @@ def step(each, names, news):
 for file in sys.argv[2:] or sorted(here.glob("*.jsonl")):
     for vector in map(json.loads, open(file, newline="\n", encoding="utf-8")):
         server.flushall(), (names := {}), (news := server.pubsub())
-        for each in vector["steps"] + vector["after"]:
-            for _ in range(each.get("times", 1)): step(each, names, news)
+        for each in vector["steps"] + vector["after"]: [step(each, names, news) for _ in range(each.get("times", 1))]
         news.close()
