@@ -83,8 +83,8 @@ class Server:
 
     def sides(self, name):
         """The sides of the holders of a read-write lock."""
-        keys = [f"lock:{name}", f"{{lock:{name}}}:fence", f"{{lock:{name}}}:waiters"]
-        return self.run("rwlock/inspect", keys)[6::4]
+        keys = [f"lock:{name}", f"{{lock:{name}}}:waiters", f"{{lock:{name}}}:fence"]
+        return self.run("rwlock", keys, "inspect")[0][6::4]
 
     def expiry(self, name):
         """The attempt that holds a mutex, and the server's time at which its lease expires."""
@@ -104,7 +104,7 @@ class Server:
 
     def write(self, key, lease, value):
         """Writes with a fencing token: 1, or 0 if the token is too small."""
-        return self.run("fenced/set", [key, f"{key}:token"], lease["token"], value)
+        return self.run("fenced", [key, f"{key}:token"], lease["token"], value)
 
     def remains(self):
         """The locks that are held, and the locks that have waiters."""
