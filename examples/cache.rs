@@ -88,7 +88,7 @@ impl Prices {
     /// Compares and writes, in one step. False: refused, since a larger token has written to one of
     /// the keys.
     async fn set(&self, token: u64, what: &str, value: &str) -> Outcome<bool> {
-        let script = Script::new(include_str!("../lua/fenced/set.lua"));
+        let script = Script::new(include_str!("../lua/fenced.lua"));
         let mut call = script.key(self.key(what));
         call.key(self.key("token")).arg(token).arg(value);
         Ok(call.invoke_async(&mut self.redis.clone()).await?)

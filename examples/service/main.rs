@@ -102,7 +102,7 @@ async fn set_price(service: State<Service>, product: Path<String>, price: String
     let token = guard.lease().fencing_token().ok_or("fencing is off")?.get();
     // An instance that was paused past its lease does not know it. The script compares and writes
     // in one step, so such a late write is refused: a later lease has a larger token.
-    let script = Script::new(include_str!("../../lua/fenced/set.lua"));
+    let script = Script::new(include_str!("../../lua/fenced.lua"));
     let [key, tokens] = ["", ":token"].map(|end| format!("{{price:{}}}{end}", *product));
     let mut redis = service.redis.get().await?;
     let written: bool = script.key(key).key(tokens).arg(token).arg(&price).invoke_async(&mut redis).await?;
