@@ -209,13 +209,20 @@ if not left then return answers end
 -- other functions; `call` has what all locks of the call share. Where the lock is held by another
 -- attempt, an acquire ends here.
 
+-- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
+local function to_answer(ok, answer)
+  if ok and not (type(answer) == 'table' and answer.err) then return answer end
+  answer = type(answer) == 'table' and answer.err or tostring(answer)
+  return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
+end
+
 clock = clock or redis.pcall('TIME')
 if clock.err then
   for i, last in pairs(raised or {}) do -- a counter is not left without a TTL
     local fence = KEYS[2 * n + i]
     if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end
   end
-  return clock
+  return {err = to_answer(false, clock)}
 end
 local time = clock[1] * 1000000 + clock[2]
 if verb == 'release' then -- a mistake of a client must not keep a lock from being released
@@ -278,13 +285,6 @@ local function wait(lock, queue, attempt, place, call)
   return {pttl, call.time}
 end
 
--- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
-local function to_answer(ok, answer)
-  if ok and not (type(answer) == 'table' and answer.err) then return answer end
-  answer = type(answer) == 'table' and answer.err or tostring(answer)
-  return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
-end
-
 -- The words of one lock are checked here for all that the common case does not answer.
 if node and verb == 'acquire' then
   local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
@@ -330,6 +330,13 @@ for _, i in ipairs(left) do
     call.work = call.work + 4
   end
   if seen and seen[lock] ~= 'left' then seen[lock] = answers[i] == nil and 'left' or 'answered' end
+end
+
+-- One request in sixteen cleans the queue, by the clock: of several locks, this one and each 16th.
+local cleans = (claim or remember == '1' or force == '1') and 16 - time % 16 or n + 1
+if #rest == 0 and cleans > n and all ~= '1' then
+  if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
+  return answers
 end
 
 -- -------------------------------------------------------------------------- a lock that is granted
@@ -663,10 +670,10 @@ if verb == 'inspect' or verb == 'renew' then
   end
 end
 
--- One request in sixteen removes marks that have expired, and some random waiters that are dead. If
--- a quarter of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
--- An error here has no effect on a lock, so it is not answered.
-if claim or remembers then
+-- Removes marks that have expired, and some random waiters that are dead. If a quarter of them was
+-- dead, it looks at more. Of the marks that releases leave, 20,000 are kept. An error here has no
+-- effect on a lock, so it is not answered.
+if cleans <= n then
   local function clean(queue, call)
     local time, size = call.time, 16
     local last_mark = 2^52 + time - time % 1000000 + 61000000
@@ -689,9 +696,7 @@ if claim or remembers then
       size = 128
     end
   end
-  for i = 1, n do
-    if (time + i) % 16 == 1 then pcall(clean, KEYS[n + i], call) end
-  end
+  for i = cleans, n, 16 do pcall(clean, KEYS[n + i], call) end
 end
 if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
 return answers

@@ -363,6 +363,36 @@ local function wait(lock, queue, attempt, owner, place, call)
   return {pttl, call.time}
 end
 
+-- Removes a hold that was added. `hold` is the state before that.
+local function undo_hold(lock, attempt, owner, hold)
+  redis.call('HSET', lock, owner, hold.count, 'mode', hold.mode or '')
+  redis.call('HDEL', lock, ':' .. attempt, hold.mode and ':' .. attempt or 'mode')
+  redis.pcall('PEXPIRE', lock, hold.pttl)
+end
+
+-- Adds a hold; or if the attempt has one, this is a second delivery, or a poll that finds what a
+-- release granted. Returns the answer to it if that fails.
+local function add_hold(lock, queue, attempt, owner, token, hold, is_queued, call)
+  local mode, reply = hold.mode, nil
+  if not mode or token > 0 and token ~= hold.token then
+    mode = string.format('reentrant %.0f', token)
+  end
+  if not hold.has_attempt then
+    redis.call('HSET', lock, owner, hold.count + 1, ':' .. attempt, '1', 'mode', mode)
+  elseif mode ~= hold.mode then
+    redis.call('HSET', lock, 'mode', mode)
+  end
+  if hold.has_attempt or hold.pttl < call.ttl_ms + 0 then
+    reply = redis.pcall('PEXPIRE', lock, math.max(hold.pttl, call.ttl_ms))
+  end
+  if is_queued and type(reply) ~= 'table' then
+    reply = redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
+  end
+  if type(reply) ~= 'table' then return nil end
+  if not hold.has_attempt then undo_hold(lock, attempt, owner, hold) end
+  return reply
+end
+
 -- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
 local function to_answer(ok, answer)
   if ok and not (type(answer) == 'table' and answer.err) then return answer end
@@ -373,7 +403,8 @@ end
 -- The words of one lock are checked here for all that the common case does not answer.
 if node and verb == 'acquire' then
   local admission = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
-  local numbers = (admission[2] or '0') .. ' ' .. (admission[3] or '0') .. ' ' .. (admission[4] or '0')
+  local numbers = (admission[2] or '0') .. ' ' .. (admission[3] or '0') .. ' '
+    .. (admission[4] or '0')
   if not string.find(numbers, '^%d+ %d+ %d+$') then
     return {err = 'ERR the admission of the node is spoilt'}
   end
@@ -404,6 +435,12 @@ for _, i in ipairs(left) do
   else
     local ok, answer, hold, is_queued =
       pcall(wait, lock, KEYS[n + i], attempt, owner, number ~= '' and number or nil, call)
+    if ok and hold and all ~= '1' and not node and proposal == ''
+      and (hold.token > 0 or not minimum) then -- another hold of the owner has the token
+      local token = minimum and hold.token or 0
+      ok, answer = pcall(add_hold, lock, KEYS[n + i], attempt, owner, token, hold, is_queued, call)
+      answer = answer or token
+    end
     if ok and answer == nil then
       rest[#rest + 1], holds[i], queued[i] = i, hold, is_queued
     else
@@ -412,6 +449,11 @@ for _, i in ipairs(left) do
     call.work, seen[lock] = call.work + 5, true
   end
 end
+
+-- One request in sixteen cleans the queue of a lock, at the end.
+local remembers = remember == '1' or force == '1'
+local cleans = (claim or remembers) and (-time) % 16 < n
+if not rest[1] and not cleans and type(answers[1]) ~= 'string' then return answers end
 
 -- -------------------------------------------------------------------------- a lock that is granted
 
@@ -446,7 +488,8 @@ local function next_tokens(fence, least, count, call)
   local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count)
   if type(last) == 'table' then return nil, last end
   if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
-  local first, refusal = math.max(least + 1, call.time), nil
+  local first = math.max(least + 1, call.time)
+  local refusal
   if last >= 2^53 then
     refusal = {err = 'ERR the fencing counter is at 2^53'}
   elseif least > call.time + 86400000000 then
@@ -465,17 +508,21 @@ end
 -- moves would refuse to create it again, and the waiter would have neither its place nor the lock.
 -- Returns an error if that failed: then the former holder has the lock, or none.
 local function set_holder(lock, fields, attempt, owner, token, lease_ms)
-  local reply = redis.pcall('HSET', lock, 'mode', string.format('reentrant %.0f', token),
-    owner, '1', ':' .. attempt, '1')
+  local hold = ':' .. attempt
+  local mode = string.format('reentrant %.0f', token)
+  local reply = redis.pcall('HSET', lock, 'mode', mode, owner, '1', hold, '1')
   if type(reply) == 'table' then return reply end
   reply = redis.pcall('PEXPIRE', lock, lease_ms)
   for at = #fields, 1, -1 do
-    local field = table.remove(fields)
-    if field ~= 'mode' and field ~= owner and field ~= ':' .. attempt and type(reply) ~= 'table' then
-      reply = redis.pcall('HDEL', lock, field)
-    end
+    local field = fields[at]
+    if field == 'mode' or field == owner or field == hold then table.remove(fields, at) end
   end
-  fields[1], fields[2] = owner, ':' .. attempt
+  for at = 1, type(reply) ~= 'table' and #fields or 0, 1000 do
+    reply = redis.pcall('HDEL', lock, unpack(fields, at, math.min(at + 999, #fields)))
+    if type(reply) == 'table' then break end
+  end
+  for at = #fields, 3, -1 do fields[at] = nil end
+  fields[1], fields[2] = owner, hold
   if type(reply) ~= 'table' then return nil end
   redis.call('DEL', lock)
   return reply
@@ -490,7 +537,7 @@ end
 -- refusal, if there is no token for the waiter: a release still frees the lock, but no other
 -- attempt may be granted it before the waiter; and a token that was reserved for a dead waiter.
 local function grant_next(lock, queue, fence, fields, attempt, call)
-  local others, token, reserved, refusal = 0, nil, 0, nil
+  local others, token, reserved, refusal = 0, nil, 0
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
@@ -517,7 +564,7 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
       refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms) or nil
       if refusal then
         redis.call('ZADD', queue, first[2], entry)
-        redis.call('PEXPIRE', queue, '60000')
+        if redis.pcall('PEXPIRE', queue, '60000') ~= 1 then redis.call('ZREM', queue, entry) end
         break
       end
       if alive and channel == '' then return claim_ms + 0, true end
@@ -540,288 +587,268 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
   return 10, false
 end
 
--- Quorum: the refusal of the proposed tokens, unless they are larger than all that this node has
--- accepted. An attempt that has the lock may propose its own `again`.
-local function refuse_proposal(fence, first, again, call)
-  local accepted = redis.call('GET', fence) or '0'
-  local least = call.admission and call.admission[2] or '0'
-  if not string.find(accepted .. ' ' .. least, '^%d+ %d+$') or tonumber(accepted) >= 2^53 then
-    return {err = 'ERR the largest accepted token is spoilt'}
-  end
-  local highest = math.max(tonumber(accepted), tonumber(least))
-  local is_known = again and highest == first + call.count - 1
-  if highest >= first and not is_known then return {-8, highest} end
-end
-
--- Quorum: the proposed tokens, or nil and a refusal. A lease that is repaired after larger tokens
--- were accepted has none on this node.
-local function accept(fence, first, again, call)
-  local is_repair, node = call.purpose == 'repair', call.admission
-  local refusal = refuse_proposal(fence, first, again or is_repair, call)
-  local last = first + call.count - 1
-  if refusal and is_repair and not refusal.err then return 0 end
-  if refusal then return nil, refusal end
-  if node and last > tonumber(node[3] or 0) then
-    node[3] = last
-    redis.call('HSET', call.node, 'high', string.format('%.0f', last))
-  end
-  redis.call('SET', fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
-  return first
-end
-
--- Removes a hold that was added. `hold` is the state before that.
-local function undo_hold(lock, attempt, owner, hold)
-  redis.call('HSET', lock, owner, hold.count, 'mode', hold.mode or '')
-  redis.call('HDEL', lock, ':' .. attempt, hold.mode and ':' .. attempt or 'mode')
-  redis.pcall('PEXPIRE', lock, hold.pttl)
-end
-
--- Adds a hold; or if the attempt has one, this is a second delivery, or a poll that finds what a
--- release granted. Returns the answer to it if that fails.
-local function add_hold(lock, queue, attempt, owner, token, hold, is_queued, call)
-  local mode, reply = hold.mode, nil
-  if not mode or token > 0 and token ~= hold.token then
-    mode = string.format('reentrant %.0f', token)
-  end
-  if not hold.has_attempt then
-    redis.call('HSET', lock, owner, hold.count + 1, ':' .. attempt, '1', 'mode', mode)
-  elseif mode ~= hold.mode then
-    redis.call('HSET', lock, 'mode', mode)
-  end
-  if hold.has_attempt or hold.pttl < call.ttl_ms + 0 then
-    reply = redis.pcall('PEXPIRE', lock, math.max(hold.pttl, call.ttl_ms))
-  end
-  if is_queued and type(reply) ~= 'table' then
-    reply = redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
-  end
-  if type(reply) ~= 'table' then return nil end
-  if not hold.has_attempt then undo_hold(lock, attempt, owner, hold) end
-  return reply
-end
-
--- Acquires a lock that is free, or that the owner has: a nested hold has the token of the lock. On
--- a quorum, a second delivery of the only hold may propose a larger one, and so may each hold if
--- the nodes know different ones ("nested"). Returns the token, and whether a hold was added.
-local function acquire(lock, queue, fence, attempt, owner, place, proposal, hold, is_queued, call)
-  local fields, token, refusal = {}, hold and hold.token > 0 and hold.token or nil, nil
-  if not hold then
-    local busy_ms, _, no_token, spare = grant_next(lock, queue, fence, fields, attempt, call)
-    if no_token then return no_token end
-    if busy_ms then
-      local waiter = entry_of(attempt, owner, call)
-      if call.claim then enqueue(queue, attempt, waiter, place, nil, call) end
-      return {busy_ms, call.time}
+if verb == 'acquire' then
+  -- Quorum: the refusal of the proposed tokens, unless they are larger than all that this node has
+  -- accepted. An attempt that has the lock may propose its own `again`.
+  local function refuse_proposal(fence, first, again, call)
+    local accepted = redis.call('GET', fence) or '0'
+    local least = call.admission and call.admission[2] or '0'
+    if not string.find(accepted .. ' ' .. least, '^%d+ %d+$') or tonumber(accepted) >= 2^53 then
+      return {err = 'ERR the largest accepted token is spoilt'}
     end
-    token = spare
+    local highest = math.max(tonumber(accepted), tonumber(least))
+    local is_known = again and highest == first + call.count - 1
+    if highest >= first and not is_known then return {-8, highest} end
   end
-  if proposal and hold and not hold.may_propose then
-    token = token or 0
-  elseif proposal then
-    local current = token or 0
-    token, refusal = accept(fence, proposal, hold and hold.has_attempt, call)
-    if token == 0 and hold then token = current end
-  elseif not call.has_token then
-    token = 0
-  elseif not token then
-    token, refusal = next_tokens(fence, call.minimum, call.count, call)
-  end
-  if not token then
-    if fields[1] then redis.call('DEL', lock) end -- a dead waiter had it
-    return refusal
-  end
-  local node = call.admission
-  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
-    node[4] = call.ttl_ms
-    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
-  end
-  if hold then
-    refusal = add_hold(lock, queue, attempt, owner, token, hold, is_queued, call)
-    return refusal or token, not refusal and not hold.has_attempt
-  end
-  refusal = set_holder(lock, fields, attempt, owner, token, call.ttl_ms)
-  if refusal then return refusal end
-  local removed = is_queued
-    and redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
-  if type(removed) == 'table' then
-    redis.call('DEL', lock)
-    error(removed)
-  end
-  return token, true
-end
 
--- Writes down that the attempt has ended, with this answer, and returns the answer. The score of
--- the mark: 2^52, the second until which it counts, in microseconds, and the answer plus 10.
-local function record_end(queue, attempt, answer, time)
-  -- A full server refuses ZADD as the first write of a script. ZREM comes first, of nothing: if it
-  -- removed the last entry, the queue would be deleted and created again.
-  redis.call('ZREM', queue, '')
-  local mark = string.format('%.0f', 2^52 + time - time % 1000000 + 60000010 + answer)
-  redis.call('ZADD', queue, mark, 'ended ' .. attempt)
-  local kept = redis.pcall('PEXPIRE', queue, '60000')
-  if type(kept) == 'table' then
-    redis.call('ZREM', queue, 'ended ' .. attempt)
-    error(kept)
+  -- Quorum: the proposed tokens, or nil and a refusal. A lease that is repaired after larger tokens
+  -- were accepted has none on this node.
+  local function accept(fence, first, again, call)
+    local is_repair, node = call.purpose == 'repair', call.admission
+    local refusal = refuse_proposal(fence, first, again or is_repair, call)
+    local last = first + call.count - 1
+    if refusal and is_repair and not refusal.err then return 0 end
+    if refusal then return nil, refusal end
+    if node and last > tonumber(node[3] or 0) then
+      node[3] = last
+      redis.call('HSET', call.node, 'high', string.format('%.0f', last))
+    end
+    redis.call('SET', fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
+    return first
   end
-end
 
--- Releases one of several holds. Where only holds of Redisson are left, the hash is Redisson's
--- again: an owner and its count.
-local function remove_hold(lock, attempt, owner)
-  local is_redissons = redis.call('HLEN', lock) == 3
-  redis.call('HDEL', lock, ':' .. attempt)
-  local reply = redis.pcall('HINCRBY', lock, owner, '-1')
-  if type(reply) == 'table' then
-    redis.call('HSET', lock, ':' .. attempt, '1')
-    error(reply)
+  -- Acquires a lock that is free, or that the owner has: a nested hold has the token of the lock.
+  -- On a quorum, a second delivery of the only hold may propose a larger one, and so may each hold
+  -- if the nodes know different ones ("nested"). Returns the token, and whether a hold was added.
+  local function acquire(lock, queue, fence, attempt, owner, place, proposal, hold, is_queued, call)
+    local fields, token, refusal = {}, hold and hold.token > 0 and hold.token or nil, nil
+    if not hold then
+      local busy_ms, _, no_token, spare = grant_next(lock, queue, fence, fields, attempt, call)
+      if no_token then return no_token end
+      if busy_ms then
+        local waiter = entry_of(attempt, owner, call)
+        if call.claim then enqueue(queue, attempt, waiter, place, nil, call) end
+        return {busy_ms, call.time}
+      end
+      token = spare
+    end
+    if proposal and hold and not hold.may_propose then
+      token = token or 0
+    elseif proposal then
+      local current = token or 0
+      token, refusal = accept(fence, proposal, hold and hold.has_attempt, call)
+      if token == 0 and hold then token = current end
+    elseif not call.has_token then
+      token = 0
+    elseif not token then
+      token, refusal = next_tokens(fence, call.minimum, call.count, call)
+    end
+    if not token then
+      if fields[1] then redis.call('DEL', lock) end -- a dead waiter had it
+      return refusal
+    end
+    local node = call.admission
+    if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
+      node[4] = call.ttl_ms
+      redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+    end
+    if hold then
+      refusal = add_hold(lock, queue, attempt, owner, token, hold, is_queued, call)
+      return refusal or token, not refusal and not hold.has_attempt
+    end
+    refusal = set_holder(lock, fields, attempt, owner, token, call.ttl_ms)
+    if refusal then return refusal end
+    local removed = is_queued
+      and redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
+    if type(removed) == 'table' then
+      redis.call('DEL', lock)
+      error(removed)
+    end
+    return token, true
   end
-  if is_redissons then redis.call('HDEL', lock, 'mode') end
-end
 
--- How many holds are revoked, or a refusal; and whether the lock is free then.
-local function count_revoked(lock, revoke_from)
-  local fields = unless_wrong_type(redis.pcall('HGETALL', lock))
-  if not fields then return -2, false end
-  if redis.call('PTTL', lock) == -1 then return -3, false end
-  local count, ours, is_ours, holder = 0, 0, not fields[1], nil
-  for at = 1, #fields, 2 do
-    if fields[at] == 'mode' then
-      is_ours = string.find(fields[at + 1], '^reentrant %d+$')
-    elseif string.byte(fields[at]) == 58 then
-      ours = ours + 1
-    else
-      count, holder = tonumber(fields[at + 1]) or 0, fields[at]
+  -- With `all`: what keeps a lock from being granted that is free, or that the owner has; nil if
+  -- nothing does: then all are granted. Changes nothing.
+  local function find_obstacle(queue, fence, attempt, proposal, hold, call)
+    for _, entry in ipairs(hold and {} or redis.call('ZRANGE', queue, '0', '127')) do
+      local waiter, kind, claim_ms = parse(entry)
+      local place = kind == 'reentrant' and tonumber(redis.call('ZSCORE', queue, entry))
+      if waiter == attempt then break end
+      if place and is_alive(queue, waiter, place, claim_ms, call.time) then
+        return {claim_ms + 0, call.time}
+      end
+    end
+    if proposal then
+      if hold and not hold.may_propose then return nil end
+      local is_repair = call.purpose == 'repair'
+      local refusal = refuse_proposal(fence, proposal, is_repair or hold and hold.has_attempt, call)
+      return (not is_repair or refusal and refusal.err) and refusal or nil
+    end
+    local needs_token = call.has_token and (not hold or hold.token == 0)
+    local counter = needs_token and redis.call('GET', fence) or '0'
+    if not string.find(counter, '^%-?%d+$') or tonumber(counter) + call.count >= 2^53 then
+      return {err = 'ERR the fencing counter is not a number below 2^53'}
     end
   end
-  if not is_ours or count > ours then return -2, false end
-  if revoke_from ~= '' and holder ~= revoke_from then return 0, false end
-  return count, true
-end
 
--- Releases a hold; leaves the queue; or revokes all holds, from an owner or, with '', from any.
--- `held` are the count of the owner, the attempt, and the mode, if they were read before.
-local function release(lock, queue, fence, attempt, owner, held, last_token, remembers, revoke_from,
-                       call)
-  if remembers then -- a second delivery gets the first answer, and changes nothing
-    local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
-    if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
-  end
-  local answer, is_over = 0, false
-  if revoke_from then
-    answer, is_over = count_revoked(lock, revoke_from)
-  else
-    held = held or unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode'))
-    if not held or not token_of(lock, held[3]) and redis.call('EXISTS', lock) == 1 then
-      answer = -2
-    elseif held[1] and held[2] then
-      answer = math.max(tonumber(held[1]) or 2, 1)
-      is_over = answer == 1
+  local is_blocked, is_new = false, {}
+  for i = 1, all == '1' and n or 0 do
+    if answers[i] == nil then
+      answers[i] = holds[i] == nil and -5 or to_answer(pcall(find_obstacle, KEYS[n + i],
+        KEYS[2 * n + i], ARGV[1 + i], tonumber(ARGV[1 + 3 * n + i]), holds[i], call))
     end
+    is_blocked = is_blocked or answers[i] ~= nil
   end
-  if remembers then record_end(queue, attempt, answer, call.time) end
-  -- A server that refuses writes reports that only if there is something to remove.
-  local waiter = call.claim and entry_of(attempt, owner, call)
-  if waiter and unless_wrong_type(redis.pcall('ZSCORE', queue, waiter)) then
-    redis.call('ZREM', queue, waiter, 'seen ' .. attempt)
-  end
-  if not is_over then
-    if answer > 0 then remove_hold(lock, attempt, owner) end
-    return answer
-  end
-  if revoke_from then
-    -- The token of the former holder is not the last one any more, as its client can find out.
-    if answer > 0 and redis.call('EXISTS', fence) == 1 then redis.pcall('INCRBY', fence, '1') end
-  elseif last_token then
-    local last = tonumber(unless_wrong_type(redis.pcall('GET', fence)) or nil)
-    if last and last > last_token and last < last_token + call.count then
-      redis.call('DECRBY', fence, string.format('%.0f', last - last_token))
-    end
-  end
-  local fields = {owner, ':' .. attempt}
-  if revoke_from or redis.call('HLEN', lock) ~= 3 then
-    fields = {}
-    for at, text in ipairs(redis.call('HGETALL', lock)) do
-      if at % 2 == 1 then fields[#fields + 1] = text end
-    end
-  end
-  local _, is_granted = grant_next(lock, queue, fence, fields, attempt, call)
-  if not is_granted then redis.call('DEL', lock) end
-  return answer
-end
-
--- With `all`: what keeps a lock from being granted that is free, or that the owner has; nil if
--- nothing does: then all are granted. Changes nothing.
-local function find_obstacle(queue, fence, attempt, proposal, hold, call)
-  for _, entry in ipairs(hold and {} or redis.call('ZRANGE', queue, '0', '127')) do
-    local waiter, kind, claim_ms = parse(entry)
-    local place = kind == 'reentrant' and tonumber(redis.call('ZSCORE', queue, entry))
-    if waiter == attempt then break end
-    if place and is_alive(queue, waiter, place, claim_ms, call.time) then
-      return {claim_ms + 0, call.time}
-    end
-  end
-  if proposal then
-    if hold and not hold.may_propose then return nil end
-    local is_repair = call.purpose == 'repair'
-    local refusal = refuse_proposal(fence, proposal, is_repair or hold and hold.has_attempt, call)
-    return (not is_repair or refusal and refusal.err) and refusal or nil
-  end
-  local needs_token = call.has_token and (not hold or hold.token == 0)
-  local counter = needs_token and redis.call('GET', fence) or '0'
-  if not string.find(counter, '^%-?%d+$') or tonumber(counter) + call.count >= 2^53 then
-    return {err = 'ERR the fencing counter is not a number below 2^53'}
-  end
-end
-
-local is_blocked, is_new = false, {}
-for i = 1, all == '1' and n or 0 do
-  if answers[i] == nil then
-    answers[i] = holds[i] == nil and -5 or to_answer(pcall(find_obstacle, KEYS[n + i],
-      KEYS[2 * n + i], ARGV[1 + i], tonumber(ARGV[1 + 3 * n + i]), holds[i], call))
-  end
-  is_blocked = is_blocked or answers[i] ~= nil
-end
-
-local remembers, revoke_from = remember == '1' or force == '1', force == '1' and (only_from or '')
-for order, i in ipairs(not is_blocked and words > 2 and rest or {}) do
-  local lock, queue, fence, attempt = KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[1 + i]
-  local owner, number, ok, answer = ARGV[1 + n + i], ARGV[1 + 2 * n + i], true, nil
-  if order > 1 and call.work > 2000 and all ~= '1' then -- about 3 ms
-    answer = -10
-  elseif verb == 'release' then
-    local held = known and not seen[lock] and known[i] or nil
-    seen[lock] = true
-    ok, answer = pcall(release, lock, queue, fence, attempt, owner, held, tonumber(number),
-      remembers, revoke_from, call)
-    if not ok and remembers then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
-  else
-    local place = number ~= '' and number or nil
-    if holds[i] == nil then -- the same lock again
+  for order, i in ipairs(is_blocked and {} or rest) do
+    local lock, queue, fence, attempt = KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[1 + i]
+    local owner, ok, answer = ARGV[1 + n + i], true, nil
+    local place = ARGV[1 + 2 * n + i] ~= '' and ARGV[1 + 2 * n + i] or nil
+    if order > 1 and call.work > 2000 and all ~= '1' then -- about 3 ms
+      answer = -10
+    elseif holds[i] == nil then -- the same lock again
       ok, answer, holds[i], queued[i] = pcall(wait, lock, queue, attempt, owner, place, call)
     end
     if answer == nil then
       ok, answer, is_new[i] = pcall(acquire, lock, queue, fence, attempt, owner, place,
         tonumber(ARGV[1 + 3 * n + i]), holds[i], queued[i], call)
     end
+    answers[i] = to_answer(ok, answer)
+    call.work = call.work + 5
   end
-  answers[i] = to_answer(ok, answer)
-  call.work = call.work + 5
-end
--- An error that could not be foreseen, as a missing right, takes all back.
-for i = 1, all == '1' and n or 0 do
-  is_blocked = is_blocked or type(answers[i]) ~= 'number' or answers[i] < 0
-end
-for i = 1, is_blocked and n or 0 do
-  if is_new[i] and holds[i] then
-    undo_hold(KEYS[i], ARGV[1 + i], ARGV[1 + n + i], holds[i])
-  elseif is_new[i] then
-    redis.call('DEL', KEYS[i])
+  -- An error that could not be foreseen, as a missing right, takes all back.
+  for i = 1, all == '1' and n or 0 do
+    is_blocked = is_blocked or type(answers[i]) ~= 'number' or answers[i] < 0
   end
-  if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then answers[i] = -10 end
-end
+  for i = 1, is_blocked and n or 0 do
+    if is_new[i] and holds[i] then
+      undo_hold(KEYS[i], ARGV[1 + i], ARGV[1 + n + i], holds[i])
+    elseif is_new[i] then
+      redis.call('DEL', KEYS[i])
+    end
+    if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then
+      answers[i] = -10
+    end
+  end
+
+elseif verb == 'release' then
+  -- Writes down that the attempt has ended, with this answer, and returns the answer. The score of
+  -- the mark: 2^52, the second until which it counts, in microseconds, and the answer plus 10.
+  local function record_end(queue, attempt, answer, time)
+    -- A full server refuses ZADD as the first write of a script. ZREM comes first, of nothing: if
+    -- it removed the last entry, the queue would be deleted and created again.
+    redis.call('ZREM', queue, '')
+    local mark = string.format('%.0f', 2^52 + time - time % 1000000 + 60000010 + answer)
+    redis.call('ZADD', queue, mark, 'ended ' .. attempt)
+    local kept = redis.pcall('PEXPIRE', queue, '60000')
+    if type(kept) == 'table' then
+      redis.call('ZREM', queue, 'ended ' .. attempt)
+      error(kept)
+    end
+  end
+
+  -- Releases one of several holds. Where only holds of Redisson are left, the hash is Redisson's
+  -- again: an owner and its count.
+  local function remove_hold(lock, attempt, owner)
+    local is_redissons = redis.call('HLEN', lock) == 3
+    redis.call('HDEL', lock, ':' .. attempt)
+    local reply = redis.pcall('HINCRBY', lock, owner, '-1')
+    if type(reply) == 'table' then
+      redis.call('HSET', lock, ':' .. attempt, '1')
+      error(reply)
+    end
+    if is_redissons then redis.call('HDEL', lock, 'mode') end
+  end
+
+  -- How many holds are revoked, or a refusal; and whether the lock is free then.
+  local function count_revoked(lock, revoke_from)
+    local fields = unless_wrong_type(redis.pcall('HGETALL', lock))
+    if not fields then return -2, false end
+    if redis.call('PTTL', lock) == -1 then return -3, false end
+    local count, ours, is_ours, holder = 0, 0, not fields[1], nil
+    for at = 1, #fields, 2 do
+      if fields[at] == 'mode' then
+        is_ours = string.find(fields[at + 1], '^reentrant %d+$')
+      elseif string.byte(fields[at]) == 58 then
+        ours = ours + 1
+      else
+        count, holder = tonumber(fields[at + 1]) or 0, fields[at]
+      end
+    end
+    if not is_ours or count > ours then return -2, false end
+    if revoke_from ~= '' and holder ~= revoke_from then return 0, false end
+    return count, true
+  end
+
+  -- Releases a hold; leaves the queue; or revokes all holds, from an owner or, with '', from any.
+  -- `held` are the count of the owner, the attempt, and the mode, if they were read before.
+  local function release(lock, queue, fence, attempt, owner, held, last_token, remembers,
+                         revoke_from, call)
+    if remembers then -- a second delivery gets the first answer, and changes nothing
+      local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
+      if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
+    end
+    local answer, is_over = 0, false
+    if revoke_from then
+      answer, is_over = count_revoked(lock, revoke_from)
+    else
+      held = held or unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode'))
+      if not held or not token_of(lock, held[3]) and redis.call('EXISTS', lock) == 1 then
+        answer = -2
+      elseif held[1] and held[2] then
+        answer = math.max(tonumber(held[1]) or 2, 1)
+        is_over = answer == 1
+      end
+    end
+    if remembers then record_end(queue, attempt, answer, call.time) end
+    -- A server that refuses writes reports that only if there is something to remove.
+    local waiter = call.claim and not revoke_from and entry_of(attempt, owner, call)
+    if waiter and unless_wrong_type(redis.pcall('ZSCORE', queue, waiter)) then
+      redis.call('ZREM', queue, waiter, 'seen ' .. attempt)
+    end
+    if not is_over then
+      if answer > 0 then remove_hold(lock, attempt, owner) end
+      return answer
+    end
+    if revoke_from then
+      -- The token of the former holder is not the last one any more, as its client can find out.
+      if answer > 0 and redis.call('EXISTS', fence) == 1 then redis.pcall('INCRBY', fence, '1') end
+    elseif last_token then
+      local last = unless_wrong_type(redis.pcall('GET', fence)) or ''
+      last = string.find(last, '^%d+$') and tonumber(last)
+      if last and last > last_token and last < last_token + call.count then
+        redis.call('DECRBY', fence, string.format('%.0f', last - last_token))
+      end
+    end
+    local fields = {owner, ':' .. attempt}
+    if revoke_from or redis.call('HLEN', lock) ~= 3 then
+      fields = {}
+      for at, text in ipairs(redis.call('HGETALL', lock)) do
+        if at % 2 == 1 then fields[#fields + 1] = text end
+      end
+    end
+    local _, is_granted = grant_next(lock, queue, fence, fields, attempt, call)
+    if not is_granted then redis.call('DEL', lock) end
+    return answer
+  end
+
+  local revoke_from = force == '1' and (only_from or '')
+  seen = {}
+  for order, i in ipairs(rest) do
+    local lock, queue, attempt, ok, answer = KEYS[i], KEYS[n + i], ARGV[1 + i], true, -10
+    if order == 1 or call.work <= 2000 then -- about 3 ms
+      local held = known and not seen[lock] and known[i] or nil
+      ok, answer = pcall(release, lock, queue, KEYS[2 * n + i], attempt, ARGV[1 + n + i], held,
+        tonumber(ARGV[1 + 2 * n + i]), remembers, revoke_from, call)
+      if not ok and remembers then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
+      seen[lock] = true
+    end
+    answers[i] = to_answer(ok, answer)
+    call.work = call.work + 5
+  end
 
 -- ---------------------------------------------------------------------------------- the rare cases
 
-if verb == 'inspect' or verb == 'renew' then
+else
   local function inspect(lock, queue, fence, call)
     local nothing, fields = {-2, '0', 0, call.time}, unless_wrong_type(redis.pcall('HGETALL', lock))
     if not fields then return nothing end
@@ -856,7 +883,7 @@ end
 -- One request in sixteen removes marks that have expired, and some random waiters that are dead. If
 -- a quarter of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
 -- An error here has no effect on a lock, so it is not answered.
-if claim or remembers then
+if cleans then
   local function clean(queue, call)
     local time, size = call.time, 16
     local last_mark = 2^52 + time - time % 1000000 + 61000000

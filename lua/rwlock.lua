@@ -130,46 +130,45 @@
 -- ------------------------------------------------------------------------------------------ checks
 -- Every word is checked before the first write. An empty word becomes nil.
 
-local verb, n, node = ARGV[1], #KEYS / 3, nil
+local verb, n, attempts, node = ARGV[1], #KEYS / 3, 0, nil
 if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
-local is_acquire = verb == 'read' or verb == 'write'
-local words = is_acquire and 4 or verb == 'release' and 3 or verb == 'inspect' and 0 or 2
-local attempts = verb == 'wait' and (#ARGV - 4) / 2 or n
-local first = 2 + words * attempts -- of the shared words
-if n < 1 or n > 128 or n % 1 > 0 or #ARGV < first - 1
-  or verb == 'wait' and (#KEYS ~= 3 or attempts < 1 or attempts > 1024 or attempts % 1 > 0) then
-  return -5
-end
+if n < 1 or n > 128 or n % 1 > 0 then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
 local all, purpose, run, remember, force, only_from, max_readers, minimum, clock
-local further = #ARGV > first + 1 -- there are words that most requests have not
-if is_acquire then
-  ttl_ms, min_token = ARGV[first], ARGV[first + 1]
+local is_acquire, first, further -- the first of the shared words; some that most calls have not
+if verb == 'read' or verb == 'write' then
+  is_acquire, first = true, 2 + 4 * n
+  ttl_ms, min_token, further = ARGV[first], ARGV[first + 1], ARGV[first + 2]
   if further then
     claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens, all, purpose, run =
       unpack(ARGV, first + 2)
     if verb == 'read' then max_readers, tokens = tokens, nil end
   end
 elseif verb == 'release' then
-  min_token, further = ARGV[first], #ARGV > first
+  first = 2 + 3 * n
+  further = ARGV[first + 1]
+  if not ARGV[first - 1] then return -5 end
   if further then
     remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from =
       unpack(ARGV, first + 1)
   end
 elseif verb == 'renew' then
-  ttl_ms = ARGV[first]
+  ttl_ms = ARGV[2 + 2 * n]
 elseif verb == 'downgrade' then
-  ttl_ms, min_token, token_ttl_ms = unpack(ARGV, first)
+  ttl_ms, min_token, token_ttl_ms = unpack(ARGV, 2 + 2 * n)
+  further = token_ttl_ms
 elseif verb == 'wait' then
-  claim_ms, channel, max_depth = unpack(ARGV, first)
+  attempts, further = (#ARGV - 4) / 2, true
+  if #KEYS ~= 3 or attempts < 1 or attempts > 1024 or attempts % 1 > 0 then return -5 end
+  claim_ms, channel, max_depth = unpack(ARGV, 2 + 2 * attempts)
   if claim_ms == '' then return -5 end
 elseif verb == 'inspect' then
-  only_from = ARGV[first]
+  only_from = ARGV[2] ~= '' and ARGV[2] or nil
 else
   return -5
 end
-if verb ~= 'release' and verb ~= 'wait' and verb ~= 'inspect'
+if (is_acquire or verb == 'renew' or verb == 'downgrade')
   and (not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$')) then
   return -5
 end
@@ -178,37 +177,30 @@ if min_token and min_token ~= '' then
   if not minimum or minimum >= 2^52 then return -5 end
 end
 local claim, count, depth, reader_limit = nil, 1, 255, 10000
-if only_from == '' then only_from = nil end
 if further then
-  if claim_ms and claim_ms ~= '' then
-    claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and claim_ms + 0
-    if not claim or claim > 60000 then return -5 end
+  local function number(word, most, default)
+    if not word or word == '' then return default end
+    return #word <= 6 and string.find(word, '^[1-9]%d*$') and word + 0 <= most and word + 0 or false
   end
+  claim, count = number(claim_ms, 60000, nil), number(tokens, 1000, 1)
+  depth, reader_limit = number(max_depth, 1024, 255), number(max_readers, 100000, 10000)
+  if claim == false or not count or not depth or not reader_limit then return -5 end
   if channel and channel ~= '' and (#channel > 256 or string.find(channel, ' ', 1, true)
     or #(string.match(channel, 'wake:(%x+)~?$') or '') ~= 32) then
     return -5
   end
-  if max_depth and max_depth ~= '' then
-    depth = #max_depth <= 4 and string.find(max_depth, '^[1-9]%d*$') and max_depth + 0
-    if not depth or depth > 1024 then return -5 end
-  end
-  if max_readers and max_readers ~= '' then
-    reader_limit = #max_readers <= 6 and string.find(max_readers, '^[1-9]%d*$') and max_readers + 0
-    if not reader_limit or reader_limit > 100000 then return -5 end
-  end
-  if tokens and tokens ~= '' then
-    count = #tokens <= 4 and string.find(tokens, '^[1-9]%d*$') and tokens + 0
-    if not count or count > 1000 then return -5 end
-  end
   if grant_before == '' then grant_before = nil end
   if token_ttl_ms == '' then token_ttl_ms = nil end
   if force == '' then force = nil end
+  if remember == '' then remember = nil end
+  if only_from == '' then only_from = nil end
   if grant_before and not string.find(grant_before, '^%d+$')
     or token_ttl_ms and (#token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$'))
     or not string.find((remember or '') .. ' ' .. (all or ''), '^1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
     or force and force ~= 'read' and force ~= 'write'
-    or only_from and (#only_from > 256 or string.find(only_from, '^:') or string.find(only_from, ' '))
+    or only_from and (#only_from > 256 or string.find(only_from, '^:'))
+    or only_from and string.find(only_from, ' ', 1, true)
     or claim and all == '1' then
     return -5
   end
@@ -218,14 +210,16 @@ end
 -- Nothing waits. A lock that takes more than this is left to the next sections. No closure is made
 -- up to there: ten of them take as long as a command.
 
-local answers, left, raised = {nil}, nil, nil -- raised: what the counters of locks left were raised to
+local answers, raised = {nil}, nil -- raised: what counters are at, of locks without an answer
+local try = redis.pcall
 if is_acquire then
   local is_common = not node and not grant_before and all ~= '1'
-  local found = is_common and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) or 2
+  local found = not is_common and 2 or n == 1 and redis.call('EXISTS', KEYS[1], KEYS[2])
+    or redis.call('EXISTS', unpack(KEYS, 1, 2 * n))
   local seen = n > 1 and is_common and {}
   for i = 1, n do
-    local attempt, lock, fence, proposal = ARGV[1 + i], KEYS[i], KEYS[2 * n + i], ARGV[1 + 3 * n + i]
-    local owner, keys, readers, pttl, known, token = ARGV[1 + n + i], found, nil, nil, nil, nil
+    local attempt, owner, proposal = ARGV[1 + i], ARGV[1 + n + i], ARGV[1 + 3 * n + i]
+    local lock, fence, keys, token, state, pttl = KEYS[i], KEYS[2 * n + i], found, nil, nil, nil
     if seen then -- the same lock again must wait for its first answer
       if found > 0 then keys = redis.call('EXISTS', lock, KEYS[n + i]) end
       if seen[lock] then keys = 2 end
@@ -236,17 +230,15 @@ if is_acquire then
     elseif #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true) then
       keys = 2
     end
-    if ARGV[1 + 2 * n + i] ~= '' or attempt == '' or #attempt > 128
+    if keys == 2 or ARGV[1 + 2 * n + i] ~= '' or attempt == '' or #attempt > 128
       or string.find(attempt, ' ', 1, true) then
       keys = 2
-    end
-    if keys == 1 and verb == 'read' then -- one reader more, and no attempt writes or waits
-      local state = redis.pcall('HMGET', lock, 'mode', 'readers', 'token', 'write',
-        'read:' .. owner, 'writer_wait_until')
-      readers = state[1] == 'several' and not (state[4] or state[5] or state[6])
-        and tonumber(state[2]) or 0
-      if readers > 0 and readers < reader_limit then
-        pttl, known = redis.call('PTTL', lock), state[3]
+    elseif keys == 1 and verb == 'read' then -- one reader more, and no attempt writes or waits
+      state = try('HMGET', lock, 'mode', 'readers', 'token', 'write', 'read:' .. owner,
+        'writer_wait_until')
+      local readers = state[1] == 'several' and tonumber(state[2]) or 0
+      if readers > 0 and readers < reader_limit and not (state[4] or state[5] or state[6]) then
+        pttl = redis.call('PTTL', lock)
         if pttl >= 0 then keys = 0 end
       end
     end
@@ -254,18 +246,17 @@ if is_acquire then
       token = nil
     elseif proposal ~= '' then
       clock = clock or redis.call('TIME')
-      local highest = redis.pcall('GET', fence) or '0'
-      if string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= (clock[1] + 86400) * 1000000
-        and type(highest) == 'string' and string.find(highest, '^%d+$') and proposal + 0 > highest + 0 then
+      local highest, latest = try('GET', fence) or '0', (clock[1] + 86400) * 1000000
+      if string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= latest
+        and type(highest) == 'string' and string.find(highest, '^%d+$')
+        and proposal + 0 > highest + 0 then
         local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
-        if not redis.pcall('SET', fence, last, 'PX', token_ttl_ms or '3600000').err then
-          token = proposal + 0
-        end
+        token = not try('SET', fence, last, 'PX', token_ttl_ms or '3600000').err and proposal + 0
       end
     elseif not minimum then
       token = 0
     elseif verb == 'write' then
-      local last = redis.pcall('INCRBY', fence, count == 1 and '1' or tokens)
+      local last = try('INCRBY', fence, count == 1 and '1' or tokens)
       if type(last) == 'number' then
         if last > count and last - count >= minimum and last < 2^53 then
           token = last - count + 1
@@ -275,77 +266,62 @@ if is_acquire then
         end
       end
     else -- a reader has the token of the last writer
-      local last = known or redis.pcall('GET', fence)
+      local last = state and state[3] or try('GET', fence)
       token = type(last) == 'string' and string.find(last, '^%d+$') and last + 0
-      if not token or token < minimum or token >= 2^53 then token = nil end
+      if token and (token < minimum or token >= 2^53) then token = nil end
     end
-    if token then
-      local stored
-      if pttl then
-        clock = clock or redis.call('TIME')
-        local ends = clock[1] * 1000 + math.floor(clock[2] / 1000) + ttl_ms
-        local hold = ends .. ' ' .. attempt
-        if token > 0 and token ~= tonumber(known) then
-          stored = redis.pcall('HSET', lock, 'read:' .. owner, hold, 'readers', readers + 1,
-            'token', string.format('%.0f', token))
-        else
-          stored = redis.pcall('HSET', lock, 'read:' .. owner, hold, 'readers', readers + 1)
-        end
-        if type(stored) == 'table' then
-          token = nil
-        elseif pttl < ttl_ms + 0 and redis.pcall('PEXPIREAT', lock, ends) ~= 1 then
-          redis.call('HDEL', lock, 'read:' .. owner)
-          redis.call('HSET', lock, 'readers', readers)
-          token = nil
-        end
-      else
-        local mode = 'sole ' .. verb .. ' ' .. owner .. ' ' .. attempt
-        if verb == 'write' and token > 0 then
-          stored = redis.pcall('HSET', lock, 'mode', mode, 'token', string.format('%.0f', token))
-        else
-          stored = redis.pcall('HSET', lock, 'mode', mode)
-        end
-        if type(stored) == 'table' then
-          token = nil
-        elseif redis.pcall('PEXPIRE', lock, ttl_ms) ~= 1 then -- refused: not without a TTL
-          redis.call('DEL', lock)
-          token = nil
-        end
+    if token and state then
+      clock = clock or redis.call('TIME')
+      local ends = clock[1] * 1000 + math.floor(clock[2] / 1000) + ttl_ms
+      local field = 'read:' .. owner
+      local stored = try('HSET', lock, field, ends .. ' ' .. attempt, 'readers', state[2] + 1)
+      if type(stored) == 'table' or pttl < ttl_ms + 0 and try('PEXPIREAT', lock, ends) ~= 1 then
+        try('HDEL', lock, field)
+        try('HSET', lock, 'readers', state[2])
+        token = nil
+      elseif token > 0 and token ~= tonumber(state[3]) then
+        redis.call('HSET', lock, 'token', string.format('%.0f', token))
+      end
+    elseif token then
+      local mode = 'sole ' .. verb .. ' ' .. owner .. ' ' .. attempt
+      local stored = verb == 'write' and token > 0
+        and try('HSET', lock, 'mode', mode, 'token', string.format('%.0f', token))
+        or try('HSET', lock, 'mode', mode)
+      if stored ~= 1 and stored ~= 2 or try('PEXPIRE', lock, ttl_ms) ~= 1 then
+        try('DEL', lock) -- it must not be left without a TTL
+        token = nil
       end
     end
-    if token then
-      answers[i] = token
-    else
-      left = left or {}
-      left[#left + 1] = i
-    end
+    answers[i] = token or nil
   end
-elseif verb == 'release' then
+elseif verb == 'release' and (not further or not (remember or claim or force) and count == 1) then
   for i = 1, n do
     local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
     if owner == '' then owner = attempt end
-    local mode = not further and ARGV[1 + 2 * n + i] == '' and redis.pcall('HGET', lock, 'mode')
-    local hold = owner .. ' ' .. attempt
+    local hold, mode = owner .. ' ' .. attempt, nil
+    if ARGV[1 + 2 * n + i] == '' then mode = try('HGET', lock, 'mode') end
     -- The only hold: an attempt that waits would have turned it into one of several.
     if mode == 'sole read ' .. hold or mode == 'sole write ' .. hold then
-      if redis.pcall('DEL', lock) == 1 then answers[i] = 1 end
-    elseif mode == 'several' then -- one of several readers, and no attempt writes or waits
+      if try('DEL', lock) == 1 then answers[i] = 1 end
+    elseif mode == 'several' then -- the only hold of its owner, and no attempt waits
       local state = redis.call('HMGET', lock, 'read:' .. owner, 'readers', 'write')
-      local readers = tonumber(state[2]) or 0
-      local ends, reader = string.match(state[1] or '', '^(%d+) ([^ ]+)$')
-      if reader == attempt and readers > 1 and not state[3]
-        and redis.call('EXISTS', KEYS[n + i]) == 0 then
+      local readers, is_held = tonumber(state[2]) or 0, nil
+      local ends, words = string.match(state[3] or state[1] or '', '^(%d+) (.+)$')
+      if state[3] then
+        is_held = words == hold and readers == 0 and not state[1]
+      else
+        is_held = words == attempt and readers > 0
+      end
+      if is_held and redis.call('EXISTS', KEYS[n + i]) == 0 then
         clock = clock or redis.call('TIME')
-        if ends + 0 > clock[1] * 1000 + math.floor(clock[2] / 1000)
-          and redis.pcall('HDEL', lock, 'read:' .. owner) == 1 then
-          redis.call('HSET', lock, 'readers', readers - 1)
+        local is_valid = ends + 0 > clock[1] * 1000 + math.floor(clock[2] / 1000)
+        if is_valid and readers > 1 and try('HDEL', lock, 'read:' .. owner) == 1 then
+          try('HSET', lock, 'readers', readers - 1) -- if refused, other_reader counts anew
+          answers[i] = 1
+        elseif is_valid and readers < 2 and try('DEL', lock) == 1 then
           answers[i] = 1
         end
       end
-    end
-    if not answers[i] then
-      left = left or {}
-      left[#left + 1] = i
     end
   end
 elseif verb == 'renew' then
@@ -354,21 +330,20 @@ elseif verb == 'renew' then
   for i = 1, n do
     local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
     if owner == '' then owner = attempt end
-    local mode, hold = redis.pcall('HGET', lock, 'mode'), owner .. ' ' .. attempt
+    local mode, hold = try('HGET', lock, 'mode'), owner .. ' ' .. attempt
     local is_only_hold = mode == 'sole read ' .. hold or mode == 'sole write ' .. hold
     local pttl = is_only_hold and redis.call('PTTL', lock) or -1
-    if pttl >= 0 and (pttl >= ttl_ms + 0 or redis.pcall('PEXPIRE', lock, ttl_ms) == 1) then
+    if pttl >= 0 and (pttl >= ttl_ms + 0 or try('PEXPIRE', lock, ttl_ms) == 1) then
       answers[i] = time
-    else
-      left = left or {}
-      left[#left + 1] = i
     end
   end
-else
-  left = {}
-  for i = 1, attempts do left[i] = i end
 end
-if not left then return answers end
+if n == 1 and answers[1] then return answers end
+local left = {} -- the locks without an answer
+for i = 1, math.max(n, attempts) do
+  if not answers[i] then left[#left + 1] = i end
+end
+if not left[1] then return answers end
 
 -- -------------------------------------------------------------------------- one lock after another
 -- From here on, one lock is served after the other. A function uses only what it receives, and
@@ -382,6 +357,7 @@ if clock.err then
   return clock
 end
 local time = clock[1] * 1000000 + clock[2]
+if verb == 'release' then minimum = tonumber(string.match(ARGV[first] or '', '^%d+$')) end
 -- A mistake of a client must not keep a lock from being released.
 if not is_acquire and minimum and minimum > time + 86400000000 then minimum = nil end
 local call = {
@@ -405,12 +381,10 @@ local function next_tokens(fence, least, count, last, call)
   last = last or redis.pcall('INCRBY', fence, count == 1 and '1' or count)
   if type(last) == 'table' then return nil, last end
   if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
-  local first, refusal = math.max(least + 1, call.time), nil
+  local first, refusal = math.max(least + 1, call.time), -5
   if last >= 2^53 then
     refusal = {err = 'ERR the fencing counter is at 2^53'}
-  elseif least > call.time + 86400000000 then
-    refusal = -5
-  else
+  elseif least <= call.time + 86400000000 then
     local text = string.format('%.0f', first + count - 1)
     refusal = redis.pcall('SET', fence, text, 'PX', call.token_ttl_ms)
     if not refusal.err then return first end
@@ -541,7 +515,7 @@ local function serve(operation, locks, call)
     if lock.is_new and not is_granted then pcall(delete_if_free, lock) end
     -- An admission of this node waits for the longest lease.
     if is_granted and admission and (answer > 0 or call.verb ~= 'downgrade')
-      and call.ttl_ms + 0 > tonumber(admission[4] or 0) then
+      and call.ttl_ms + 0 > (tonumber(admission[4]) or 0) then
       admission[4] = call.ttl_ms
       redis.call('HSET', call.node, 'ttl', call.ttl_ms)
     end
@@ -558,36 +532,44 @@ local function serve(operation, locks, call)
   return rest
 end
 
--- The words of one lock are checked here for all that the common cases do not answer.
-local locks, again, seen, is_late = {}, {}, {}, grant_before and time >= tonumber(grant_before)
+-- The words of one lock are checked here for all that the common cases do not answer. For wait,
+-- each of its attempts has a table.
+local locks, again, seen, a_day_ahead = {}, {}, {}, time + 86400000000
+local is_late = grant_before and time >= tonumber(grant_before)
 for _, i in ipairs(left) do
-  local attempt, owner = words > 0 and ARGV[1 + i], words > 0 and ARGV[1 + attempts + i] or ''
-  local number, proposal = words > 2 and ARGV[1 + 2 * n + i] or '', words > 3 and ARGV[1 + 3 * n + i] or ''
+  local attempt, owner, number, proposal = '', '', '', ''
+  if verb ~= 'inspect' then
+    attempt, owner = ARGV[1 + i] or '', ARGV[1 + math.max(n, attempts) + i] or ''
+  end
+  if is_acquire or verb == 'release' then number = ARGV[1 + 2 * n + i] end
+  if is_acquire then proposal = ARGV[1 + 3 * n + i] end
   local is_raised, is_again = raised and raised[i], is_acquire and seen[KEYS[i]]
-  if is_acquire then seen[KEYS[i]] = true end
-  if is_again and all == '1' or attempt and (attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true))
+  if is_again and all == '1' or #attempt > 128 or string.find(attempt, ' ', 1, true)
+    or attempt == '' and verb ~= 'inspect'
     or #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true)
     or number ~= '' and not (string.find(number, '^[1-9]%d*$') and tonumber(number) < 2^52)
     or proposal ~= ''
-      and not (string.find(proposal, '^[1-9]%d*$') and tonumber(proposal) <= time + 86400000000) then
+      and not (string.find(proposal, '^[1-9]%d*$') and tonumber(proposal) <= a_day_ahead) then
     answers[i] = -5
   elseif is_late or is_acquire and node and call.admission[1] ~= run then
     answers[i] = is_late and -1 or -9
-  elseif is_acquire and proposal == '' and not is_raised and (minimum or 0) > time + 86400000000 then
+  elseif is_acquire and proposal == '' and not is_raised and (minimum or 0) > a_day_ahead then
     answers[i] = -5 -- also if it is in use: a release would grant it with a smaller token
   else
-    if force or verb == 'inspect' then owner = only_from or '' elseif owner == '' then owner = attempt end
-    local lock = {
+    if owner == '' then owner = attempt end
+    if force or verb == 'inspect' then owner = only_from or '' end
+    local lock, list, refusal = {
       index = i, key = KEYS[i], queue = KEYS[n + i], fence = KEYS[2 * n + i],
-      attempt = attempt, owner = owner, number = number ~= '' and number or nil, proposal = tonumber(proposal),
+      attempt = attempt, owner = owner, number = number ~= '' and number or nil,
+      proposal = tonumber(proposal),
       checks_left = 128, batches = 0, -- of waiters, in search of a writer; of readers
-    }
+    }, is_again and again or locks, nil
     if is_raised then
-      lock.new_token, lock.refusal = next_tokens(lock.fence, call.minimum, count, raised[i], call)
+      lock.new_token, refusal = next_tokens(lock.fence, call.minimum, count, is_raised, call)
     end
-    local list = is_again and again or locks -- the same lock again waits for its first answer
-    if lock.refusal then answers[i] = to_answer(true, lock.refusal) else list[#list + 1] = lock end
+    if refusal then answers[i] = to_answer(true, refusal) else list[#list + 1] = lock end
   end
+  seen[KEYS[i] or ''] = true
 end
 
 -- The text by which the attempt is queued.
@@ -597,7 +579,7 @@ local function entry_of(lock, kind, call)
     .. (kind == 'write' and call.count > 1 and ' ' .. call.count or '')
 end
 
--- ------------------------------------------------------------------------------------ renew, inspect, wait
+-- --------------------------------------------------------------------------- renew, inspect, wait
 
 if verb == 'renew' then
   local function renew(lock, call)
@@ -612,17 +594,12 @@ if verb == 'renew' then
     local field, ends, words = 'read:' .. lock.owner, unexpired(lock.read, call.now)
     if not words or not has(words, lock.attempt) then
       field, ends, words = 'write', unexpired(lock.write, call.now)
-      if not words or string.match(words, '^[^ ]+') ~= lock.owner or not has(words, lock.attempt) then
-        return 0
-      end
+      local writer = words and string.match(words, '^[^ ]+')
+      if writer ~= lock.owner or not has(words, lock.attempt) then return 0 end
     end
     if ends < until_then then
-      -- A full server refuses HSET as the first write of a script.
-      if lock.pttl < ttl then
-        redis.call('PEXPIREAT', lock.key, until_then)
-      else
-        redis.call('HDEL', lock.key, 'read:')
-      end
+      redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
+      if lock.pttl < ttl then redis.call('PEXPIREAT', lock.key, until_then) end
       redis.call('HSET', lock.key, field, until_then .. ' ' .. words)
     end
     return call.time
@@ -707,7 +684,7 @@ elseif verb == 'wait' then
   serve(wait, {locks[1]}, call)
 end
 
--- ----------------------------------------------------------------------------------------- the queue
+-- --------------------------------------------------------------------------------------- the queue
 
 -- Queues the attempt at its place; or if it is queued, notes that it was seen, which counts for one
 -- claim. A place of 0 is before all other writers, also if it was queued already. `lock.scores` are
@@ -801,7 +778,8 @@ end
 -- Queues a reader of a lock that is in use for busy_ms.
 local function queue_to_read(lock, busy_ms, call)
   if call.claim then
-    if not redis.call('ZSCORE', lock.queue, lock.entry) and is_full(lock, true, call) then return -7 end
+    local is_queued = redis.call('ZSCORE', lock.queue, lock.entry)
+    if not is_queued and is_full(lock, true, call) then return -7 end
     enqueue(lock, lock.number, call)
   end
   return {busy_ms, call.time}
@@ -819,7 +797,8 @@ local function queue_to_write(lock, busy_ms, call)
         if unexpired(redis.call('HGET', lock.key, 'read:' .. upgrader), call.now) then return -6 end
         upgrade_ends = nil
       end
-      redis.call('HSET', lock.key, 'upgrade', math.max(ends, upgrade_ends or 0) .. ' ' .. lock.owner)
+      upgrade_ends = math.max(ends, upgrade_ends or 0)
+      redis.call('HSET', lock.key, 'upgrade', upgrade_ends .. ' ' .. lock.owner)
     end
     redis.call('HSET', lock.key, 'writer_wait_until', math.max(ends, lock.wait_until))
     enqueue(lock, place, call)
@@ -875,10 +854,8 @@ local function first_writer(lock, call)
     if not attempt or not is_alive(lock.queue, attempt, place, claim_ms, call.time) then
       redis.call('ZREM', lock.queue, entry, 'seen ' .. (attempt or ''))
     elseif kind == 'write' then
-      return {
-        entry = entry, place = place, attempt = attempt, claim_ms = claim_ms, channel = channel,
-        owner = owner, tokens = tokens,
-      }
+      return {entry = entry, place = place, attempt = attempt, claim_ms = claim_ms,
+        channel = channel, owner = owner, tokens = tokens}
     else
       others = others + 1
     end
@@ -895,7 +872,8 @@ end
 -- only if there is something to write.
 local function leave_queue(lock, kind, call)
   local entry = call.claim and entry_of(lock, kind, call)
-  if not entry or not unless_wrong_type(redis.pcall('ZSCORE', lock.queue, entry)) then return false end
+  local place = entry and unless_wrong_type(redis.pcall('ZSCORE', lock.queue, entry))
+  if not place then return false end
   redis.call('ZREM', lock.queue, entry, 'seen ' .. lock.attempt)
   return true
 end
@@ -963,12 +941,14 @@ local function select_readers(lock, entries, call)
   local channels, holds, longest = {}, {}, 0
   for i = 1, #entries, 2 do
     local attempt, kind, claim_ms, channel, owner, depth = parse(entries[i])
-    if kind == 'read' and is_alive(lock.queue, attempt, tonumber(entries[i + 1]), claim_ms, call.time) then
+    local place = tonumber(entries[i + 1])
+    if kind == 'read' and is_alive(lock.queue, attempt, place, claim_ms, call.time) then
       local hold = holds[owner]
       if not hold then
         local field = redis.call('HGET', lock.key, 'read:' .. owner)
         local ends, attempts = unexpired(field, call.now)
-        hold = {ends = ends or 0, attempts = attempts, count = count_attempts(attempts), is_new = not field}
+        hold = {ends = ends or 0, attempts = attempts, is_new = not field}
+        hold.count = count_attempts(attempts)
         holds[owner] = hold
       end
       if hold.count < depth then
@@ -976,9 +956,8 @@ local function select_readers(lock, entries, call)
         longest = math.max(longest, claim_ms)
         if attempt == lock.attempt then channel = '' end
         channels[channel] = channels[channel] or {}
-        table.insert(channels[channel], {
-          attempt = attempt, owner = owner, hold = hold, ends = call.now + claim_ms,
-        })
+        local waiter = {attempt = attempt, owner = owner, hold = hold, ends = call.now + claim_ms}
+        table.insert(channels[channel], waiter)
       end
     end
   end
@@ -1036,12 +1015,13 @@ local function admit_readers(lock, latest, call)
     if lock.batches > 2 then return false end
     call.work = call.work + 2 * #entries
     local channels, longest = select_readers(lock, entries, call)
-    local token, pttl, last = nil, lock.pttl, 0
+    local pttl, token = lock.pttl, nil
     if next(channels) then
       token, lock.no_token = shared_token(lock, call)
       if not token then return false end
       reserve(lock, longest, call)
     end
+    local last
     is_admitted, last = admit_batch(lock, entries, channels, token, call)
     if token then shorten(lock, math.max(pttl, last - call.now), call) end
     if is_admitted and #entries == 2 * size then notify_rest(lock, latest) end
@@ -1055,7 +1035,8 @@ local function admit_writer(lock, reader, call)
   for _ = 1, reader and 1 or 32 do
     local writer = first_writer(lock, call)
     if not writer then
-      if not lock.is_unfinished then redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade') end
+      if lock.is_unfinished then return false end
+      redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade')
       return false
     end
     if reader and writer.owner ~= reader then return false end
@@ -1120,42 +1101,41 @@ local function admit_waiters(lock, call)
       redis.call('HSET', lock.key, 'writer_wait_until', call.now + writer.claim_ms,
         'writer_left', string.format('%.0f', writer.place - 1))
     end
-  elseif not lock.is_unfinished and not admit_writer(lock, nil, call) and not lock.is_unfinished then
+  elseif not lock.is_unfinished and not admit_writer(lock, nil, call)
+    and not lock.is_unfinished then
     admit_readers(lock, '(0', call)
   end
 end
 
--- The owner's holds to write and to read: their ends, and the attempts; and whether this one is
--- among them.
-local function find_holds(lock, call)
-  local write_ends, write = unexpired(lock.write, call.now)
-  local writer, writes = string.match(write or '', '^([^ ]+) (.+)$')
-  local read_ends, reads = unexpired(lock.read, call.now)
-  if writer ~= lock.owner then writes = nil end
-  return {
-    write_ends = write_ends, writes = writes, is_writing = writes and has(writes, lock.attempt),
-    read_ends = read_ends, reads = reads, is_reading = reads and has(reads, lock.attempt),
-  }
+-- The owner's holds on one side: their end, the attempts, whether this one is among them, and the
+-- others.
+local function find_holds(lock, side, call)
+  local ends, attempts = unexpired(lock[side], call.now) -- lock.read or lock.write
+  if side == 'write' then
+    local writer, rest = string.match(attempts or '', '^([^ ]+) (.+)$')
+    attempts = writer == lock.owner and rest or nil
+  end
+  local holds, others = {ends = ends, attempts = attempts, is_held = attempts == lock.attempt}, {}
+  for attempt in string.gmatch(not holds.is_held and attempts or '', '[^ ]+') do
+    if attempt == lock.attempt then holds.is_held = true else others[#others + 1] = attempt end
+  end
+  holds.others, holds.left = table.concat(others, ' '), #others
+  return holds
 end
 
--- Removes the attempt from the owner's holds on one side. Returns how many are left there. HDEL
--- comes first: see end_write.
-local function end_hold(lock, side, ends, attempts, call)
-  local field, rest = side == 'read' and 'read:' .. lock.owner or 'write', {}
-  for each in string.gmatch(attempts, '[^ ]+') do
-    if each ~= lock.attempt then rest[#rest + 1] = each end
-  end
-  if rest[1] then
+-- Ends the hold of the attempt on one side.
+local function end_hold(lock, side, holds, call)
+  local field = side == 'read' and 'read:' .. lock.owner or 'write'
+  if holds.left > 0 then
     local owner = side == 'write' and lock.owner .. ' ' or ''
-    redis.call('HDEL', lock.key, 'read:')
-    redis.call('HSET', lock.key, field, ends .. ' ' .. owner .. table.concat(rest, ' '))
+    redis.call('HDEL', lock.key, 'read:') -- see end_write
+    redis.call('HSET', lock.key, field, holds.ends .. ' ' .. owner .. holds.others)
   elseif side == 'write' then
     end_write(lock, call)
   else
     redis.call('HDEL', lock.key, field)
     redis.call('HINCRBY', lock.key, 'readers', -1)
   end
-  return #rest
 end
 
 -- ------------------------------------------------------------------------------------- read, write
@@ -1163,11 +1143,11 @@ end
 local operation
 if is_acquire then
   -- Quorum: accepts the proposed tokens. Those of a writer must be larger than all that this node
-  -- has accepted. An attempt that writes may propose its own `again`, and so may a repair: if larger
-  -- ones were accepted since, that one has no token on this node. A reader gets the largest one: it
-  -- is larger than the tokens of all writers before and, once a majority knows it, smaller than
-  -- those of all after.
-  local function accept(lock, again, call)
+  -- has accepted. An attempt that writes may propose its own `again`, and so may a repair: if
+  -- larger ones were accepted since, it keeps the current one. A reader gets the largest one: it is
+  -- larger than the tokens of all writers before and, once a majority knows it, smaller than those
+  -- of all after.
+  local function accept(lock, current, again, call)
     local node, accepted = call.admission or {}, redis.call('GET', lock.fence) or '0'
     local first, least, is_repair = lock.proposal, node[2] or '0', call.purpose == 'repair'
     if not string.find(accepted .. ' ' .. least, '^%d+ %d+$') or tonumber(accepted) >= 2^53 then
@@ -1178,11 +1158,11 @@ if is_acquire then
       first = math.max(first, highest)
       last = first
     elseif highest >= first and not ((again or is_repair) and highest == last) then
-      if is_repair and call.is_trial then return nil, -10 end
-      if is_repair then return 0 end
-      return nil, {-8, highest}
+      if not is_repair then return nil, {-8, highest} end
+      first = nil
     end
     if call.is_trial then return nil, -10 end
+    if not first then return current or 0 end
     if call.node and last > tonumber(node[3] or 0) then
       node[3] = last
       redis.call('HSET', call.node, 'high', string.format('%.0f', last))
@@ -1191,19 +1171,27 @@ if is_acquire then
     return first
   end
 
-  -- The token of a hold, or nil and a refusal. A hold inside one to write has the `current` token of
-  -- the latter, unless the nodes of a quorum know different ones ("nested"). An attempt that is_only
-  -- may propose its own token again. Refuses with -10 before the first change if all locks are tried.
+  -- The token of a hold, or nil and a refusal. A hold inside one to write has the `current` token
+  -- of the latter, unless the nodes of a quorum know different ones ("nested"). An attempt that
+  -- is_only may propose its own token again. In a trial (see `all`), -10: it would be granted.
   local function take_token(lock, current, is_only, is_again, call)
-    if lock.proposal and (is_only or call.purpose == 'nested') then return accept(lock, is_again, call) end
-    if call.is_trial and call.has_token and not to_token(redis.call('GET', lock.fence) or '0') then
-      return nil, {err = 'ERR the fencing counter is spoilt'}
+    if lock.proposal and (is_only or call.purpose == 'nested') then
+      return accept(lock, current, is_again, call)
     end
-    if call.is_trial then return nil, -10 end
-    if lock.proposal or not call.has_token then return lock.proposal and current or 0 end
-    if (current or 0) > 0 then return current end
+    local token = lock.new_token
+    if lock.proposal or not call.has_token then
+      token = lock.proposal and current or 0
+    elseif (current or 0) > 0 then
+      token = current
+    end
+    if call.is_trial then
+      local is_known = token or call.verb == 'read' and (to_token(lock.token) or -1) >= call.minimum
+      local last = not is_known and redis.call('GET', lock.fence) or '0'
+      local is_good = (to_token(last) or 2^53) + (call.verb == 'write' and call.count or 0) < 2^53
+      return nil, is_good and -10 or {err = 'ERR the fencing counter is spoilt, or at 2^53'}
+    end
+    if token then return token end
     if call.verb == 'read' then return shared_token(lock, call) end
-    if lock.new_token then return lock.new_token end
     return next_tokens(lock.fence, call.minimum, call.count, nil, call)
   end
 
@@ -1223,9 +1211,8 @@ if is_acquire then
     return kept
   end
 
-  -- Whether a reader must not enter although only a waiting writer keeps it out. Readers that queued
-  -- before the writer, or before the last writer left, go first all the same, even if they have lost
-  -- their places since.
+  -- Whether a reader must stay out for a writer that waits. Readers that queued before the writer,
+  -- or before the last writer left, go first all the same, even if they have lost their places.
   local function must_wait(lock, call)
     local writer = first_writer(lock, call)
     local score = call.claim and redis.call('ZSCORE', lock.queue, lock.entry)
@@ -1239,28 +1226,34 @@ if is_acquire then
     return false
   end
 
-  -- With `all`, instead of admitting waiters: for how long the first one would be granted the lock.
+  -- In a trial, instead of admitting waiters: for how long an earlier one would get the lock.
   local function find_waiter(lock, call)
     local entries = redis.call('ZRANGE', lock.queue, '0', '127', 'WITHSCORES')
+    local own, first, busy_ms
     for i = 1, #entries, 2 do
       local attempt, kind, claim_ms = parse(entries[i])
-      if attempt == lock.attempt then return nil end
-      if (kind == 'read' or kind == 'write')
-        and is_alive(lock.queue, attempt, tonumber(entries[i + 1]), claim_ms, call.time) then
-        return tonumber(claim_ms)
+      local place = tonumber(entries[i + 1]) % 2^52
+      if attempt == lock.attempt then
+        own = place
+      elseif (kind == 'read' or kind == 'write') and (not first or place < first)
+        and is_alive(lock.queue, attempt, place, claim_ms, call.time) then
+        first, busy_ms = place, tonumber(claim_ms)
       end
     end
+    return (not own or first and first < own) and busy_ms
   end
 
   local function read(lock, call)
     local now = call.now
-    if lock.pttl == -2 and redis.call('EXISTS', lock.queue) == 0 then return hold_alone(lock, call) end
+    if lock.pttl == -2 and redis.call('EXISTS', lock.queue) == 0 then
+      return hold_alone(lock, call)
+    end
     if not unexpired(lock.write, now) and (lock.readers == 0 or lock.write) then
       local busy_ms = call.is_trial and find_waiter(lock, call)
       if busy_ms then return {busy_ms, call.time} end
-      lock.scores = nil -- it removes what it admits, and dead waiters
-      admit_waiters(lock, call)
+      if not call.is_trial then admit_waiters(lock, call) end
       read_state(lock)
+      lock.scores = nil -- waiters were removed
     end
     local write_ends, write = unexpired(lock.write, now)
     local writer = write and string.match(write, '^[^ ]+')
@@ -1293,9 +1286,8 @@ if is_acquire then
     end
     redis.call('HSET', lock.key, 'read:' .. lock.owner, ends .. ' ' .. (attempts or lock.attempt),
       'readers', lock.readers + (lock.read and 0 or 1))
-    -- A second delivery and later readers get this token again. Inside a hold to write without a
-    -- token, the stored one may be the former writer's, and a nested hold to write must get a larger
-    -- one.
+    -- A second delivery and later readers get this token again. Not inside a hold to write without
+    -- a token: a nested hold to write would get it too, and it may be the former writer's.
     if token > 0 and token ~= current and (current or not write) then
       redis.call('HSET', lock.key, 'token', string.format('%.0f', token))
     end
@@ -1337,16 +1329,17 @@ if is_acquire then
       if not other_ends and not unexpired(lock.read, now) then
         local busy_ms = call.is_trial and find_waiter(lock, call)
         if busy_ms then return {busy_ms, call.time} end
-        lock.scores = nil -- what follows removes what it admits, and dead waiters
-        admit_waiters(lock, call)
+        if not call.is_trial then admit_waiters(lock, call) end
         read_state(lock)
+        lock.scores = nil -- waiters were removed
         other_ends = others_read(lock, now) and now + math.max(lock.pttl, 1)
       end
     end
     local write_ends, words = unexpired(lock.write, now)
     local writer, attempts = string.match(words or '', '^([^ ]+) (.+)$')
     if writer == lock.owner then return write_again(lock, write_ends, attempts, call) end
-    if writer or other_ends then return queue_to_write(lock, (write_ends or other_ends) - now, call) end
+    other_ends = write_ends or other_ends
+    if other_ends then return queue_to_write(lock, other_ends - now, call) end
     if lock.no_token then return lock.no_token end
     if lock.is_unfinished then
       if call.claim then enqueue(lock, lock.number, call) end
@@ -1356,7 +1349,8 @@ if is_acquire then
     if not token then return refusal end
     reserve(lock, now + call.ttl_ms, call)
     leave_queue(lock, 'write', call)
-    redis.call('HSET', lock.key, 'write', now + call.ttl_ms .. ' ' .. lock.owner .. ' ' .. lock.attempt)
+    local hold = now + call.ttl_ms .. ' ' .. lock.owner .. ' ' .. lock.attempt
+    redis.call('HSET', lock.key, 'write', hold)
     if token > 0 then
       redis.call('HSET', lock.key, 'token', string.format('%.0f', token))
     else
@@ -1364,7 +1358,9 @@ if is_acquire then
     end
     local _, upgrader = unexpired(lock.upgrade, now)
     if upgrader == lock.owner then redis.call('HDEL', lock.key, 'upgrade') end
-    if no_writer_waits(lock, call) then redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade') end
+    if no_writer_waits(lock, call) then
+      redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade')
+    end
     return token
   end
 
@@ -1375,7 +1371,8 @@ end
 
 -- A second delivery gets the first answer, and changes nothing.
 local function recall(lock, call)
-  local mark = call.remembers and tonumber(redis.call('ZSCORE', lock.queue, 'ended ' .. lock.attempt))
+  local mark = call.remembers and redis.call('ZSCORE', lock.queue, 'ended ' .. lock.attempt)
+  mark = mark and tonumber(mark)
   return mark and mark > 2^52 + call.time and (mark - 2^52) % 1000000 - 10 or nil
 end
 
@@ -1416,55 +1413,50 @@ end
 local function release(lock, call)
   local recalled = recall(lock, call)
   if recalled then return recalled end
-  local answer, last_token = read_state(lock), tonumber(lock.number)
-  local holds
-  if not answer then
-    expand_sole_hold(lock, call)
-    holds = find_holds(lock, call)
-    if holds.is_writing or holds.is_reading then
-      answer = 1 + count_attempts(holds.writes) + count_attempts(holds.reads)
-        - (holds.is_writing and 1 or 0) - (holds.is_reading and 1 or 0)
-    end
-  end
-  record_end(lock, answer or 0, call)
-  if not holds then
+  if read_state(lock) then
+    record_end(lock, -2, call)
     leave_queue(lock, 'read', call)
     leave_queue(lock, 'write', call)
     return -2
   end
+  expand_sole_hold(lock, call)
+  local writes, reads = find_holds(lock, 'write', call), find_holds(lock, 'read', call)
+  local answer = (writes.is_held or reads.is_held) and 1 + writes.left + reads.left or 0
+  record_end(lock, answer, call)
   give_up(lock, call)
   -- Holds that have expired keep no waiter out.
-  if lock.read and not holds.reads then other_reader(lock, call) end
-  if lock.write and not holds.write_ends then end_write(lock, call) end
-  if holds.is_writing then
-    local is_last = end_hold(lock, 'write', holds.write_ends, holds.writes, call) == 0
-    -- The counter goes back to the last token that was used, unless it was raised since: it must not
-    -- outrun the clock, from which a lost one is set anew.
-    local counter = is_last and lock.readers == 0 and last_token
-      and to_token(unless_wrong_type(redis.pcall('GET', lock.fence)))
+  if lock.read and not reads.ends then other_reader(lock, call) end
+  if lock.write and not writes.ends then end_write(lock, call) end
+  if writes.is_held then
+    end_hold(lock, 'write', writes, call)
+    -- The counter goes back to the last token that was used, unless it was raised since: it must
+    -- not outrun the clock, from which a lost one is set anew.
+    local last_token = writes.left == 0 and lock.readers == 0 and tonumber(lock.number)
+    local counter = last_token and to_token(unless_wrong_type(redis.pcall('GET', lock.fence)))
     if counter and last_token < counter and counter < last_token + call.count then
       redis.call('DECRBY', lock.fence, string.format('%.0f', counter - last_token))
     end
   end
-  if holds.is_reading then end_hold(lock, 'read', holds.read_ends, holds.reads, call) end
+  if reads.is_held then end_hold(lock, 'read', reads, call) end
   admit_waiters(lock, call)
   delete_if_free(lock)
-  return answer or 0
+  return answer
 end
 
 local function downgrade(lock, call)
   if read_state(lock) then return -2 end
   expand_sole_hold(lock, call)
-  local holds, ends = find_holds(lock, call), call.now + call.ttl_ms
-  if not holds.is_reading and not holds.is_writing then return 0 end
-  redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
+  local writes, reads = find_holds(lock, 'write', call), find_holds(lock, 'read', call)
+  if not writes.is_held and not reads.is_held then return 0 end
+  local ends, attempts = call.now + call.ttl_ms, reads.attempts
+  if not reads.is_held then attempts = (attempts and attempts .. ' ' or '') .. lock.attempt end
+  redis.call('HDEL', lock.key, 'read:') -- see end_write
   reserve(lock, ends, call)
-  if holds.is_writing then end_hold(lock, 'write', holds.write_ends, holds.writes, call) end
-  local reads = (holds.reads and holds.reads .. ' ' or '') .. lock.attempt
-  redis.call('HSET', lock.key, 'read:' .. lock.owner,
-    math.max(ends, holds.read_ends or 0) .. ' ' .. (holds.is_reading and holds.reads or reads),
+  if writes.is_held then end_hold(lock, 'write', writes, call) end
+  local hold = math.max(ends, reads.ends or 0) .. ' ' .. attempts
+  redis.call('HSET', lock.key, 'read:' .. lock.owner, hold,
     'readers', lock.readers + (lock.read and 0 or 1))
-  if holds.is_writing then admit_waiters(lock, call) end
+  if writes.is_held then admit_waiters(lock, call) end
   return call.time
 end
 
@@ -1481,7 +1473,8 @@ local function revoke(lock, call)
   expand_sole_hold(lock, call)
   if call.force == 'write' then
     local _, words = unexpired(lock.write, call.now)
-    local is_meant = words and (not call.only_from or string.match(words, '^[^ ]+') == call.only_from)
+    local writer = words and string.match(words, '^[^ ]+')
+    local is_meant = writer and (not call.only_from or writer == call.only_from)
     if is_meant then answer = count_attempts(words) - 1 end
   elseif call.only_from then
     answer = unexpired(lock.read, call.now) and 1 or 0
@@ -1512,10 +1505,8 @@ local function revoke(lock, call)
   return answer
 end
 
-if verb == 'downgrade' then
-  operation = downgrade
-elseif verb == 'release' then
-  operation = force and revoke or release
+if not operation then
+  operation = verb == 'downgrade' and downgrade or force and revoke or release
 end
 
 -- All or nothing: what keeps one lock from being granted is found before any of them is.
