@@ -94,9 +94,10 @@ async fn many_tasks_share_script_calls() {
 async fn contended_locks_share_script_calls() {
     let server = Server::start().await;
     let (holder, waiter) = (long_limits(&server).await, long_limits(&server).await);
-    for kind in KINDS {
+    // Each poll of a client's readers is for one lock.
+    for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Read) {
         let prefix = kind.name();
-        let held = acquire_together(&server, &holder, kind.rival(), names(prefix)).await;
+        let held = acquire_together(&server, &holder, kind, names(prefix)).await;
         let guards: Vec<AnyGuard> =
             held.into_iter().map(|(_, outcome)| outcome.unwrap().expect("the lock is free")).collect();
         let before = server.scripts_run().await;
