@@ -372,7 +372,8 @@ local function next_tokens(fence, least, count, last, call)
   last = last or redis.pcall('INCRBY', fence, count == 1 and '1' or count)
   if type(last) == 'table' then return nil, last end
   if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
-  local first, refusal = math.max(least + 1, call.time), nil
+  local first = math.max(least + 1, call.time)
+  local refusal
   if last >= 2^53 then
     refusal = {err = 'ERR the fencing counter is at 2^53'}
   elseif least > call.time + 86400000000 then

@@ -27,10 +27,10 @@
 --                          longest lease, then take the second step with that ticket
 --            0             refused: the node has lost its data since the first step
 --            -5            refused: a word is malformed
---   survey   {run, highest, ttl, time}   the run id that was admitted, or an empty text; the largest
---                          token that the node has accepted or was admitted with; the longest
---                          lease, in milliseconds; the server's clock in microseconds. Writes
---                          nothing
+--   survey   {run, highest, ttl, time}   the run id that was admitted, or an empty text; the
+--                          largest token that the node has accepted or was admitted with; the
+--                          longest lease, in milliseconds; the server's clock in microseconds.
+--                          Writes nothing
 
 local node, clock = KEYS[1], redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
@@ -44,8 +44,10 @@ end
 local verb, run, ticket, min_token, ttl_ms = unpack(ARGV)
 if min_token == '' then min_token = nil end
 if ttl_ms == '' then ttl_ms = nil end
-if verb ~= 'admit' or not run or run == '' or #run > 128 or not ticket or ticket == '' or #ticket > 128
-  or min_token and not (string.find(min_token, '^%d+$') and tonumber(min_token) <= time + 86400000000)
+local latest = time + 86400000000 -- a day ahead
+if verb ~= 'admit' or not run or run == '' or #run > 128
+  or not ticket or ticket == '' or #ticket > 128
+  or min_token and not (string.find(min_token, '^%d+$') and tonumber(min_token) <= latest)
   or ttl_ms and (#ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$'))
   or min_token and not ttl_ms then
   return -5

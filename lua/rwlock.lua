@@ -49,8 +49,8 @@
 --                                                 token_ttl_ms tokens force only_from]
 --   downgrade  attempt owner                      ttl_ms [min_token token_ttl_ms]
 --   inspect                                       [owner]
---   wait       attempt owner, of 1 to 1024        claim_ms channel max_depth
---              waiters of one lock
+--   wait       attempt owner                      claim_ms channel max_depth
+--              of 1 to 1024 waiters of one lock
 --
 -- An empty word is the default, and trailing shared words may be left out. The answer is a list
 -- with one answer for each lock. An error of one lock is its answer, as a text; the only lock of a

@@ -7,12 +7,14 @@ use redlatch::{Error, Mode, Options, Owner, Renewal};
 use super::{client, notified_only, queued};
 use crate::support::{Oracle, Server, Stopwatch, eventually, soon};
 
-/// Sends one acquire request of a writer that never polls again.
-async fn write_acquire(server: &Server, arguments: [&str; 6]) -> Vec<u64> {
-    let script = include_str!("../../../lua/rwlock/write_acquire.lua");
-    let mut words = vec!["EVAL", script, "3", "lock:rw", "{lock:rw}:fence", "{lock:rw}:waiters"];
-    words.extend(arguments);
-    server.run(&words).await
+/// Sends one request of a writer that never polls again: its words, and the shared words.
+async fn write_acquire(server: &Server, own: [&str; 2], shared: [&str; 4]) -> Vec<u64> {
+    let script = include_str!("../../../lua/rwlock.lua");
+    let keys = ["lock:rw", "{lock:rw}:waiters", "{lock:rw}:fence"];
+    let mut words = vec!["EVAL", script, "3"];
+    words.extend(keys.into_iter().chain(["write"]).chain(own).chain(["", ""]).chain(shared));
+    let [busy] = server.run::<[Vec<u64>; 1]>(&words).await;
+    busy
 }
 
 /// A renewal extends its own hold only.
@@ -53,7 +55,7 @@ async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
     let lock = client(&server, Options::new()).await;
     let reading = lock.read().await.unwrap();
     let busy =
-        write_acquire(&server, ["aa", "30000", "", "1", "600", "lock:wake:00000000000000000000000000000000"])
+        write_acquire(&server, ["aa", ""], ["30000", "1", "600", "lock:wake:00000000000000000000000000000000"])
             .await;
     assert_eq!(busy.len(), 2);
     let start = Stopwatch::start();
@@ -118,7 +120,8 @@ async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     // The upgrader died after it was queued: its channel has no subscriber.
     let busy = write_acquire(
         &server,
-        ["aa", "700", &dead.to_string(), "1", "400", "lock:wake:00000000000000000000000000000000"],
+        ["aa", &dead.to_string()],
+        ["700", "1", "400", "lock:wake:00000000000000000000000000000000"],
     )
     .await;
     assert_eq!(busy.len(), 2);

@@ -72,8 +72,8 @@ fn requests(acquire: Acquire) -> Vec<Request> {
     requests
 }
 
-/// Without one command after the other: every key has a TTL, no refusal stands for the missing right,
-/// and an acquire that fails leaves no hold of its attempt.
+/// Without one command after the other: every key has a TTL, no refusal stands for the missing
+/// right, and an acquire that fails leaves no hold of its attempt.
 #[tokio::test]
 async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
     let server = Server::start().await;

@@ -164,9 +164,9 @@ async fn write_standalone_stopped_waiter_ignores_an_expired_grant() {
     stopped_waiter_ignores_an_expired_grant(Kind::Write).await;
 }
 
-/// Writes like the protected resource, with `lua/fenced/set.lua`.
+/// Writes like the protected resource, with `lua/fenced.lua`.
 async fn write(server: &Server, token: u64, value: &str) -> bool {
-    let script = include_str!("../../../lua/fenced/set.lua");
+    let script = include_str!("../../../lua/fenced.lua");
     let answer: i64 =
         server.run(&["EVAL", script, "2", "{thing}:value", "{thing}:token", &token.to_string(), value]).await;
     answer == 1

@@ -1,2 +1,0 @@
-local clock = redis.call('TIME')
-local time = clock[1] * 1000000 + clock[2]

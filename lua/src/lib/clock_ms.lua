@@ -1,2 +1,0 @@
---@include clock
-local now = math.floor(time / 1000)
