@@ -49,8 +49,8 @@
 --                                                 token_ttl_ms tokens force only_from]
 --   downgrade  attempt owner                      ttl_ms [min_token token_ttl_ms]
 --   inspect                                       [owner]
---   wait       attempt owner                      claim_ms channel max_depth
---              of 1 to 1024 waiters of one lock
+--   wait       attempt owner, of 1 to 1024        claim_ms channel max_depth
+--              waiters of one lock
 --
 -- An empty word is the default, and trailing shared words may be left out. The answer is a list
 -- with one answer for each lock. An error of one lock is its answer, as a text; the only lock of a
@@ -270,27 +270,34 @@ if is_acquire then
       token = type(last) == 'string' and string.find(last, '^%d+$') and last + 0
       if token and (token < minimum or token >= 2^53) then token = nil end
     end
+    local stored
     if token and state then
       clock = clock or redis.call('TIME')
-      local ends = clock[1] * 1000 + math.floor(clock[2] / 1000) + ttl_ms
-      local field = 'read:' .. owner
-      local stored = try('HSET', lock, field, ends .. ' ' .. attempt, 'readers', state[2] + 1)
-      if type(stored) == 'table' or pttl < ttl_ms + 0 and try('PEXPIREAT', lock, ends) ~= 1 then
-        try('HDEL', lock, field)
-        try('HSET', lock, 'readers', state[2])
-        token = nil
-      elseif token > 0 and token ~= tonumber(state[3]) then
+      local ends, field = clock[1] * 1000 + math.floor(clock[2] / 1000) + ttl_ms, 'read:' .. owner
+      stored = try('HSET', lock, field, ends .. ' ' .. attempt, 'readers', state[2] + 1)
+      if stored == 1 and pttl < ttl_ms + 0 then
+        stored = try('PEXPIREAT', lock, ends)
+        if stored ~= 1 then
+          redis.call('HDEL', lock, field)
+          redis.call('HSET', lock, 'readers', state[2])
+        end
+      end
+      if stored == 1 and token > 0 and token ~= tonumber(state[3]) then
         redis.call('HSET', lock, 'token', string.format('%.0f', token))
       end
     elseif token then
       local mode = 'sole ' .. verb .. ' ' .. owner .. ' ' .. attempt
-      local stored = verb == 'write' and token > 0
+      stored = verb == 'write' and token > 0
         and try('HSET', lock, 'mode', mode, 'token', string.format('%.0f', token))
         or try('HSET', lock, 'mode', mode)
-      if stored ~= 1 and stored ~= 2 or try('PEXPIRE', lock, ttl_ms) ~= 1 then
-        try('DEL', lock) -- it must not be left without a TTL
-        token = nil
+      if stored == 1 or stored == 2 then
+        stored = try('PEXPIRE', lock, ttl_ms)
+        if stored ~= 1 then redis.call('DEL', lock) end -- it must not be left without a TTL
       end
+    end
+    if stored and stored ~= 1 then -- refused
+      if n == 1 then return stored end
+      token = stored.err
     end
     answers[i] = token or nil
   end
@@ -298,28 +305,25 @@ elseif verb == 'release' and (not further or not (remember or claim or force) an
   for i = 1, n do
     local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
     if owner == '' then owner = attempt end
-    local hold, mode = owner .. ' ' .. attempt, nil
-    if ARGV[1 + 2 * n + i] == '' then mode = try('HGET', lock, 'mode') end
+    local hold, number, mode = owner .. ' ' .. attempt, ARGV[1 + 2 * n + i], nil
+    if number == '' or string.find(number, '^[1-9]%d*$') then mode = try('HGET', lock, 'mode') end
     -- The only hold: an attempt that waits would have turned it into one of several.
     if mode == 'sole read ' .. hold or mode == 'sole write ' .. hold then
       if try('DEL', lock) == 1 then answers[i] = 1 end
     elseif mode == 'several' then -- the only hold of its owner, and no attempt waits
       local state = redis.call('HMGET', lock, 'read:' .. owner, 'readers', 'write')
-      local readers, is_held = tonumber(state[2]) or 0, nil
+      local readers = tonumber(state[2]) or 0
       local ends, words = string.match(state[3] or state[1] or '', '^(%d+) (.+)$')
-      if state[3] then
-        is_held = words == hold and readers == 0 and not state[1]
-      else
-        is_held = words == attempt and readers > 0
-      end
+      local is_held = not state[3] and words == attempt and readers > 0
+        or state[3] and words == hold and readers == 0 and not state[1]
       if is_held and redis.call('EXISTS', KEYS[n + i]) == 0 then
         clock = clock or redis.call('TIME')
         local is_valid = ends + 0 > clock[1] * 1000 + math.floor(clock[2] / 1000)
         if is_valid and readers > 1 and try('HDEL', lock, 'read:' .. owner) == 1 then
           try('HSET', lock, 'readers', readers - 1) -- if refused, other_reader counts anew
           answers[i] = 1
-        elseif is_valid and readers < 2 and try('DEL', lock) == 1 then
-          answers[i] = 1
+        elseif is_valid and readers < 2 and redis.call('PTTL', lock) > 0 then
+          if try('DEL', lock) == 1 then answers[i] = 1 end
         end
       end
     end
@@ -515,7 +519,7 @@ local function serve(operation, locks, call)
     if lock.is_new and not is_granted then pcall(delete_if_free, lock) end
     -- An admission of this node waits for the longest lease.
     if is_granted and admission and (answer > 0 or call.verb ~= 'downgrade')
-      and call.ttl_ms + 0 > (tonumber(admission[4]) or 0) then
+      and call.ttl_ms + 0 > (tonumber(admission[4] or 0) or 2^53) then
       admission[4] = call.ttl_ms
       redis.call('HSET', call.node, 'ttl', call.ttl_ms)
     end
@@ -710,13 +714,13 @@ local function enqueue(lock, place, call)
 end
 
 -- A hold that is alone is the field `mode`, and ends with the key. When another one comes, it gets
--- a field and an end of its own. HDEL comes first, since a full server refuses HSET as the first
--- write of a script.
+-- a field and an end of its own. A full server refuses HSET as the first write of a script: to end
+-- a hold, HDEL comes first.
 local function expand_sole_hold(lock, call)
   local side, owner, attempt = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
   if not side then return end
   local hold = call.now + math.max(lock.pttl, 1) .. ' '
-  redis.call('HDEL', lock.key, 'read:')
+  if call.verb ~= 'read' and call.verb ~= 'write' then redis.call('HDEL', lock.key, 'read:') end
   lock.mode = 'several'
   if side == 'read' then
     lock.readers = 1
@@ -749,7 +753,8 @@ local function other_reader(lock, call)
     end
   end
   if expired[1] then
-    redis.call('HINCRBY', lock.key, 'readers', -redis.call('HDEL', lock.key, unpack(expired)))
+    redis.call('HDEL', lock.key, unpack(expired))
+    redis.call('HSET', lock.key, 'readers', lock.readers - #expired)
   end
   if not latest and size <= 512 then
     if redis.call('HEXISTS', lock.key, own) == 0 then
@@ -789,7 +794,7 @@ end
 -- owner that reads goes before all other writers, since they wait for it.
 local function queue_to_write(lock, busy_ms, call)
   if call.claim then
-    local ends, place = call.now + call.claim, lock.number
+    local ends, place, upgrade = call.now + call.claim, lock.number, {}
     if not unexpired(lock.write, call.now) and unexpired(lock.read, call.now) then
       place = 0
       local upgrade_ends, upgrader = unexpired(lock.upgrade, call.now)
@@ -797,11 +802,15 @@ local function queue_to_write(lock, busy_ms, call)
         if unexpired(redis.call('HGET', lock.key, 'read:' .. upgrader), call.now) then return -6 end
         upgrade_ends = nil
       end
-      upgrade_ends = math.max(ends, upgrade_ends or 0)
-      redis.call('HSET', lock.key, 'upgrade', upgrade_ends .. ' ' .. lock.owner)
+      upgrade = {'upgrade', math.max(ends, upgrade_ends or 0) .. ' ' .. lock.owner}
     end
-    redis.call('HSET', lock.key, 'writer_wait_until', math.max(ends, lock.wait_until))
     enqueue(lock, place, call)
+    local stored = redis.pcall('HSET', lock.key, 'writer_wait_until',
+      math.max(ends, lock.wait_until), unpack(upgrade))
+    if type(stored) == 'table' then
+      redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt)
+      error(stored)
+    end
   end
   return {busy_ms, call.time}
 end
@@ -1134,7 +1143,7 @@ local function end_hold(lock, side, holds, call)
     end_write(lock, call)
   else
     redis.call('HDEL', lock.key, field)
-    redis.call('HINCRBY', lock.key, 'readers', -1)
+    redis.call('HSET', lock.key, 'readers', lock.readers - 1)
   end
 end
 
@@ -1175,7 +1184,9 @@ if is_acquire then
   -- of the latter, unless the nodes of a quorum know different ones ("nested"). An attempt that
   -- is_only may propose its own token again. In a trial (see `all`), -10: it would be granted.
   local function take_token(lock, current, is_only, is_again, call)
-    if lock.proposal and (is_only or call.purpose == 'nested') then
+    if call.admission and not tonumber(call.admission[4] or 0) then
+      return nil, {err = 'ERR the longest lease of the node is spoilt'}
+    elseif lock.proposal and (is_only or call.purpose == 'nested') then
       return accept(lock, current, is_again, call)
     end
     local token = lock.new_token
@@ -1465,7 +1476,7 @@ end
 local function revoke(lock, call)
   local recalled = recall(lock, call)
   if recalled then return recalled end
-  local refusal, answer = read_state(lock), 0
+  local refusal, answer, is_meant = read_state(lock), 0, false
   if refusal then
     record_end(lock, refusal, call)
     return refusal
@@ -1474,15 +1485,17 @@ local function revoke(lock, call)
   if call.force == 'write' then
     local _, words = unexpired(lock.write, call.now)
     local writer = words and string.match(words, '^[^ ]+')
-    local is_meant = writer and (not call.only_from or writer == call.only_from)
-    if is_meant then answer = count_attempts(words) - 1 end
+    is_meant = writer and (not call.only_from or writer == call.only_from)
+    answer = is_meant and count_attempts(words) - 1 or 0
   elseif call.only_from then
-    answer = unexpired(lock.read, call.now) and 1 or 0
-  elseif lock.readers > 0 and other_reader(lock, call) then
-    answer = lock.readers
+    is_meant = unexpired(lock.read, call.now)
+    answer = is_meant and 1 or 0
+  elseif lock.readers > 0 then
+    is_meant = other_reader(lock, call)
+    answer = is_meant and lock.readers or 0
   end
   record_end(lock, answer, call)
-  if answer == 0 then return 0 end
+  if not is_meant then return 0 end
   if call.force == 'write' then
     -- The token of the former holder is not the last one any more, as its client can find out.
     if redis.call('EXISTS', lock.fence) == 1 then redis.pcall('INCRBY', lock.fence, '1') end

@@ -54,9 +54,12 @@ async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
     let server = Server::start().await;
     let lock = client(&server, Options::new()).await;
     let reading = lock.read().await.unwrap();
-    let busy =
-        write_acquire(&server, ["aa", ""], ["30000", "1", "600", "lock:wake:00000000000000000000000000000000"])
-            .await;
+    let busy = write_acquire(
+        &server,
+        ["aa", ""],
+        ["30000", "1", "600", "lock:wake:00000000000000000000000000000000"],
+    )
+    .await;
     assert_eq!(busy.len(), 2);
     let start = Stopwatch::start();
     assert!(lock.try_read().await.unwrap().is_none(), "a new reader is kept out");
