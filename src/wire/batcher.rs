@@ -47,8 +47,8 @@ const WORTH_A_BATCH: usize = 16;
 const PART_OF_IN_FLIGHT: usize = 3;
 const MAX_BATCH_SIZE: usize = 128;
 const MAX_BATCHES: usize = 7;
-/// All requests in flight may have been sent at once by callers that are not polled any more, or one
-/// by one after a call was refused: even so, there are places for others, such as renewals.
+/// All requests in flight may have been sent at once by callers that are not polled any more, or
+/// one by one after a call was refused: even so, there are places for others, such as renewals.
 const _: () = assert!(UNWRITTEN > 2 * (MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_SIZE));
 /// The queue has one request of each caller that waits, of about 1 KB. From this many on that were
 /// withdrawn, it is cleared of those.

@@ -13,7 +13,9 @@ use super::failure::{too_slow, was_redirected};
 use super::masters::{Masters, WaitsFor};
 #[cfg(feature = "pool")]
 use super::pooled_cluster::PooledCluster;
-use super::request::{Batch, PreparedCall, Slot};
+#[cfg(feature = "pool")]
+use super::request::Batch;
+use super::request::{PreparedCall, Slot};
 use super::transport::RepliesByServer;
 #[cfg(feature = "pool")]
 use crate::clock::Moment;
@@ -33,8 +35,8 @@ pub(super) enum ClusterClient {
 }
 
 impl ClusterClient {
-    /// Sends a call, and follows its slot from server to server until one of them runs it. Waits for
-    /// the reply for as long as the server replies to any request.
+    /// Sends a call, and follows its slot from server to server until one of them runs it. Waits
+    /// for the reply for as long as the server replies to any request.
     ///
     /// # Cancel safety
     /// Not cancel safe: the call may still run if it was written; `sent_flag` says whether it was.
@@ -75,8 +77,8 @@ impl ClusterClient {
                     Err(error) if was_redirected(&error) => error,
                     outcome => return outcome,
                 };
-                // While a slot moves, a call for many locks is refused for as long as one server has
-                // some of their keys and another one the rest.
+                // While a slot moves, a call for many locks is refused for as long as one server
+                // has some of their keys and another one the rest.
                 call.is_alone = true;
                 match self {
                     ClusterClient::Masters(masters) => {

@@ -1,5 +1,5 @@
-//! [`PreparedCall`]: a call with what is known of the node that receives it. [`Batch`]: the requests
-//! of many callers, as calls for many locks, which cost a server little more than half as much.
+//! [`PreparedCall`]: a call with what is known of the node that receives it. [`Batch`]: the
+//! requests of many callers, as calls for many locks, which cost a server little more than half.
 
 use std::sync::Arc;
 
@@ -44,8 +44,8 @@ pub(super) struct PreparedCall {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Sha1,
-    /// For a server that does not know the script. Not `SCRIPT LOAD`: that takes one more right and,
-    /// in a cluster, a request to every node.
+    /// For a server that does not know the script. Not `SCRIPT LOAD`: that takes one more right
+    /// and, in a cluster, a request to every node.
     Source,
 }
 
@@ -242,8 +242,8 @@ fn combine(requests: &[PreparedCall]) -> Vec<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::script::Script;
     use super::*;
-    use crate::wire::script::Script;
 
     static SCRIPT: Script = Script::new("return 1");
 

@@ -34,7 +34,8 @@ pub(super) async fn held(fixture: &Fixture) -> Scenario {
 #[test]
 fn cancelled_holds_leave_nothing() {
     Case::new("hold", 9, HOLD).run(held);
-    Case::new("cold-hold", 17, &["acquire by source", "release by source"]).cold().run(held);
+    // One script has all verbs, so the server knows it by the release.
+    Case::new("cold-hold", 17, &["acquire by source", "release at 1"]).cold().run(held);
     Case::new("hold-within", 9, HOLD).run(async |fixture| {
         let lock = fixture.lock.clone();
         Scenario::of(async move {

@@ -98,7 +98,7 @@ fn request_name_shows_script_and_purpose() {
         by_source.arg(word);
     }
     assert_eq!(request_name(&by_source.get_packed_command()), "rwlock/release by source for good");
-    let acquire = of(&format!("EVALSHA {mutex} 4 k w f n acquire a  7 9       repair run"));
+    let acquire = of(&format!("EVALSHA {mutex} 4 k w f n acquire a  7 9        repair run"));
     assert_eq!(acquire, "mutex/acquire repair");
     assert_eq!(of(&format!("EVALSHA {rwlock} 3 k w f read a   7 9")), "rwlock/read_acquire");
     let acquire = of(&format!("EVALSHA {rwlock} 3 k w f write a   7 9         nested"));

@@ -111,7 +111,7 @@ async fn contended_locks_share_script_calls() {
         server.resume();
         eventually("all tasks are queued", || async { server.queues().await.len() as u64 == TASKS }).await;
         let queued = server.scripts_run().await - before;
-        // Each task asks before it subscribes, once it has, and a few times more if this takes long.
+        // Each task asks before it subscribes, then once more, and polls if this takes long.
         assert!(queued < TASKS, "{prefix}: {queued} calls until {TASKS} tasks are queued");
         let before = server.scripts_run().await;
         server.pause();
