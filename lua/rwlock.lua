@@ -64,7 +64,8 @@
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52: the token of a writer is larger than this, that of a reader is at
 --                 least this; default: no token. In a release or downgrade, the token of the next
---                 waiter is larger; default: 0
+--                 waiter is larger; default: 0, also for one that is too large, or in a release
+--                 malformed
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
 --                 it is granted to; default: do not queue. In a release: also leave the queue
 --   channel       where to notify the waiter: ends in "wake:" and 32 hexadecimal digits, or those
@@ -116,7 +117,7 @@
 --                           these, counted from 1, have no place or may enter: send read for them
 --   any      -1             refused: the attempt was ended, or comes too late, or was downgraded
 --            -2             refused: the key holds something else; for renew and downgrade: lost
---            -3             refused: the key has no TTL
+--            -3             refused: the key has no TTL; for renew, release and downgrade: -2
 --            -5             refused: a word is malformed
 --            -10            not served, and nothing was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted. wait: send read for all
@@ -125,7 +126,7 @@
 -- write. Others read if no other owner writes or waits to write, and write if no other holds the
 -- lock. The two sides take turns: a writer that waits keeps new readers out (writer_wait_until,
 -- extended by its polls); when a writer leaves, the readers that queued before that are admitted
--- together, before the next writer (writer_left).
+-- together, before the next writer (writer_left): see admit_waiters.
 
 -- ------------------------------------------------------------------------------------------ checks
 -- Every word is checked before the first write. An empty word becomes nil.
@@ -753,8 +754,7 @@ local function other_reader(lock, call)
     end
   end
   if expired[1] then
-    redis.call('HDEL', lock.key, unpack(expired))
-    redis.call('HSET', lock.key, 'readers', lock.readers - #expired)
+    redis.call('HINCRBY', lock.key, 'readers', -redis.call('HDEL', lock.key, unpack(expired)))
   end
   if not latest and size <= 512 then
     if redis.call('HEXISTS', lock.key, own) == 0 then
@@ -1143,7 +1143,7 @@ local function end_hold(lock, side, holds, call)
     end_write(lock, call)
   else
     redis.call('HDEL', lock.key, field)
-    redis.call('HSET', lock.key, 'readers', lock.readers - 1)
+    redis.call('HINCRBY', lock.key, 'readers', -1)
   end
 end
 
@@ -1237,8 +1237,14 @@ if is_acquire then
     return false
   end
 
-  -- In a trial, instead of admitting waiters: for how long an earlier one would get the lock.
-  local function find_waiter(lock, call)
+  -- Admits the waiters whose turn it is. In a trial, it only answers if one of them is earlier.
+  local function admit_earlier(lock, call)
+    lock.scores = nil -- admission removes waiters
+    if not call.is_trial then
+      admit_waiters(lock, call)
+      read_state(lock)
+      return nil
+    end
     local entries = redis.call('ZRANGE', lock.queue, '0', '127', 'WITHSCORES')
     local own, first, busy_ms
     for i = 1, #entries, 2 do
@@ -1251,7 +1257,7 @@ if is_acquire then
         first, busy_ms = place, tonumber(claim_ms)
       end
     end
-    return (not own or first and first < own) and busy_ms
+    return busy_ms and (not own or first < own) and {busy_ms, call.time} or nil
   end
 
   local function read(lock, call)
@@ -1260,11 +1266,8 @@ if is_acquire then
       return hold_alone(lock, call)
     end
     if not unexpired(lock.write, now) and (lock.readers == 0 or lock.write) then
-      local busy_ms = call.is_trial and find_waiter(lock, call)
-      if busy_ms then return {busy_ms, call.time} end
-      if not call.is_trial then admit_waiters(lock, call) end
-      read_state(lock)
-      lock.scores = nil -- waiters were removed
+      local answer = admit_earlier(lock, call)
+      if answer then return answer end
     end
     local write_ends, write = unexpired(lock.write, now)
     local writer = write and string.match(write, '^[^ ]+')
@@ -1331,6 +1334,7 @@ if is_acquire then
 
   local function write(lock, call)
     local now, other_ends = call.now, nil
+    -- (What a queued writer polls for is stored in the longer form.)
     if lock.pttl == -2 and (lock.proposal or not lock.number)
       and redis.call('EXISTS', lock.queue) == 0 then
       return hold_alone(lock, call)
@@ -1338,11 +1342,8 @@ if is_acquire then
     if not unexpired(lock.write, now) then
       other_ends = others_read(lock, now) and other_reader(lock, call)
       if not other_ends and not unexpired(lock.read, now) then
-        local busy_ms = call.is_trial and find_waiter(lock, call)
-        if busy_ms then return {busy_ms, call.time} end
-        if not call.is_trial then admit_waiters(lock, call) end
-        read_state(lock)
-        lock.scores = nil -- waiters were removed
+        local answer = admit_earlier(lock, call)
+        if answer then return answer end
         other_ends = others_read(lock, now) and now + math.max(lock.pttl, 1)
       end
     end
@@ -1490,7 +1491,7 @@ local function revoke(lock, call)
   elseif call.only_from then
     is_meant = unexpired(lock.read, call.now)
     answer = is_meant and 1 or 0
-  elseif lock.readers > 0 then
+  elseif lock.readers ~= 0 then
     is_meant = other_reader(lock, call)
     answer = is_meant and lock.readers or 0
   end

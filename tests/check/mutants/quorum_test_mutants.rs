@@ -116,19 +116,15 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "upgrade-queued-last",
-        edits: &[Edit {
-            file: "lua/rwlock.lua",
-            from: "queue(lock, 'write', upgrades and 0 or lock.place or time)",
-            to: "queue(lock, 'write', lock.place or time)",
-        }],
+        edits: &[Edit { file: "lua/rwlock.lua", from: "      place = 0\n", to: "" }],
         test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
     TestMutant {
         name: "upgrade-keeps-its-earlier-place",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "local is_queued = score ~= 0 and lock.scores",
-            to: "local is_queued = lock.scores",
+            from: "  local is_added = (not is_queued or place == 0)\n    and redis.call('ZADD', lock.queue, place == 0 and 'CH' or 'NX',",
+            to: "  local is_added = not is_queued\n    and redis.call('ZADD', lock.queue, 'NX',",
         }],
         test: "scripts::rwlock::upgrade_is_first_in_the_queue",
     },
@@ -136,8 +132,8 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "another-writer-admits-readers",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "math.max(now + claim, lock.wait_until)",
-            to: "now + claim",
+            from: "      math.max(ends, lock.wait_until), unpack(upgrade))",
+            to: "      ends, unpack(upgrade))",
         }],
         test: "scripts::rwlock::second_writer_does_not_admit_new_readers_earlier",
     },
@@ -145,7 +141,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "rest-of-readers-not-notified",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "  if #entries == 2 * size then notify_rest(lock, latest) end\n",
+            from: "    if is_admitted and #entries == 2 * size then notify_rest(lock, latest) end\n",
             to: "",
         }],
         test: "scripts::rwlock::readers_beyond_one_batch_are_admitted_batch_by_batch",

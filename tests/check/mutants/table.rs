@@ -38,8 +38,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "acquire-of-a-held-lock",
         edits: &[Edit {
             file: "lua/mutex.lua",
-            from: "  if holder == attempt then return nil, holder, scores[2] end\n",
-            to: "  if holder then return nil, holder, scores[2] end\n",
+            from: "  if holder == attempt then return nil, holder, is_queued end\n",
+            to: "  if holder then return nil, holder, is_queued end\n",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -91,8 +91,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "nested-hold-with-its-own-token",
         edits: &[Edit {
             file: "lua/reentrant.lua",
-            from: "  elseif token == 0 then\n    token, refusal = next_tokens(",
-            to: "  elseif token == 0 or is_new then\n    token, refusal = next_tokens(",
+            from: "    elseif not token then\n      token, refusal = next_tokens(",
+            to: "    elseif not token or hold and not hold.has_attempt then\n      token, refusal = next_tokens(",
         }],
         setting: RESENT,
         rules: &["nested token"],
@@ -101,14 +101,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "one-ttl-for-all-readers",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "  if ends < now + ttl_ms then\n",
-            to: "\
-  if ends < now + ttl_ms then
-    for _, each in ipairs(redis.call('HKEYS', lock.key)) do
-      local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')
-      if rest then redis.call('HSET', lock.key, each, now + ttl_ms .. rest) end
-    end
-",
+            from: "    if ends < until_then then\n",
+            to: "    if ends < until_then then\n      for _, each in ipairs(redis.call('HKEYS', lock.key)) do\n        local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')\n        if rest then redis.call('HSET', lock.key, each, until_then .. rest) end\n      end\n",
         }],
         setting: Setting { topology: Standalone, seconds: 35, linger: 8, faults: &["worker-killed"] },
         rules: &["own end"],
@@ -117,8 +111,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "downgrade-with-a-gap",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "if is_writing then end_hold_to_write(lock, write_ends, writes) end\n",
-            to: "if is_writing and not end_hold_to_write(lock, write_ends, writes) then admit_waiters(lock) end\n",
+            from: "  if writes.is_held then end_hold(lock, 'write', writes, call) end\n  local hold",
+            to: "  if writes.is_held then\n    end_hold(lock, 'write', writes, call)\n    admit_waiters(lock, call)\n  end\n  local hold",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -148,8 +142,8 @@ pub const MUTANTS: &[Mutant] = &[
             },
             Edit {
                 file: "lua/rwlock.lua",
-                from: "if math.abs(time - place) < waiter.claim_ms * 1000 then return true end",
-                to: "if place then return true end",
+                from: "  return math.abs(time - place) < claim_ms * 1000\n    or",
+                to: "  return true\n    or",
             },
         ],
         // On a cluster, a node cannot notice that a notified waiter is dead either.
@@ -301,8 +295,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "readers-tokens-older-than-the-writer",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "      answers[i] = token or nil\n",
-            to: "      answers[i] = token and (verb == 'read' and token > 0 and token - 1 or token) or nil\n",
+            from: "    answers[i] = token or nil\n",
+            to: "    answers[i] = token and (verb == 'read' and token > 0 and token - 1 or token) or nil\n",
         }],
         setting: RESENT,
         rules: &["token order"],

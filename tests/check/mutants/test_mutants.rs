@@ -53,8 +53,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "inner-write-shortens-the-outer",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "  local ends = math.max(now + ttl_ms, write_ends)\n",
-            to: "  local ends = now + ttl_ms\n",
+            from: "    local ends = math.max(call.now + call.ttl_ms, write_ends)\n",
+            to: "    local ends = call.now + call.ttl_ms\n",
         }],
         test: "suite::write_standalone_push_resp2::inner_write_keeps_larger_ttl",
     },
@@ -62,8 +62,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "downgrade-shortens-the-outer-write",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "'write', write_ends .. ' ' .. lock.owner .. ' ' .. rest",
-            to: "'write', (ttl_ms and now + ttl_ms or write_ends) .. ' ' .. lock.owner .. ' ' .. rest",
+            from: "redis.call('HSET', lock.key, field, holds.ends .. ' ' .. owner .. holds.others)",
+            to: "redis.call('HSET', lock.key, field, (call.ttl_ms and call.now + call.ttl_ms or holds.ends) .. ' ' .. owner .. holds.others)",
         }],
         test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
@@ -71,8 +71,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "downgrade-shortens-the-other-read",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "math.max(ends, read_ends or 0) .. ' ' .. reads",
-            to: "ends .. ' ' .. reads",
+            from: "local hold = math.max(ends, reads.ends or 0) .. ' ' .. attempts",
+            to: "local hold = ends .. ' ' .. attempts",
         }],
         test: "suite::write_standalone_push_resp2::downgrade_keeps_ttl_of_other_holds",
     },
@@ -85,11 +85,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "reentrant-force-grants-to-none",
         edits: &[Edit {
             file: "lua/reentrant.lua",
-            from: "  local _, is_granted = grant_next(lock, queue, fence, attempt, former, call)\n",
-            to: "\
-  local is_granted
-  if not revoke_from then _, is_granted = grant_next(lock, queue, fence, attempt, former, call) end
-",
+            from: "    local _, is_granted = grant_next(lock, queue, fence, fields, attempt, call)\n",
+            to: "    local is_granted\n    if not revoke_from then _, is_granted = grant_next(lock, queue, fence, fields, attempt, call) end\n",
         }],
         test: "suite::reentrant_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
@@ -97,8 +94,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "write-force-grants-to-none",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "  if number > 0 then\n    admit_waiters(lock)\n",
-            to: "  if number > 0 then\n",
+            from: "    call.work = call.work + answer\n  end\n  admit_waiters(lock, call)\n",
+            to: "    call.work = call.work + answer\n  end\n",
         }],
         test: "suite::write_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
@@ -187,7 +184,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "read-write-lock-publishes-nothing",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "  local receivers = redis.pcall('PUBLISH', to, attempts .. string.format(' %.0f %.0f ', token, at) .. lock.key)\n",
+            from: "  local receivers = redis.pcall('PUBLISH', channel,\n    attempts .. string.format(' %.0f %.0f ', token, at) .. lock.key)\n",
             to: "  local receivers = 1\n",
         }],
         test: "suite::write_standalone_push_resp2::upgrade_succeeds_once_owner_is_sole_reader",

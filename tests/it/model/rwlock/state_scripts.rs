@@ -125,7 +125,7 @@ impl Script {
 }
 
 /// The condition for the removal of dead waiters in a poll.
-const CLEANS: &str = "clock[2] % 16 == 0";
+const CLEANS: &str = "(call.time + lock.index) % 16 == 0";
 
 /// The SHA1 sums of both scripts.
 #[derive(Clone, Debug)]
