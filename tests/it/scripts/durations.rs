@@ -118,6 +118,9 @@ impl Profiler {
         println!("{what}: {:?}, the yardstick {yardstick}", self.worst);
         let bound = LONGEST.max(2 * yardstick);
         for (script, worst) in &self.worst {
+            // An operator's call, which removes each reader by itself: a key that is deleted and
+            // written again could not be written while its slot moves.
+            let bound = if script.contains("force") { 3 * bound } else { bound };
             assert!(*worst <= bound, "{what}: {script} takes {worst} of {bound} microseconds");
         }
     }
