@@ -906,7 +906,8 @@ end
 -- After a grant that failed, since the waiter was dead: the key lasts as long as it has to.
 local function shorten(lock, pttl, call)
   pttl = math.max(pttl, 1)
-  if pttl < lock.pttl then redis.call('PEXPIREAT', lock.key, call.now + pttl) end
+  -- Counted from now, so never earlier than the end of a hold.
+  if pttl < lock.pttl then redis.call('PEXPIRE', lock.key, pttl) end
   lock.pttl = pttl
 end
 
