@@ -7,7 +7,8 @@
 --   waiters  {lock:backup}:waiters    sorted set of the waiters, and of marks, by score:
 --              "attempt mutex claim_ms channel "   its place: the microsecond at which it queued
 --              "seen attempt"    2^52 + 61000000 + the microsecond from which the waiter is dead
---              "ended attempt"   2^52 + the second until which it counts, in microseconds, + answer
+--              "ended attempt"   2^52 + the second until which it counts, in microseconds, + the
+--                                answer + 10
 --   fence    {lock:backup}:fence      string: the last fencing token, a number that grows
 --
 -- One call serves 1 to 128 locks, which need not belong together, in order:
@@ -50,7 +51,7 @@
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A second delivery
 --                           gets the same, and grants nothing more
---            {pttl, time}   in use: free in at most pttl ms; the server's clock in microseconds
+--            {pttl, time}   in use: ask again in pttl ms at most; the clock in microseconds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for ttl_ms from now
@@ -61,18 +62,19 @@
 --            {-2, '0', 0, time}
 --   any      -1             refused: the attempt was ended, or comes too late
 --            -2             refused: the key holds something else; for renew: lost
---            -3             refused: the key has no TTL
+--            -3             acquire, force: refused, the key has no TTL
 --            -5             refused: a word is malformed
 --            -10            not served, and nothing was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
 
 -- ------------------------------------------------------------------------------------------ checks
--- Every word is checked before the first write. An empty word becomes nil.
+-- An empty word is the default. Every word is checked before the first write, but for the form of
+-- an attempt that is the stored one, and for min_token in a release, which is never refused.
 
 local verb, n, node = ARGV[1], #KEYS / 3, nil
 if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
 local words = verb == 'acquire' and 3 or verb == 'release' and 2 or verb == 'renew' and 1 or 0
-local further = #ARGV - (words == 2 and 2 or 3) - words * n -- words that most requests have not
+local further = #ARGV - (words == 2 and 2 or 3) - words * n -- how many follow min_token
 if n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, grant_before, token_ttl_ms, tokens, all, purpose, run
@@ -123,11 +125,12 @@ if further > 0 then
 end
 
 -- --------------------------------------------------------------------------------- the common case
--- Nothing waits. A lock that takes more than this is left to the next sections. No closure is made
--- up to there: ten of them take as long as a command.
+-- No lock has a holder or a queue; a release or renewal finds its own attempt. A lock that takes
+-- more than this is left to the next sections. This one makes no closure: ten take as long as a
+-- command.
 
 local answers, left = {nil}, nil
-local raised -- what the counters of the locks that are left were raised to
+local raised -- counters that were raised for a lock that is left, which has to complete that
 if verb == 'acquire' then
   local is_common = not (node or grant_before or purpose == 'repair' or all == '1')
   local are_free = is_common and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) == 0
@@ -146,14 +149,16 @@ if verb == 'acquire' then
       or string.find(attempt, ' ', 1, true) then
       token = nil
     elseif proposal ~= '' then
-      clock = clock or redis.call('TIME')
+      clock = clock or redis.pcall('TIME')
       local highest = redis.pcall('GET', fence) or '0'
-      if string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= (clock[1] + 86400) * 1000000
+      if clock[1] and string.find(proposal, '^[1-9]%d*$')
+        and proposal + 0 <= (clock[1] + 86400) * 1000000
         and type(highest) == 'string' and string.find(highest, '^%d+$')
         and proposal + 0 > highest + 0 then
         token = proposal + 0
         local last = count == 1 and proposal or string.format('%.0f', token + count - 1)
-        redis.call('SET', fence, last, 'PX', token_ttl_ms or '3600000')
+        local set = redis.pcall('SET', fence, last, 'PX', token_ttl_ms or '3600000')
+        if set.err then token = nil end
       end
     elseif minimum then
       local last = redis.pcall('INCRBY', fence, count == 1 and '1' or tokens)
@@ -168,8 +173,7 @@ if verb == 'acquire' then
     else
       token = 0
     end
-    if token then
-      redis.call('SET', lock, attempt, 'PX', ttl_ms)
+    if token and not redis.pcall('SET', lock, attempt, 'PX', ttl_ms).err then
       answers[i] = token
     else
       left = left or {}
@@ -222,7 +226,9 @@ if clock.err then
     local fence = KEYS[2 * n + i]
     if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end
   end
-  return {err = to_answer(false, clock)}
+  if n == 1 then return {err = to_answer(false, clock)} end
+  for _, i in ipairs(left) do answers[i] = to_answer(false, clock) end
+  return answers
 end
 local time = clock[1] * 1000000 + clock[2]
 if verb == 'release' then -- a mistake of a client must not keep a lock from being released
@@ -332,7 +338,8 @@ for _, i in ipairs(left) do
   if seen and seen[lock] ~= 'left' then seen[lock] = answers[i] == nil and 'left' or 'answered' end
 end
 
--- One request in sixteen cleans the queue, by the clock: of several locks, this one and each 16th.
+-- One request in sixteen cleans its queue, by the clock: in a call, the lock of this number and
+-- each sixteenth after it; none if the number is above n.
 local cleans = (claim or remember == '1' or force == '1') and 16 - time % 16 or n + 1
 if #rest == 0 and cleans > n and all ~= '1' then
   if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
@@ -576,7 +583,8 @@ local function release(lock, queue, fence, attempt, last_token, remembers, revok
     local counter = unless_wrong_type(redis.pcall('GET', fence)) or ''
     local last = string.find(counter, '^%d+$') and tonumber(counter)
     if last and last > last_token and last < last_token + call.count then
-      redis.call('DECRBY', fence, string.format('%.0f', last - last_token))
+      -- If this is refused, as on a full server, the counter stays where it is.
+      redis.pcall('DECRBY', fence, string.format('%.0f', last - last_token))
     end
   end
   local _, is_granted = grant_next(lock, queue, fence, attempt, call)
@@ -620,7 +628,8 @@ local remembers, revoke_from = remember == '1' or force == '1', force == '1' and
 for order, i in ipairs(not is_blocked and words > 1 and rest or {}) do
   local lock, queue, fence, attempt = KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[1 + i]
   local number, ok, answer = ARGV[1 + n + i], true, nil
-  if order > 1 and call.work > 2000 and all ~= '1' then -- about 3 ms
+  local is_raised = raised and raised[i] -- its counter must not be left without a TTL
+  if order > 1 and call.work > 2000 and all ~= '1' and not is_raised then -- about 3 ms
     answer = -10
   elseif verb == 'release' then
     ok, answer = pcall(release, lock, queue, fence, attempt, tonumber(number), remembers,

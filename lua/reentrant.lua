@@ -816,7 +816,8 @@ elseif verb == 'release' then
       local last = unless_wrong_type(redis.pcall('GET', fence)) or ''
       last = string.find(last, '^%d+$') and tonumber(last)
       if last and last > last_token and last < last_token + call.count then
-        redis.call('DECRBY', fence, string.format('%.0f', last - last_token))
+        -- If this is refused, as on a full server, the counter stays where it is.
+        redis.pcall('DECRBY', fence, string.format('%.0f', last - last_token))
       end
     end
     local fields = {owner, ':' .. attempt}

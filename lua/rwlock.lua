@@ -512,7 +512,7 @@ local function serve(operation, locks, call)
     local ok, answer = true, -10
     if lock.index == 1 or call.work <= 2000 or call.all then -- about 3 ms
       ok, answer = pcall(operation, lock, call)
-      call.work = call.work + 8
+      call.work = call.work + 6
     end
     if not ok and call.remembers then redis.pcall('ZREM', lock.queue, 'ended ' .. lock.attempt) end
     local is_granted, admission = ok and type(answer) == 'number' and answer >= 0, call.admission
@@ -742,6 +742,7 @@ end
 local function other_reader(lock, call)
   local size, own = redis.call('HLEN', lock.key), 'read:' .. lock.owner
   local sample = redis.call('HRANDFIELD', lock.key, size > 512 and 32 or size, 'WITHVALUES')
+  call.work = call.work + #sample / 2
   local expired, latest = {}, nil
   for i = 1, #sample, 2 do
     if string.sub(sample[i], 1, 5) == 'read:' then
@@ -904,7 +905,7 @@ local function reserve(lock, ends, call)
 end
 
 -- After a grant that failed, since the waiter was dead: the key lasts as long as it has to.
-local function shorten(lock, pttl, call)
+local function shorten(lock, pttl)
   pttl = math.max(pttl, 1)
   -- Counted from now, so never earlier than the end of a hold.
   if pttl < lock.pttl then redis.call('PEXPIRE', lock.key, pttl) end
@@ -1033,7 +1034,7 @@ local function admit_readers(lock, latest, call)
     end
     local last
     is_admitted, last = admit_batch(lock, entries, channels, token, call)
-    if token then shorten(lock, math.max(pttl, last - call.now), call) end
+    if token then shorten(lock, math.max(pttl, last - call.now)) end
     if is_admitted and #entries == 2 * size then notify_rest(lock, latest) end
   end
   return true
@@ -1065,7 +1066,7 @@ local function admit_writer(lock, reader, call)
       if no_writer_waits(lock, call) then redis.call('HDEL', lock.key, 'writer_wait_until') end
       return true
     end
-    shorten(lock, pttl, call)
+    shorten(lock, pttl)
   end
   lock.is_unfinished = lock.is_unfinished or not reader
   return false
@@ -1447,7 +1448,8 @@ local function release(lock, call)
     local last_token = writes.left == 0 and lock.readers == 0 and tonumber(lock.number)
     local counter = last_token and to_token(unless_wrong_type(redis.pcall('GET', lock.fence)))
     if counter and last_token < counter and counter < last_token + call.count then
-      redis.call('DECRBY', lock.fence, string.format('%.0f', counter - last_token))
+      -- If this is refused, as without the right, the counter stays where it is.
+      redis.pcall('DECRBY', lock.fence, string.format('%.0f', counter - last_token))
     end
   end
   if reads.is_held then end_hold(lock, 'read', reads, call) end

@@ -19,11 +19,6 @@ pub const ALL: &[Mutant] = &[
         "return false",
     ),
     mutant(
-        "a reader ignores the writer",
-        "if not write or string.match(write, '^[^ ]+') == lock.owner then return nil end",
-        "if not write or call.verb == 'read' or string.match(write, '^[^ ]+') == lock.owner then return nil end",
-    ),
-    mutant(
         "a release does not check its attempt",
         "words == attempt and readers > 0\n",
         "words and readers > 0\n",
