@@ -1507,6 +1507,9 @@ local function revoke(lock, call)
   elseif call.only_from then
     redis.call('HDEL', lock.key, 'read:' .. call.only_from)
     redis.call('HSET', lock.key, 'readers', lock.readers - 1)
+  elseif not unexpired(lock.write, call.now)
+    and redis.call('ZCOUNT', lock.queue, '-inf', '(4503599627370496') == 0 then
+    redis.call('DEL', lock.key) -- nothing is granted the lock in this call
   else
     local fields = {'readers'}
     for _, field in ipairs(redis.call('HKEYS', lock.key)) do
