@@ -1,7 +1,7 @@
 -- redlatch, wire version 1: the read-write lock. Licence: MIT OR Apache-2.0.
 --
 -- Many owners read, or one writes. Readers and writers that find the lock in use may queue: a
--- release grants it to those whose turn it is, and notifies them. Each lock has three keys:
+-- release grants it to the next of them, and notifies these. Each lock has three keys:
 --
 --   lock     lock:backup              hash; its TTL ends with the last hold. The only hold is
 --                                       mode    sole read <owner> <attempt>, or
@@ -122,7 +122,7 @@
 --            -10            not served, and nothing was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted. wait: send read for all
 --
--- Who may enter: an owner that holds the lock may read and, if it writes or is the only reader,
+-- Admission: an owner that holds the lock may read and, if it writes or is the only reader,
 -- write. Others read if no other owner writes or waits to write, and write if no other holds the
 -- lock. The two sides take turns: a writer that waits keeps new readers out (writer_wait_until,
 -- extended by its polls); when a writer leaves, the readers that queued before that are admitted
@@ -946,7 +946,7 @@ local function notify(lock, channel, attempts, token, at)
   return receivers ~= 0 or string.byte(channel, -1) == 126
 end
 
--- The readers of a batch that may enter, by channel: dead ones may not, nor those whose owner has
+-- The readers of a batch that may enter, by channel: no dead ones, and none if their owner has
 -- max_depth holds.
 local function select_readers(lock, entries, call)
   local channels, holds, longest = {}, {}, 0
@@ -1239,7 +1239,7 @@ if is_acquire then
     return false
   end
 
-  -- Admits the waiters whose turn it is. In a trial, it only answers if one of them is earlier.
+  -- Admits the next waiters. In a trial, it only answers if one of them is earlier.
   local function admit_earlier(lock, call)
     lock.scores = nil -- admission removes waiters
     if not call.is_trial then
