@@ -13,7 +13,8 @@ use crate::name::Name;
 /// How many events a receiver may fall behind.
 const CAPACITY: usize = 1024;
 
-/// What happened to a lock or to a server, in the order in which a client noticed it.
+/// What happened to a lock or to a server, in about the order in which a client noticed it: what it
+/// noticed in the background may come a moment after what a call noticed later.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub enum Event {

@@ -115,8 +115,11 @@ async fn queue_of_dead_waiters_is_not_extended_by_try_lock() {
         assert!((1..=60_000).contains(&first), "{kind:?}: {first}");
         eventually("time passes", || async { pttl().await < first - 50 }).await;
         let lock = kind.lock(&locks, kind.name());
+        // A few may be gone: one request in sixteen that queues cleans.
+        let queued = server.queued_for(&lock).await;
         assert!(lock.try_lock().await.unwrap().is_none());
-        assert_eq!(server.queued_for(&lock).await, 10);
+        assert_eq!(server.queued_for(&lock).await, queued);
+        assert!(queued > 0);
         assert!(pttl().await < first - 50, "{kind:?}: the queue's TTL is not extended");
         guard.release().await.unwrap();
     }

@@ -395,17 +395,43 @@ async fn replies(
         }
         // Only replies to scripts are lost: other requests run in the background, so that losing
         // their replies would test nothing.
-        // TIME, CONFIG GET and INFO, which a new connection sends, are answered with texts.
-        let is_of_other = buffer.starts_with(b"*2\r\n$") || buffer.starts_with(b"$");
-        let is_of_script = !is_of_other && has_script.swap(false, Ordering::SeqCst);
+        let (texts, others) = buffer[..count].split_at(length_of_texts(&buffer[..count]));
+        let is_of_script = !others.is_empty() && has_script.swap(false, Ordering::SeqCst);
         if is_of_script && faults.loses(lost) {
             return;
         }
-        let fails = is_of_script && take_one(&faults.fail_any);
-        let bytes = if fails { UPSTREAM_FAILURE.to_vec() } else { moved.pass(&buffer[..count]) };
+        let mut bytes = moved.pass(if is_of_script { texts } else { &buffer[..count] });
+        if is_of_script {
+            let fails = take_one(&faults.fail_any);
+            bytes.extend(if fails { UPSTREAM_FAILURE.to_vec() } else { moved.pass(others) });
+        }
         let (passed, is_cut) = faults.passes(&faults.cut_replies_after, bytes.len());
         if faults.write(&mut to, &bytes[..passed]).await.is_err() || is_cut {
             return;
         }
     }
+}
+
+/// The length of the replies at the start that are one text or two: those to TIME, CONFIG GET and
+/// INFO, which a new connection sends beside its first scripts.
+fn length_of_texts(replies: &[u8]) -> usize {
+    let mut rest = replies;
+    loop {
+        let before = rest;
+        rest = rest.strip_prefix(b"*2\r\n").unwrap_or(rest);
+        while let Some(after) = after_text(rest) {
+            rest = after;
+        }
+        // A list that holds something else is of a script.
+        if rest.len() == before.len() || rest.len() + 4 == before.len() {
+            return replies.len() - before.len();
+        }
+    }
+}
+
+/// What follows a text.
+fn after_text(reply: &[u8]) -> Option<&[u8]> {
+    let end = reply.windows(2).position(|bytes| bytes == b"\r\n")?;
+    let length: usize = std::str::from_utf8(reply.strip_prefix(b"$")?.get(..end - 1)?).ok()?.parse().ok()?;
+    reply.get(end + 2 + length + 2..)
 }
