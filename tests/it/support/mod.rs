@@ -22,6 +22,7 @@ mod sentinel;
 mod server;
 mod setup;
 pub mod stopwatch;
+mod text_replies;
 #[cfg(feature = "tls")]
 pub mod tls;
 

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use super::address_rewriter::AddressRewriter;
+use super::text_replies::length_of_texts;
 
 /// The addresses of servers and of proxies. They have the same length, so replacing one by the
 /// other keeps the lengths in replies right.
@@ -410,28 +411,4 @@ async fn replies(
             return;
         }
     }
-}
-
-/// The length of the replies at the start that are one text or two: those to TIME, CONFIG GET and
-/// INFO, which a new connection sends beside its first scripts.
-fn length_of_texts(replies: &[u8]) -> usize {
-    let mut rest = replies;
-    loop {
-        let before = rest;
-        rest = rest.strip_prefix(b"*2\r\n").unwrap_or(rest);
-        while let Some(after) = after_text(rest) {
-            rest = after;
-        }
-        // A list that holds something else is of a script.
-        if rest.len() == before.len() || rest.len() + 4 == before.len() {
-            return replies.len() - before.len();
-        }
-    }
-}
-
-/// What follows a text.
-fn after_text(reply: &[u8]) -> Option<&[u8]> {
-    let end = reply.windows(2).position(|bytes| bytes == b"\r\n")?;
-    let length: usize = std::str::from_utf8(reply.strip_prefix(b"$")?.get(..end - 1)?).ok()?.parse().ok()?;
-    reply.get(end + 2 + length + 2..)
 }
