@@ -172,8 +172,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "lock-with-waiters-released-without-a-grant",
         edits: &[Edit {
             file: "lua/mutex.lua",
-            from: "local is_plain = further < 1 and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0",
-            to: "local is_plain = further < 1",
+            from: "local is_plain = not has_more and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0",
+            to: "local is_plain = not has_more",
         }],
         test: "scripts::vectors::vectors_get_their_answers",
     },

@@ -305,8 +305,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "counters-kept-too-long",
         edits: &[Edit {
             file: "lua/mutex.lua",
-            from: "token_ttl_ms = token_ttl_ms or '3600000'",
-            to: "token_ttl_ms = token_ttl_ms or '36000000'",
+            from: "token_ttl_ms = token_ttl_ms or '3600000'\n",
+            to: "token_ttl_ms = token_ttl_ms or '36000000'\n",
         }],
         setting: RESENT,
         rules: &["left behind"],

@@ -5,11 +5,8 @@ use super::{Edit, TestMutant};
 /// A forced release that grants the mutex to no waiter.
 pub(super) const MUTEX_FORCE_WITHOUT_GRANT: Edit = Edit {
     file: "lua/mutex.lua",
-    from: "  local _, is_granted = grant_next(lock, queue, fence, attempt, call)\n",
-    to: "\
-  local is_granted
-  if not revoke_from then _, is_granted = grant_next(lock, queue, fence, attempt, call) end
-",
+    from: "  if grant_next(lock, queue, fence, attempt, call) ~= 'granted' then",
+    to: "  if revoke_from or grant_next(lock, queue, fence, attempt, call) ~= 'granted' then",
 };
 
 pub const TEST_MUTANTS: &[TestMutant] = &[
