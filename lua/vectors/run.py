@@ -33,8 +33,11 @@ def step(each, names, news):
     if "run" in each: got = send("EVAL", (here.parent / f"{each['run']}.lua").read_bytes(), len(each["keys"]), *words)
     return equal(each.get("answer", {}), got, names) or sys.exit(f"{file}: {vector['name']}: {each}\n{got!r}")
 
-for file in sys.argv[2:] or sorted(here.glob("*.jsonl")):
+count, files = 0, sys.argv[2:] or sorted(here.glob("*.jsonl"))
+for file in files:
     for vector in map(json.loads, open(file, newline="\n", encoding="utf-8")):
         server.flushall(), (names := {}), (news := server.pubsub())
         for each in vector["steps"] + vector["after"]: [step(each, names, news) for _ in range(each.get("times", 1))]
         news.close()
+        count += 1
+print(f"{count} vectors in {len(files)} files passed")
