@@ -157,7 +157,7 @@ impl Attempt {
         self.queued_at.get_or_init(|| time);
     }
 
-    /// Whether scripts of this kind send this refusal. Any other number is outside their contract:
+    /// Whether this kind's script sends this refusal. Any other number is outside its contract:
     /// -5, for instance, means that this client sent a malformed request, and -1 that the attempt
     /// has ended, which a live one has not. Two never come here, since `wire` judges them: -1 of a
     /// request with a time limit, which came too late, and -9, the node has no vote.
@@ -165,7 +165,7 @@ impl Attempt {
         matches!(answer, -3 | -2) || self.kind.refusals.iter().any(|(number, _)| *number == answer)
     }
 
-    /// The error for a refusal: two that every kind's scripts send, and those of this kind.
+    /// The error for a refusal: two that every kind's script sends, and those of this kind.
     pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {
             -2 => Some(Error::WrongType { context, found: self.kind.found }),
@@ -349,7 +349,7 @@ fn trusted_span(ttl: Duration, drift: f64) -> Duration {
     ttl.mul_f64(1.0 - drift).saturating_sub(EXPIRY_GRANULARITY)
 }
 
-/// A kind of lock: its name, its scripts, and what the wait loop must know.
+/// A kind of lock: its name, its script, and what the wait loop must know.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// What its key holds, human-readable.
@@ -360,7 +360,7 @@ pub(crate) struct Kind {
     /// Its requests name an owner.
     pub(crate) has_owner: bool,
     pub(crate) queue: Queue,
-    /// The refusals that only some kinds' scripts send.
+    /// The refusals that not every kind's script sends.
     pub(crate) refusals: &'static [Refusal],
     /// How many attempts may hold the lock or wait for it at a time, where several may.
     pub(crate) capacity: Option<Capacity>,
@@ -383,7 +383,7 @@ pub(crate) struct Verbs {
 /// How many attempts may hold a lock or wait for it.
 pub(crate) struct Capacity {
     pub(crate) option: fn(&Options) -> u32,
-    /// What the scripts assume where the argument is empty.
+    /// What the script assumes where the argument is empty.
     pub(crate) default: u32,
 }
 

@@ -1,6 +1,6 @@
 //! What every held lock is: a lease with a deadline, waited for, renewed and released in one way.
 //!
-//! Nothing here names a kind of lock: a [`Kind`] is data, and what differs is in its scripts.
+//! Nothing here names a kind of lock: a [`Kind`] is data, and what differs is in its script.
 
 mod acquire;
 mod acquire_round;
