@@ -7,8 +7,6 @@ pub(crate) struct Deployment {
     pub(crate) nodes: usize,
     /// One clock dates every grant.
     pub(crate) has_one_clock: bool,
-    /// A request may be sent again unseen.
-    pub(crate) may_resend: bool,
     /// `PUBLISH` counts all subscribers, not only those of the server that runs it.
     pub(crate) has_all_subscribers: bool,
     /// A node that restarted has no vote until it is admitted again.

@@ -102,7 +102,7 @@ pub enum ConfigError {
         problem: NodeProblem,
     },
     /// No topology was named: see [`LocksBuilder`](crate::LocksBuilder).
-    #[error("no topology was named: call server, sentinel, cluster, quorum, pool or cluster_pool")]
+    #[error("no topology was named: call server, sentinel, cluster, quorum or pool")]
     NoTopology,
     /// More than one topology was named.
     #[error("both {first} and {second} were called; a client has one topology")]

@@ -53,7 +53,7 @@ impl Keeper {
             // The lease is not trusted any more: only now may its release be sent.
             reports.extend(lease.announce());
             let attempt = lease.attempt();
-            let is_final = attempt.in_flight.is_indeterminate() || self.nodes.deployment.may_resend;
+            let is_final = attempt.in_flight.is_indeterminate();
             self.abandon(Arc::clone(attempt), is_final, entry, self.nodes.all_nodes());
         }
         reports.into_iter().for_each(|report| report());

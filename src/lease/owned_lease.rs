@@ -39,8 +39,6 @@ pub(super) struct AttemptGuard {
     has_queued: bool,
     /// A request was sent, and its replies are not recorded yet.
     pub(super) is_awaiting_reply: bool,
-    /// A request was sent at some time.
-    pub(super) has_sent: bool,
     /// Nothing is left to release, or the hold is meant to stay.
     is_disarmed: AtomicBool,
     /// Set while the hold is released or converted. Dropped last, when the keeper has what is left
@@ -58,7 +56,6 @@ impl AttemptGuard {
             may_queue_first: false,
             has_queued: false,
             is_awaiting_reply: false,
-            has_sent: false,
             is_disarmed: AtomicBool::new(false),
             call: None,
         }
@@ -66,7 +63,7 @@ impl AttemptGuard {
 
     /// To be called before a request is sent: from then on it must be undone.
     pub(super) fn before_send(&mut self, entry: Option<&QueueEntry>) {
-        (self.is_awaiting_reply, self.has_sent) = (true, true);
+        self.is_awaiting_reply = true;
         self.has_queued |= entry.is_some();
         self.may_queue_first = self.entry.is_none();
         if self.may_queue_first {
@@ -138,9 +135,8 @@ impl AttemptGuard {
     pub(super) fn expect_late_notifications(&self) {
         if self.has_queued {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
-            let is_final = self.client.nodes.deployment.may_resend;
             self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
-                keeper.abandon(Arc::clone(&attempt), is_final, None, NodeSet::of([node]));
+                keeper.abandon(Arc::clone(&attempt), false, None, NodeSet::of([node]));
             });
         }
     }
@@ -155,9 +151,7 @@ impl AttemptGuard {
 
     /// Whether the server must forget the attempt and refuse requests of it that arrive later.
     pub(super) fn ends_for_good(&self) -> bool {
-        self.is_awaiting_reply
-            || self.attempt.in_flight.is_indeterminate()
-            || self.client.nodes.deployment.may_resend
+        self.is_awaiting_reply || self.attempt.in_flight.is_indeterminate()
     }
 }
 
@@ -170,12 +164,7 @@ impl Drop for AttemptGuard {
             self.call = Some(OpenCall::new(&self.client.keeper, &self.attempt.name));
         }
         let end = self.lease.as_ref().map(|(lease, _)| self.client.keeper.forget(lease, LeaseEnd::Released));
-        // If a request may be sent again unseen, it may be granted after "busy" was answered.
-        let may_resend = self.has_sent && self.client.nodes.deployment.may_resend;
-        let may_have = self.lease.is_some()
-            || self.is_awaiting_reply
-            || may_resend
-            || self.attempt.in_flight.is_indeterminate();
+        let may_have = self.lease.is_some() || self.ends_for_good();
         // If the client was closed, the keeper already has it.
         let has_nothing_to_undo = end == Some(LeaseEnd::Closed) || !may_have && self.entry.is_none();
         if !self.is_disarmed() {

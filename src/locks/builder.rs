@@ -38,8 +38,6 @@ enum Topology {
     },
     #[cfg(feature = "cluster")]
     Cluster(Vec<Source>),
-    #[cfg(all(feature = "cluster", feature = "pool"))]
-    ClusterPool(deadpool_redis::cluster::Pool),
     Quorum(Vec<Source>),
 }
 
@@ -84,16 +82,8 @@ impl LocksBuilder {
         self.with(Topology::Pool(pool))
     }
 
-    /// Sets the Redis Cluster of an application's pool as the topology, with the pool's settings.
-    /// See [pools](crate::guide::connecting#pools).
-    #[cfg(all(feature = "cluster", feature = "pool"))]
-    #[cfg_attr(docsrs, doc(cfg(all(feature = "cluster", feature = "pool"))))]
-    pub fn cluster_pool(self, pool: deadpool_redis::cluster::Pool) -> LocksBuilder {
-        self.with(Topology::ClusterPool(pool))
-    }
-
     /// Sets where a client of a [pool](crate::guide::connecting#pools) subscribes: the pool's
-    /// server, or a node of its cluster.
+    /// server.
     pub fn subscriber(mut self, subscriber: impl Into<Source>) -> LocksBuilder {
         self.subscriber = Some(subscriber.into());
         self
@@ -242,9 +232,7 @@ impl LocksBuilder {
                 cluster(seeds, self.certificates.as_ref())?
             }
             #[cfg(feature = "pool")]
-            Topology::Pool(pool) => (Endpoint::Pool(pool.clone()), self.wakeup_endpoint(false)?),
-            #[cfg(all(feature = "cluster", feature = "pool"))]
-            Topology::ClusterPool(pool) => (Endpoint::ClusterPool(pool.clone()), self.wakeup_endpoint(true)?),
+            Topology::Pool(pool) => (Endpoint::Pool(pool.clone()), self.wakeup_endpoint()?),
         }])
     }
 
@@ -277,15 +265,10 @@ impl LocksBuilder {
 
     /// Where a client of a pool subscribes.
     #[cfg(feature = "pool")]
-    fn wakeup_endpoint(&self, is_in_cluster: bool) -> Result<Option<WakeupEndpoint>, ConfigError> {
+    fn wakeup_endpoint(&self) -> Result<Option<WakeupEndpoint>, ConfigError> {
         let Some(source) = &self.subscriber else { return Ok(None) };
-        let info = self.resolve(source)?;
-        #[cfg(feature = "cluster")]
-        if is_in_cluster {
-            return Ok(Some(WakeupEndpoint::Cluster(Arc::new(crate::wire::Seeds::new(vec![info])))));
-        }
-        let _ = is_in_cluster;
-        let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
+        let client =
+            redis::Client::open(self.resolve(source)?).map_err(|cause| ConfigError::Url { cause })?;
         Ok(Some(WakeupEndpoint::Server(client)))
     }
 }
@@ -327,14 +310,12 @@ impl Topology {
             Topology::Sentinel { .. } => "sentinel",
             #[cfg(feature = "cluster")]
             Topology::Cluster(_) => "cluster",
-            #[cfg(all(feature = "cluster", feature = "pool"))]
-            Topology::ClusterPool(_) => "cluster_pool",
             Topology::Quorum(_) => "quorum",
         }
     }
 
     fn is_pool(&self) -> bool {
-        self.name().ends_with("pool")
+        self.name() == "pool"
     }
 }
 

@@ -11,30 +11,21 @@ use tokio::time::{Instant, sleep};
 use super::batcher::{SentFlag, TimedReply, UNLIMITED};
 use super::failure::{too_slow, was_redirected};
 use super::masters::{Masters, WaitsFor};
-#[cfg(feature = "pool")]
-use super::pooled_cluster::PooledCluster;
-#[cfg(feature = "pool")]
-use super::request::Batch;
 use super::request::{PreparedCall, Slot};
 use super::transport::RepliesByServer;
-#[cfg(feature = "pool")]
-use crate::clock::Moment;
-#[cfg(feature = "pool")]
-use crate::measure;
 
 /// The first and the longest pause before a request follows its slot once more.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// A connection to a cluster. Cheap to clone; clones share everything.
 #[derive(Clone)]
-pub(super) enum ClusterClient {
-    Masters(Arc<Masters>),
-    /// That of an application's pool, with the limit for its replies.
-    #[cfg(feature = "pool")]
-    Pooled(PooledCluster, Duration),
-}
+pub(super) struct ClusterClient(Arc<Masters>);
 
 impl ClusterClient {
+    pub(super) fn new(masters: Arc<Masters>) -> ClusterClient {
+        ClusterClient(masters)
+    }
+
     /// Sends a call, and follows its slot from server to server until one of them runs it. Waits
     /// for the reply for as long as the server replies to any request.
     ///
@@ -50,15 +41,7 @@ impl ClusterClient {
 
     /// Sends a command once, beside the calls, and waits for its reply for at most `limit`.
     pub(super) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
-        let deadline = Instant::now() + limit.min(self.limit());
-        match self {
-            ClusterClient::Masters(masters) => masters.query(command, deadline).await,
-            #[cfg(feature = "pool")]
-            ClusterClient::Pooled(pooled, _) => {
-                measure::sent(1);
-                pooled.send(command, deadline).await
-            }
-        }
+        self.0.query(command, Instant::now() + limit.min(self.0.limit())).await
     }
 
     // Boxed: otherwise each request to a single server would have room for this future.
@@ -70,7 +53,7 @@ impl ClusterClient {
     ) -> Pin<Box<dyn Future<Output = Result<TimedReply, RedisError>> + Send + 'a>> {
         Box::pin(async move {
             let waits_for = if limit < UNLIMITED { WaitsFor::Deadline } else { WaitsFor::Silence };
-            let deadline = Instant::now() + limit.min(self.limit());
+            let deadline = Instant::now() + limit.min(self.0.limit());
             let mut pause = Duration::ZERO;
             loop {
                 let error = match self.send_once(&call, sent_flag, (deadline, waits_for)).await {
@@ -80,15 +63,8 @@ impl ClusterClient {
                 // While a slot moves, a call for many locks is refused for as long as one server
                 // has some of their keys and another one the rest.
                 call.is_alone = true;
-                match self {
-                    ClusterClient::Masters(masters) => {
-                        if let Some(target) = target(&error, ServerErrorKind::Moved) {
-                            masters.moved(call.slot, target);
-                        }
-                    }
-                    // The library has learned where the slot is.
-                    #[cfg(feature = "pool")]
-                    ClusterClient::Pooled(..) => {}
+                if let Some(target) = target(&error, ServerErrorKind::Moved) {
+                    self.0.moved(call.slot, target);
                 }
                 if Instant::now() + pause >= deadline {
                     return Err(error);
@@ -100,14 +76,6 @@ impl ClusterClient {
         })
     }
 
-    fn limit(&self) -> Duration {
-        match self {
-            ClusterClient::Masters(masters) => masters.limit(),
-            #[cfg(feature = "pool")]
-            ClusterClient::Pooled(_, limit) => *limit,
-        }
-    }
-
     /// Sends a request to the server of its slot, and to the one that this server names while the
     /// slot moves.
     async fn send_once(
@@ -116,30 +84,10 @@ impl ClusterClient {
         sent_flag: &SentFlag,
         (deadline, waits_for): (Instant, WaitsFor),
     ) -> Result<TimedReply, RedisError> {
-        match self {
-            ClusterClient::Masters(masters) => {
-                let outcome = masters.send(call, sent_flag, (deadline, waits_for)).await;
-                match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask)) {
-                    Some(target) => masters.ask(call, target, deadline).await,
-                    None => outcome,
-                }
-            }
-            #[cfg(feature = "pool")]
-            ClusterClient::Pooled(pooled, _) => {
-                sent_flag.set();
-                let sent = Moment::now();
-                let mut batch = Batch::new(std::slice::from_ref(call));
-                while let Some(cmd) = batch.commands().pop() {
-                    measure::sent(1);
-                    let outcome = pooled.send(&cmd, deadline).await;
-                    let asked = outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask));
-                    batch.record(vec![match asked {
-                        Some(target) => pooled.ask(&cmd, target, deadline).await,
-                        None => outcome,
-                    }]);
-                }
-                batch.reply().map(|value| TimedReply { value, sent })
-            }
+        let outcome = self.0.send(call, sent_flag, (deadline, waits_for)).await;
+        match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask)) {
+            Some(target) => self.0.ask(call, target, deadline).await,
+            None => outcome,
         }
     }
 
@@ -156,19 +104,9 @@ impl ClusterClient {
         let requests: Vec<_> = requests.into_iter().map(with_slot).collect();
         let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
         let (mut together, mut alone) = (JoinSet::new(), JoinSet::new());
-        match self {
-            ClusterClient::Masters(masters) => {
-                for group in masters.by_master(&requests) {
-                    let (masters, limit) = (Arc::clone(masters), limit.min(self.limit()));
-                    together.spawn(async move { masters.send_together(group, limit).await });
-                }
-            }
-            #[cfg(feature = "pool")]
-            ClusterClient::Pooled(..) => {
-                for (place, request) in requests.iter().enumerate() {
-                    alone.spawn(self.clone().send_alone(place, request.clone(), limit));
-                }
-            }
+        for group in self.0.by_master(&requests) {
+            let (masters, limit) = (Arc::clone(&self.0), limit.min(self.0.limit()));
+            together.spawn(async move { masters.send_together(group, limit).await });
         }
         loop {
             // A join fails only if the runtime shuts down.
@@ -199,29 +137,8 @@ impl ClusterClient {
     }
 
     /// Sends a request to every master and returns each one's reply, by address.
-    pub(super) async fn send_to_all(
-        &self,
-        request: &Cmd,
-        limit: Duration,
-    ) -> Result<RepliesByServer, RedisError> {
-        let deadline = Instant::now() + limit;
-        match self {
-            ClusterClient::Masters(masters) => Ok(masters.send_to_all(request, deadline).await),
-            #[cfg(feature = "pool")]
-            ClusterClient::Pooled(pooled, _) => pooled.send_to_all(request, deadline).await,
-        }
-    }
-
-    /// Whether every master replies. That of a pool is replaced if not; ours replaces its parts.
-    pub(super) async fn is_whole(&self, limit: Duration) -> bool {
-        match self {
-            ClusterClient::Masters(_) => {
-                let _ = limit;
-                true
-            }
-            #[cfg(feature = "pool")]
-            ClusterClient::Pooled(pooled, _) => pooled.is_whole(limit).await,
-        }
+    pub(super) async fn send_to_all(&self, request: &Cmd, limit: Duration) -> RepliesByServer {
+        self.0.send_to_all(request, Instant::now() + limit).await
     }
 }
 

@@ -19,17 +19,15 @@ use super::connection::Connection;
 use super::failure::too_slow;
 #[cfg(feature = "cluster")]
 use super::masters::Masters;
-#[cfg(all(feature = "cluster", feature = "pool"))]
-use super::pooled_cluster::PooledCluster;
 #[cfg(feature = "cluster")]
 use super::seeds::Seeds;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 use super::transport::{RepliesByServer, connect, set_name, unlimited};
 
-/// A way to connect. What the client may trust depends on two answers, which name every variant:
-/// whether another server may take over unseen, and whether a request may be sent again unseen. A
-/// new variant that counted as one server would let a demoted master's messages grant leases.
+/// A way to connect. What the client may trust depends on whether another server may take over
+/// unseen, which is answered for every variant: a new one that counted as one server would let a
+/// demoted master's messages grant leases.
 #[derive(Clone)]
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum Endpoint {
@@ -42,8 +40,6 @@ pub(crate) enum Endpoint {
     Sentinel(Arc<SentinelMaster>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Seeds>),
-    #[cfg(all(feature = "cluster", feature = "pool"))]
-    ClusterPool(deadpool_redis::cluster::Pool),
 }
 
 impl Endpoint {
@@ -51,7 +47,7 @@ impl Endpoint {
     /// runtime.
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
         let connection = timeout(limit, self.open(limit, name)).await.map_err(|_| too_slow())??;
-        if let Some(name) = name.filter(|_| !self.replaces_its_parts()) {
+        if let Some(name) = name.filter(|_| !self.is_cluster()) {
             connection.set_name(name, limit).await?;
         }
         Ok(connection)
@@ -77,12 +73,7 @@ impl Endpoint {
             #[cfg(feature = "cluster")]
             Endpoint::Cluster(seeds) => {
                 let masters = Masters::open(Arc::clone(seeds), limit, name).await?;
-                return Ok(Connection::Cluster(ClusterClient::Masters(masters)));
-            }
-            #[cfg(all(feature = "cluster", feature = "pool"))]
-            Endpoint::ClusterPool(pool) => {
-                let pooled = deadpool::managed::Manager::create(pool.manager()).await?;
-                return Ok(Connection::Cluster(ClusterClient::Pooled(PooledCluster::new(pooled), limit)));
+                return Ok(Connection::Cluster(ClusterClient::new(masters)));
             }
         };
         Ok(Connection::Server(Arc::new(Batcher::new(connection, limit, &Handle::current()))))
@@ -125,8 +116,6 @@ impl Endpoint {
             Endpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
             #[cfg(feature = "cluster")]
             Endpoint::Cluster(_) => "cluster".to_owned(),
-            #[cfg(all(feature = "cluster", feature = "pool"))]
-            Endpoint::ClusterPool(_) => "cluster".to_owned(),
         }
     }
 
@@ -140,8 +129,6 @@ impl Endpoint {
             Endpoint::Pool(_) => false,
             #[cfg(feature = "cluster")]
             Endpoint::Cluster(_) => false,
-            #[cfg(all(feature = "cluster", feature = "pool"))]
-            Endpoint::ClusterPool(_) => false,
         }
     }
 
@@ -151,34 +138,11 @@ impl Endpoint {
         !self.finds_master() && !self.is_cluster()
     }
 
-    /// Whether its connection may send a request again by itself. A pool's client is configured by
-    /// the application.
-    pub(super) fn may_resend(&self) -> bool {
-        match self {
-            #[cfg(all(feature = "cluster", feature = "pool"))]
-            Endpoint::ClusterPool(_) => true,
-            #[cfg(feature = "cluster")]
-            Endpoint::Cluster(_) => false,
-            Endpoint::Server(_) => false,
-            #[cfg(feature = "pool")]
-            Endpoint::Pool(_) => false,
-            #[cfg(feature = "sentinel")]
-            Endpoint::Sentinel(_) => false,
-        }
-    }
-
-    /// Whether its connection replaces what is broken of it by itself, and names its parts.
-    pub(super) fn replaces_its_parts(&self) -> bool {
-        self.is_cluster() && !self.may_resend()
-    }
-
     /// Whether one connection reaches many servers.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
             Endpoint::Cluster(_) => true,
-            #[cfg(all(feature = "cluster", feature = "pool"))]
-            Endpoint::ClusterPool(_) => true,
             Endpoint::Server(_) => false,
             #[cfg(feature = "pool")]
             Endpoint::Pool(_) => false,
@@ -254,21 +218,9 @@ impl WakeupEndpoint {
 
 /// What connections are asked rarely, beside their requests.
 impl Connection {
-    /// Sets the name in `CLIENT LIST`; in a pool's cluster, on each of its connections.
+    /// Sets the name in `CLIENT LIST`.
     pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
         set_name(name, async |naming| self.query(&naming, limit).await).await
-    }
-
-    /// Whether a new connection may take the place of one to the same cluster.
-    pub(super) async fn is_whole(&self, limit: Duration) -> bool {
-        match self {
-            Connection::Server(_) => {
-                let _ = limit;
-                true
-            }
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => connection.is_whole(limit).await,
-        }
     }
 
     /// Sends a request to every server that grants locks: to the one, or to each master of a
@@ -281,7 +233,7 @@ impl Connection {
         match self {
             Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
             #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => connection.send_to_all(request, limit).await,
+            Connection::Cluster(connection) => Ok(connection.send_to_all(request, limit).await),
         }
     }
 }

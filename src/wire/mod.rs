@@ -16,8 +16,6 @@ mod late_notifications;
 #[cfg(feature = "cluster")]
 mod masters;
 mod node;
-#[cfg(all(feature = "cluster", feature = "pool"))]
-mod pooled_cluster;
 mod quorum;
 mod request;
 mod script;

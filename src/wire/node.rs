@@ -90,11 +90,6 @@ impl Node {
         self.connection.is_cluster()
     }
 
-    /// Whether a request may be sent again unseen.
-    pub(super) fn may_resend(&self) -> bool {
-        self.connection.may_resend()
-    }
-
     /// Whether all connections lead to one server. Otherwise another server may grant beside it, or
     /// take over unseen.
     pub(crate) fn is_one_server(&self) -> bool {
@@ -369,11 +364,7 @@ impl Node {
     fn failure_of_sent(&self, error: RedisError) -> Failure {
         // In a cluster, a request may first have to connect.
         let is_unsent = || was_redirected(&error) || error.is_connection_refusal();
-        let has_not_run = match (self.is_cluster(), self.may_resend()) {
-            (true, true) => false,
-            (true, false) => was_refused(&error) || is_unsent(),
-            (false, _) => was_refused(&error),
-        };
+        let has_not_run = was_refused(&error) || self.is_cluster() && is_unsent();
         Failure::sent(error, !has_not_run)
     }
 

@@ -61,7 +61,6 @@ impl Nodes {
         let deployment = Deployment {
             nodes: all.len(),
             has_one_clock: matches!(all.as_slice(), [node] if node.is_one_server()),
-            may_resend: all.iter().any(|node| node.may_resend()),
             has_all_subscribers: !has_cluster,
             has_restart_guard: all.iter().any(|node| node.has_restart_guard()),
         };

@@ -1,13 +1,17 @@
 //! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
 
+#[cfg(feature = "sentinel")]
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::RedisError;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+#[cfg(feature = "sentinel")]
+use tokio::time::sleep;
+use tokio::time::timeout;
 
 use super::connecting::Connecting;
 use super::connection::Connection;
@@ -21,9 +25,6 @@ use super::server_clock::ServerClock;
 /// How often a connection is checked for still leading to the master.
 #[cfg(feature = "sentinel")]
 const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-
-/// How often the connections to the servers of a pool's cluster get their name again.
-const RENAME_INTERVAL: Duration = Duration::from_secs(30);
 
 /// One connection shared by all requests. A request that finds it broken drops it; the next one
 /// connects again.
@@ -43,8 +44,6 @@ pub(super) struct SharedConnection {
     pub(super) server_clock: Arc<ServerClock>,
     /// Whether requests wait for replicas.
     is_confirming: Arc<AtomicBool>,
-    /// Whether a connection to a pool's cluster is being replaced.
-    is_replacing: Arc<AtomicBool>,
 }
 
 /// A connection and its generation.
@@ -85,7 +84,6 @@ impl SharedConnection {
             connecting: Arc::default(),
             server_clock,
             is_confirming: Arc::new(AtomicBool::new(is_confirming)),
-            is_replacing: Arc::default(),
         }
     }
 
@@ -103,10 +101,6 @@ impl SharedConnection {
 
     pub(super) fn is_cluster(&self) -> bool {
         self.endpoint.is_cluster()
-    }
-
-    pub(super) fn may_resend(&self) -> bool {
-        self.endpoint.may_resend()
     }
 
     pub(super) fn is_one_server(&self) -> bool {
@@ -175,55 +169,26 @@ impl SharedConnection {
 
     /// Starts the tasks that look after connections of this generation.
     fn look_after(&self, generation: u64) -> JoinSet<()> {
+        #[allow(unused_mut, reason = "only with sentinels")]
         let mut tasks = JoinSet::new();
-        let current = Arc::downgrade(&self.current); // it owns the tasks
         #[cfg(feature = "sentinel")]
         if let Endpoint::Sentinel(sentinel) = &self.endpoint {
-            let task = follow_master(Arc::clone(sentinel), Weak::clone(&current), generation);
-            tasks.spawn_on(task, &self.runtime);
+            // It must not own what owns it.
+            let current = Arc::downgrade(&self.current);
+            tasks.spawn_on(follow_master(Arc::clone(sentinel), current, generation), &self.runtime);
         }
         #[cfg(not(feature = "sentinel"))]
         let _ = generation;
-        if let Some(name) = self.name.clone().filter(|_| self.endpoint.may_resend()) {
-            tasks.spawn_on(name_again(name, self.limit, current), &self.runtime);
-        }
         tasks
     }
 
-    /// Drops the connection that an error came through, if it is of no further use.
+    /// Drops the connection that an error came through, if it is of no further use and a newer one
+    /// is not in place. One to a cluster replaces what is broken of it by itself.
     pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
         // The server's replicas may have moved to another master.
-        if is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error)) {
-            self.drop_generation(generation);
-        }
-    }
-
-    /// Drops the connection, unless a newer one is in place.
-    ///
-    /// A connection to a pool's cluster stays until a better one is made: most of its servers may
-    /// still respond. Only one is made at a time, so that a silent server does not cause all
-    /// connections to be made again and again.
-    fn drop_generation(&self, generation: u64) {
-        if self.endpoint.replaces_its_parts() {
-            // Only the part that is broken.
-        } else if !self.is_cluster() {
+        let is_spent = is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error));
+        if is_spent && !self.is_cluster() {
             forget(&self.current, generation);
-        } else if self.generation() == generation && !self.is_replacing.swap(true, Ordering::SeqCst) {
-            let this = self.clone();
-            self.runtime.spawn(async move {
-                // Outlives the client by at most two limits and a pause.
-                if let Ok(connection) = this.endpoint.clone().connect(this.limit, this.name.as_deref()).await
-                    && connection.is_whole(this.limit).await
-                {
-                    let generation = this.connecting.next();
-                    let shared = Arc::new(LiveConnection { connection, generation, run: None });
-                    let _tasks = this.look_after(generation);
-                    *this.current.write().unwrap_or_else(PoisonError::into_inner) =
-                        Some(ConnectionPair { shared, second: None, _tasks });
-                }
-                sleep(this.limit).await;
-                this.is_replacing.store(false, Ordering::SeqCst);
-            });
         }
     }
 }
@@ -237,16 +202,6 @@ async fn follow_master(sentinel: Arc<SentinelMaster>, current: Weak<Current>, ge
         if sentinel.has_moved().await {
             return current.upgrade().iter().for_each(|pair| forget(pair, generation));
         }
-    }
-}
-
-/// Names the connections to a pool's cluster again periodically: the library replaces them unseen
-/// as slots move and servers return.
-async fn name_again(name: Arc<str>, limit: Duration, current: Weak<Current>) {
-    loop {
-        sleep(RENAME_INTERVAL).await;
-        let Some(connected) = current.upgrade().and_then(|pair| shared(&pair)) else { return };
-        let _again_next_time = connected.connection.set_name(&name, limit).await;
     }
 }
 

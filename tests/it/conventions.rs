@@ -47,7 +47,6 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "transport",
             "connecting",
             "seeds",
-            "pooled_cluster",
             "sentinel",
             "script",
             "server_clock",

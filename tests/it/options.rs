@@ -209,15 +209,7 @@ async fn restart_guard_is_refused_outside_a_quorum() {
     #[cfg(feature = "sentinel")]
     refused(Locks::builder().sentinel([url], "mymaster").options(guarded()).connect().await);
     #[cfg(feature = "cluster")]
-    {
-        use redlatch::deadpool_redis::cluster;
-        let pool =
-            cluster::Config::from_urls(vec![url.to_owned()]).create_pool(Some(Runtime::Tokio1)).unwrap();
-        refused(Locks::builder().cluster([url]).options(guarded()).connect().await);
-        refused(
-            Locks::builder().cluster_pool(pool).options(guarded().wakeups(Wakeups::Poll)).connect().await,
-        );
-    }
+    refused(Locks::builder().cluster([url]).options(guarded()).connect().await);
     let server = Server::start().await;
     refused(server.locks().await.with_options(guarded()).map_err(Error::from));
 }

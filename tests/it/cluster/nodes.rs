@@ -1,16 +1,12 @@
-//! The nodes of a cluster: subscriptions on any of them, seeds, repeated requests, and pools.
+//! The nodes of a cluster: subscriptions on any of them, seeds, and repeated requests.
 
 use std::time::Duration;
 
-use redlatch::deadpool_redis::cluster::Config;
-use redlatch::deadpool_redis::{PoolConfig, Runtime};
-use redlatch::{ConfigError, Error, Locks, Options, Wakeups};
+use redlatch::{ConfigError, Error, Locks, Options};
 
 use super::{open, tag_at};
 use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, stat, urls};
-use crate::support::{
-    Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, renewed_by, ttl,
-};
+use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
@@ -212,76 +208,4 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
         assert!(start.undisturbed() < NODE_TIMEOUT + SLACK, "{start:?}");
         deployment.kill();
     }
-}
-
-/// A client on a pool must poll, since a pool cannot subscribe.
-fn polling(options: Options) -> Options {
-    options.wakeups(Wakeups::Poll)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn cluster_exhausted_pool_does_not_block_renewal() {
-    let deployment = Deployment::start(Topology::Cluster).await;
-    let mut config = Config::from_urls(urls("127.0.0.1", deployment.masters()));
-    config.pool = Some(PoolConfig::new(1));
-    let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
-    let _only_connection = pool.get().await.unwrap();
-    let locks =
-        Locks::builder().cluster_pool(pool.clone()).options(polling(ttl(2_400))).connect().await.unwrap();
-    let mut held = Vec::new();
-    for kind in KINDS {
-        let lock = kind.lock(&locks, kind.name());
-        held.push((lock.clone(), lock.lock().await.unwrap()));
-    }
-    for (_, guard) in &held {
-        renewed_by(guard.lease(), Duration::from_secs(1)).await;
-    }
-    // The client's own connections break, too: it makes new ones beside the pool.
-    deployment.kill_connections().await;
-    for (_, guard) in &held {
-        renewed_by(guard.lease(), Duration::from_secs(1)).await;
-    }
-    for (lock, guard) in held {
-        assert!(!guard.lease().is_lost() && deployment.is_held_by(&lock, &guard).await, "{guard:?}");
-        assert!(lock.for_rival().try_lock().await.unwrap().is_none());
-        guard.release().await.unwrap();
-    }
-    drop(locks);
-    deployment.assert_nothing_left().await;
-}
-
-/// Connections with a pool's settings use the client library's timeouts, bounded by the node
-/// timeout.
-#[tokio::test(flavor = "multi_thread")]
-async fn cluster_pool_connects_beside_a_hung_server_with_a_longer_timeout() {
-    let deployment = Deployment::start(Topology::Cluster).await;
-    let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
-    let config = Config::from_urls(urls("127.0.0.1", deployment.masters()));
-    let pool = config.create_pool(Some(Runtime::Tokio1)).unwrap();
-    deployment.masters()[1].pause();
-    let start = Stopwatch::start();
-    let outcome =
-        Locks::builder().cluster_pool(pool.clone()).options(polling(Options::new())).connect().await;
-    println!("{:?} after {:?}", outcome.as_ref().map(drop), start.elapsed());
-    assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
-    assert!(start.undisturbed() < NODE_TIMEOUT + SLACK, "{start:?}");
-    let (start, limit) = (Stopwatch::start(), 3 * NODE_TIMEOUT);
-    let locks = Locks::builder()
-        .cluster_pool(pool)
-        .options(polling(Options::new().node_timeout(limit)))
-        .connect()
-        .await
-        .unwrap();
-    println!("opened after {:?}", start.elapsed());
-    for kind in KINDS {
-        let lock = kind.lock(&locks, &format!("{here}{}", kind.name()));
-        lock.lock().await.unwrap().release().await.unwrap();
-    }
-    let start = Stopwatch::start();
-    let outcome = locks.mutex(format!("{there}mutex")).unwrap().try_lock().await.map(drop);
-    println!("{outcome:?} after {:?}", start.elapsed());
-    assert!(outcome.is_err() && start.undisturbed() < limit + SLACK, "{outcome:?} {start:?}");
-    deployment.masters()[1].resume();
-    drop(locks);
-    deployment.assert_nothing_left().await;
 }

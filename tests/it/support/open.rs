@@ -40,14 +40,9 @@ pub async fn open_at(
                 Locks::builder().pool(pool).options(options.wakeups(wakeups(wake))).connect().await
             }
         },
-        Topology::Cluster => match wake {
-            Wake::Push => Locks::builder().cluster(urls).options(options).connect().await,
-            Wake::Poll => {
-                use redlatch::deadpool_redis::cluster::Config;
-                let pool = Config::from_urls(urls).create_pool(Some(Runtime::Tokio1)).unwrap();
-                Locks::builder().cluster_pool(pool).options(options.wakeups(wakeups(wake))).connect().await
-            }
-        },
+        Topology::Cluster => {
+            Locks::builder().cluster(urls).options(options.wakeups(wakeups(wake))).connect().await
+        }
         Topology::Sentinel => {
             let urls = ports.iter().map(|port| format!("redis://{host}:{port}/"));
             // The URL applies to the master; the sentinels may use another protocol.
