@@ -160,33 +160,33 @@ local answers, left, clock = {nil}, nil, nil
 if verb == 'acquire' then
   local is_plain = not (node or grant_before or purpose == 'repair' or all == '1')
   local are_free = is_plain and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) == 0
+  local seen = n > 1 and {} -- the same lock again is not free any more
   for i = 1, n do
     local lock, attempt, token = KEYS[i], ARGV[1 + i], nil
     local is_free = are_free or is_plain and n > 1 and redis.call('EXISTS', lock, KEYS[n + i]) == 0
     if is_free and ARGV[1 + n + i] == '' and ARGV[1 + 2 * n + i] == ''
       and attempt ~= '' and #attempt <= 128 and not string.find(attempt, ' ', 1, true)
-      and not (left and left[lock]) then
-      -- Not if the call has granted the same lock before.
-      local set = redis.pcall('SET', lock, attempt, 'NX', 'PX', ttl_ms)
-      token = set and not set.err and 0
-      if token and minimum then
-        token = next_tokens(KEYS[2 * n + i], minimum, count, token_ttl_ms)
-        if not token then redis.call('DEL', lock) end
-      end
+      and not (seen and seen[lock]) then
+      token = 0
+      if minimum then token = next_tokens(KEYS[2 * n + i], minimum, count, token_ttl_ms) end
+      local set = token and redis.pcall('SET', lock, attempt, 'PX', ttl_ms)
+      if set and set.err then token = nil end
     end
+    if seen then seen[lock] = true end
     if token then
       answers[i] = token
     else
       left = left or {}
-      left[#left + 1], left[lock] = i, true
+      left[#left + 1] = i
     end
   end
 elseif verb == 'release' then
   local is_plain = not has_more and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0
   for i = 1, n do
     if is_plain and ARGV[1 + n + i] == '' and redis.pcall('GET', KEYS[i]) == ARGV[1 + i] then
-      answers[i] = redis.call('DEL', KEYS[i])
-    else
+      if redis.pcall('DEL', KEYS[i]) == 1 then answers[i] = 1 end
+    end
+    if not answers[i] then
       left = left or {}
       left[#left + 1] = i
     end
@@ -252,8 +252,8 @@ end
 
 -- Queues the attempt at its place; or if it is queued, notes that it was seen, which counts for one
 -- claim. `scores` are those of its mark of an end, its entry, and its mark of having been seen.
-local function enqueue(queue, attempt, place, scores, call)
-  local waiter, is_queued = attempt .. call.terms, scores and scores[2]
+local function enqueue(queue, attempt, waiter, place, scores, call)
+  local is_queued = scores and scores[2]
   local is_added = not is_queued and redis.call('ZADD', queue, 'NX', place or call.now, waiter) == 1
   if not is_added or place then
     -- The score is above all marks of ends, so that the oldest of those are found first.
@@ -394,7 +394,7 @@ local function refuse(lock, queue, attempt, queued_at, proposal, call)
   local pttl = redis.call('PTTL', lock)
   if pttl == -1 then return -3 end
   if holder == attempt then return nil, holder, is_queued end
-  if waiter then enqueue(queue, attempt, queued_at ~= '' and queued_at, scores, call) end
+  if waiter then enqueue(queue, attempt, waiter, queued_at ~= '' and queued_at, scores, call) end
   return {pttl, call.time}
 end
 
@@ -409,7 +409,8 @@ local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
     if state == 'busy' or state == 'refused' then redis.call('DEL', lock) end -- a dead waiter's
     if state == 'refused' then return detail end
     if state ~= 'free' then
-      if call.terms then enqueue(queue, attempt, queued_at ~= '' and queued_at, nil, call) end
+      local waiter = call.terms and attempt .. call.terms
+      if waiter then enqueue(queue, attempt, waiter, queued_at ~= '' and queued_at, nil, call) end
       return {detail, call.time}
     end
   elseif call.has_token and proposal == '' then
@@ -523,13 +524,15 @@ end
 local function find_obstacle(lock, queue, fence, attempt, queued_at, proposal, call)
   local refusal, holder = refuse(lock, queue, attempt, queued_at, proposal, call)
   if refusal then return refusal end
-  for _, entry in ipairs(holder and {} or redis.call('ZRANGE', queue, '0', '127')) do
-    local waiter, kind, claim_ms = parse(entry)
-    local place = kind == 'mutex' and tonumber(redis.call('ZSCORE', queue, entry))
-    if waiter == attempt then break end
-    if place and is_alive(queue, waiter, place, claim_ms, call.time) then
+  local entries = holder and {} or redis.call('ZRANGE', queue, '0', '127', 'WITHSCORES')
+  for at = 1, #entries, 2 do
+    local place, waiter, kind, claim_ms = tonumber(entries[at + 1]), parse(entries[at])
+    if place >= 2^52 or waiter == attempt then break end
+    if kind == 'mutex' and is_alive(queue, waiter, place, claim_ms, call.time) then
       return {claim_ms + 0, call.time}
     end
+    -- Too many to check: another request removes those that are dead.
+    if at == 255 then return {10, call.time} end
   end
   if proposal ~= '' then
     local is_repair = call.purpose == 'repair'

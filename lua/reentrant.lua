@@ -86,133 +86,118 @@
 --                           with `all`, another lock was not granted
 
 -- ------------------------------------------------------------------------------------------ checks
--- Every word is checked before the first write. An empty word becomes nil.
+-- An empty word is the default. The words that all locks share are checked here, those of a lock
+-- where it is served. A release is never refused for its min_token: a mistake of a client must not
+-- keep a lock from being released.
+
+-- The text as a number, if it is one of 1 to `highest`.
+local function up_to(highest, text)
+  local number = string.find(text, '^[1-9]%d*$') and text + 0
+  return number and number <= highest and number or nil
+end
+
+-- Whether scripts may publish there: a release does so with the rights of its own user, to whatever
+-- channel was queued.
+local function is_channel(text)
+  return #text <= 256 and not string.find(text, ' ', 1, true)
+    and (#text > 36 and string.find(text, '^wake:%x+$', -37)
+      or #text > 37 and string.find(text, '^wake:%x+~$', -38))
+end
 
 local verb, n, node = ARGV[1], #KEYS / 3, nil
 if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
-local words = verb == 'acquire' and 4 or verb == 'release' and 3 or verb == 'renew' and 2 or 0
-local further = #ARGV - (words == 3 and 2 or 3) - words * n -- words that most requests have not
-if n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
+local words = verb == 'acquire' and 4 or verb == 'release' and 3 or verb == 'renew' and 2
+  or verb == 'inspect' and 0 -- of each lock
+if not words or n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
-local all, purpose, run, remember, force, only_from, minimum, clock
-if verb == 'acquire' or verb == 'renew' then
-  ttl_ms, min_token = ARGV[2 + words * n], ARGV[3 + words * n]
-  if not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$') then return -5 end
-  if min_token and min_token ~= '' then
-    minimum = string.find(min_token, '^%d+$') and min_token + 0
-    if not minimum or minimum >= 2^52 then return -5 end
-  end
-elseif verb ~= 'release' and verb ~= 'inspect' then
-  return -5
+local all, purpose, run, remember, force, only_from
+if verb == 'release' then
+  min_token, remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from =
+    unpack(ARGV, 2 + 3 * n)
+elseif verb == 'renew' then
+  ttl_ms = ARGV[2 + 2 * n]
+elseif verb == 'acquire' then
+  ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens, all, purpose,
+    run = unpack(ARGV, 2 + 4 * n)
+end
+if words > 0 and words % 2 == 0 and not up_to(9999999999, ttl_ms or '') then return -5 end
+local minimum
+if verb == 'acquire' and min_token and min_token ~= '' then
+  minimum = string.find(min_token, '^%d+$') and min_token + 0
+  if not minimum or minimum >= 2^52 then return -5 end
 end
 local claim, count, depth = nil, 1, 255
-if further > 0 then
-  if verb == 'acquire' then
-    claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens, all, purpose, run =
-      unpack(ARGV, 4 + 4 * n)
-  else
-    remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from =
-      unpack(ARGV, 3 + 3 * n)
-  end
-  if claim_ms and claim_ms ~= '' then
-    claim = #claim_ms <= 5 and string.find(claim_ms, '^[1-9]%d*$') and claim_ms + 0
-    if not claim or claim > 60000 then return -5 end
-  end
-  if channel and channel ~= '' and (#channel > 256 or string.find(channel, ' ', 1, true)
-    or not (#channel > 36 and string.find(channel, '^wake:%x+$', -37)
-      or #channel > 37 and string.find(channel, '^wake:%x+~$', -38))) then
-    return -5
-  end
-  if max_depth and max_depth ~= '' then
-    depth = #max_depth <= 4 and string.find(max_depth, '^[1-9]%d*$') and max_depth + 0
-    if not depth or depth > 1024 then return -5 end
-  end
-  if tokens and tokens ~= '' then
-    count = #tokens <= 4 and string.find(tokens, '^[1-9]%d*$') and tokens + 0
-    if not count or count > 1000 then return -5 end
-  end
+local has_more = #ARGV > words * n + (verb == 'release' and 2 or 3) -- than min_token
+if has_more then
+  claim = up_to(60000, claim_ms or '')
+  count = (tokens or '') == '' and 1 or up_to(1000, tokens)
+  depth = (max_depth or '') == '' and 255 or up_to(1024, max_depth)
   if grant_before == '' then grant_before = nil end
   if token_ttl_ms == '' then token_ttl_ms = nil end
   if only_from == '' then only_from = nil end
-  if grant_before and not string.find(grant_before, '^%d+$')
-    or token_ttl_ms and (#token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$'))
+  if not count or not depth or claim_ms and claim_ms ~= '' and (not claim or all == '1')
+    or channel and channel ~= '' and not is_channel(channel)
+    or grant_before and not string.find(grant_before, '^%d+$')
+    or token_ttl_ms and not up_to(9999999999, token_ttl_ms)
     or not string.find((remember or '') .. ' ' .. (all or '') .. ' ' .. (force or ''), '^1? 1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
     or only_from and (#only_from > 256 or string.find(only_from, '^:'))
-    or string.find(only_from or '', ' ', 1, true)
-    or claim and all == '1' then
+    or string.find(only_from or '', ' ', 1, true) then
     return -5
   end
 end
+token_ttl_ms = token_ttl_ms or '3600000'
 
 -- --------------------------------------------------------------------------------- the common case
--- Nothing waits, or holds are left. A lock that takes more than this is left to the next sections.
--- No closure is made up to there: ten of them take as long as a command.
+-- No lock has a holder or a queue; a release or renewal finds its own hold. A lock that takes more
+-- than this is left to the next section.
 
-local answers, left = {nil}, nil
-local known -- what was read of the locks that are left
+-- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
+-- enough until the counter is lost or the clock has passed it. Returns nil and a refusal if the
+-- counter is spoilt, or `least` a day ahead of the clock; then the counter stays as it was.
+local function next_tokens(fence, least, count, token_ttl_ms)
+  local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count) -- a text takes less time
+  if type(last) == 'table' then return nil, last end
+  if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
+  local clock, refusal = redis.pcall('TIME'), -5
+  if last >= 2^53 then
+    refusal = {err = 'ERR the fencing counter is at 2^53'}
+  elseif clock.err then
+    refusal = clock
+  elseif least <= (clock[1] + 86400) * 1000000 + clock[2] then
+    local first = math.max(least + 1, clock[1] * 1000000 + clock[2])
+    local text = string.format('%.0f', first + count - 1)
+    refusal = redis.pcall('SET', fence, text, 'PX', token_ttl_ms)
+    if not refusal.err then return first end
+  end
+  if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end
+  return nil, refusal
+end
+
+local answers, left, clock = {nil}, nil, nil
 if verb == 'acquire' then
-  local is_common = not (node or grant_before or purpose == 'repair' or all == '1')
-  local are_free = is_common and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) == 0
-  local seen = n > 1 and {}
+  local is_plain = not (node or grant_before or purpose == 'repair' or all == '1')
+  local are_free = is_plain and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) == 0
+  local seen = n > 1 and {} -- the same lock again is not free any more
   for i = 1, n do
-    local attempt, owner, lock, fence = ARGV[1 + i], ARGV[1 + n + i], KEYS[i], KEYS[2 * n + i]
-    local proposal, is_free, token = ARGV[1 + 3 * n + i], are_free, nil
-    if seen then -- the same lock again is not free any more
-      if not are_free and is_common then
-        is_free = redis.call('EXISTS', lock, KEYS[n + i]) == 0
-      end
-      is_free = is_free and not seen[lock]
-      seen[lock] = true
-    end
-    if not is_free or ARGV[1 + 2 * n + i] ~= '' or attempt == '' or #attempt > 128
-      or string.find(attempt, ' ', 1, true) or owner == '' or owner == 'mode' or #owner > 256
-      or string.byte(owner) == 58 or string.find(owner, ' ', 1, true) then
-      token = nil
-    elseif proposal ~= '' then
-      clock = clock or redis.call('TIME')
-      local highest = redis.pcall('GET', fence) or '0'
-      if string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= (clock[1] + 86400) * 1000000
-        and type(highest) == 'string' and string.find(highest, '^%d+$')
-        and proposal + 0 > highest + 0 then
-        token = proposal + 0
-        local last = count == 1 and proposal or string.format('%.0f', token + count - 1)
-        redis.call('SET', fence, last, 'PX', token_ttl_ms or '3600000')
-      end
-    elseif minimum then
-      local last = redis.pcall('INCRBY', fence, count == 1 and '1' or tokens)
-      if type(last) == 'number' then
-        if last > count and last - count >= minimum and last < 2^53 then
-          token = last - count + 1
-        else -- the counter was lost, or the clock has passed it
-          clock = clock or redis.pcall('TIME')
-          local now = clock.err and -1 or clock[1] * 1000000 + clock[2]
-          local first, set = math.max(minimum + 1, now), nil
-          if now > 0 and last < 2^53 and minimum <= now + 86400000000 then
-            set = redis.pcall('SET', fence, string.format('%.0f', first + count - 1), 'PX',
-              token_ttl_ms or '3600000')
-          end
-          if set and not set.err then
-            token = first
-          elseif last == count then
-            redis.call('DEL', fence)
-          else
-            redis.call('DECRBY', fence, count)
-          end
-        end
-      end
-    else
+    local lock, attempt, owner, token = KEYS[i], ARGV[1 + i], ARGV[1 + n + i], nil
+    local is_free = are_free or is_plain and n > 1 and redis.call('EXISTS', lock, KEYS[n + i]) == 0
+    if is_free and ARGV[1 + 2 * n + i] == '' and ARGV[1 + 3 * n + i] == ''
+      and attempt ~= '' and #attempt <= 128 and not string.find(attempt, ' ', 1, true)
+      and owner ~= '' and #owner <= 256 and not string.find(owner, ' ', 1, true)
+      and owner ~= 'mode' and string.byte(owner) ~= 58 and not (seen and seen[lock]) then
       token = 0
-    end
-    if token then
-      redis.call('HSET', lock, 'mode', string.format('reentrant %.0f', token), owner, '1',
-        ':' .. attempt, '1')
-      local kept = redis.pcall('PEXPIRE', lock, ttl_ms)
-      if kept ~= 1 then -- this user may not send it for any lock
-        redis.call('DEL', lock)
-        return kept
+      if minimum then token = next_tokens(KEYS[2 * n + i], minimum, count, token_ttl_ms) end
+      local mode = token and string.format('reentrant %.0f', token)
+      local set = token and redis.pcall('HSET', lock, 'mode', mode, owner, '1', ':' .. attempt, '1')
+      if set == 3 and redis.pcall('PEXPIRE', lock, ttl_ms) ~= 1 then
+        set = redis.call('DEL', lock) -- it must not be left without a TTL
       end
+      if set ~= 3 then token = nil end
+    end
+    if seen then seen[lock] = true end
+    if token then
       answers[i] = token
     else
       left = left or {}
@@ -220,22 +205,17 @@ if verb == 'acquire' then
     end
   end
 elseif verb == 'release' then
-  local is_plain
+  local is_plain = not has_more and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0
   for i = 1, n do
-    local attempt, owner, lock, held = ARGV[1 + i], ARGV[1 + n + i], KEYS[i], nil
-    if further < 1 and ARGV[1 + 2 * n + i] == '' and string.byte(owner) ~= 58 then
-      held = redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode')
+    local lock, attempt, owner, held = KEYS[i], ARGV[1 + i], ARGV[1 + n + i], {}
+    if is_plain and ARGV[1 + 2 * n + i] == '' and string.byte(owner) ~= 58 then
+      held = redis.pcall('HMGET', lock, owner, ':' .. attempt)
     end
-    local holds = held and held[2] and held[1]
-    if holds == '1' then
-      if is_plain == nil then
-        is_plain = redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0
-      end
-      known = known or {}
-      if is_plain then answers[i] = redis.call('DEL', lock) else known[i] = held end
-    elseif holds and (tonumber(holds) or 0) > 1 and redis.call('HLEN', lock) > 3 then
+    if held[2] and held[1] == '1' then
+      if redis.pcall('DEL', lock) == 1 then answers[i] = 1 end
+    elseif held[2] and (tonumber(held[1]) or 0) > 1 and redis.call('HLEN', lock) > 3
       -- HDEL comes first: a full server refuses HINCRBY as the first write of a script.
-      redis.call('HDEL', lock, ':' .. attempt)
+      and redis.pcall('HDEL', lock, ':' .. attempt) == 1 then
       local others = redis.pcall('HINCRBY', lock, owner, '-1')
       if type(others) == 'number' then
         answers[i] = others + 1
@@ -250,14 +230,13 @@ elseif verb == 'release' then
   end
 elseif verb == 'renew' then
   clock = redis.call('TIME')
-  local time, lease = clock[1] * 1000000 + clock[2], ttl_ms + 0
   for i = 1, n do
     local owner, lock = ARGV[1 + n + i], KEYS[i]
     local held = redis.pcall('HMGET', lock, owner, ':' .. ARGV[1 + i], 'mode')
     if held[1] and held[2] and string.byte(owner) ~= 58 and owner ~= 'mode'
       and string.find(held[3] or '', '^reentrant %d+$') and string.sub(held[3], 11) + 0 < 2^53 then
-      if redis.call('PTTL', lock) < lease then redis.call('PEXPIRE', lock, ttl_ms) end
-      answers[i] = time
+      if redis.call('PTTL', lock) < ttl_ms + 0 then redis.call('PEXPIRE', lock, ttl_ms) end
+      answers[i] = clock[1] * 1000000 + clock[2]
     else
       left = left or {}
       left[#left + 1] = i
@@ -269,46 +248,61 @@ else
 end
 if not left then return answers end
 
--- ---------------------------------------------------------------------------------- a lock in use
--- From here on, one lock is served after the other. A function uses only what it receives, and
--- other functions; `call` has what all locks of the call share. Where the lock is held by another
--- owner, an acquire ends here.
+-- -------------------------------------------------------------------------- one lock after another
+-- A function uses only what it receives, and other functions; `call` has what all locks of the call
+-- share. An error ends the service of one lock, whose answer it is.
+
+-- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
+local function to_answer(ok, answer)
+  if ok and not (type(answer) == 'table' and answer.err) then return answer end
+  answer = type(answer) == 'table' and answer.err or tostring(answer)
+  return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
+end
 
 clock = clock or redis.pcall('TIME')
-if clock.err then return clock end
-local time = clock[1] * 1000000 + clock[2]
-if verb == 'release' then -- a mistake of a client must not keep a lock from being released
-  minimum = string.find(ARGV[2 + 3 * n] or '', '^%d+$') and ARGV[2 + 3 * n] + 0
-  if minimum and minimum > time + 86400000000 then minimum = nil end
+if clock.err and n == 1 then return clock end
+if clock.err then
+  for _, i in ipairs(left) do answers[i] = to_answer(false, clock) end
+  return answers
 end
+local now = clock[1] .. string.sub('00000' .. clock[2], -6) -- the microsecond
+local time = now + 0
 local call = {
-  time = time, -- the microsecond
-  ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms or '3600000', purpose = purpose, depth = depth,
-  has_token = minimum ~= nil, minimum = minimum or 0, count = count,
-  claim = claim, work = 0, -- about how many commands were sent
+  time = time, now = now, -- a command takes a text in half the time of a number
+  ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms, purpose = purpose, run = run, node = node,
+  is_late = grant_before and time >= grant_before + 0,
+  has_token = minimum ~= nil, minimum = minimum or 0, count = count, depth = depth,
   -- What stands between the attempt and the owner in an entry of the queue, and after the owner.
-  terms = claim and ' reentrant ' .. claim_ms .. ' ' .. (channel or '') .. ' ',
+  claim = claim, terms = claim and ' reentrant ' .. claim_ms .. ' ' .. (channel or '') .. ' ',
   limits = ' ' .. depth .. (count > 1 and ' ' .. tokens or ''),
+  work = 0, -- about how many commands were sent
 }
+
+local function is_attempt(text)
+  return text ~= '' and #text <= 128 and not string.find(text, ' ', 1, true)
+end
+
+local function is_owner(text)
+  return text ~= '' and #text <= 256 and not string.find(text, ' ', 1, true)
+    and text ~= 'mode' and string.byte(text) ~= 58 -- a colon
+end
 
 -- A reply that is not an error; nil if the key holds another type. Any other error, as a missing
 -- right, ends the service of the lock.
 local function unless_wrong_type(reply)
   if type(reply) ~= 'table' or not reply.err then return reply end
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
-  return nil
 end
 
 -- The entry of the attempt in the queue.
 local function entry_of(attempt, owner, call)
-  return call.claim and attempt .. call.terms .. owner .. call.limits or ''
+  return attempt .. call.terms .. owner .. call.limits
 end
 
 -- Queues the attempt at its place; or if it is queued, notes that it was seen, which counts for one
 -- claim. `scores` are those of its mark of an end, its entry, and its mark of having been seen.
 local function enqueue(queue, attempt, waiter, place, scores, call)
   local is_queued = scores and scores[2]
-  call.now = call.now or string.format('%.0f', call.time) -- a text takes less time than a number
   local is_added = not is_queued and redis.call('ZADD', queue, 'NX', place or call.now, waiter) == 1
   if not is_added or place then
     -- The score is above all marks of ends, so that the oldest of those are found first.
@@ -325,6 +319,26 @@ local function enqueue(queue, attempt, waiter, place, scores, call)
   end
 end
 
+-- The parts of a waiter's entry; nothing if it was written by hand: a claim of 20 digits, or one
+-- that begins with 0, would make the grant fail half-way.
+local function parse(entry)
+  local attempt, kind, claim_ms, channel, owner, tokens =
+    string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?%d* ?(%d*)$')
+  if not attempt or claim_ms + 0 > 60000 then return end
+  if channel ~= '' and not is_channel(channel) then return end
+  local count = tokens == '' and 1 or tokens + 0
+  if count < 1 or count > 1000 then return end
+  return attempt, kind, claim_ms, channel, owner, count
+end
+
+-- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
+-- polls leave a mark. It also counts as alive if the clock was set back a little.
+local function is_alive(queue, attempt, place, claim_ms, time)
+  if place < 0 then place = place + 2^52 end -- a reader of a read-write lock on the same key
+  return math.abs(time - place) < claim_ms * 1000
+    or (tonumber(redis.call('ZSCORE', queue, 'seen ' .. attempt)) or 0) > 2^52 + 61000000 + time
+end
+
 -- The token of the lock, 0 if it has none; nil if the hash is something else. A Redisson RLock is
 -- one field `<UUID>:<thread>` -> count.
 local function token_of(lock, mode)
@@ -338,28 +352,144 @@ local function token_of(lock, mode)
   return is_redisson and 0 or nil
 end
 
--- Answers an attempt that cannot have the lock now, and queues it. Else it returns nil, the holds
--- of its owner (false: the lock is free), and whether the attempt is queued.
-local function wait(lock, queue, attempt, owner, place, call)
-  local waiter = entry_of(attempt, owner, call)
-  local scores = redis.call('ZMSCORE', queue, 'ended ' .. attempt, waiter, 'seen ' .. attempt)
+-- Makes the attempt the only holder. `fields`, those of the former holder, are removed, and become
+-- those of the new one. They are removed last: if the key was deleted first, a cluster whose slot
+-- moves would refuse to create it again, and the waiter would have neither its place nor the lock.
+-- Returns an error if that failed: then the former holder has the lock, or none.
+local function set_holder(lock, fields, attempt, owner, token, lease_ms)
+  local hold, mode = ':' .. attempt, string.format('reentrant %.0f', token)
+  local reply = redis.pcall('HSET', lock, 'mode', mode, owner, '1', hold, '1')
+  if type(reply) == 'table' then return reply end
+  reply = redis.pcall('PEXPIRE', lock, lease_ms)
+  for at = #fields, 1, -1 do
+    local field = fields[at]
+    if field == 'mode' or field == owner or field == hold then table.remove(fields, at) end
+  end
+  for at = 1, type(reply) ~= 'table' and #fields or 0, 1000 do
+    reply = redis.pcall('HDEL', lock, unpack(fields, at, math.min(at + 999, #fields)))
+    if type(reply) == 'table' then break end
+  end
+  for at = #fields, 3, -1 do fields[at] = nil end
+  fields[1], fields[2] = owner, hold
+  if type(reply) ~= 'table' then return nil end
+  redis.call('DEL', lock)
+  return reply
+end
+
+-- Grants the lock, for its claim, to the waiter that has waited longest and is alive, unless
+-- `attempt` comes before it. Waiters of other kinds keep their places, dead ones lose theirs.
+-- `fields` are those of the holder that leaves, or of the last dead waiter that was granted it.
+-- What the lock is then:
+--   'granted', ms     to a waiter, for so long
+--   'busy', ms        not yet: behind so many dead waiters, nothing may overtake
+--   'free'            no waiter comes before the attempt
+--   'refused', why    there is no token for the waiter: a release still frees the lock, but no
+--                     other attempt may be granted it before the waiter
+local function grant_next(lock, queue, fence, fields, attempt, call)
+  local others, token, reserved = 0, nil, 0
+  for _ = 1, 128 do
+    call.work = call.work + 5
+    local at = others == 0 and '0' or others
+    local first = unless_wrong_type(redis.pcall('ZRANGE', queue, at, at, 'WITHSCORES')) or {}
+    local entry, place = first[1], tonumber(first[2])
+    if not entry or place >= 2^52 then return 'free' end
+    local waiter, kind, claim_ms, channel, owner, count = parse(entry)
+    if waiter == attempt then return 'free' end
+    local alive = waiter and is_alive(queue, waiter, place, claim_ms, call.time)
+    if alive and kind ~= 'reentrant' then
+      others = others + 1
+    else
+      if alive and reserved ~= count then -- else a dead waiter did not use them
+        local refusal
+        token, refusal = next_tokens(fence, call.minimum, count, call.token_ttl_ms)
+        if not token then return 'refused', refusal end
+        reserved = count
+      end
+      -- The lock is the waiter's before its entry is removed, and before it is notified: if one of
+      -- these is refused, as to a user without the right, it keeps its place.
+      local refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms)
+      if refusal then return 'refused', refusal end
+      local removed = redis.pcall('ZREM', queue, entry, 'seen ' .. (waiter or ''))
+      if type(removed) == 'table' then return 'refused', removed end
+      if alive and channel == '' then return 'granted', claim_ms + 0 end
+      if alive then
+        -- Replicas do not publish it: their subscribers are not counted, and must not be notified
+        -- of a lock that may be granted to the next waiter.
+        redis.set_repl(redis.REPL_NONE)
+        local receivers = redis.pcall('PUBLISH', channel,
+          waiter .. string.format(' %.0f ', token) .. call.now .. ' ' .. lock)
+        redis.set_repl(redis.REPL_ALL)
+        -- Without a subscriber, the waiter is dead. With "~", it may listen to another node of a
+        -- cluster, which PUBLISH does not count. An error: this user may not publish there.
+        if receivers ~= 0 or string.byte(channel, -1) == 126 then
+          return 'granted', claim_ms + 0
+        end
+      end
+    end
+  end
+  return 'busy', 10
+end
+
+-- Quorum: the refusal of the proposed tokens, unless they are larger than all that this node has
+-- accepted. An attempt that has the lock may propose its own `again`.
+local function refuse_proposal(fence, first, again, call)
+  local accepted = redis.pcall('GET', fence) or '0'
+  if type(accepted) == 'table' then return accepted end
+  local least = call.admission and call.admission[2] or '0'
+  if not string.find(accepted .. ' ' .. least, '^%d+ %d+$') or tonumber(accepted) >= 2^53 then
+    return {err = 'ERR the largest accepted token is spoilt'}
+  end
+  local highest = math.max(tonumber(accepted), tonumber(least))
+  local is_known = again and highest == first + call.count - 1
+  if highest >= first and not is_known then return {-8, highest} end
+end
+
+-- Quorum: the proposed tokens, or nil and a refusal. A lease that is repaired after larger tokens
+-- were accepted has none on this node.
+local function accept(fence, first, again, call)
+  local is_repair, node = call.purpose == 'repair', call.admission
+  local refusal = refuse_proposal(fence, first, again or is_repair, call)
+  local last = first + call.count - 1
+  if refusal and is_repair and not refusal.err then return 0 end
+  if refusal then return nil, refusal end
+  if node and last > tonumber(node[3] or 0) then
+    node[3] = last
+    redis.call('HSET', call.node, 'high', string.format('%.0f', last))
+  end
+  redis.call('SET', fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
+  return first
+end
+
+-- What an attempt is answered that cannot have the lock now; if it claims, it is queued. Else nil,
+-- the holds of its owner (false: the lock is free), and whether the attempt is queued.
+local function refuse(lock, queue, attempt, owner, queued_at, proposal, call)
+  if not is_attempt(attempt) or not is_owner(owner)
+    or queued_at ~= '' and not up_to(2^52 - 1, queued_at)
+    or proposal ~= '' and not up_to(call.time + 86400000000, proposal) then
+    return -5
+  end
+  if call.is_late then return -1 end
+  if call.node and call.admission[1] ~= call.run then return -9 end
+  -- Also if the lock is in use: a release would grant it with a smaller token.
+  if call.minimum > call.time + 86400000000 and proposal == '' then return -5 end
+  local waiter = call.terms and entry_of(attempt, owner, call)
+  local scores = redis.call('ZMSCORE', queue, 'ended ' .. attempt, waiter or '', 'seen ' .. attempt)
   if scores[1] and tonumber(scores[1]) > 2^52 + call.time then return -1 end
   local held = unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode'))
   if not held then return -2 end
-  local pttl, is_queued = redis.call('PTTL', lock), call.claim and scores[2]
+  local pttl, is_queued = redis.call('PTTL', lock), waiter and scores[2]
   if pttl == -1 then return -3 end
   if pttl == -2 then return nil, false, is_queued end
   local token, count, has_attempt = token_of(lock, held[3]), tonumber(held[1] or 0), held[2]
   if not token or not count then return -2 end
   if held[1] then
     if not has_attempt and count >= call.depth then return -4 end
-    local hold = {
+    return nil, {
       count = count, has_attempt = has_attempt, token = token, mode = held[3], pttl = pttl,
       may_propose = has_attempt and count == 1 or call.purpose == 'nested',
-    }
-    return nil, hold, is_queued
+    }, is_queued
   end
-  if call.claim then enqueue(queue, attempt, waiter, place, scores, call) end
+  if waiter then enqueue(queue, attempt, waiter, queued_at ~= '' and queued_at, scores, call) end
   return {pttl, call.time}
 end
 
@@ -393,523 +523,308 @@ local function add_hold(lock, queue, attempt, owner, token, hold, is_queued, cal
   return reply
 end
 
--- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
-local function to_answer(ok, answer)
-  if ok and not (type(answer) == 'table' and answer.err) then return answer end
-  answer = type(answer) == 'table' and answer.err or tostring(answer)
-  return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
+-- Acquires a lock that is free, or that the owner has: a nested hold has the token of the lock.
+-- On a quorum, a second delivery of the only hold may propose a larger one, and so may each hold
+-- if the nodes know different ones ("nested"). Returns the answer; and if that was a grant, the
+-- state before it, unless the attempt had it.
+local function acquire(lock, queue, fence, attempt, owner, queued_at, proposal, call)
+  local refusal, hold, is_queued =
+    refuse(lock, queue, attempt, owner, queued_at, proposal, call)
+  if refusal then return refusal end
+  local fields, token = {}, hold and hold.token > 0 and hold.token or nil
+  if not hold then
+    local state, detail = grant_next(lock, queue, fence, fields, attempt, call)
+    if state == 'busy' or state == 'refused' then redis.call('DEL', lock) end -- a dead waiter's
+    if state == 'refused' then return detail end
+    if state ~= 'free' then
+      local waiter = call.terms and entry_of(attempt, owner, call)
+      if waiter then enqueue(queue, attempt, waiter, queued_at ~= '' and queued_at, nil, call) end
+      return {detail, call.time}
+    end
+  end
+  if proposal ~= '' and hold and not hold.may_propose then
+    token = token or 0
+  elseif proposal ~= '' then
+    local current = token or 0
+    token, refusal = accept(fence, proposal + 0, hold and hold.has_attempt, call)
+    if token == 0 and hold then token = current end
+  elseif not call.has_token then
+    token = 0
+  elseif not token then
+    token, refusal = next_tokens(fence, call.minimum, call.count, call.token_ttl_ms)
+  end
+  if not token then
+    if not hold then redis.call('DEL', lock) end -- a dead waiter's
+    return refusal
+  end
+  local node = call.admission
+  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
+    node[4] = call.ttl_ms
+    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+  end
+  if hold then
+    refusal = add_hold(lock, queue, attempt, owner, token, hold, is_queued, call)
+    return refusal or token, not refusal and not hold.has_attempt and hold or nil
+  end
+  refusal = set_holder(lock, fields, attempt, owner, token, call.ttl_ms)
+  if refusal then return refusal end
+  local removed = is_queued
+    and redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
+  if type(removed) == 'table' then
+    redis.call('DEL', lock)
+    error(removed)
+  end
+  return token, false
 end
 
--- The words of one lock are checked here for all that the common case does not answer.
+-- Writes down that the attempt has ended, with this answer. The score of the mark: 2^52, the second
+-- until which it counts, in microseconds, and the answer plus 10.
+local function record_end(queue, attempt, answer, time)
+  -- A full server refuses ZADD as the first write of a script. ZREM comes first, of nothing: if it
+  -- removed the last entry, the queue would be deleted and created again.
+  redis.call('ZREM', queue, '')
+  local mark = string.format('%.0f', 2^52 + time - time % 1000000 + 60000010 + answer)
+  redis.call('ZADD', queue, mark, 'ended ' .. attempt)
+  local kept = redis.pcall('PEXPIRE', queue, '60000')
+  if type(kept) == 'table' then
+    redis.call('ZREM', queue, 'ended ' .. attempt)
+    error(kept)
+  end
+end
+
+-- Releases one of several holds. Where only holds of Redisson are left, the hash is Redisson's
+-- again: an owner and its count.
+local function remove_hold(lock, attempt, owner)
+  local is_redissons = redis.call('HLEN', lock) == 3
+  redis.call('HDEL', lock, ':' .. attempt)
+  local reply = redis.pcall('HINCRBY', lock, owner, '-1')
+  if type(reply) == 'table' then
+    redis.call('HSET', lock, ':' .. attempt, '1')
+    error(reply)
+  end
+  if is_redissons then redis.call('HDEL', lock, 'mode') end
+end
+
+-- How many holds are revoked, or a refusal; and whether the lock is free then.
+local function count_revoked(lock, revoke_from)
+  local fields = unless_wrong_type(redis.pcall('HGETALL', lock))
+  if not fields then return -2, false end
+  if redis.call('PTTL', lock) == -1 then return -3, false end
+  local count, ours, is_ours, holder = 0, 0, not fields[1], nil
+  for at = 1, #fields, 2 do
+    if fields[at] == 'mode' then
+      is_ours = string.find(fields[at + 1], '^reentrant %d+$')
+    elseif string.byte(fields[at]) == 58 then
+      ours = ours + 1
+    else
+      count, holder = tonumber(fields[at + 1]) or 0, fields[at]
+    end
+  end
+  if not is_ours or count > ours then return -2, false end
+  if revoke_from ~= '' and holder ~= revoke_from then return 0, false end
+  return count, true
+end
+
+-- Releases a hold; leaves the queue; or revokes all holds, from an owner or, with '', from any.
+local function release(lock, queue, fence, attempt, owner, last_token, remembers, revoke_from, call)
+  if not is_attempt(attempt) or not (is_owner(owner) or revoke_from and owner == '') then
+    return -5
+  end
+  if last_token ~= '' and not up_to(2^53 - 1, last_token) then return -5 end
+  if remembers then -- a second delivery gets the first answer, and changes nothing
+    local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
+    if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
+  end
+  local answer, is_over = 0, false
+  if revoke_from then
+    answer, is_over = count_revoked(lock, revoke_from)
+  else
+    local held = unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode'))
+    if not held or not token_of(lock, held[3]) and redis.call('EXISTS', lock) == 1 then
+      answer = -2
+    elseif held[1] and held[2] then
+      answer = math.max(tonumber(held[1]) or 2, 1)
+      is_over = answer == 1
+    end
+  end
+  if remembers then record_end(queue, attempt, answer, call.time) end
+  -- A server that refuses writes reports that only if there is something to remove.
+  local waiter = call.terms and not revoke_from and entry_of(attempt, owner, call)
+  if waiter and unless_wrong_type(redis.pcall('ZSCORE', queue, waiter)) then
+    redis.call('ZREM', queue, waiter, 'seen ' .. attempt)
+  end
+  if not is_over then
+    if answer > 0 then remove_hold(lock, attempt, owner) end
+    return answer
+  end
+  if revoke_from then
+    -- The token of the former holder is not the last one any more, as its client can find out.
+    if answer > 0 and redis.call('EXISTS', fence) == 1 then redis.pcall('INCRBY', fence, '1') end
+  elseif last_token ~= '' then
+    local counter = unless_wrong_type(redis.pcall('GET', fence)) or ''
+    local spare = string.find(counter, '^%d+$') and counter - last_token or 0
+    -- If this is refused, as on a full server, the counter stays where it is.
+    if spare > 0 and spare < call.count then redis.pcall('DECRBY', fence, spare) end
+  end
+  local fields = {owner, ':' .. attempt}
+  if revoke_from or redis.call('HLEN', lock) ~= 3 then
+    fields = {}
+    for at, text in ipairs(redis.call('HGETALL', lock)) do
+      if at % 2 == 1 then fields[#fields + 1] = text end
+    end
+  end
+  call.work = call.work + #fields / 2
+  if grant_next(lock, queue, fence, fields, attempt, call) ~= 'granted' then
+    redis.call('DEL', lock)
+  end
+  return answer
+end
+
+-- A renewal of a lock that another owner holds, or none.
+local function refuse_renewal(lock, attempt, owner)
+  if not is_attempt(attempt) or not is_owner(owner) then return -5 end
+  local mode = unless_wrong_type(redis.pcall('HGET', lock, 'mode'))
+  if mode == nil then return -2 end
+  return redis.call('EXISTS', lock) == 1 and not token_of(lock, mode) and -2 or 0
+end
+
+local function inspect(lock, queue, fence, call)
+  local mode = unless_wrong_type(redis.pcall('HGET', lock, 'mode'))
+  if mode == nil or not token_of(lock, mode) and redis.call('HLEN', lock) > 0 then
+    return {-2, '0', 0, call.time}
+  end
+  local waiters = redis.pcall('ZCOUNT', queue, '-inf', '(4503599627370496') -- 2^52
+  waiters = unless_wrong_type(waiters) or 0
+  local token = unless_wrong_type(redis.pcall('GET', fence)) or '0'
+  if not string.find(token, '^%d+$') or tonumber(token) >= 2^53 then token = '0' end
+  local found, fields = {1, token, waiters, call.time}, redis.call('HGETALL', lock)
+  for at = 1, #fields, 2 do
+    if fields[at] ~= 'mode' and string.byte(fields[at]) ~= 58 then
+      found[#found + 1] = fields[at]
+      found[#found + 1] = tonumber(fields[at + 1]) or 0
+      found[#found + 1] = redis.call('PTTL', lock)
+    end
+  end
+  call.work = call.work + #fields / 2
+  return found
+end
+
+-- With `all`: what keeps a lock from being granted; nil if nothing does. Changes nothing.
+local function find_obstacle(lock, queue, fence, attempt, owner, queued_at, proposal, call)
+  local refusal, hold = refuse(lock, queue, attempt, owner, queued_at, proposal, call)
+  if refusal then return refusal end
+  local entries = hold and {} or redis.call('ZRANGE', queue, '0', '127', 'WITHSCORES')
+  for at = 1, #entries, 2 do
+    local place, waiter, kind, claim_ms = tonumber(entries[at + 1]), parse(entries[at])
+    if place >= 2^52 or waiter == attempt then break end
+    if kind == 'reentrant' and is_alive(queue, waiter, place, claim_ms, call.time) then
+      return {claim_ms + 0, call.time}
+    end
+    -- Too many to check: another request removes those that are dead.
+    if at == 255 then return {10, call.time} end
+  end
+  if proposal ~= '' then
+    if hold and not hold.may_propose then return nil end
+    local is_repair = call.purpose == 'repair'
+    refusal = refuse_proposal(fence, proposal + 0, is_repair or hold and hold.has_attempt, call)
+    return refusal and (refusal.err or not is_repair) and refusal or nil
+  end
+  local needs_token = call.has_token and (not hold or hold.token == 0)
+  local counter = needs_token and redis.call('GET', fence) or '0'
+  if not string.find(counter, '^%-?%d+$') or tonumber(counter) + call.count >= 2^53 then
+    return {err = 'ERR the fencing counter is not a number below 2^53'}
+  end
+end
+
+-- Removes marks that have expired, and some random waiters that are dead. If a quarter of them was
+-- dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
+local function clean(queue, call)
+  local last_mark, size = 2^52 + call.time - call.time % 1000000 + 61000000, 16
+  local are_many = redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000
+  local marks = redis.call('ZRANGEBYSCORE', queue, 2^52, are_many and last_mark or 2^52 + call.time,
+    'LIMIT', 0, 1600)
+  if marks[1] then redis.call('ZREM', queue, unpack(marks)) end
+  call.work = call.work + 4 + #marks / 4
+  for _ = 1, 4 do
+    local some, dead = redis.call('ZRANDMEMBER', queue, size, 'WITHSCORES'), {}
+    for at = 1, #some, 2 do
+      local entry, place = some[at], tonumber(some[at + 1])
+      local waiter, _, claim_ms = parse(entry)
+      if place < 2^52 and not (waiter and is_alive(queue, waiter, place, claim_ms, call.time)) then
+        dead[#dead + 1] = entry
+      end
+    end
+    if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
+    call.work = call.work + 1 + #some + #dead
+    if #dead * 4 < size then return end
+    size = 128
+  end
+end
+
 if node and verb == 'acquire' then
-  local admission = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
-  local numbers = (admission[2] or '0') .. ' ' .. (admission[3] or '0') .. ' '
-    .. (admission[4] or '0')
+  local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
+  local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
   if not string.find(numbers, '^%d+ %d+ %d+$') then
     return {err = 'ERR the admission of the node is spoilt'}
   end
-  call.node, call.admission = node, admission
+  call.admission = known
 end
-local is_late = grant_before and time >= tonumber(grant_before)
-local holds, queued, rest, seen = {}, {}, {}, {}
-for _, i in ipairs(left) do
-  local lock, attempt, owner = KEYS[i], ARGV[1 + i], ARGV[1 + n + i]
-  local number = words > 2 and ARGV[1 + 2 * n + i] or '' -- queued_at or last_token
-  local proposal = words > 3 and ARGV[1 + 3 * n + i] or ''
-  if words > 0 and (attempt == '' or #attempt > 128 or string.find(attempt, ' ', 1, true)
-      or owner == '' and force ~= '1' or owner == 'mode' or #owner > 256
-      or string.byte(owner) == 58 or string.find(owner, ' ', 1, true))
-    or number ~= ''
-      and not (string.find(number, '^[1-9]%d*$') and number + 0 < (words > 3 and 2^52 or 2^53))
-    or proposal ~= ''
-      and not (string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= time + 86400000000) then
-    answers[i] = -5
-  elseif verb ~= 'acquire' then
-    rest[#rest + 1] = i
-  elseif is_late or node and call.admission[1] ~= run then
-    answers[i] = is_late and -1 or -9
-  elseif minimum and minimum > time + 86400000000 and proposal == '' then
-    answers[i] = -5 -- also if it is in use: a release would grant it with a smaller token
-  elseif seen[lock] then
-    rest[#rest + 1] = i -- the same lock again waits until the other one is served
+if verb == 'release' and string.find(min_token or '', '^%d+$') then -- never refused
+  call.minimum = min_token + 0 <= time + 86400000000 and min_token + 0 or 0
+end
+
+local is_blocked, seen, states = false, nil, nil
+if all == '1' then seen, states = {}, {} end
+for i = 1, seen and n or 0 do
+  local lock, queue, fence = KEYS[i], KEYS[n + i], KEYS[2 * n + i]
+  answers[i] = seen[lock] and -5 or to_answer(pcall(find_obstacle, lock, queue, fence, ARGV[1 + i],
+    ARGV[1 + n + i], ARGV[1 + 2 * n + i], ARGV[1 + 3 * n + i], call))
+  is_blocked, seen[lock] = is_blocked or answers[i] ~= nil, true
+end
+
+local remembers, revoke_from = remember == '1' or force == '1', force == '1' and (only_from or '')
+for order = 1, is_blocked and 0 or #left do
+  local i = left[order]
+  local lock, queue, fence = KEYS[i], KEYS[n + i], KEYS[2 * n + i]
+  local attempt, owner = ARGV[1 + i], ARGV[1 + n + i]
+  local ok, answer, before
+  if order > 1 and call.work > 2000 and not seen then -- about 3 ms
+    ok, answer = true, -10
+  elseif verb == 'acquire' then
+    ok, answer, before = pcall(acquire, lock, queue, fence, attempt, owner,
+      ARGV[1 + 2 * n + i], ARGV[1 + 3 * n + i], call)
+  elseif verb == 'release' then
+    ok, answer = pcall(release, lock, queue, fence, attempt, owner, ARGV[1 + 2 * n + i],
+      remembers, revoke_from, call)
+    if not ok and remembers then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
+  elseif verb == 'renew' then
+    ok, answer = pcall(refuse_renewal, lock, attempt, owner)
   else
-    local ok, answer, hold, is_queued =
-      pcall(wait, lock, KEYS[n + i], attempt, owner, number ~= '' and number or nil, call)
-    if ok and hold and all ~= '1' and not node and proposal == ''
-      and (hold.token > 0 or not minimum) then -- another hold of the owner has the token
-      local token = minimum and hold.token or 0
-      ok, answer = pcall(add_hold, lock, KEYS[n + i], attempt, owner, token, hold, is_queued, call)
-      answer = answer or token
-    end
-    if ok and answer == nil then
-      rest[#rest + 1], holds[i], queued[i] = i, hold, is_queued
-    else
-      answers[i] = to_answer(ok, answer)
-    end
-    call.work, seen[lock] = call.work + 5, true
+    ok, answer = pcall(inspect, lock, queue, fence, call)
   end
+  if seen then states[i] = before end
+  answers[i] = to_answer(ok, answer)
+  call.work = call.work + 7
 end
 
--- One request in sixteen cleans the queue of a lock, at the end.
-local remembers = remember == '1' or force == '1'
-local cleans = (claim or remembers) and (-time) % 16 < n
-if not rest[1] and not cleans and type(answers[1]) ~= 'string' then return answers end
-
--- -------------------------------------------------------------------------- a lock that is granted
-
--- The parts of a waiter's entry; nothing if it was written by hand: a claim of 20 digits, or one
--- that begins with 0, would make the grant fail half-way, and a release publishes with the rights
--- of its own user, so only to channels of this form.
-local function parse(entry)
-  local attempt, kind, claim_ms, channel, owner, tokens =
-    string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?%d* ?(%d*)$')
-  if not attempt or claim_ms + 0 > 60000 or channel ~= ''
-    and not (#channel > 36 and string.find(channel, '^wake:%x+$', -37)
-      or #channel > 37 and string.find(channel, '^wake:%x+~$', -38)) then
-    return nil
+-- With `all`, a refusal that could not be foreseen, as for a missing right, takes all back.
+for i = 1, seen and n or 0 do
+  is_blocked = is_blocked or type(answers[i]) ~= 'number' or answers[i] < 0
+end
+for i = 1, is_blocked and n or 0 do
+  if states[i] then
+    undo_hold(KEYS[i], ARGV[1 + i], ARGV[1 + n + i], states[i])
+  elseif states[i] == false then
+    redis.call('DEL', KEYS[i])
   end
-  local count = tokens == '' and 1 or tokens + 0
-  if count < 1 or count > 1000 then return nil end
-  return attempt, kind, claim_ms, channel, owner, count
+  if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then answers[i] = -10 end
 end
 
--- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
--- polls leave a mark. It also counts as alive if the clock was set back a little.
-local function is_alive(queue, attempt, place, claim_ms, time)
-  if place < 0 then place = place + 2^52 end -- a reader of a read-write lock on the same key
-  return math.abs(time - place) < claim_ms * 1000
-    or (tonumber(redis.call('ZSCORE', queue, 'seen ' .. attempt)) or 0) > 2^52 + 61000000 + time
-end
-
--- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
--- enough until the counter is lost or the clock has passed it. Returns nil and a refusal if the
--- counter is spoilt, or `least` a day ahead of the clock.
-local function next_tokens(fence, least, count, call)
-  local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count)
-  if type(last) == 'table' then return nil, last end
-  if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
-  local first = math.max(least + 1, call.time)
-  local refusal
-  if last >= 2^53 then
-    refusal = {err = 'ERR the fencing counter is at 2^53'}
-  elseif least > call.time + 86400000000 then
-    refusal = -5
-  else
-    local text = string.format('%.0f', first + count - 1)
-    refusal = redis.pcall('SET', fence, text, 'PX', call.token_ttl_ms)
-    if not refusal.err then return first end
-  end
-  if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end
-  return nil, refusal
-end
-
--- Makes the attempt the only holder. `fields`, those of the former holder, are removed, and become
--- those of the new one. They are removed last: if the key was deleted first, a cluster whose slot
--- moves would refuse to create it again, and the waiter would have neither its place nor the lock.
--- Returns an error if that failed: then the former holder has the lock, or none.
-local function set_holder(lock, fields, attempt, owner, token, lease_ms)
-  local hold = ':' .. attempt
-  local mode = string.format('reentrant %.0f', token)
-  local reply = redis.pcall('HSET', lock, 'mode', mode, owner, '1', hold, '1')
-  if type(reply) == 'table' then return reply end
-  reply = redis.pcall('PEXPIRE', lock, lease_ms)
-  for at = #fields, 1, -1 do
-    local field = fields[at]
-    if field == 'mode' or field == owner or field == hold then table.remove(fields, at) end
-  end
-  for at = 1, type(reply) ~= 'table' and #fields or 0, 1000 do
-    reply = redis.pcall('HDEL', lock, unpack(fields, at, math.min(at + 999, #fields)))
-    if type(reply) == 'table' then break end
-  end
-  for at = #fields, 3, -1 do fields[at] = nil end
-  fields[1], fields[2] = owner, hold
-  if type(reply) ~= 'table' then return nil end
-  redis.call('DEL', lock)
-  return reply
-end
-
--- Grants the lock, for its claim, to the waiter that has waited longest and is alive, unless
--- `attempt` comes before it. Waiters of other kinds keep their places, dead ones lose theirs: each
--- call removes some, and until all are removed the lock is busy, so that nothing overtakes.
--- `fields` are those of the holder that leaves, or of the last dead waiter that was granted it.
---
--- Returns for how long the lock is busy now, nil if nothing waits; whether it was granted; a
--- refusal, if there is no token for the waiter: a release still frees the lock, but no other
--- attempt may be granted it before the waiter; and a token that was reserved for a dead waiter.
-local function grant_next(lock, queue, fence, fields, attempt, call)
-  local others, token, reserved, refusal = 0, nil, 0
-  for _ = 1, 128 do
-    call.work = call.work + 5
-    local at = others == 0 and '0' or others
-    local first = redis.pcall('ZRANGE', queue, at, at, 'WITHSCORES')
-    if first.err then first = unless_wrong_type(first) or {} end
-    local entry, place = first[1], tonumber(first[2])
-    if not entry or place >= 2^52 then
-      return nil, false, nil, reserved == call.count and token or nil
-    end
-    local waiter, kind, claim_ms, channel, owner, count = parse(entry)
-    if waiter == attempt then return nil, false, nil, reserved == call.count and token or nil end
-    local alive = waiter and is_alive(queue, waiter, place, claim_ms, call.time)
-    if alive and kind ~= 'reentrant' then
-      others = others + 1
-    else
-      if alive and reserved ~= count then
-        token, refusal = next_tokens(fence, call.minimum, count, call)
-        if not token then break end
-        reserved = count
-      end
-      redis.call('ZREM', queue, entry, 'seen ' .. (waiter or ''))
-      -- The lock is the waiter's before the waiter is notified: if HSET is refused, two attempts
-      -- would take themselves for the holder. The waiter keeps its place then.
-      refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms) or nil
-      if refusal then
-        redis.call('ZADD', queue, first[2], entry)
-        if redis.pcall('PEXPIRE', queue, '60000') ~= 1 then redis.call('ZREM', queue, entry) end
-        break
-      end
-      if alive and channel == '' then return claim_ms + 0, true end
-      if alive then
-        call.now = call.now or string.format('%.0f', call.time)
-        -- Replicas do not publish it: their subscribers are not counted, and must not be notified
-        -- of a lock that may be granted to the next waiter.
-        redis.set_repl(redis.REPL_NONE)
-        local receivers = redis.pcall('PUBLISH', channel,
-          waiter .. string.format(' %.0f ', token) .. call.now .. ' ' .. lock)
-        redis.set_repl(redis.REPL_ALL)
-        -- Without a subscriber, the waiter is dead. With "~", it may listen to another node of a
-        -- cluster, which PUBLISH does not count. An error: this user may not publish there.
-        if receivers ~= 0 or string.byte(channel, -1) == 126 then return claim_ms + 0, true end
-      end
-    end
-  end
-  if fields[1] then redis.call('DEL', lock) end
-  if refusal then return nil, false, refusal end
-  return 10, false
-end
-
-if verb == 'acquire' then
-  -- Quorum: the refusal of the proposed tokens, unless they are larger than all that this node has
-  -- accepted. An attempt that has the lock may propose its own `again`.
-  local function refuse_proposal(fence, first, again, call)
-    local accepted = redis.call('GET', fence) or '0'
-    local least = call.admission and call.admission[2] or '0'
-    if not string.find(accepted .. ' ' .. least, '^%d+ %d+$') or tonumber(accepted) >= 2^53 then
-      return {err = 'ERR the largest accepted token is spoilt'}
-    end
-    local highest = math.max(tonumber(accepted), tonumber(least))
-    local is_known = again and highest == first + call.count - 1
-    if highest >= first and not is_known then return {-8, highest} end
-  end
-
-  -- Quorum: the proposed tokens, or nil and a refusal. A lease that is repaired after larger tokens
-  -- were accepted has none on this node.
-  local function accept(fence, first, again, call)
-    local is_repair, node = call.purpose == 'repair', call.admission
-    local refusal = refuse_proposal(fence, first, again or is_repair, call)
-    local last = first + call.count - 1
-    if refusal and is_repair and not refusal.err then return 0 end
-    if refusal then return nil, refusal end
-    if node and last > tonumber(node[3] or 0) then
-      node[3] = last
-      redis.call('HSET', call.node, 'high', string.format('%.0f', last))
-    end
-    redis.call('SET', fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
-    return first
-  end
-
-  -- Acquires a lock that is free, or that the owner has: a nested hold has the token of the lock.
-  -- On a quorum, a second delivery of the only hold may propose a larger one, and so may each hold
-  -- if the nodes know different ones ("nested"). Returns the token, and whether a hold was added.
-  local function acquire(lock, queue, fence, attempt, owner, place, proposal, hold, is_queued, call)
-    local fields, token, refusal = {}, hold and hold.token > 0 and hold.token or nil, nil
-    if not hold then
-      local busy_ms, _, no_token, spare = grant_next(lock, queue, fence, fields, attempt, call)
-      if no_token then return no_token end
-      if busy_ms then
-        local waiter = entry_of(attempt, owner, call)
-        if call.claim then enqueue(queue, attempt, waiter, place, nil, call) end
-        return {busy_ms, call.time}
-      end
-      token = spare
-    end
-    if proposal and hold and not hold.may_propose then
-      token = token or 0
-    elseif proposal then
-      local current = token or 0
-      token, refusal = accept(fence, proposal, hold and hold.has_attempt, call)
-      if token == 0 and hold then token = current end
-    elseif not call.has_token then
-      token = 0
-    elseif not token then
-      token, refusal = next_tokens(fence, call.minimum, call.count, call)
-    end
-    if not token then
-      if fields[1] then redis.call('DEL', lock) end -- a dead waiter had it
-      return refusal
-    end
-    local node = call.admission
-    if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
-      node[4] = call.ttl_ms
-      redis.call('HSET', call.node, 'ttl', call.ttl_ms)
-    end
-    if hold then
-      refusal = add_hold(lock, queue, attempt, owner, token, hold, is_queued, call)
-      return refusal or token, not refusal and not hold.has_attempt
-    end
-    refusal = set_holder(lock, fields, attempt, owner, token, call.ttl_ms)
-    if refusal then return refusal end
-    local removed = is_queued
-      and redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
-    if type(removed) == 'table' then
-      redis.call('DEL', lock)
-      error(removed)
-    end
-    return token, true
-  end
-
-  -- With `all`: what keeps a lock from being granted that is free, or that the owner has; nil if
-  -- nothing does: then all are granted. Changes nothing.
-  local function find_obstacle(queue, fence, attempt, proposal, hold, call)
-    for _, entry in ipairs(hold and {} or redis.call('ZRANGE', queue, '0', '127')) do
-      local waiter, kind, claim_ms = parse(entry)
-      local place = kind == 'reentrant' and tonumber(redis.call('ZSCORE', queue, entry))
-      if waiter == attempt then break end
-      if place and is_alive(queue, waiter, place, claim_ms, call.time) then
-        return {claim_ms + 0, call.time}
-      end
-    end
-    if proposal then
-      if hold and not hold.may_propose then return nil end
-      local is_repair = call.purpose == 'repair'
-      local refusal = refuse_proposal(fence, proposal, is_repair or hold and hold.has_attempt, call)
-      return (not is_repair or refusal and refusal.err) and refusal or nil
-    end
-    local needs_token = call.has_token and (not hold or hold.token == 0)
-    local counter = needs_token and redis.call('GET', fence) or '0'
-    if not string.find(counter, '^%-?%d+$') or tonumber(counter) + call.count >= 2^53 then
-      return {err = 'ERR the fencing counter is not a number below 2^53'}
-    end
-  end
-
-  local is_blocked, is_new = false, {}
-  for i = 1, all == '1' and n or 0 do
-    if answers[i] == nil then
-      answers[i] = holds[i] == nil and -5 or to_answer(pcall(find_obstacle, KEYS[n + i],
-        KEYS[2 * n + i], ARGV[1 + i], tonumber(ARGV[1 + 3 * n + i]), holds[i], call))
-    end
-    is_blocked = is_blocked or answers[i] ~= nil
-  end
-  for order, i in ipairs(is_blocked and {} or rest) do
-    local lock, queue, fence, attempt = KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[1 + i]
-    local owner, ok, answer = ARGV[1 + n + i], true, nil
-    local place = ARGV[1 + 2 * n + i] ~= '' and ARGV[1 + 2 * n + i] or nil
-    if order > 1 and call.work > 2000 and all ~= '1' then -- about 3 ms
-      answer = -10
-    elseif holds[i] == nil then -- the same lock again
-      ok, answer, holds[i], queued[i] = pcall(wait, lock, queue, attempt, owner, place, call)
-    end
-    if answer == nil then
-      ok, answer, is_new[i] = pcall(acquire, lock, queue, fence, attempt, owner, place,
-        tonumber(ARGV[1 + 3 * n + i]), holds[i], queued[i], call)
-    end
-    answers[i] = to_answer(ok, answer)
-    call.work = call.work + 5
-  end
-  -- An error that could not be foreseen, as a missing right, takes all back.
-  for i = 1, all == '1' and n or 0 do
-    is_blocked = is_blocked or type(answers[i]) ~= 'number' or answers[i] < 0
-  end
-  for i = 1, is_blocked and n or 0 do
-    if is_new[i] and holds[i] then
-      undo_hold(KEYS[i], ARGV[1 + i], ARGV[1 + n + i], holds[i])
-    elseif is_new[i] then
-      redis.call('DEL', KEYS[i])
-    end
-    if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then
-      answers[i] = -10
-    end
-  end
-
-elseif verb == 'release' then
-  -- Writes down that the attempt has ended, with this answer, and returns the answer. The score of
-  -- the mark: 2^52, the second until which it counts, in microseconds, and the answer plus 10.
-  local function record_end(queue, attempt, answer, time)
-    -- A full server refuses ZADD as the first write of a script. ZREM comes first, of nothing: if
-    -- it removed the last entry, the queue would be deleted and created again.
-    redis.call('ZREM', queue, '')
-    local mark = string.format('%.0f', 2^52 + time - time % 1000000 + 60000010 + answer)
-    redis.call('ZADD', queue, mark, 'ended ' .. attempt)
-    local kept = redis.pcall('PEXPIRE', queue, '60000')
-    if type(kept) == 'table' then
-      redis.call('ZREM', queue, 'ended ' .. attempt)
-      error(kept)
-    end
-  end
-
-  -- Releases one of several holds. Where only holds of Redisson are left, the hash is Redisson's
-  -- again: an owner and its count.
-  local function remove_hold(lock, attempt, owner)
-    local is_redissons = redis.call('HLEN', lock) == 3
-    redis.call('HDEL', lock, ':' .. attempt)
-    local reply = redis.pcall('HINCRBY', lock, owner, '-1')
-    if type(reply) == 'table' then
-      redis.call('HSET', lock, ':' .. attempt, '1')
-      error(reply)
-    end
-    if is_redissons then redis.call('HDEL', lock, 'mode') end
-  end
-
-  -- How many holds are revoked, or a refusal; and whether the lock is free then.
-  local function count_revoked(lock, revoke_from)
-    local fields = unless_wrong_type(redis.pcall('HGETALL', lock))
-    if not fields then return -2, false end
-    if redis.call('PTTL', lock) == -1 then return -3, false end
-    local count, ours, is_ours, holder = 0, 0, not fields[1], nil
-    for at = 1, #fields, 2 do
-      if fields[at] == 'mode' then
-        is_ours = string.find(fields[at + 1], '^reentrant %d+$')
-      elseif string.byte(fields[at]) == 58 then
-        ours = ours + 1
-      else
-        count, holder = tonumber(fields[at + 1]) or 0, fields[at]
-      end
-    end
-    if not is_ours or count > ours then return -2, false end
-    if revoke_from ~= '' and holder ~= revoke_from then return 0, false end
-    return count, true
-  end
-
-  -- Releases a hold; leaves the queue; or revokes all holds, from an owner or, with '', from any.
-  -- `held` are the count of the owner, the attempt, and the mode, if they were read before.
-  local function release(lock, queue, fence, attempt, owner, held, last_token, remembers,
-                         revoke_from, call)
-    if remembers then -- a second delivery gets the first answer, and changes nothing
-      local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
-      if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
-    end
-    local answer, is_over = 0, false
-    if revoke_from then
-      answer, is_over = count_revoked(lock, revoke_from)
-    else
-      held = held or unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode'))
-      if not held or not token_of(lock, held[3]) and redis.call('EXISTS', lock) == 1 then
-        answer = -2
-      elseif held[1] and held[2] then
-        answer = math.max(tonumber(held[1]) or 2, 1)
-        is_over = answer == 1
-      end
-    end
-    if remembers then record_end(queue, attempt, answer, call.time) end
-    -- A server that refuses writes reports that only if there is something to remove.
-    local waiter = call.claim and not revoke_from and entry_of(attempt, owner, call)
-    if waiter and unless_wrong_type(redis.pcall('ZSCORE', queue, waiter)) then
-      redis.call('ZREM', queue, waiter, 'seen ' .. attempt)
-    end
-    if not is_over then
-      if answer > 0 then remove_hold(lock, attempt, owner) end
-      return answer
-    end
-    if revoke_from then
-      -- The token of the former holder is not the last one any more, as its client can find out.
-      if answer > 0 and redis.call('EXISTS', fence) == 1 then redis.pcall('INCRBY', fence, '1') end
-    elseif last_token then
-      local last = unless_wrong_type(redis.pcall('GET', fence)) or ''
-      last = string.find(last, '^%d+$') and tonumber(last)
-      if last and last > last_token and last < last_token + call.count then
-        -- If this is refused, as on a full server, the counter stays where it is.
-        redis.pcall('DECRBY', fence, string.format('%.0f', last - last_token))
-      end
-    end
-    local fields = {owner, ':' .. attempt}
-    if revoke_from or redis.call('HLEN', lock) ~= 3 then
-      fields = {}
-      for at, text in ipairs(redis.call('HGETALL', lock)) do
-        if at % 2 == 1 then fields[#fields + 1] = text end
-      end
-    end
-    local _, is_granted = grant_next(lock, queue, fence, fields, attempt, call)
-    if not is_granted then redis.call('DEL', lock) end
-    return answer
-  end
-
-  local revoke_from = force == '1' and (only_from or '')
-  seen = {}
-  for order, i in ipairs(rest) do
-    local lock, queue, attempt, ok, answer = KEYS[i], KEYS[n + i], ARGV[1 + i], true, -10
-    if order == 1 or call.work <= 2000 then -- about 3 ms
-      local held = known and not seen[lock] and known[i] or nil
-      ok, answer = pcall(release, lock, queue, KEYS[2 * n + i], attempt, ARGV[1 + n + i], held,
-        tonumber(ARGV[1 + 2 * n + i]), remembers, revoke_from, call)
-      if not ok and remembers then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
-      seen[lock] = true
-    end
-    answers[i] = to_answer(ok, answer)
-    call.work = call.work + 5
-  end
-
--- ---------------------------------------------------------------------------------- the rare cases
-
-else
-  local function inspect(lock, queue, fence, call)
-    local nothing, fields = {-2, '0', 0, call.time}, unless_wrong_type(redis.pcall('HGETALL', lock))
-    if not fields then return nothing end
-    local waiters = redis.pcall('ZCOUNT', queue, '-inf', '(4503599627370496') -- 2^52
-    waiters = unless_wrong_type(waiters) or 0
-    local token = unless_wrong_type(redis.pcall('GET', fence)) or '0'
-    if not string.find(token, '^%d+$') or tonumber(token) >= 2^53 then token = '0' end
-    local found, mode = {1, token, waiters, call.time}, nil
-    for at = 1, #fields, 2 do
-      if fields[at] == 'mode' then
-        mode = fields[at + 1]
-      elseif string.byte(fields[at]) ~= 58 then
-        found[#found + 1] = fields[at]
-        found[#found + 1] = tonumber(fields[at + 1]) or 0
-        found[#found + 1] = redis.call('PTTL', lock)
-      end
-    end
-    return fields[1] and not token_of(lock, mode) and nothing or found
-  end
-  -- Another owner holds the lock, or none.
-  local function refuse_renewal(lock)
-    local mode = redis.pcall('HGET', lock, 'mode')
-    if unless_wrong_type(mode) == nil then return -2 end
-    return redis.call('EXISTS', lock) == 1 and not token_of(lock, mode) and -2 or 0
-  end
-  for _, i in ipairs(rest) do
-    local operation = verb == 'renew' and refuse_renewal or inspect
-    answers[i] = to_answer(pcall(operation, KEYS[i], KEYS[n + i], KEYS[2 * n + i], call))
-  end
-end
-
--- One request in sixteen removes marks that have expired, and some random waiters that are dead. If
--- a quarter of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
--- An error here has no effect on a lock, so it is not answered.
-if cleans then
-  local function clean(queue, call)
-    local time, size = call.time, 16
-    local last_mark = 2^52 + time - time % 1000000 + 61000000
-    redis.call('ZREMRANGEBYSCORE', queue, 2^52, 2^52 + time)
-    if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then
-      redis.call('ZREM', queue,
-        unpack(redis.call('ZRANGEBYSCORE', queue, 2^52, last_mark, 'LIMIT', 0, 1600)))
-    end
-    for _ = 1, 4 do
-      local some, dead = redis.call('ZRANDMEMBER', queue, size, 'WITHSCORES'), {}
-      for at = 1, #some, 2 do
-        local entry, place = some[at], tonumber(some[at + 1])
-        local waiter, _, claim_ms = parse(entry)
-        if place < 2^52 and not (waiter and is_alive(queue, waiter, place, claim_ms, time)) then
-          dead[#dead + 1] = entry
-        end
-      end
-      if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
-      if #dead * 4 < size then break end
-      size = 128
-    end
-  end
-  for i = 1, n do
-    if (time + i) % 16 == 1 then pcall(clean, KEYS[n + i], call) end
-  end
+-- One request in sixteen cleans its queue, by the clock: in a call, the lock of this number and
+-- each sixteenth after it. An error here has no effect on a lock, so it is not answered.
+local cleans = (claim or remembers) and 16 - time % 16 or n + 1
+for i = cleans, n, 16 do
+  if call.work <= 2000 then pcall(clean, KEYS[n + i], call) end
 end
 if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
 return answers

@@ -91,8 +91,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "nested-hold-with-its-own-token",
         edits: &[Edit {
             file: "lua/reentrant.lua",
-            from: "    elseif not token then\n      token, refusal = next_tokens(",
-            to: "    elseif not token or hold and not hold.has_attempt then\n      token, refusal = next_tokens(",
+            from: "  elseif not token then\n    token, refusal = next_tokens(",
+            to: "  elseif not token or hold and not hold.has_attempt then\n    token, refusal = next_tokens(",
         }],
         setting: RESENT,
         rules: &["nested token"],

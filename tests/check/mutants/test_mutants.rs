@@ -82,8 +82,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "reentrant-force-grants-to-none",
         edits: &[Edit {
             file: "lua/reentrant.lua",
-            from: "    local _, is_granted = grant_next(lock, queue, fence, fields, attempt, call)\n",
-            to: "    local is_granted\n    if not revoke_from then _, is_granted = grant_next(lock, queue, fence, fields, attempt, call) end\n",
+            from: "  if grant_next(lock, queue, fence, fields, attempt, call) ~= 'granted' then",
+            to: "  if revoke_from or grant_next(lock, queue, fence, fields, attempt, call) ~= 'granted' then",
         }],
         test: "suite::reentrant_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },
