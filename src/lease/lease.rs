@@ -13,6 +13,7 @@ use tokio::time::sleep;
 
 use super::attempt::{Attempt, Kind};
 use crate::clock::Moment;
+use crate::deployment::AtomicNodeSet;
 use crate::error::{Context, Error, Operation};
 use crate::event::{Report, event};
 use crate::events::{Event, LossReason};
@@ -364,6 +365,9 @@ pub(super) struct ScheduleEntry {
     /// Its place among the holds. A client has memory for fewer than 2^32.
     pub(super) hold: AtomicU32,
     pub(super) has_ended: AtomicBool,
+    /// The nodes that have answered that they do not have it, since a majority last confirmed it.
+    /// Only the batch that renews it reads and writes this.
+    pub(super) without: AtomicNodeSet,
 }
 
 /// The time at which a lease is due, and a number that no other entry has.

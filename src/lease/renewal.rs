@@ -106,7 +106,7 @@ impl Keeper {
         let (mut gone, mut degraded) = (Vec::new(), Vec::new());
         let mut reports = Vec::new();
         for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
-            let tally = RenewalTally::count(&self.nodes, &votes);
+            let tally = RenewalTally::count(&self.nodes, &votes, lease.entry().without.get());
             reports.extend(sending.next().map(|sent| sent.answered(tally.state(&self.nodes))));
             let is_degraded = tally.state(&self.nodes) != LeaseState::Lost && !tally.without.is_empty();
             if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
@@ -174,6 +174,7 @@ impl Keeper {
         }
         match tally.state(&self.nodes) {
             LeaseState::Held => {
+                lease.entry().without.set(NodeSet::of([]));
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / 3, &self.notify);
@@ -202,6 +203,7 @@ impl Keeper {
                 false
             }
             LeaseState::Unknown => {
+                lease.entry().without.set(tally.without_since);
                 // Several tries must fit in before the deadline of a short lease.
                 let pause = (lease.options().ttl / 30).min(LONGEST_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, &self.notify);
@@ -343,6 +345,13 @@ impl SentRenewal {
 struct RenewalTally {
     positives: usize,
     without: NodeSet,
+    /// Also those that answered so in earlier batches, since a majority last confirmed the lease.
+    /// They may have it again.
+    ///
+    /// Of three nodes, A has lost the lease, B and C are silent, and A is repaired. Then B returns
+    /// without the lease. If B were repaired as well, a majority would have again what a majority
+    /// has lost.
+    without_since: NodeSet,
 }
 
 /// What the nodes say about the lease.
@@ -350,13 +359,14 @@ struct RenewalTally {
 enum LeaseState {
     /// A majority has it.
     Held,
-    /// More than `max_failures` nodes do not have it.
+    /// More than `max_failures` nodes have answered that they do not have it, since a majority last
+    /// confirmed it.
     Lost,
     Unknown,
 }
 
 impl RenewalTally {
-    fn count(nodes: &Nodes, votes: &[Vote]) -> RenewalTally {
+    fn count(nodes: &Nodes, votes: &[Vote], without_before: NodeSet) -> RenewalTally {
         let mut positives = 0;
         let mut without = NodeSet::of([]);
         for (node, outcome) in votes {
@@ -369,17 +379,14 @@ impl RenewalTally {
                 _ => {}
             }
         }
-        RenewalTally { positives, without }
+        RenewalTally { positives, without, without_since: without_before.union(without) }
     }
 
     fn state(&self, nodes: &Nodes) -> LeaseState {
-        if self.positives >= nodes.deployment.majority() {
-            LeaseState::Held
-        } else if self.without.len() > nodes.deployment.max_failures() {
-            LeaseState::Lost
-        } else {
-            LeaseState::Unknown
+        if self.without_since.len() > nodes.deployment.max_failures() {
+            return LeaseState::Lost;
         }
+        if self.positives >= nodes.deployment.majority() { LeaseState::Held } else { LeaseState::Unknown }
     }
 }
 

@@ -33,6 +33,15 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         test: "quorum::leases::quorum_lease_is_lost_after_a_majority_lost_it",
     },
     TestMutant {
+        name: "repaired-node-forgotten-without-majority",
+        edits: &[Edit {
+            file: "src/lease/renewal.rs",
+            from: "without_since: without_before.union(without) }",
+            to: "without_since: without_before.without(without_before).union(without) }",
+        }],
+        test: "quorum::lost_leases::quorum_lease_does_not_pass_from_node_to_node",
+    },
+    TestMutant {
         name: "rejoin-waits-for-ttl-only",
         edits: &[Edit {
             file: "src/locks/rejoin.rs",

@@ -8,6 +8,7 @@ mod late_requests;
 mod leases;
 #[cfg(feature = "tracing")]
 mod logs;
+mod lost_leases;
 mod nested_tokens;
 mod node_failures;
 mod nodes;
