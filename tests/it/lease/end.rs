@@ -87,21 +87,25 @@ async fn lease_end_is_released_or_leaked_by_its_holder() {
 async fn lease_end_is_revoked_after_force_release() {
     for topology in [Topology::Standalone, Topology::Quorum3] {
         let deployment = Deployment::start(topology).await;
-        let locks = deployment.client(ttl(3_000)).await;
-        for kind in KINDS {
-            for by_hand in [false, true] {
-                let lock = kind.lock(&locks, &format!("{}-{by_hand}", kind.name()));
-                let guard = lock.lock().await.unwrap();
-                let watch = Watch::of(&guard);
-                if by_hand {
-                    deployment.run_at::<i64>(lock.key(), &["DEL", lock.key()]).await;
-                } else {
-                    assert!(lock.force_release().await.unwrap());
-                }
-                let (end, error) = watch.ends().await;
-                assert!(end == LeaseEnd::Revoked && matches!(error, Error::Lost { .. }), "{end:?} {error:?}");
-                assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+        // A busy machine must not keep the renewal waiting until the deadline.
+        let locks = deployment.client(ttl(6_000)).await;
+        let mut held = Vec::new();
+        for (kind, by_hand) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+            let lock = kind.lock(&locks, &format!("{}-{by_hand}", kind.name()));
+            let guard = lock.lock().await.unwrap();
+            held.push((Watch::of(&guard), guard, lock, by_hand));
+        }
+        for (_, guard, lock, by_hand) in &held {
+            if *by_hand {
+                deployment.delete_until_lost(lock.key(), &[guard.lease()]).await;
+            } else {
+                assert!(lock.force_release().await.unwrap());
             }
+        }
+        for (watch, guard, ..) in held {
+            let (end, error) = watch.ends().await;
+            assert!(end == LeaseEnd::Revoked && matches!(error, Error::Lost { .. }), "{end:?} {error:?}");
+            assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
         }
     }
 }

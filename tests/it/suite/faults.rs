@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, Options, Renewal};
+use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -314,11 +314,9 @@ pub async fn waiters_acquire_while_subscribers_are_killed(setup: Setup) {
 /// The server restarts empty: the holder is notified of the loss, the waiter acquires, tokens
 /// continue to grow.
 pub async fn waiter_acquires_after_server_restarted_empty(mut setup: Setup) {
-    // Renewals take a lock again on nodes that have lost it. If the nodes of a quorum return one by
-    // one, a renewed lease survives.
-    let renewal = if setup.nodes() == 1 { Renewal::Automatic } else { Renewal::Never };
-    let lock = setup.lock_with("restarted", ttl(2_000).renewal(renewal)).await;
+    let lock = setup.lock_with("restarted", ttl(6_000)).await;
     let guard = lock.lock().await.unwrap();
+    setup.deployment.has_everywhere(lock.key()).await;
     let other = setup.rival("restarted").await;
     let waiting = tokio::spawn({
         let other = other.clone();

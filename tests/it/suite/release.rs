@@ -127,8 +127,8 @@ pub async fn holder_is_notified_of_deleted_key(setup: Setup) {
     let lock = setup.lock_with("lost", ttl(3_000)).await;
     let guard = lock.lock().await.unwrap();
     let work = guard.lease().while_held(std::future::pending::<()>());
-    setup.deployment.run_at::<i64>(lock.key(), &["DEL", lock.key()]).await;
     let start = Stopwatch::start();
+    setup.deployment.delete_until_lost(lock.key(), &[guard.lease()]).await;
     assert!(matches!(soon("the holder is notified", work).await, Err(Error::Lost { .. })));
     assert!(start.undisturbed() < Duration::from_millis(2_500), "a renewal finds the loss: {start:?}");
     assert!(guard.lease().is_lost());

@@ -37,7 +37,7 @@ pub async fn retried_release_of_lost_lock_returns_error(mut setup: Setup) {
     let (lock, other) = (setup.lock("doubtful").await, setup.rival("doubtful").await);
     let guard = lock.lock().await.unwrap();
     assert!(lock.force_release().await.unwrap());
-    let successor = other.lock().await.unwrap();
+    let successor = soon("the revoked lock is granted", other.lock()).await.unwrap();
     setup.deployment.kill_connections().await;
     let outcome = guard.release().await;
     assert!(outcome.is_err(), "{outcome:?}");
@@ -45,9 +45,10 @@ pub async fn retried_release_of_lost_lock_returns_error(mut setup: Setup) {
     let _ = successor.release().await;
 
     let guard = lock.lock().await.unwrap();
+    setup.deployment.has_everywhere(lock.key()).await;
     setup.deployment.kill();
     setup.deployment.restart().await;
-    let successor = other.lock().await.unwrap();
+    let successor = soon("the restarted server grants the lock", other.lock()).await.unwrap();
     let outcome = guard.release().await;
     assert!(outcome.is_err(), "{outcome:?}");
     assert!(setup.deployment.is_held_by(&other, &successor).await);

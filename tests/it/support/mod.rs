@@ -10,6 +10,7 @@ pub mod failover;
 mod idle;
 mod lock_state;
 mod locks;
+mod loss;
 mod open;
 mod oracle;
 mod port;
