@@ -69,8 +69,7 @@
 
 -- ------------------------------------------------------------------------------------------ checks
 -- An empty word is the default. The words that all locks share are checked here, those of a lock
--- where it is served. A release is never refused for its min_token: a mistake of a client must not
--- keep a lock from being released.
+-- where it is served.
 
 -- The text as a number, if it is one of 1 to `highest`.
 local function up_to(highest, text)
@@ -231,11 +230,14 @@ if clock.err then
 end
 local now = clock[1] .. string.sub('00000' .. clock[2], -6) -- the microsecond
 local time = now + 0
+if verb == 'release' and string.find(min_token or '', '^%d+$') then minimum = min_token + 0 end
+-- This mistake of a client must neither spoil a counter nor keep a lock from being released.
+local is_far_ahead = minimum and minimum > time + 86400000000
 local call = {
   time = time, now = now, -- a command takes a text in half the time of a number
   ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms, purpose = purpose, run = run, node = node,
-  is_late = grant_before and time >= grant_before + 0,
-  has_token = minimum ~= nil, minimum = minimum or 0, count = count,
+  is_late = grant_before and time >= grant_before + 0, is_far_ahead = is_far_ahead,
+  has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0, count = count,
   -- What follows the attempt in its entry of the queue. A number of tokens comes after two words
   -- that other kinds have.
   claim = claim, terms = claim
@@ -383,7 +385,7 @@ local function refuse(lock, queue, attempt, queued_at, proposal, call)
   if call.is_late then return -1 end
   if call.node and call.admission[1] ~= call.run then return -9 end
   -- Also if the lock is in use: a release would grant it with a smaller token.
-  if call.minimum > call.time + 86400000000 and proposal == '' then return -5 end
+  if call.is_far_ahead and proposal == '' then return -5 end
   local waiter = call.terms and attempt .. call.terms
   local scores = redis.call('ZMSCORE', queue, 'ended ' .. attempt, waiter or '', 'seen ' .. attempt)
   if scores[1] and tonumber(scores[1]) > 2^52 + call.time then return -1 end
@@ -578,9 +580,6 @@ if node and verb == 'acquire' then
     return {err = 'ERR the admission of the node is spoilt'}
   end
   call.admission = known
-end
-if verb == 'release' and string.find(min_token or '', '^%d+$') then -- never refused
-  call.minimum = min_token + 0 <= time + 86400000000 and min_token + 0 or 0
 end
 
 local is_blocked, seen, is_new = false, nil, nil

@@ -87,8 +87,7 @@
 
 -- ------------------------------------------------------------------------------------------ checks
 -- An empty word is the default. The words that all locks share are checked here, those of a lock
--- where it is served. A release is never refused for its min_token: a mistake of a client must not
--- keep a lock from being released.
+-- where it is served.
 
 -- The text as a number, if it is one of 1 to `highest`.
 local function up_to(highest, text)
@@ -213,7 +212,8 @@ elseif verb == 'release' then
     end
     if held[2] and held[1] == '1' then
       if redis.pcall('DEL', lock) == 1 then answers[i] = 1 end
-    elseif held[2] and (tonumber(held[1]) or 0) > 1 and redis.call('HLEN', lock) > 3
+    elseif held[2] and (tonumber(held[1]) or 0) > 1
+      and (tonumber(redis.pcall('HLEN', lock)) or 0) > 3
       -- HDEL comes first: a full server refuses HINCRBY as the first write of a script.
       and redis.pcall('HDEL', lock, ':' .. attempt) == 1 then
       local others = redis.pcall('HINCRBY', lock, owner, '-1')
@@ -267,11 +267,15 @@ if clock.err then
 end
 local now = clock[1] .. string.sub('00000' .. clock[2], -6) -- the microsecond
 local time = now + 0
+if verb == 'release' and string.find(min_token or '', '^%d+$') then minimum = min_token + 0 end
+-- This mistake of a client must neither spoil a counter nor keep a lock from being released.
+local is_far_ahead = minimum and minimum > time + 86400000000
 local call = {
   time = time, now = now, -- a command takes a text in half the time of a number
   ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms, purpose = purpose, run = run, node = node,
-  is_late = grant_before and time >= grant_before + 0,
-  has_token = minimum ~= nil, minimum = minimum or 0, count = count, depth = depth,
+  is_late = grant_before and time >= grant_before + 0, is_far_ahead = is_far_ahead,
+  has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0,
+  count = count, depth = depth,
   -- What stands between the attempt and the owner in an entry of the queue, and after the owner.
   claim = claim, terms = claim and ' reentrant ' .. claim_ms .. ' ' .. (channel or '') .. ' ',
   limits = ' ' .. depth .. (count > 1 and ' ' .. tokens or ''),
@@ -471,7 +475,7 @@ local function refuse(lock, queue, attempt, owner, queued_at, proposal, call)
   if call.is_late then return -1 end
   if call.node and call.admission[1] ~= call.run then return -9 end
   -- Also if the lock is in use: a release would grant it with a smaller token.
-  if call.minimum > call.time + 86400000000 and proposal == '' then return -5 end
+  if call.is_far_ahead and proposal == '' then return -5 end
   local waiter = call.terms and entry_of(attempt, owner, call)
   local scores = redis.call('ZMSCORE', queue, 'ended ' .. attempt, waiter or '', 'seen ' .. attempt)
   if scores[1] and tonumber(scores[1]) > 2^52 + call.time then return -1 end
@@ -768,9 +772,6 @@ if node and verb == 'acquire' then
     return {err = 'ERR the admission of the node is spoilt'}
   end
   call.admission = known
-end
-if verb == 'release' and string.find(min_token or '', '^%d+$') then -- never refused
-  call.minimum = min_token + 0 <= time + 86400000000 and min_token + 0 or 0
 end
 
 local is_blocked, seen, states = false, nil, nil
