@@ -17,7 +17,9 @@
 --                                       writer_left       the microsecond before the last writer
 --                                                         left
 --                                     in both cases:
---                                       token             of the last writer, or a larger one
+--                                       token             of the writer, its first; of readers: the
+--                                                         last one of the last writer, or a larger
+--                                                         one; default: that of the fence
 --                                     Ends are milliseconds of the server's clock.
 --   waiters  {lock:backup}:waiters    sorted set, by score:
 --                                       attempt read claim_ms channel owner max_depth
@@ -179,13 +181,14 @@ if min_token and min_token ~= '' then
 end
 local claim, count, depth, reader_limit = nil, 1, 255, 10000
 if further then
-  local function number(word, most, default)
-    if not word or word == '' then return default end
-    return #word <= 6 and string.find(word, '^[1-9]%d*$') and word + 0 <= most and word + 0 or false
+  local numbers = ' ' .. (claim_ms or '') .. ' ' .. (tokens or '') .. ' ' .. (max_depth or '')
+    .. ' ' .. (max_readers or '')
+  claim, count = tonumber(claim_ms), tonumber(tokens) or 1
+  depth, reader_limit = tonumber(max_depth) or 255, tonumber(max_readers) or 10000
+  if not string.find(numbers, '^ %d* %d* %d* %d*$') or string.find(numbers, ' 0', 1, true)
+    or (claim or 0) > 60000 or count > 1000 or depth > 1024 or reader_limit > 100000 then
+    return -5
   end
-  claim, count = number(claim_ms, 60000, nil), number(tokens, 1000, 1)
-  depth, reader_limit = number(max_depth, 1024, 255), number(max_readers, 100000, 10000)
-  if claim == false or not count or not depth or not reader_limit then return -5 end
   if channel and channel ~= '' and (#channel > 256 or string.find(channel, ' ', 1, true)
     or #(string.match(channel, 'wake:(%x+)~?$') or '') ~= 32) then
     return -5
@@ -211,7 +214,7 @@ end
 -- Nothing waits. A lock that takes more than this is left to the next sections. No closure is made
 -- up to there: ten of them take as long as a command.
 
-local answers, raised = {nil}, nil -- raised: what counters are at, of locks without an answer
+local answers = {nil}
 local try = redis.pcall
 if is_acquire then
   local is_common = not node and not grant_before and all ~= '1'
@@ -239,15 +242,15 @@ if is_acquire then
         'writer_wait_until')
       local readers = state[1] == 'several' and tonumber(state[2]) or 0
       if readers > 0 and readers < reader_limit and not (state[4] or state[5] or state[6]) then
-        pttl = redis.call('PTTL', lock)
-        if pttl >= 0 then keys = 0 end
+        pttl, clock = tonumber(try('PTTL', lock)) or -1, clock or try('TIME')
+        if pttl >= 0 and clock[1] then keys = 0 end
       end
     end
     if keys > 0 then
       token = nil
     elseif proposal ~= '' then
-      clock = clock or redis.call('TIME')
-      local highest, latest = try('GET', fence) or '0', (clock[1] + 86400) * 1000000
+      clock = clock or try('TIME')
+      local highest, latest = try('GET', fence) or '0', ((clock[1] or -86400) + 86400) * 1000000
       if string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= latest
         and type(highest) == 'string' and string.find(highest, '^%d+$')
         and proposal + 0 > highest + 0 then
@@ -256,24 +259,34 @@ if is_acquire then
       end
     elseif not minimum then
       token = 0
-    elseif verb == 'write' then
-      local last = try('INCRBY', fence, count == 1 and '1' or tokens)
-      if type(last) == 'number' then
-        if last > count and last - count >= minimum and last < 2^53 then
-          token = last - count + 1
-        else
-          raised = raised or {}
-          raised[i] = last
+    else -- a reader has the token of the last writer, if it is large enough
+      local last = verb == 'read' and (state and state[3] or try('GET', fence))
+      token = type(last) == 'string' and string.find(last, '^%d+$') and last + 0
+      if not token or token < minimum or token >= 2^53 then
+        last, token = try('INCRBY', fence, count == 1 and '1' or tokens), nil
+      end
+      if not token and type(last) == 'number' then
+        token = last - count + 1
+        if last <= count or token <= minimum or last >= 2^53 then
+          -- The counter was lost, or the clock has passed it.
+          clock = clock or try('TIME')
+          local now = clock[1] and clock[1] * 1000000 + clock[2]
+          token = math.max(minimum + 1, now or 0)
+          if not now or last >= 2^53 or minimum > now + 86400000000
+            or try('SET', fence, string.format('%.0f', token + count - 1), 'PX',
+              token_ttl_ms or '3600000').err then
+            token = nil -- the counter is not raised, and must not be left without a TTL
+            if last > count then
+              try('DECRBY', fence, count)
+            elseif try('DEL', fence) ~= 1 then
+              try('PEXPIRE', fence, '1')
+            end
+          end
         end
       end
-    else -- a reader has the token of the last writer
-      local last = state and state[3] or try('GET', fence)
-      token = type(last) == 'string' and string.find(last, '^%d+$') and last + 0
-      if token and (token < minimum or token >= 2^53) then token = nil end
     end
     local stored
     if token and state then
-      clock = clock or redis.call('TIME')
       local ends, field = clock[1] * 1000 + math.floor(clock[2] / 1000) + ttl_ms, 'read:' .. owner
       stored = try('HSET', lock, field, ends .. ' ' .. attempt, 'readers', state[2] + 1)
       if stored == 1 and pttl < ttl_ms + 0 then
@@ -296,11 +309,7 @@ if is_acquire then
         if stored ~= 1 then redis.call('DEL', lock) end -- it must not be left without a TTL
       end
     end
-    if stored and stored ~= 1 then -- refused
-      if n == 1 then return stored end
-      token = stored.err
-    end
-    answers[i] = token or nil
+    if stored == 1 then answers[i] = token end
   end
 elseif verb == 'release' and (not further or not (remember or claim or force) and count == 1) then
   for i = 1, n do
@@ -312,18 +321,18 @@ elseif verb == 'release' and (not further or not (remember or claim or force) an
     if mode == 'sole read ' .. hold or mode == 'sole write ' .. hold then
       if try('DEL', lock) == 1 then answers[i] = 1 end
     elseif mode == 'several' then -- the only hold of its owner, and no attempt waits
-      local state = redis.call('HMGET', lock, 'read:' .. owner, 'readers', 'write')
+      local state = try('HMGET', lock, 'read:' .. owner, 'readers', 'write')
       local readers = tonumber(state[2]) or 0
       local ends, words = string.match(state[3] or state[1] or '', '^(%d+) (.+)$')
       local is_held = not state[3] and words == attempt and readers > 0
         or state[3] and words == hold and readers == 0 and not state[1]
-      if is_held and redis.call('EXISTS', KEYS[n + i]) == 0 then
-        clock = clock or redis.call('TIME')
-        local is_valid = ends + 0 > clock[1] * 1000 + math.floor(clock[2] / 1000)
+      if is_held and try('EXISTS', KEYS[n + i]) == 0 then
+        clock = clock or try('TIME')
+        local is_valid = clock[1] and ends + 0 > clock[1] * 1000 + math.floor(clock[2] / 1000)
         if is_valid and readers > 1 and try('HDEL', lock, 'read:' .. owner) == 1 then
           try('HSET', lock, 'readers', readers - 1) -- if refused, other_reader counts anew
           answers[i] = 1
-        elseif is_valid and readers < 2 and redis.call('PTTL', lock) > 0 then
+        elseif is_valid and readers < 2 and (tonumber(try('PTTL', lock)) or 0) > 0 then
           if try('DEL', lock) == 1 then answers[i] = 1 end
         end
       end
@@ -355,22 +364,29 @@ if not left[1] then return answers end
 -- other functions. `lock` is a table: keys, words and fields of one lock; `call` has what all locks
 -- of the call share.
 
+-- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
+local function to_answer(ok, answer)
+  if ok and not (type(answer) == 'table' and answer.err) then return answer end
+  answer = type(answer) == 'table' and answer.err or tostring(answer)
+  return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
+end
+
 clock = clock or redis.pcall('TIME')
 if clock.err then
-  -- A counter is not left without a TTL.
-  for i in pairs(raised or {}) do redis.call('PEXPIRE', KEYS[2 * n + i], '3600000') end
-  return clock
+  for _, i in ipairs(left) do answers[i] = to_answer(false, clock) end
+  return n == 1 and {err = answers[1]} or answers
 end
 local time = clock[1] * 1000000 + clock[2]
 if verb == 'release' then minimum = tonumber(string.match(ARGV[first] or '', '^%d+$')) end
--- A mistake of a client must not keep a lock from being released.
-if not is_acquire and minimum and minimum > time + 86400000000 then minimum = nil end
+-- This mistake of a client must neither spoil a counter nor keep a lock from being released.
+local is_far_ahead = (minimum or 0) > time + 86400000000
 local call = {
   verb = verb, time = time, now = math.floor(time / 1000), -- microseconds, milliseconds
-  ttl_ms = ttl_ms, minimum = minimum or 0, has_token = minimum ~= nil, count = count,
-  purpose = purpose, token_ttl_ms = token_ttl_ms or '3600000', claim = claim, depth = depth,
-  reader_limit = reader_limit, only_from = only_from, force = force,
+  ttl_ms = ttl_ms, has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0,
+  count = count, purpose = purpose, token_ttl_ms = token_ttl_ms or '3600000', claim = claim,
+  depth = depth, reader_limit = reader_limit, only_from = only_from, force = force,
   remembers = remember == '1' or force ~= nil, all = all == '1',
+  is_trial = all == '1', -- nothing may be changed until each lock is found to be granted
   terms = claim and claim_ms .. ' ' .. (channel or '') .. ' ', -- in the entries of the queue
   answers = answers, work = 0, -- about how many commands were sent
 }
@@ -380,16 +396,15 @@ if node and (is_acquire or verb == 'downgrade') then
 end
 
 -- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
--- enough until the counter is lost or the clock has passed it. `last`: it was raised before.
--- Returns nil and a refusal if the counter is spoilt, or `least` a day ahead of the clock.
-local function next_tokens(fence, least, count, last, call)
-  last = last or redis.pcall('INCRBY', fence, count == 1 and '1' or count)
+-- enough until the counter is lost or the clock has passed it. Returns nil and a refusal if the
+-- counter is spoilt.
+local function next_tokens(fence, least, count, call)
+  local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count)
   if type(last) == 'table' then return nil, last end
   if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
-  local first, refusal = math.max(least + 1, call.time), -5
-  if last >= 2^53 then
-    refusal = {err = 'ERR the fencing counter is at 2^53'}
-  elseif least <= call.time + 86400000000 then
+  local first = math.max(least + 1, call.time)
+  local refusal = {err = 'ERR the fencing counter is at 2^53'}
+  if last < 2^53 then
     local text = string.format('%.0f', first + count - 1)
     refusal = redis.pcall('SET', fence, text, 'PX', call.token_ttl_ms)
     if not refusal.err then return first end
@@ -475,15 +490,14 @@ end
 -- Removes marks that have expired, and some random waiters that are dead. If a quarter of them was
 -- dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
 local function clean(queue, size, call)
-  local time = call.time
-  local last_mark = 2^52 + time - time % 1000000 + 61000000
-  redis.call('ZREMRANGEBYSCORE', queue, 2^52, 2^52 + time)
-  if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then
-    redis.call('ZREM', queue,
-      unpack(redis.call('ZRANGEBYSCORE', queue, 2^52, last_mark, 'LIMIT', 0, 1600)))
-  end
+  local time, latest = call.time, 2^52 + call.time
+  local last_mark = latest - time % 1000000 + 61000000
+  if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then latest = last_mark end
+  local marks = redis.call('ZRANGEBYSCORE', queue, 2^52, latest, 'LIMIT', 0, 800)
+  if marks[1] then redis.call('ZREM', queue, unpack(marks)) end
+  call.work = call.work + #marks / 2
   for _ = 1, 4 do
-    call.work = call.work + size
+    call.work = call.work + 2 * size
     local some, dead = redis.call('ZRANDMEMBER', queue, size, 'WITHSCORES'), {}
     for i = 1, #some, 2 do
       local entry, place = some[i], tonumber(some[i + 1])
@@ -496,13 +510,6 @@ local function clean(queue, size, call)
     if #dead * 4 < size then return end
     size = 128
   end
-end
-
--- An answer, or an error as a text, from its code on, which Redis 6.2 puts into another text.
-local function to_answer(ok, answer)
-  if ok and not (type(answer) == 'table' and answer.err) then return answer end
-  answer = type(answer) == 'table' and answer.err or tostring(answer)
-  return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
 end
 
 -- Serves some locks, and returns those for which the operation has no answer yet.
@@ -528,10 +535,6 @@ local function serve(operation, locks, call)
       rest[#rest + 1] = lock
     else
       call.answers[lock.index] = to_answer(ok, answer)
-      -- One request in sixteen cleans. An error of that has no effect on a lock.
-      if (call.claim or call.remembers) and (call.time + lock.index) % 16 == 0 then
-        pcall(clean, lock.queue, 16, call)
-      end
     end
   end
   return rest
@@ -548,7 +551,7 @@ for _, i in ipairs(left) do
   end
   if is_acquire or verb == 'release' then number = ARGV[1 + 2 * n + i] end
   if is_acquire then proposal = ARGV[1 + 3 * n + i] end
-  local is_raised, is_again = raised and raised[i], is_acquire and seen[KEYS[i]]
+  local is_again = is_acquire and seen[KEYS[i]]
   if is_again and all == '1' or #attempt > 128 or string.find(attempt, ' ', 1, true)
     or attempt == '' and verb ~= 'inspect'
     or #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true)
@@ -558,21 +561,18 @@ for _, i in ipairs(left) do
     answers[i] = -5
   elseif is_late or is_acquire and node and call.admission[1] ~= run then
     answers[i] = is_late and -1 or -9
-  elseif is_acquire and proposal == '' and not is_raised and (minimum or 0) > a_day_ahead then
+  elseif is_acquire and proposal == '' and is_far_ahead then
     answers[i] = -5 -- also if it is in use: a release would grant it with a smaller token
   else
     if owner == '' then owner = attempt end
     if force or verb == 'inspect' then owner = only_from or '' end
-    local lock, list, refusal = {
+    local lock, list = {
       index = i, key = KEYS[i], queue = KEYS[n + i], fence = KEYS[2 * n + i],
       attempt = attempt, owner = owner, number = number ~= '' and number or nil,
       proposal = tonumber(proposal),
       checks_left = 128, batches = 0, -- of waiters, in search of a writer; of readers
-    }, is_again and again or locks, nil
-    if is_raised then
-      lock.new_token, refusal = next_tokens(lock.fence, call.minimum, count, is_raised, call)
-    end
-    if refusal then answers[i] = to_answer(true, refusal) else list[#list + 1] = lock end
+    }, is_again and again or locks
+    list[#list + 1] = lock
   end
   seen[KEYS[i] or ''] = true
 end
@@ -584,109 +584,27 @@ local function entry_of(lock, kind, call)
     .. (kind == 'write' and call.count > 1 and ' ' .. call.count or '')
 end
 
--- --------------------------------------------------------------------------- renew, inspect, wait
-
-if verb == 'renew' then
-  local function renew(lock, call)
-    if read_state(lock) then return -2 end
-    local sole = string.match(lock.mode or '', '^sole [^ ]+ (.+)$')
-    local ttl, until_then = call.ttl_ms + 0, call.now + call.ttl_ms
-    if sole then
-      if sole ~= lock.owner .. ' ' .. lock.attempt then return 0 end
-      if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end
-      return call.time
-    end
-    local field, ends, words = 'read:' .. lock.owner, unexpired(lock.read, call.now)
-    if not words or not has(words, lock.attempt) then
-      field, ends, words = 'write', unexpired(lock.write, call.now)
-      local writer = words and string.match(words, '^[^ ]+')
-      if writer ~= lock.owner or not has(words, lock.attempt) then return 0 end
-    end
-    if ends < until_then then
-      redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
-      if lock.pttl < ttl then redis.call('PEXPIREAT', lock.key, until_then) end
-      redis.call('HSET', lock.key, field, until_then .. ' ' .. words)
-    end
+local function renew(lock, call)
+  if read_state(lock) then return -2 end
+  local sole = string.match(lock.mode or '', '^sole [^ ]+ (.+)$')
+  local ttl, until_then = call.ttl_ms + 0, call.now + call.ttl_ms
+  if sole then
+    if sole ~= lock.owner .. ' ' .. lock.attempt then return 0 end
+    if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end
     return call.time
   end
-  serve(renew, locks, call)
-elseif verb == 'inspect' then
-  local function inspect(lock, call)
-    local refusal = read_state(lock)
-    if refusal then return {refusal, '0', 0, call.time} end
-    local waiting = redis.pcall('ZCOUNT', lock.queue, '-inf', '(4503599627370496')
-    waiting = unless_wrong_type(waiting) or 0
-    local writers = waiting > 0 and redis.call('ZCOUNT', lock.queue, 0, '(4503599627370496') or 0
-    local token = unless_wrong_type(redis.pcall('GET', lock.fence))
-    local found = {1, to_token(token) and token or '0', waiting, call.time, writers, lock.readers}
-    local function add(side, owner, holds, pttl)
-      if call.only_from and owner ~= call.only_from then return end
-      for _, word in ipairs({side, owner, holds, pttl}) do found[#found + 1] = word end
-    end
-    local side, sole_owner = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+) [^ ]+$')
-    if side then
-      if side == 'read' then found[6] = 1 end
-      add(side == 'read' and 'read' or 'write', sole_owner, 1, lock.pttl)
-      return found
-    end
-    local write_ends, words = unexpired(lock.write, call.now)
-    if write_ends then
-      local writer, holds = string.match(words, '^([^ ]+) (.+)$')
-      add('write', writer, count_attempts(holds), write_ends - call.now)
-    end
-    local sample, readers = {'read:' .. lock.owner, lock.read}, 0
-    if not call.only_from then sample = redis.call('HRANDFIELD', lock.key, 512, 'WITHVALUES') end
-    for i = 1, #sample, 2 do
-      local ends, holds = unexpired(sample[i + 1], call.now)
-      if ends and string.sub(sample[i], 1, 5) == 'read:' then
-        readers = readers + 1
-        if readers <= 500 then
-          add('read', string.sub(sample[i], 6), count_attempts(holds), ends - call.now)
-        end
-      end
-    end
-    if not call.only_from and #sample < 2 * 512 then found[6] = readers end
-    return found
+  local field, ends, words = 'read:' .. lock.owner, unexpired(lock.read, call.now)
+  if not words or not has(words, lock.attempt) then
+    field, ends, words = 'write', unexpired(lock.write, call.now)
+    local writer = words and string.match(words, '^[^ ]+')
+    if writer ~= lock.owner or not has(words, lock.attempt) then return 0 end
   end
-  serve(inspect, locks, call)
-elseif verb == 'wait' then
-  -- It queues and grants nothing, so a late or a second delivery only makes waiters count as alive
-  -- that still have a place.
-  local entries, fields = {}, {'mode', 'write', 'writer_wait_until'}
-  for i, lock in ipairs(locks) do
-    entries[i], fields[3 + i] = entry_of(lock, 'read', call), 'read:' .. lock.owner
+  if ends < until_then then
+    redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
+    if lock.pttl < ttl then redis.call('PEXPIREAT', lock.key, until_then) end
+    redis.call('HSET', lock.key, field, until_then .. ' ' .. words)
   end
-  local function wait(lock, call)
-    local found = unless_wrong_type(redis.pcall('HMGET', lock.key, unpack(fields)))
-    local places = unless_wrong_type(redis.pcall('ZMSCORE', lock.queue, unpack(entries)))
-    local pttl = redis.call('PTTL', lock.key)
-    if not found or not places or pttl < 0 then return -10 end
-    -- For how long readers stay out: another owner writes, or waits to write.
-    local writer, busy_ms = string.match(found[1] or '', '^sole write ([^ ]+)'), pttl
-    if not writer then
-      local write_ends, write = unexpired(found[2], call.now)
-      writer = write and string.match(write, '^[^ ]+')
-      busy_ms = (write_ends or tonumber(found[3]) or 0) - call.now
-    end
-    if busy_ms < 1 then return -10 end
-    local answer, marks = {busy_ms, call.time}, {}
-    local seen_until = string.format('%.0f', 2^52 + 61000000 + call.time + call.claim * 1000)
-    for i, waiter in ipairs(locks) do
-      if places[i] and waiter.owner ~= writer and not unexpired(found[3 + i], call.now) then
-        marks[#marks + 1] = seen_until
-        marks[#marks + 1] = 'seen ' .. waiter.attempt
-      else
-        answer[#answer + 1] = i
-      end
-    end
-    if marks[1] then
-      redis.call('ZADD', lock.queue, unpack(marks))
-      redis.call('PEXPIRE', lock.queue, '60000')
-    end
-    return answer
-  end
-  if #locks < attempts then return -5 end
-  serve(wait, {locks[1]}, call)
+  return call.time
 end
 
 -- --------------------------------------------------------------------------------------- the queue
@@ -720,52 +638,63 @@ end
 local function expand_sole_hold(lock, call)
   local side, owner, attempt = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+) ([^ ]+)$')
   if not side then return end
-  local hold = call.now + math.max(lock.pttl, 1) .. ' '
-  if call.verb ~= 'read' and call.verb ~= 'write' then redis.call('HDEL', lock.key, 'read:') end
-  lock.mode = 'several'
+  local hold, fields = call.now + math.max(lock.pttl, 1) .. ' '
   if side == 'read' then
     lock.readers = 1
     if owner == lock.owner then lock.read = hold .. attempt end
-    redis.call('HSET', lock.key, 'mode', 'several', 'read:' .. owner, hold .. attempt, 'readers', 1)
-    local last = unless_wrong_type(redis.pcall('GET', lock.fence))
-    if last then redis.call('HSET', lock.key, 'token', last) end
-    lock.token = last or lock.token
+    fields = {'read:' .. owner, hold .. attempt, 'readers', 1}
+    lock.token = unless_wrong_type(redis.pcall('GET', lock.fence)) or lock.token
+    if lock.token then fields[5], fields[6] = 'token', lock.token end
   else
     lock.write = hold .. owner .. ' ' .. attempt
-    redis.call('HSET', lock.key, 'mode', 'several', 'write', lock.write)
+    fields = {'write', lock.write}
+  end
+  if call.is_trial then return end
+  if call.verb ~= 'read' and call.verb ~= 'write' then redis.call('HDEL', lock.key, 'read:') end
+  lock.mode = 'several'
+  redis.call('HSET', lock.key, 'mode', 'several', unpack(fields))
+end
+
+-- Removes these fields.
+local function remove_fields(lock, fields)
+  for i = 1, #fields, 1000 do
+    redis.call('HDEL', lock.key, unpack(fields, i, math.min(i + 999, #fields)))
   end
 end
 
 -- Returns the latest end of another owner's hold to read; the next millisecond if readers remain
--- unchecked; nil if there is none. Many readers are checked by a random sample, and its expired
--- ones are removed.
+-- unchecked; nil if there is none. Many readers are checked by a random sample, but with `all` each
+-- of them; expired ones are removed.
 local function other_reader(lock, call)
   local size, own = redis.call('HLEN', lock.key), 'read:' .. lock.owner
-  local sample = redis.call('HRANDFIELD', lock.key, size > 512 and 32 or size, 'WITHVALUES')
+  local is_sampled = size > 512 and not call.all
+  local sample = redis.call('HRANDFIELD', lock.key, is_sampled and 32 or size, 'WITHVALUES')
   call.work = call.work + #sample / 2
-  local expired, latest = {}, nil
+  local expired, latest, readers = {}, nil, 0
   for i = 1, #sample, 2 do
     if string.sub(sample[i], 1, 5) == 'read:' then
       local ends = unexpired(sample[i + 1], call.now)
       if not ends then
         expired[#expired + 1] = sample[i]
-      elseif sample[i] ~= own then
-        latest = math.max(latest or 0, ends)
+      else
+        readers = readers + 1
+        if sample[i] ~= own then latest = math.max(latest or 0, ends) end
       end
     end
   end
-  if expired[1] then
-    redis.call('HINCRBY', lock.key, 'readers', -redis.call('HDEL', lock.key, unpack(expired)))
+  if call.is_trial then
+    if lock.mode == 'several' then lock.readers = readers end
+    return latest
   end
-  if not latest and size <= 512 then
-    if redis.call('HEXISTS', lock.key, own) == 0 then
-      redis.call('HDEL', lock.key, 'readers')
-    else
-      redis.call('HSET', lock.key, 'readers', 1)
-    end
+  remove_fields(lock, expired)
+  if is_sampled then
+    if expired[1] then redis.call('HINCRBY', lock.key, 'readers', -#expired) end
+  elseif readers ~= lock.readers then
+    redis.call('HDEL', lock.key, 'readers') -- see end_write
+    if readers > 0 then redis.call('HSET', lock.key, 'readers', readers) end
   end
   read_state(lock)
-  return latest or size > 512 and call.now + 1 or nil
+  return latest or is_sampled and call.now + 1 or nil
 end
 
 -- Whether too many read; with is_queue, also whether too many read or wait. Dead readers and dead
@@ -824,7 +753,7 @@ local function wait_for_writer(lock, call)
   lock.scores = redis.call('ZMSCORE', lock.queue, 'ended ' .. lock.attempt, lock.entry,
     'seen ' .. lock.attempt)
   if (tonumber(lock.scores[1]) or 0) > 2^52 + call.time then return -1 end
-  if call.all then -- nothing may be changed, not even how the only hold is written
+  if call.is_trial then -- the only hold has no field, in which others would be found
     local side, owner = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+)')
     if side and owner ~= lock.owner and (side == 'write' or call.verb == 'write') then
       return {lock.pttl, call.time}
@@ -841,8 +770,16 @@ local function wait_for_writer(lock, call)
   return queue(lock, write_ends - call.now, call)
 end
 
-if is_acquire then locks = serve(wait_for_writer, locks, call) end
-if not (locks[1] or again[1]) or verb == 'renew' or verb == 'inspect' or verb == 'wait' then
+if is_acquire or verb == 'renew' then
+  locks = serve(is_acquire and wait_for_writer or renew, locks, call)
+end
+if verb == 'wait' then
+  if #locks < attempts then return -5 end
+  call.waiters, locks = locks, {locks[1]}
+end
+-- One request in sixteen cleans the queue of a lock, at the end.
+local cleans = (claim or call.remembers) and (-time) % 16 < n
+if not (locks[1] or again[1] or cleans) then
   if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
   return answers
 end
@@ -862,7 +799,11 @@ local function first_writer(lock, call)
     if not entry then return nil end
     local attempt, kind, claim_ms, channel, owner, _, tokens = parse(entry)
     if not attempt or not is_alive(lock.queue, attempt, place, claim_ms, call.time) then
-      redis.call('ZREM', lock.queue, entry, 'seen ' .. (attempt or ''))
+      if call.is_trial then
+        others = others + 1
+      else
+        redis.call('ZREM', lock.queue, entry, 'seen ' .. (attempt or ''))
+      end
     elseif kind == 'write' then
       return {entry = entry, place = place, attempt = attempt, claim_ms = claim_ms,
         channel = channel, owner = owner, tokens = tokens}
@@ -876,6 +817,13 @@ end
 -- False also if there are too many waiters to check: new readers must then stay out.
 local function no_writer_waits(lock, call)
   return not first_writer(lock, call) and not lock.is_unfinished
+end
+
+-- After a grant. If this is refused, new readers stay out a claim longer: the grant has no error.
+local function end_waiting(lock, call)
+  if no_writer_waits(lock, call) then
+    redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade')
+  end
 end
 
 -- The attempt is removed only if it is queued: a server that refuses writes then reports that
@@ -913,12 +861,14 @@ local function shorten(lock, pttl)
 end
 
 -- The lock has no writer any more. Readers that queued before this go before the next writer, but
--- not those that ask right now. HDEL comes first, since a full server refuses HSET as the first
--- write.
+-- not those that ask right now. Their token is that of the fence: the writer may have used a block,
+-- of which the field `token` is the first. HDEL comes first, since a full server refuses HSET as
+-- the first write.
 local function end_write(lock, call)
   redis.call('HDEL', lock.key, 'upgrade')
   redis.call('HSET', lock.key, 'writer_left', string.format('%.0f', call.time - 1))
-  redis.call('HDEL', lock.key, 'write')
+  redis.call('HDEL', lock.key, 'write', 'token')
+  lock.token = nil
 end
 
 -- Readers get the token of the last writer, unless it is below min_token: others may have had
@@ -928,7 +878,7 @@ local function shared_token(lock, call)
   if type(last) == 'table' then return nil, last end
   local token = to_token(last)
   if token and token >= call.minimum then return token end
-  return next_tokens(lock.fence, call.minimum, 1, nil, call)
+  return next_tokens(lock.fence, call.minimum, 1, call)
 end
 
 -- Publishes `attempt,attempt token time lock`. False: the channel has no subscriber, so the waiter
@@ -1052,18 +1002,18 @@ local function admit_writer(lock, reader, call)
     end
     if reader and writer.owner ~= reader then return false end
     if reserved ~= writer.tokens then
-      token, lock.no_token = next_tokens(lock.fence, call.minimum, writer.tokens, nil, call)
+      token, lock.no_token = next_tokens(lock.fence, call.minimum, writer.tokens, call)
       reserved = writer.tokens
     end
     if not token then return false end
     local pttl, ends = lock.pttl, call.now + writer.claim_ms
     reserve(lock, ends, call)
-    redis.call('ZREM', lock.queue, writer.entry, 'seen ' .. writer.attempt)
     redis.call('HDEL', lock.key, 'upgrade')
+    redis.call('ZREM', lock.queue, writer.entry, 'seen ' .. writer.attempt)
     if notify(lock, writer.channel, writer.attempt, token, call.time) then
       redis.call('HSET', lock.key, 'write', ends .. ' ' .. writer.owner .. ' ' .. writer.attempt,
         'token', string.format('%.0f', token))
-      if no_writer_waits(lock, call) then redis.call('HDEL', lock.key, 'writer_wait_until') end
+      pcall(end_waiting, lock, call)
       return true
     end
     shorten(lock, pttl)
@@ -1191,7 +1141,7 @@ if is_acquire then
     elseif lock.proposal and (is_only or call.purpose == 'nested') then
       return accept(lock, current, is_again, call)
     end
-    local token = lock.new_token
+    local token
     if lock.proposal or not call.has_token then
       token = lock.proposal and current or 0
     elseif (current or 0) > 0 then
@@ -1205,7 +1155,7 @@ if is_acquire then
     end
     if token then return token end
     if call.verb == 'read' then return shared_token(lock, call) end
-    return next_tokens(lock.fence, call.minimum, call.count, nil, call)
+    return next_tokens(lock.fence, call.minimum, call.count, call)
   end
 
   -- The lock is free, and no attempt waits.
@@ -1233,13 +1183,14 @@ if is_acquire then
     local goes_first = since and (writer and since < writer.place
       or lock.writer_left and since <= lock.writer_left)
     if (writer or lock.is_unfinished) and not goes_first then return true end
-    if not writer and not lock.is_unfinished then
+    if not writer and not lock.is_unfinished and not call.is_trial then
       redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade')
     end
     return false
   end
 
-  -- Admits the next waiters. In a trial, it only answers if one of them is earlier.
+  -- Admits the next waiters. In a trial, it only answers if one of them is earlier, or if there are
+  -- too many to check: another request removes those that are dead.
   local function admit_earlier(lock, call)
     lock.scores = nil -- admission removes waiters
     if not call.is_trial then
@@ -1248,18 +1199,21 @@ if is_acquire then
       return nil
     end
     local entries = redis.call('ZRANGE', lock.queue, '0', '127', 'WITHSCORES')
-    local own, first, busy_ms
+    local own, first, busy_ms = nil, 2^52, nil
+    if tonumber(entries[256] or 2^52) < 2^52 then return {10, call.time} end
     for i = 1, #entries, 2 do
       local attempt, kind, claim_ms = parse(entries[i])
       local place = tonumber(entries[i + 1]) % 2^52
       if attempt == lock.attempt then
         own = place
-      elseif (kind == 'read' or kind == 'write') and (not first or place < first)
+      elseif (kind == 'read' or kind == 'write') and place < first
         and is_alive(lock.queue, attempt, place, claim_ms, call.time) then
         first, busy_ms = place, tonumber(claim_ms)
       end
     end
-    return busy_ms and (not own or first < own) and {busy_ms, call.time} or nil
+    -- Where not all but the queue has expired, others may come first in spite of their age.
+    local is_first = own and own < first and lock.pttl == -2
+    return busy_ms and not is_first and {busy_ms, call.time} or nil
   end
 
   local function read(lock, call)
@@ -1289,17 +1243,18 @@ if is_acquire then
     elseif is_full(lock, false, call) then
       return -7
     end
+    if lock.write and not write then lock.token = nil end -- see end_write
     local current = to_token(lock.token)
     local outer = writer and current
     local token, problem = take_token(lock, outer, not outer, true, call)
     if not token then return problem end
     local ends = math.max(now + call.ttl_ms, read_ends or 0)
     reserve(lock, ends, call)
-    leave_queue(lock, 'read', call)
-    if lock.write and not write then redis.call('HDEL', lock.key, 'write') end
+    if lock.write and not write then redis.call('HDEL', lock.key, 'write', 'token') end
     if lock.wait_until > 0 and lock.wait_until <= now then
       redis.call('HDEL', lock.key, 'writer_wait_until')
     end
+    leave_queue(lock, 'read', call)
     redis.call('HSET', lock.key, 'read:' .. lock.owner, ends .. ' ' .. (attempts or lock.attempt),
       'readers', lock.readers + (lock.read and 0 or 1))
     -- A second delivery and later readers get this token again. Not inside a hold to write without
@@ -1307,7 +1262,7 @@ if is_acquire then
     if token > 0 and token ~= current and (current or not write) then
       redis.call('HSET', lock.key, 'token', string.format('%.0f', token))
     end
-    admit_waiters(lock, call)
+    pcall(admit_waiters, lock, call) -- if this is refused, they poll
     return token
   end
 
@@ -1324,9 +1279,7 @@ if is_acquire then
     leave_queue(lock, 'write', call)
     redis.call('HSET', lock.key, 'write', ends .. ' ' .. lock.owner .. ' ' .. attempts)
     if token > 0 then redis.call('HSET', lock.key, 'token', string.format('%.0f', token)) end
-    if lock.wait_until > 0 and no_writer_waits(lock, call) then
-      redis.call('HDEL', lock.key, 'writer_wait_until')
-    end
+    if lock.wait_until > 0 then pcall(end_waiting, lock, call) end
     return token
   end
 
@@ -1362,19 +1315,13 @@ if is_acquire then
     local token, refusal = take_token(lock, nil, true, false, call)
     if not token then return refusal end
     reserve(lock, now + call.ttl_ms, call)
+    local _, upgrader = unexpired(lock.upgrade, now)
+    redis.call('HDEL', lock.key, 'token', upgrader == lock.owner and 'upgrade' or 'token')
     leave_queue(lock, 'write', call)
     local hold = now + call.ttl_ms .. ' ' .. lock.owner .. ' ' .. lock.attempt
     redis.call('HSET', lock.key, 'write', hold)
-    if token > 0 then
-      redis.call('HSET', lock.key, 'token', string.format('%.0f', token))
-    else
-      redis.call('HDEL', lock.key, 'token')
-    end
-    local _, upgrader = unexpired(lock.upgrade, now)
-    if upgrader == lock.owner then redis.call('HDEL', lock.key, 'upgrade') end
-    if no_writer_waits(lock, call) then
-      redis.call('HDEL', lock.key, 'writer_wait_until', 'upgrade')
-    end
+    if token > 0 then redis.call('HSET', lock.key, 'token', string.format('%.0f', token)) end
+    pcall(end_waiting, lock, call)
     return token
   end
 
@@ -1421,7 +1368,7 @@ local function give_up(lock, call)
     end
     if not is_needed then redis.call('HDEL', lock.key, 'upgrade') end
   end
-  if no_writer_waits(lock, call) then redis.call('HDEL', lock.key, 'writer_wait_until') end
+  end_waiting(lock, call)
 end
 
 local function release(lock, call)
@@ -1515,9 +1462,7 @@ local function revoke(lock, call)
     for _, field in ipairs(redis.call('HKEYS', lock.key)) do
       if string.sub(field, 1, 5) == 'read:' then fields[#fields + 1] = field end
     end
-    for i = 1, #fields, 1000 do
-      redis.call('HDEL', lock.key, unpack(fields, i, math.min(i + 999, #fields)))
-    end
+    remove_fields(lock, fields)
     call.work = call.work + answer
   end
   admit_waiters(lock, call)
@@ -1525,29 +1470,116 @@ local function revoke(lock, call)
   return answer
 end
 
-if not operation then
-  operation = verb == 'downgrade' and downgrade or force and revoke or release
+-- ---------------------------------------------------------------------------------- the rare cases
+
+-- Adds a holder to an inspection, unless it is of one owner, and this is another one.
+local function add_holder(found, side, owner, holds, pttl, only_from)
+  if only_from and owner ~= only_from then return end
+  for _, word in ipairs({side, owner, holds, pttl}) do found[#found + 1] = word end
 end
 
--- All or nothing: what keeps one lock from being granted is found before any of them is.
-local is_blocked = false
-if call.all then
-  call.is_trial = true
-  serve(operation, locks, call)
-  call.is_trial = false
-  for i = 1, n do is_blocked = is_blocked or answers[i] ~= -10 end
+local function inspect(lock, call)
+  local refusal = read_state(lock)
+  if refusal then return {refusal, '0', 0, call.time} end
+  local waiting = redis.pcall('ZCOUNT', lock.queue, '-inf', '(4503599627370496')
+  waiting = unless_wrong_type(waiting) or 0
+  local writers = waiting > 0 and redis.call('ZCOUNT', lock.queue, 0, '(4503599627370496') or 0
+  local token = unless_wrong_type(redis.pcall('GET', lock.fence))
+  local found = {1, to_token(token) and token or '0', waiting, call.time, writers, lock.readers}
+  local side, sole_owner = string.match(lock.mode or '', '^sole ([^ ]+) ([^ ]+) [^ ]+$')
+  if side then
+    if side == 'read' then found[6] = 1 end
+    side = side == 'read' and 'read' or 'write'
+    add_holder(found, side, sole_owner, 1, lock.pttl, call.only_from)
+    return found
+  end
+  local write_ends, words = unexpired(lock.write, call.now)
+  if write_ends then
+    local writer, holds = string.match(words, '^([^ ]+) (.+)$')
+    add_holder(found, 'write', writer, count_attempts(holds), write_ends - call.now, call.only_from)
+  end
+  local sample, readers = {'read:' .. lock.owner, lock.read}, 0
+  if not call.only_from then sample = redis.call('HRANDFIELD', lock.key, 512, 'WITHVALUES') end
+  call.work = call.work + #sample / 2
+  for i = 1, #sample, 2 do
+    local ends, holds = unexpired(sample[i + 1], call.now)
+    if ends and string.sub(sample[i], 1, 5) == 'read:' then
+      readers = readers + 1
+      if readers <= 500 then
+        add_holder(found, 'read', string.sub(sample[i], 6), count_attempts(holds), ends - call.now)
+      end
+    end
+  end
+  if not call.only_from and #sample < 2 * 512 then found[6] = readers end
+  return found
 end
-if not is_blocked then serve(operation, locks, call) end
-if call.all and not is_blocked then
-  local function is_granted(answer) return type(answer) == 'number' and answer >= 0 end
-  for i = 1, n do is_blocked = is_blocked or not is_granted(answers[i]) end -- a missing right
-  for _, lock in ipairs(is_blocked and locks or {}) do
-    if is_granted(answers[lock.index]) then
-      if not lock.is_held then pcall(release, lock, call) end
-      answers[lock.index] = -10
+
+-- It queues and grants nothing, so a late or a second delivery only makes waiters count as alive
+-- that still have a place.
+local function wait(lock, call)
+  local entries, fields = {}, {'mode', 'write', 'writer_wait_until'}
+  for i, waiter in ipairs(call.waiters) do
+    entries[i], fields[3 + i] = entry_of(waiter, 'read', call), 'read:' .. waiter.owner
+  end
+  local found = unless_wrong_type(redis.pcall('HMGET', lock.key, unpack(fields)))
+  local places = unless_wrong_type(redis.pcall('ZMSCORE', lock.queue, unpack(entries)))
+  local pttl = redis.call('PTTL', lock.key)
+  if not found or not places or pttl < 0 then return -10 end
+  -- For how long readers stay out: another owner writes, or waits to write.
+  local writer, busy_ms = string.match(found[1] or '', '^sole write ([^ ]+)'), pttl
+  if not writer then
+    local write_ends, write = unexpired(found[2], call.now)
+    writer = write and string.match(write, '^[^ ]+')
+    busy_ms = (write_ends or tonumber(found[3]) or 0) - call.now
+  end
+  if busy_ms < 1 then return -10 end
+  local answer, marks = {busy_ms, call.time}, {}
+  local seen_until = string.format('%.0f', 2^52 + 61000000 + call.time + call.claim * 1000)
+  for i, waiter in ipairs(call.waiters) do
+    if places[i] and waiter.owner ~= writer and not unexpired(found[3 + i], call.now) then
+      marks[#marks + 1] = seen_until
+      marks[#marks + 1] = 'seen ' .. waiter.attempt
+    else
+      answer[#answer + 1] = i
+    end
+  end
+  if marks[1] then
+    redis.call('ZADD', lock.queue, unpack(marks))
+    redis.call('PEXPIRE', lock.queue, '60000')
+  end
+  return answer
+end
+
+operation = operation or verb == 'inspect' and inspect or verb == 'wait' and wait
+  or verb == 'downgrade' and downgrade or force and revoke or release
+serve(operation, locks, call)
+for _, lock in ipairs(again) do serve(operation, serve(wait_for_writer, {lock}, call), call) end
+
+-- All or nothing: these were trials. All are granted if each would be.
+if call.is_trial then
+  call.is_trial = false
+  local is_blocked = false
+  for i = 1, n do is_blocked = is_blocked or answers[i] ~= -10 end
+  if not is_blocked then
+    for _, lock in ipairs(locks) do lock.checks_left = 1000 end -- as many as the trial left to do
+    serve(operation, serve(wait_for_writer, locks, call), call)
+    for i = 1, n do
+      is_blocked = is_blocked or type(answers[i]) ~= 'number' or answers[i] < 0
+    end
+    -- An error that could not be foreseen, as a missing right, takes all back.
+    for _, lock in ipairs(is_blocked and locks or {}) do
+      if type(answers[lock.index]) == 'number' and answers[lock.index] >= 0 then
+        lock.number = nil -- it was a place, not a token
+        if not lock.is_held then pcall(release, lock, call) end
+        answers[lock.index] = -10
+      end
     end
   end
 end
-for _, lock in ipairs(again) do serve(operation, serve(wait_for_writer, {lock}, call), call) end
+
+-- An error here has no effect on a lock, so it is not answered.
+for i = 1, cleans and n or 0 do
+  if (time + i) % 16 == 1 and call.work <= 2000 then pcall(clean, KEYS[n + i], 16, call) end
+end
 if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
 return answers

@@ -101,8 +101,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "one-ttl-for-all-readers",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "    if ends < until_then then\n",
-            to: "    if ends < until_then then\n      for _, each in ipairs(redis.call('HKEYS', lock.key)) do\n        local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')\n        if rest then redis.call('HSET', lock.key, each, until_then .. rest) end\n      end\n",
+            from: "  if ends < until_then then\n",
+            to: "  if ends < until_then then\n    for _, each in ipairs(redis.call('HKEYS', lock.key)) do\n      local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')\n      if rest then redis.call('HSET', lock.key, each, until_then .. rest) end\n    end\n",
         }],
         setting: Setting { topology: Standalone, seconds: 35, linger: 8, faults: &["worker-killed"] },
         rules: &["own end"],
@@ -295,8 +295,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "readers-tokens-older-than-the-writer",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "    answers[i] = token or nil\n",
-            to: "    answers[i] = token and (verb == 'read' and token > 0 and token - 1 or token) or nil\n",
+            from: "    if stored == 1 then answers[i] = token end\n",
+            to: "    if stored == 1 then answers[i] = verb == 'read' and token > 0 and token - 1 or token end\n",
         }],
         setting: RESENT,
         rules: &["token order"],

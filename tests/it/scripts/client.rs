@@ -57,6 +57,10 @@ impl Request {
         format!("{} {}{force}", self.verb.script, self.verb.name)
     }
 
+    pub fn arguments(&self) -> Vec<String> {
+        self.verb.arguments(&self.words)
+    }
+
     pub async fn send(&self, client: &Client) -> Answer {
         self.try_send(client).await.unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
@@ -75,7 +79,7 @@ impl Request {
     }
 
     async fn query(&self, mut command: redis::Cmd, client: &Client) -> redis::RedisResult<Answer> {
-        command.arg(KEYS.len()).arg(&KEYS).arg(self.verb.arguments(&self.words));
+        command.arg(KEYS.len()).arg(&KEYS).arg(self.arguments());
         let answer: Value = command.query_async(&mut client.0.clone()).await?;
         Ok(match only(answer) {
             Value::Int(number) => Final(number),
@@ -113,6 +117,12 @@ impl Client {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
         command.query_async(&mut self.0.clone()).await
+    }
+
+    pub async fn run_bytes(&self, words: &[&[u8]]) {
+        let mut command = redis::Cmd::new();
+        words.iter().for_each(|word| _ = command.arg(*word));
+        command.query_async::<()>(&mut self.0.clone()).await.unwrap();
     }
 
     /// The number of waiters for the lock.

@@ -45,15 +45,20 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
         ],
     ),
     (
+        "one request in sixteen removes marks: queues.rs",
+        &["rwlock"],
+        &["if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then latest = last_mark end"],
+    ),
+    (
         "only a user without a right comes here: missing_rights.rs",
         &["rwlock"],
         &[
             "if stored ~= 1 then",
             "if stored ~= 1 then redis.call('DEL', lock) end -- it must not be left without a TTL",
-            "if stored and stored ~= 1 then -- refused",
-            "if n == 1 then return stored end",
+            "elseif try('DEL', fence) ~= 1 then",
             "if clock.err then",
-            "for i in pairs(raised or {}) do redis.call('PEXPIRE', KEYS[2 * n + i], '3600000') end",
+            "for _, i in ipairs(left) do answers[i] = to_answer(false, clock) end",
+            "if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end",
             "if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end",
             "if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end",
             "if type(kept) == 'table' then",
@@ -61,14 +66,9 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "if type(stored) == 'table' then",
             "if lock.pttl == -2 then redis.call('DEL', lock.key) end",
             "for _, lock in ipairs(is_blocked and locks or {}) do",
-            "if is_granted(answers[lock.index]) then",
+            "if type(answers[lock.index]) == 'number' and answers[lock.index] >= 0 then",
             "if not lock.is_held then pcall(release, lock, call) end",
         ],
-    ),
-    (
-        "one request in sixteen removes marks: queues.rs",
-        &["rwlock"],
-        &["if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then"],
     ),
 ];
 

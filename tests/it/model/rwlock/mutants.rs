@@ -142,8 +142,8 @@ pub const ALL: &[Mutant] = &[
     ),
     mutant(
         "the mode stays sole beside a second hold",
-        "'mode', 'several', 'read:' .. owner",
-        "'read:' .. owner",
+        "redis.call('HSET', lock.key, 'mode', 'several', unpack(fields))",
+        "redis.call('HSET', lock.key, unpack(fields))",
     ),
 ];
 

@@ -108,9 +108,11 @@ impl Script {
     /// One request in sixteen removes dead waiters, by the clock; here all do, so that a request
     /// has one outcome.
     pub async fn load(server: &crate::support::Server, change: impl Fn(String) -> String) -> Script {
-        let text = script("rwlock");
-        assert!(text.contains(CLEANS), "lua/rwlock.lua has no {CLEANS:?}");
-        let text = change(text).replace(CLEANS, "true");
+        let mut text = change(script("rwlock"));
+        for condition in CLEANS {
+            assert!(text.contains(condition), "lua/rwlock.lua has no {condition:?}");
+            text = text.replace(condition, "true");
+        }
         let verbs = ["read", "write", "renew", "release", "downgrade"];
         let verbs = verbs.map(|name| (name, Verb::new("rwlock", name))).into();
         Script { sum: server.run(&["SCRIPT", "LOAD", &text]).await, verbs }
@@ -124,8 +126,8 @@ impl Script {
     }
 }
 
-/// The condition for the removal of dead waiters in a poll.
-const CLEANS: &str = "(call.time + lock.index) % 16 == 0";
+/// The conditions for the removal of dead waiters in a call, and from the queue of one lock.
+const CLEANS: [&str; 2] = ["(-time) % 16 < n", "(time + i) % 16 == 1"];
 
 /// The SHA1 sums of both scripts.
 #[derive(Clone, Debug)]
