@@ -170,8 +170,19 @@ local function next_tokens(fence, least, count, token_ttl_ms)
     refusal = redis.pcall('SET', fence, text, 'PX', token_ttl_ms)
     if not refusal.err then return first end
   end
-  if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end
+  if last == count then redis.pcall('DEL', fence) else redis.pcall('DECRBY', fence, count) end
   return nil, refusal
+end
+
+-- Quorum: the proposed tokens, if they are larger than all that this node has accepted.
+local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
+  local accepted = redis.pcall('GET', fence) or '0'
+  if clock.err or not up_to((clock[1] + 86400) * 1000000, proposal) or type(accepted) == 'table'
+    or not string.find(accepted, '^%d+$') or proposal + 0 <= accepted + 0 then
+    return nil
+  end
+  local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
+  return not redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err and proposal + 0 or nil
 end
 
 local answers, left, clock = {nil}, nil, nil
@@ -182,12 +193,18 @@ if verb == 'acquire' then
   for i = 1, n do
     local lock, attempt, owner, token = KEYS[i], ARGV[1 + i], ARGV[1 + n + i], nil
     local is_free = are_free or is_plain and n > 1 and redis.call('EXISTS', lock, KEYS[n + i]) == 0
-    if is_free and ARGV[1 + 2 * n + i] == '' and ARGV[1 + 3 * n + i] == ''
+    if is_free and ARGV[1 + 2 * n + i] == ''
       and attempt ~= '' and #attempt <= 128 and not string.find(attempt, ' ', 1, true)
       and owner ~= '' and #owner <= 256 and not string.find(owner, ' ', 1, true)
       and owner ~= 'mode' and string.byte(owner) ~= 58 and not (seen and seen[lock]) then
-      token = 0
-      if minimum then token = next_tokens(KEYS[2 * n + i], minimum, count, token_ttl_ms) end
+      local fence, proposal = KEYS[2 * n + i], ARGV[1 + 3 * n + i]
+      if proposal ~= '' then
+        clock = clock or redis.pcall('TIME')
+        token = accept_larger(fence, proposal, clock, count, token_ttl_ms)
+      else
+        token = 0
+        if minimum then token = next_tokens(fence, minimum, count, token_ttl_ms) end
+      end
       local mode = token and string.format('reentrant %.0f', token)
       local set = token and redis.pcall('HSET', lock, 'mode', mode, owner, '1', ':' .. attempt, '1')
       if set == 3 and redis.pcall('PEXPIRE', lock, ttl_ms) ~= 1 then
@@ -740,13 +757,13 @@ local function find_obstacle(lock, queue, fence, attempt, owner, queued_at, prop
   end
 end
 
--- Removes marks that have expired, and some random waiters that are dead. If a quarter of them was
--- dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
-local function clean(queue, call)
-  local last_mark, size = 2^52 + call.time - call.time % 1000000 + 61000000, 16
+-- Removes marks that have expired, and of `size` random waiters those that are dead. If a quarter
+-- of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
+local function clean(queue, size, call)
+  local last_mark = 2^52 + call.time - call.time % 1000000 + 61000000
   local are_many = redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000
   local marks = redis.call('ZRANGEBYSCORE', queue, 2^52, are_many and last_mark or 2^52 + call.time,
-    'LIMIT', 0, 1600)
+    'LIMIT', 0, 800)
   if marks[1] then redis.call('ZREM', queue, unpack(marks)) end
   call.work = call.work + 4 + #marks / 4
   for _ = 1, 4 do
@@ -825,7 +842,7 @@ end
 -- each sixteenth after it. An error here has no effect on a lock, so it is not answered.
 local cleans = (claim or remembers) and 16 - time % 16 or n + 1
 for i = cleans, n, 16 do
-  if call.work <= 2000 then pcall(clean, KEYS[n + i], call) end
+  if call.work <= 2000 then pcall(clean, KEYS[n + i], 16, call) end
 end
 if n == 1 and type(answers[1]) == 'string' then return {err = answers[1]} end
 return answers

@@ -131,7 +131,22 @@
 -- together, before the next writer (writer_left): see admit_waiters.
 
 -- ------------------------------------------------------------------------------------------ checks
--- Every word is checked before the first write. An empty word becomes nil.
+-- An empty word is the default. The words that all locks share are checked here, those of a lock
+-- where it is served.
+
+-- The text as a number, if it is one of 1 to `highest`.
+local function up_to(highest, text)
+  local number = string.find(text, '^[1-9]%d*$') and text + 0
+  return number and number <= highest and number or nil
+end
+
+-- Whether scripts may publish there: a release does so with the rights of its own user, to whatever
+-- channel was queued.
+local function is_channel(text)
+  return #text <= 256 and not string.find(text, ' ', 1, true)
+    and (#text > 36 and string.find(text, '^wake:%x+$', -37)
+      or #text > 37 and string.find(text, '^wake:%x+~$', -38))
+end
 
 local verb, n, attempts, node = ARGV[1], #KEYS / 3, 0, nil
 if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
@@ -171,48 +186,73 @@ elseif verb == 'inspect' then
 else
   return -5
 end
-if (is_acquire or verb == 'renew' or verb == 'downgrade')
-  and (not ttl_ms or #ttl_ms > 10 or not string.find(ttl_ms, '^[1-9]%d*$')) then
-  return -5
-end
+local has_ttl = is_acquire or verb == 'renew' or verb == 'downgrade'
+if has_ttl and not up_to(9999999999, ttl_ms or '') then return -5 end
 if min_token and min_token ~= '' then
   minimum = string.find(min_token, '^%d+$') and min_token + 0
   if not minimum or minimum >= 2^52 then return -5 end
 end
 local claim, count, depth, reader_limit = nil, 1, 255, 10000
 if further then
-  local numbers = ' ' .. (claim_ms or '') .. ' ' .. (tokens or '') .. ' ' .. (max_depth or '')
-    .. ' ' .. (max_readers or '')
-  claim, count = tonumber(claim_ms), tonumber(tokens) or 1
-  depth, reader_limit = tonumber(max_depth) or 255, tonumber(max_readers) or 10000
-  if not string.find(numbers, '^ %d* %d* %d* %d*$') or string.find(numbers, ' 0', 1, true)
-    or (claim or 0) > 60000 or count > 1000 or depth > 1024 or reader_limit > 100000 then
-    return -5
-  end
-  if channel and channel ~= '' and (#channel > 256 or string.find(channel, ' ', 1, true)
-    or #(string.match(channel, 'wake:(%x+)~?$') or '') ~= 32) then
-    return -5
-  end
+  claim = up_to(60000, claim_ms or '')
+  count = (tokens or '') == '' and 1 or up_to(1000, tokens)
+  depth = (max_depth or '') == '' and 255 or up_to(1024, max_depth)
+  reader_limit = (max_readers or '') == '' and 10000 or up_to(100000, max_readers)
   if grant_before == '' then grant_before = nil end
   if token_ttl_ms == '' then token_ttl_ms = nil end
   if force == '' then force = nil end
   if remember == '' then remember = nil end
   if only_from == '' then only_from = nil end
-  if grant_before and not string.find(grant_before, '^%d+$')
-    or token_ttl_ms and (#token_ttl_ms > 10 or not string.find(token_ttl_ms, '^[1-9]%d*$'))
+  if not count or not depth or not reader_limit
+    or claim_ms and claim_ms ~= '' and (not claim or all == '1')
+    or channel and channel ~= '' and not is_channel(channel)
+    or grant_before and not string.find(grant_before, '^%d+$')
+    or token_ttl_ms and not up_to(9999999999, token_ttl_ms)
     or not string.find((remember or '') .. ' ' .. (all or ''), '^1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
     or force and force ~= 'read' and force ~= 'write'
     or only_from and (#only_from > 256 or string.find(only_from, '^:'))
-    or only_from and string.find(only_from, ' ', 1, true)
-    or claim and all == '1' then
+    or only_from and string.find(only_from, ' ', 1, true) then
     return -5
   end
 end
+token_ttl_ms = token_ttl_ms or '3600000'
 
 -- -------------------------------------------------------------------------------- the common cases
--- Nothing waits. A lock that takes more than this is left to the next sections. No closure is made
--- up to there: ten of them take as long as a command.
+-- Nothing waits. A lock that takes more than this is left to the next sections.
+
+-- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
+-- enough until the counter is lost or the clock has passed it. Returns nil and a refusal if the
+-- counter is spoilt, or `least` a day ahead of the clock; then the counter stays as it was.
+local function next_tokens(fence, least, count, token_ttl_ms)
+  local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count) -- a text takes less time
+  if type(last) == 'table' then return nil, last end
+  if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
+  local clock, refusal = redis.pcall('TIME'), -5
+  if last >= 2^53 then
+    refusal = {err = 'ERR the fencing counter is at 2^53'}
+  elseif clock.err then
+    refusal = clock
+  elseif least <= (clock[1] + 86400) * 1000000 + clock[2] then
+    local first = math.max(least + 1, clock[1] * 1000000 + clock[2])
+    local text = string.format('%.0f', first + count - 1)
+    refusal = redis.pcall('SET', fence, text, 'PX', token_ttl_ms)
+    if not refusal.err then return first end
+  end
+  if last == count then redis.pcall('DEL', fence) else redis.pcall('DECRBY', fence, count) end
+  return nil, refusal
+end
+
+-- Quorum: the proposed tokens, if they are larger than all that this node has accepted.
+local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
+  local accepted = redis.pcall('GET', fence) or '0'
+  if clock.err or not up_to((clock[1] + 86400) * 1000000, proposal) or type(accepted) == 'table'
+    or not string.find(accepted, '^%d+$') or proposal + 0 <= accepted + 0 then
+    return nil
+  end
+  local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
+  return not redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err and proposal + 0 or nil
+end
 
 local answers = {nil}
 local try = redis.pcall
@@ -223,7 +263,8 @@ if is_acquire then
   local seen = n > 1 and is_common and {}
   for i = 1, n do
     local attempt, owner, proposal = ARGV[1 + i], ARGV[1 + n + i], ARGV[1 + 3 * n + i]
-    local lock, fence, keys, token, state, pttl = KEYS[i], KEYS[2 * n + i], found, nil, nil, nil
+    local lock, fence, keys = KEYS[i], KEYS[2 * n + i], found
+    local token, state, pttl
     if seen then -- the same lock again must wait for its first answer
       if found > 0 then keys = redis.call('EXISTS', lock, KEYS[n + i]) end
       if seen[lock] then keys = 2 end
@@ -250,39 +291,14 @@ if is_acquire then
       token = nil
     elseif proposal ~= '' then
       clock = clock or try('TIME')
-      local highest, latest = try('GET', fence) or '0', ((clock[1] or -86400) + 86400) * 1000000
-      if string.find(proposal, '^[1-9]%d*$') and proposal + 0 <= latest
-        and type(highest) == 'string' and string.find(highest, '^%d+$')
-        and proposal + 0 > highest + 0 then
-        local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
-        token = not try('SET', fence, last, 'PX', token_ttl_ms or '3600000').err and proposal + 0
-      end
+      token = accept_larger(fence, proposal, clock, count, token_ttl_ms)
     elseif not minimum then
       token = 0
     else -- a reader has the token of the last writer, if it is large enough
       local last = verb == 'read' and (state and state[3] or try('GET', fence))
       token = type(last) == 'string' and string.find(last, '^%d+$') and last + 0
       if not token or token < minimum or token >= 2^53 then
-        last, token = try('INCRBY', fence, count == 1 and '1' or tokens), nil
-      end
-      if not token and type(last) == 'number' then
-        token = last - count + 1
-        if last <= count or token <= minimum or last >= 2^53 then
-          -- The counter was lost, or the clock has passed it.
-          clock = clock or try('TIME')
-          local now = clock[1] and clock[1] * 1000000 + clock[2]
-          token = math.max(minimum + 1, now or 0)
-          if not now or last >= 2^53 or minimum > now + 86400000000
-            or try('SET', fence, string.format('%.0f', token + count - 1), 'PX',
-              token_ttl_ms or '3600000').err then
-            token = nil -- the counter is not raised, and must not be left without a TTL
-            if last > count then
-              try('DECRBY', fence, count)
-            elseif try('DEL', fence) ~= 1 then
-              try('PEXPIRE', fence, '1')
-            end
-          end
-        end
+        token = next_tokens(fence, minimum, count, token_ttl_ms)
       end
     end
     local stored
@@ -383,7 +399,7 @@ local is_far_ahead = (minimum or 0) > time + 86400000000
 local call = {
   verb = verb, time = time, now = math.floor(time / 1000), -- microseconds, milliseconds
   ttl_ms = ttl_ms, has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0,
-  count = count, purpose = purpose, token_ttl_ms = token_ttl_ms or '3600000', claim = claim,
+  count = count, purpose = purpose, token_ttl_ms = token_ttl_ms, claim = claim,
   depth = depth, reader_limit = reader_limit, only_from = only_from, force = force,
   remembers = remember == '1' or force ~= nil, all = all == '1',
   is_trial = all == '1', -- nothing may be changed until each lock is found to be granted
@@ -391,26 +407,12 @@ local call = {
   answers = answers, work = 0, -- about how many commands were sent
 }
 if node and (is_acquire or verb == 'downgrade') then
-  call.node = node
-  call.admission = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
-end
-
--- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
--- enough until the counter is lost or the clock has passed it. Returns nil and a refusal if the
--- counter is spoilt.
-local function next_tokens(fence, least, count, call)
-  local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count)
-  if type(last) == 'table' then return nil, last end
-  if last > count and last - count >= least and last < 2^53 then return last - count + 1 end
-  local first = math.max(least + 1, call.time)
-  local refusal = {err = 'ERR the fencing counter is at 2^53'}
-  if last < 2^53 then
-    local text = string.format('%.0f', first + count - 1)
-    refusal = redis.pcall('SET', fence, text, 'PX', call.token_ttl_ms)
-    if not refusal.err then return first end
+  local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
+  local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
+  if is_acquire and not string.find(numbers, '^%d+ %d+ %d+$') then
+    return {err = 'ERR the admission of the node is spoilt'}
   end
-  if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end
-  return nil, refusal
+  call.node, call.admission = node, known
 end
 
 -- A reply that is not an error; nil if the key holds another type. Any other error, as a missing
@@ -466,13 +468,12 @@ local function delete_if_free(lock)
 end
 
 -- The parts of a waiter's entry; nothing if it was written by hand: a claim of 20 digits, or one
--- that begins with 0, would make the grant fail half-way, and a release publishes with the rights
--- of its own user, so only to channels of this form.
+-- that begins with 0, would make the grant fail half-way.
 local function parse(entry)
   local attempt, kind, claim_ms, channel, owner, depth, tokens =
     string.match(entry, '^([^ ]+) (%l+) ([1-9]%d*) ([^ ]*) ([^ ]*) ?(%d*) ?(%d*)$')
   if not attempt or claim_ms + 0 > 60000 or tokens ~= '' and (tokens + 0 < 1 or tokens + 0 > 1000)
-    or channel ~= '' and #(string.match(channel, 'wake:(%x+)~?$') or '') ~= 32 then
+    or channel ~= '' and not is_channel(channel) then
     return nil
   end
   if owner == '' then owner = attempt end
@@ -482,31 +483,31 @@ end
 -- A waiter that was seen within its claim is taken to be alive. It was seen when it queued; later
 -- polls leave a mark. It also counts as alive if the clock was set back a little.
 local function is_alive(queue, attempt, place, claim_ms, time)
-  if place < 0 then place = place + 2^52 end -- a reader
+  if place < 0 then place = place + 2^52 end -- a reader of a read-write lock on the same key
   return math.abs(time - place) < claim_ms * 1000
     or (tonumber(redis.call('ZSCORE', queue, 'seen ' .. attempt)) or 0) > 2^52 + 61000000 + time
 end
 
--- Removes marks that have expired, and some random waiters that are dead. If a quarter of them was
--- dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
+-- Removes marks that have expired, and of `size` random waiters those that are dead. If a quarter
+-- of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
 local function clean(queue, size, call)
-  local time, latest = call.time, 2^52 + call.time
-  local last_mark = latest - time % 1000000 + 61000000
-  if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then latest = last_mark end
-  local marks = redis.call('ZRANGEBYSCORE', queue, 2^52, latest, 'LIMIT', 0, 800)
+  local last_mark = 2^52 + call.time - call.time % 1000000 + 61000000
+  local are_many = redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000
+  local marks = redis.call('ZRANGEBYSCORE', queue, 2^52, are_many and last_mark or 2^52 + call.time,
+    'LIMIT', 0, 800)
   if marks[1] then redis.call('ZREM', queue, unpack(marks)) end
-  call.work = call.work + #marks / 2
+  call.work = call.work + 4 + #marks / 4
   for _ = 1, 4 do
-    call.work = call.work + 2 * size
     local some, dead = redis.call('ZRANDMEMBER', queue, size, 'WITHSCORES'), {}
-    for i = 1, #some, 2 do
-      local entry, place = some[i], tonumber(some[i + 1])
-      local attempt, _, claim_ms = parse(entry)
-      if place < 2^52 and not (attempt and is_alive(queue, attempt, place, claim_ms, time)) then
+    for at = 1, #some, 2 do
+      local entry, place = some[at], tonumber(some[at + 1])
+      local waiter, _, claim_ms = parse(entry)
+      if place < 2^52 and not (waiter and is_alive(queue, waiter, place, claim_ms, call.time)) then
         dead[#dead + 1] = entry
       end
     end
     if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
+    call.work = call.work + 1 + #some + #dead
     if #dead * 4 < size then return end
     size = 128
   end
@@ -878,7 +879,7 @@ local function shared_token(lock, call)
   if type(last) == 'table' then return nil, last end
   local token = to_token(last)
   if token and token >= call.minimum then return token end
-  return next_tokens(lock.fence, call.minimum, 1, call)
+  return next_tokens(lock.fence, call.minimum, 1, call.token_ttl_ms)
 end
 
 -- Publishes `attempt,attempt token time lock`. False: the channel has no subscriber, so the waiter
@@ -1002,7 +1003,7 @@ local function admit_writer(lock, reader, call)
     end
     if reader and writer.owner ~= reader then return false end
     if reserved ~= writer.tokens then
-      token, lock.no_token = next_tokens(lock.fence, call.minimum, writer.tokens, call)
+      token, lock.no_token = next_tokens(lock.fence, call.minimum, writer.tokens, call.token_ttl_ms)
       reserved = writer.tokens
     end
     if not token then return false end
@@ -1136,9 +1137,7 @@ if is_acquire then
   -- of the latter, unless the nodes of a quorum know different ones ("nested"). An attempt that
   -- is_only may propose its own token again. In a trial (see `all`), -10: it would be granted.
   local function take_token(lock, current, is_only, is_again, call)
-    if call.admission and not tonumber(call.admission[4] or 0) then
-      return nil, {err = 'ERR the longest lease of the node is spoilt'}
-    elseif lock.proposal and (is_only or call.purpose == 'nested') then
+    if lock.proposal and (is_only or call.purpose == 'nested') then
       return accept(lock, current, is_again, call)
     end
     local token
@@ -1155,7 +1154,7 @@ if is_acquire then
     end
     if token then return token end
     if call.verb == 'read' then return shared_token(lock, call) end
-    return next_tokens(lock.fence, call.minimum, call.count, call)
+    return next_tokens(lock.fence, call.minimum, call.count, call.token_ttl_ms)
   end
 
   -- The lock is free, and no attempt waits.

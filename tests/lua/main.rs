@@ -123,3 +123,36 @@ fn page_names_every_refusal() {
         }
     }
 }
+
+/// A script can be read and taken alone, so functions that several need stand in each: in the same
+/// words, so that who knows one script knows them.
+#[test]
+fn functions_of_several_scripts_are_the_same() {
+    let function = |script: &str, name: &str| -> Option<String> {
+        let text = read(&format!("{script}.lua"));
+        let begin = text.find(&format!("local function {name}("))?;
+        Some(text[begin..begin + text[begin..].find("\nend\n").unwrap()].to_owned())
+    };
+    for (name, scripts) in [
+        ("up_to", 3),
+        ("is_channel", 3),
+        ("next_tokens", 3),
+        ("accept_larger", 3),
+        ("to_answer", 3),
+        ("unless_wrong_type", 3),
+        ("is_alive", 3),
+        ("clean", 3),
+        ("is_attempt", 2),
+        ("enqueue", 2),
+        ("refuse_proposal", 2),
+        ("accept", 2),
+        ("record_end", 2),
+    ] {
+        let found: Vec<String> = ["mutex", "reentrant", "rwlock"][..scripts]
+            .iter()
+            .filter_map(|script| function(script, name))
+            .collect();
+        assert_eq!(found.len(), scripts, "{name}");
+        assert!(found.iter().all(|text| *text == found[0]), "{name} differs:\n{}", found.join("\n\n"));
+    }
+}

@@ -45,20 +45,14 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
         ],
     ),
     (
-        "one request in sixteen removes marks: queues.rs",
-        &["rwlock"],
-        &["if redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000 then latest = last_mark end"],
-    ),
-    (
         "only a user without a right comes here: missing_rights.rs",
         &["rwlock"],
         &[
+            "elseif clock.err then",
             "if stored ~= 1 then",
             "if stored ~= 1 then redis.call('DEL', lock) end -- it must not be left without a TTL",
-            "elseif try('DEL', fence) ~= 1 then",
             "if clock.err then",
             "for _, i in ipairs(left) do answers[i] = to_answer(false, clock) end",
-            "if last == count then redis.call('DEL', fence) else redis.call('DECRBY', fence, count) end",
             "if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end",
             "if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end",
             "if type(kept) == 'table' then",
