@@ -1,9 +1,8 @@
-//! The scripts by themselves: style, rights, full servers, durations; and the vectors.
+//! The scripts by themselves: style, rights, full servers, work; and the vectors.
 
 mod archive;
 mod client;
 #[cfg(target_os = "linux")]
-mod durations;
 mod full_server;
 mod memory;
 mod missing_rights;
@@ -11,6 +10,7 @@ mod queues;
 mod rwlock;
 mod subscriber;
 mod vectors;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,12 +20,6 @@ use crate::support::raw::script;
 
 /// The kinds, and what belongs to them: each is a script, `lua/<name>.lua`.
 const SCRIPTS: [&str; 5] = ["fenced", "mutex", "node", "reentrant", "rwlock"];
-
-/// A script with a fixed amount of work. It takes about 3 ms, half of what a script may take.
-pub const YARDSTICK: &str = "
-    redis.call('ZADD', KEYS[1], 1, 'a', 2, 'b')
-    for _ = 1, 1600 do redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES') end
-    redis.call('DEL', KEYS[1])";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
