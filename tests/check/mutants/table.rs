@@ -154,8 +154,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "missing-reply-counts-as-renewed",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "        } else {\n            LeaseState::Unknown\n        }",
-            to: "        } else {\n            LeaseState::Held\n        }",
+            from: "{ LeaseState::Held } else { LeaseState::Unknown }",
+            to: "{ LeaseState::Held } else { LeaseState::Held }",
         }],
         setting: Setting {
             topology: Standalone,
@@ -199,8 +199,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "lost-counts-as-unknown",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "            LeaseState::Lost\n        } else {",
-            to: "            LeaseState::Unknown\n        } else {",
+            from: "return LeaseState::Lost;",
+            to: "return LeaseState::Unknown;",
         }],
         setting: FORGOTTEN,
         rules: &["bounded loss"],
@@ -267,8 +267,8 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/renewal.rs",
-                from: "            LeaseState::Lost\n        } else {",
-                to: "            LeaseState::Unknown\n        } else {",
+                from: "return LeaseState::Lost;",
+                to: "return LeaseState::Unknown;",
             },
             Edit {
                 // Otherwise the mistake would be repaired: after an unknown reply, a renewal
