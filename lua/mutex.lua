@@ -33,8 +33,9 @@
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
 --   ttl_ms        1 to 9999999999, counted from now
---   min_token     below 2^52: the token is larger than this; default: no token. In a release, the
---                 token of the next waiter is larger; default: 0
+--   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
+--                 than this; default: no token. In a release, the token of the next waiter is
+--                 larger; default: 0, also for one that is too large or malformed
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
 --                 it is granted to; default: do not queue. In a release: also leave the queue
 --   channel       where to notify the waiter: ends in "wake:" and 32 hexadecimal digits, or those
@@ -45,13 +46,14 @@
 --   all           1: all locks or none; not with claim_ms. Default: each for itself
 --   purpose       quorum: repair: a lease that other nodes hold; nested; default: a new lease
 --   run           with the key node: the run id of this server, which must have been admitted
---   remember      1: refuse the attempt from now on, and repeat this answer, for a minute
+--   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
+--                 lock, for the newest 20,000 attempts)
 --   force         1: revoke the lock from any holder; attempt is new for the call; implies remember
 --   only_from     with force, an attempt: only if it holds the lock
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A second delivery
 --                           gets the same, and grants nothing more
---            {pttl, time}   in use: ask again in pttl ms at most; the clock in microseconds
+--            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for ttl_ms from now
@@ -122,8 +124,7 @@ if has_more then
     or token_ttl_ms and not up_to(9999999999, token_ttl_ms)
     or not string.find((remember or '') .. ' ' .. (all or '') .. ' ' .. (force or ''), '^1? 1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
-    or only_from and (#only_from > 256 or string.find(only_from, '^:'))
-    or string.find(only_from or '', ' ', 1, true) then
+    or only_from and (#only_from > 128 or string.find(only_from, ' ', 1, true)) then
     return -5
   end
 end
@@ -314,7 +315,7 @@ end
 -- the lock is then:
 --   'granted', ms     to a waiter, for so long
 --   'busy', ms        not yet: behind so many dead waiters, nothing may overtake
---   'free'            no waiter comes before the attempt
+--   'free', entry     no waiter comes before the attempt; its own entry, if it is the first
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, attempt, call)
@@ -326,7 +327,7 @@ local function grant_next(lock, queue, fence, attempt, call)
     local entry, place = first[1], tonumber(first[2])
     if not entry or place >= 2^52 then return 'free' end
     local waiter, kind, claim_ms, channel, count = parse(entry)
-    if waiter == attempt then return 'free' end
+    if waiter == attempt then return 'free', entry end
     local alive = waiter and is_alive(queue, waiter, place, claim_ms, call.time)
     if alive and kind ~= 'mutex' then
       others = others + 1
@@ -393,7 +394,7 @@ local function accept(fence, first, again, call)
 end
 
 -- What an attempt is answered that cannot have the lock now; if it claims, it is queued. Else nil,
--- the holder (false: the lock is free), and whether the attempt is queued.
+-- and the holder (false: the lock is free).
 local function refuse(lock, queue, attempt, queued_at, proposal, call)
   if not is_attempt(attempt) or queued_at ~= '' and not up_to(2^52 - 1, queued_at)
     or proposal ~= '' and not up_to(call.time + 86400000000, proposal) then
@@ -408,11 +409,10 @@ local function refuse(lock, queue, attempt, queued_at, proposal, call)
   if scores[1] and tonumber(scores[1]) > 2^52 + call.time then return -1 end
   local holder = unless_wrong_type(redis.pcall('GET', lock))
   if holder == nil then return -2 end
-  local is_queued = waiter and scores[2]
-  if not holder then return nil, false, is_queued end
+  if not holder then return nil, false end
   local pttl = redis.call('PTTL', lock)
   if pttl == -1 then return -3 end
-  if holder == attempt then return nil, holder, is_queued end
+  if holder == attempt then return nil, holder end
   if waiter then enqueue(queue, attempt, waiter, queued_at ~= '' and queued_at, scores, call) end
   return {pttl, call.time}
 end
@@ -420,11 +420,11 @@ end
 -- Acquires a lock that is free, or that the attempt has: then this is a second delivery, or a poll
 -- that finds what a release granted. Returns the answer, and whether the lock is granted anew.
 local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
-  local refusal, holder, is_queued = refuse(lock, queue, attempt, queued_at, proposal, call)
+  local refusal, holder = refuse(lock, queue, attempt, queued_at, proposal, call)
   if refusal then return refusal end
-  local token
+  local token, state, detail
   if not holder then
-    local state, detail = grant_next(lock, queue, fence, attempt, call)
+    state, detail = grant_next(lock, queue, fence, attempt, call)
     if state == 'busy' or state == 'refused' then redis.call('DEL', lock) end -- a dead waiter's
     if state == 'refused' then return detail end
     if state ~= 'free' then
@@ -458,8 +458,8 @@ local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
     return token
   end
   redis.call('SET', lock, attempt, 'PX', call.ttl_ms)
-  local removed = is_queued
-    and redis.pcall('ZREM', queue, attempt .. call.terms, 'seen ' .. attempt)
+  -- Whatever words it was queued with: a place that stays would be granted to an ended attempt.
+  local removed = detail and redis.pcall('ZREM', queue, detail, 'seen ' .. attempt)
   if type(removed) == 'table' then
     redis.call('DEL', lock)
     error(removed)

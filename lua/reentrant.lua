@@ -44,8 +44,9 @@
 --   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
 --                 if this was the last hold
 --   ttl_ms        1 to 9999999999, counted from now
---   min_token     below 2^52: the token is larger than this; default: no token. In a release, the
---                 token of the next waiter is larger; default: 0
+--   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
+--                 than this; default: no token. In a release, the token of the next waiter is
+--                 larger; default: 0, also for one that is too large or malformed
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
 --                 it is granted to; default: do not queue. In a release: also leave the queue
 --   channel       where to notify the waiter: ends in "wake:" and 32 hexadecimal digits, or those
@@ -58,14 +59,15 @@
 --   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
 --                 that other nodes hold); default: a new lease
 --   run           with the key node: the run id of this server, which must have been admitted
---   remember      1: refuse the attempt from now on, and repeat this answer, for a minute
+--   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
+--                 lock, for the newest 20,000 attempts)
 --   force         1: revoke all holds of any owner; attempt is new for the call; implies remember
 --   only_from     with force, an owner: only if it holds the lock
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A nested hold has
 --                           the token of the lock, and the TTL becomes the longer one. A second
 --                           delivery gets the same, and grants nothing more
---            {pttl, time}   in use: free in at most pttl ms; the server's clock in microseconds
+--            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
 --            -4             refused: the owner has max_depth holds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --            -9             quorum: refused, the node was not admitted since it started
@@ -403,7 +405,7 @@ end
 -- What the lock is then:
 --   'granted', ms     to a waiter, for so long
 --   'busy', ms        not yet: behind so many dead waiters, nothing may overtake
---   'free'            no waiter comes before the attempt
+--   'free', entry     no waiter comes before the attempt; its own entry, if it is the first
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, fields, attempt, call)
@@ -415,7 +417,7 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
     local entry, place = first[1], tonumber(first[2])
     if not entry or place >= 2^52 then return 'free' end
     local waiter, kind, claim_ms, channel, owner, count = parse(entry)
-    if waiter == attempt then return 'free' end
+    if waiter == attempt then return 'free', entry end
     local alive = waiter and is_alive(queue, waiter, place, claim_ms, call.time)
     if alive and kind ~= 'reentrant' then
       others = others + 1
@@ -553,8 +555,9 @@ local function acquire(lock, queue, fence, attempt, owner, queued_at, proposal, 
     refuse(lock, queue, attempt, owner, queued_at, proposal, call)
   if refusal then return refusal end
   local fields, token = {}, hold and hold.token > 0 and hold.token or nil
+  local state, detail
   if not hold then
-    local state, detail = grant_next(lock, queue, fence, fields, attempt, call)
+    state, detail = grant_next(lock, queue, fence, fields, attempt, call)
     if state == 'busy' or state == 'refused' then redis.call('DEL', lock) end -- a dead waiter's
     if state == 'refused' then return detail end
     if state ~= 'free' then
@@ -589,8 +592,8 @@ local function acquire(lock, queue, fence, attempt, owner, queued_at, proposal, 
   end
   refusal = set_holder(lock, fields, attempt, owner, token, call.ttl_ms)
   if refusal then return refusal end
-  local removed = is_queued
-    and redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
+  -- Whatever words it was queued with: a place that stays would be granted to an ended attempt.
+  local removed = detail and redis.pcall('ZREM', queue, detail, 'seen ' .. attempt)
   if type(removed) == 'table' then
     redis.call('DEL', lock)
     error(removed)

@@ -81,7 +81,8 @@
 --   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
 --                 that other nodes hold); default: a new lease
 --   run           with the key node: the run id of this server, which must have been admitted
---   remember      1: refuse the attempt from now on, and repeat this answer, for a minute
+--   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
+--                 lock, for the newest 20,000 attempts)
 --   force         "read" or "write": revoke the holds of all readers, or of the writer; attempt is
 --                 new for the call; implies remember
 --   only_from     with force, an owner: revoke only its holds
@@ -90,8 +91,7 @@
 --            token          granted: for a writer the first of its tokens; for a reader that of the
 --                           last writer, or a larger one; 0: without a token. A second delivery
 --                           grants nothing more
---            {pttl, time}   in use: poll again in pttl ms at most; the server's clock in
---                           microseconds
+--            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
 --            -4             refused: the owner has max_depth holds on this side
 --            -6             write: not queued, since the owner reads and another reader waits to
 --                           write: each would wait for the other

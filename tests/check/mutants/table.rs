@@ -38,8 +38,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "acquire-of-a-held-lock",
         edits: &[Edit {
             file: "lua/mutex.lua",
-            from: "  if holder == attempt then return nil, holder, is_queued end\n",
-            to: "  if holder then return nil, holder, is_queued end\n",
+            from: "  if holder == attempt then return nil, holder end\n",
+            to: "  if holder then return nil, holder end\n",
         }],
         setting: RESENT,
         rules: &["exclusion"],
