@@ -25,6 +25,7 @@ mod seeds;
 mod sentinel;
 mod server_clock;
 mod shared_connection;
+mod spoilt_keys;
 mod transport;
 mod wakeups;
 

@@ -8,7 +8,6 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{sleep, timeout};
 
 use super::batcher::{SentFlag, TimedReply};
-use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::failure::{Failure, is_broken, too_slow, was_redirected, was_refused};
 use super::handshake::{Facts, Handshake, Membership};
@@ -16,6 +15,7 @@ use super::in_flight::InFlight;
 use super::request::PreparedCall;
 use super::script::{Call, LATE, NOT_ADMITTED, Reply};
 use super::shared_connection::{LiveConnection, SharedConnection};
+use super::spoilt_keys::find_spoilt_key;
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::event::{Report, event};
@@ -271,8 +271,7 @@ impl Node {
                 tries > 1
             };
             if is_last || !broken {
-                let examined =
-                    Box::pin(find_corrupt_companion(&connected.connection, call, self.limit, failure));
+                let examined = Box::pin(find_spoilt_key(&connected.connection, call, self.limit, failure));
                 let failure = examined.await;
                 return Err(first_failure.unwrap_or(failure));
             }
@@ -462,61 +461,4 @@ impl Drop for PendingRequest<'_> {
             self.in_flight.withdraw();
         }
     }
-}
-
-/// The largest token, and one more.
-const LARGEST: i64 = 1 << 53;
-
-/// The failure of a call, with the companion key that caused it, if one did.
-pub(super) async fn find_corrupt_companion(
-    connection: &Connection,
-    call: &Call,
-    limit: Duration,
-    failure: Failure,
-) -> Failure {
-    let is_corrupt = failure.error_reply().is_some_and(may_be_corrupt);
-    let Some(lock) = call.lock.as_ref().filter(|_| is_corrupt) else { return failure };
-    let (fence, waiters) = (lock.fence(), lock.waiters());
-    let mut get = redis::cmd("GET");
-    get.arg(fence);
-    let problem = match connection.query(&get, limit).await {
-        Ok(Value::BulkString(bytes)) => spoilt_number(&bytes),
-        Err(error) if is_wrong_type(&error) => Some("is not a string"),
-        _ => None,
-    };
-    if let Some(problem) = problem {
-        return failure.because_of(fence, problem);
-    }
-    let mut count = redis::cmd("ZCOUNT");
-    count.arg(waiters).arg(0).arg(0);
-    match connection.query(&count, limit).await {
-        Err(error) if is_wrong_type(&error) => failure.because_of(waiters, "is not a sorted set"),
-        _ => failure,
-    }
-}
-
-/// What is wrong with the last token, if anything is.
-fn spoilt_number(bytes: &[u8]) -> Option<&'static str> {
-    let number = std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<i64>().ok());
-    match number {
-        None => Some("is not an integer"),
-        Some(number) if number >= LARGEST - 1 => Some("has reached 2^53"),
-        Some(_) => None,
-    }
-}
-
-/// Whether an error may come from a key with unexpected contents. Redis 6.2 wraps it into the
-/// script's error.
-fn may_be_corrupt(error: &RedisError) -> bool {
-    let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
-    is_wrong_type(error)
-        || says("WRONGTYPE")
-        || says("not an integer")
-        || says("would overflow")
-        || says("2^53")
-        || says("user_script")
-}
-
-fn is_wrong_type(error: &RedisError) -> bool {
-    error.code() == Some("WRONGTYPE")
 }

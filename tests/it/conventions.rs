@@ -59,6 +59,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "handshake",
             "shared_connection",
             "in_flight",
+            "spoilt_keys",
             "node",
             "quorum",
             "late_notifications",
