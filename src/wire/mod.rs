@@ -16,6 +16,7 @@ mod late_notifications;
 #[cfg(feature = "cluster")]
 mod masters;
 mod node;
+mod outage;
 mod quorum;
 mod request;
 mod script;

@@ -1,7 +1,7 @@
 //! [`Node`]: one Redis deployment that runs scripts.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
@@ -12,15 +12,15 @@ use super::endpoint::Endpoint;
 use super::failure::{Failure, is_broken, too_slow, was_redirected, was_refused};
 use super::handshake::{Facts, Handshake, Membership};
 use super::in_flight::InFlight;
+use super::outage::OutageRecord;
 use super::request::PreparedCall;
 use super::script::{Call, LATE, NOT_ADMITTED, Reply};
 use super::shared_connection::{LiveConnection, SharedConnection};
 use super::spoilt_keys::find_spoilt_key;
 use crate::clock::Moment;
 use crate::error::NodeProblem;
-use crate::event::{Report, event};
-use crate::events::{Event, Observer};
-use crate::measure;
+use crate::event::Report;
+use crate::events::Observer;
 
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
 /// checks ten times a second.
@@ -35,15 +35,8 @@ const CLUSTER_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Node {
     connection: SharedConnection,
     limit: Duration,
-    outage: Mutex<Option<(Moment, Failure)>>,
-    /// Whether there is an outage: read without taking the lock.
-    is_failing: AtomicBool,
     label: Arc<str>,
-    /// Reports that were not logged yet.
-    reports: Mutex<Vec<Report>>,
-    /// The number of locks that the client holds.
-    holds: Arc<AtomicUsize>,
-    observer: Arc<Observer>,
+    outage: OutageRecord,
     /// In a quorum: the node's place, and the membership.
     place: Option<(usize, Arc<Membership>)>,
     /// Whether its first connection has checked for settings that endanger locks.
@@ -63,12 +56,8 @@ impl Node {
         Node {
             connection: SharedConnection::new(endpoint, limit, is_confirming, name),
             limit,
-            outage: Mutex::new(None),
-            is_failing: AtomicBool::new(false),
             label: "".into(),
-            reports: Mutex::default(),
-            holds: Arc::default(),
-            observer: Arc::default(),
+            outage: OutageRecord::default(),
             place,
             is_examined: Arc::default(),
         }
@@ -160,11 +149,7 @@ impl Node {
     /// Since when the node has failed, and with which failure, if it does. Missing replicas count
     /// only for a request that requires them.
     pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
-        if !self.is_failing.load(Ordering::Relaxed) {
-            return None;
-        }
-        let outage = self.outage_lock().clone();
-        outage.filter(|(_, failure)| failure.replicas().is_none_or(|wanted| replicas >= wanted))
+        self.outage.current(replicas)
     }
 
     /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if
@@ -176,9 +161,7 @@ impl Node {
     /// one was.
     pub(super) async fn call(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
         let outcome = self.try_call(call, sent_flag).await;
-        if let Some(report) = self.note(outcome.as_ref().err()) {
-            report();
-        }
+        self.outage.note_and_report(outcome.as_ref().err());
         outcome
     }
 
@@ -213,9 +196,7 @@ impl Node {
                 Err(_) => break Err(Failure::indeterminate(too_slow())),
             }
         };
-        if let Some(report) = self.note(outcome.as_ref().err()) {
-            report();
-        }
+        self.outage.note_and_report(outcome.as_ref().err());
         outcome
     }
 
@@ -330,7 +311,7 @@ impl Node {
             Ok(connected) => connected,
             Err(source) => {
                 let failure = Failure::unsent(source);
-                self.report_later(self.note(Some(&failure)));
+                self.outage.note_for_later(Some(&failure));
                 return calls.iter().map(|_| Err(failure.clone())).collect();
             }
         };
@@ -355,7 +336,7 @@ impl Node {
         // One reply shows that the server is up.
         let is_there = replies.iter().any(Result::is_ok);
         let failure = replies.iter().find_map(|reply| reply.as_ref().err()).filter(|_| !is_there);
-        self.report_later(self.note(failure));
+        self.outage.note_for_later(failure);
         replies
     }
 
@@ -379,72 +360,16 @@ impl Node {
         }
     }
 
-    /// Records an outage that begins or ends. Returns the report of it.
-    fn note(&self, failure: Option<&Failure>) -> Option<Report> {
-        let described = || (Arc::clone(&self.label), self.holds.load(Ordering::Relaxed));
-        match failure.filter(|failure| failure.is_transient()) {
-            Some(failure) => {
-                let mut outage = self.outage_lock();
-                // A failure of another sort ends the outage before it.
-                let begins =
-                    outage.as_ref().is_none_or(|(_, before)| before.replicas() != failure.replicas());
-                if begins {
-                    *outage = Some((Moment::now(), failure.clone()));
-                }
-                self.is_failing.store(true, Ordering::Relaxed);
-                drop(outage);
-                begins.then(|| -> Report {
-                    let ((server, holds), _error) = (described(), failure.clone());
-                    let observer = Arc::clone(&self.observer);
-                    Box::new(move || {
-                        event!(warn, server = %server, holds = holds, error = %_error, "a server fails: its leases expire unless it answers again");
-                        measure::outage(&server);
-                        observer.emit(|| Event::OutageBegan { server, holds });
-                    })
-                })
-            }
-            None if self.is_failing.load(Ordering::Relaxed) => {
-                let ended = self.outage_lock().take();
-                self.is_failing.store(false, Ordering::Relaxed);
-                let ((server, _holds), after) = (described(), Moment::now().since(ended?.0));
-                let observer = Arc::clone(&self.observer);
-                Some(Box::new(move || {
-                    event!(info, server = %server, holds = _holds, after = ?after, "a server answers again");
-                    measure::outage_ended(&server);
-                    observer.emit(|| Event::OutageEnded { server, after });
-                }))
-            }
-            None => None,
-        }
-    }
-
     /// Reports of requests that were sent together and were not logged yet.
     pub(super) fn take_reports(&self) -> Vec<Report> {
-        std::mem::take(&mut *self.reports.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn report_later(&self, report: Option<Report>) {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner).extend(report);
+        self.outage.take_reports()
     }
 
     /// Sets the human-readable name, and the counter of the client's locks, for logs.
     pub(super) fn named(mut self, label: &str, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> Node {
-        (self.label, self.holds) = (label.into(), Arc::clone(holds));
-        self.observer = Arc::clone(observer);
+        self.label = label.into();
+        self.outage = OutageRecord::new(&self.label, holds, observer);
         self
-    }
-
-    /// Poisoning does not matter: no code under this lock panics.
-    fn outage_lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if self.is_failing.load(Ordering::Relaxed) {
-            measure::outage_ended(&self.label); // for this client
-        }
     }
 }
 

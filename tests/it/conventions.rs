@@ -60,6 +60,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "shared_connection",
             "in_flight",
             "spoilt_keys",
+            "outage",
             "node",
             "quorum",
             "late_notifications",

@@ -88,7 +88,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "outage-logged-for-each-failure",
-        edits: &[edit("src/wire/node.rs", "begins.then(|| -> Report {", "true.then(|| -> Report {")],
+        edits: &[edit("src/wire/outage.rs", "begins.then(|| -> Report {", "true.then(|| -> Report {")],
         test: "logs::outage_is_logged_once_when_it_starts_and_once_when_it_ends",
     },
     TestMutant {
