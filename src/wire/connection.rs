@@ -10,6 +10,7 @@ use super::batcher::{Batcher, SentFlag, TimedReply};
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
 use super::request::PreparedCall;
+use super::transport::{RepliesByServer, set_name};
 
 /// Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -80,6 +81,25 @@ impl Connection {
             Connection::Server(batcher) => batcher.send_together(&requests, limit).await,
             #[cfg(feature = "cluster")]
             Connection::Cluster(client) => client.send_together(requests, limit).await,
+        }
+    }
+
+    /// Sets the name in `CLIENT LIST`.
+    pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
+        set_name(name, async |naming| self.query(&naming, limit).await).await
+    }
+
+    /// Sends a request to every server that grants locks: to the one, or to each master of a
+    /// cluster, by address.
+    pub(super) async fn send_to_masters(
+        &self,
+        request: &Cmd,
+        limit: Duration,
+    ) -> Result<RepliesByServer, RedisError> {
+        match self {
+            Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(connection) => Ok(connection.send_to_all(request, limit).await),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Cmd, RedisError};
+use redis::{Client, RedisError};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -23,7 +23,7 @@ use super::masters::Masters;
 use super::seeds::Seeds;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
-use super::transport::{RepliesByServer, connect, set_name, unlimited};
+use super::transport::{connect, unlimited};
 
 /// A way to connect. What the client may trust depends on whether another server may take over
 /// unseen, which is answered for every variant: a new one that counted as one server would let a
@@ -212,28 +212,6 @@ impl WakeupEndpoint {
                 let _ = client;
                 std::future::pending().await
             }
-        }
-    }
-}
-
-/// What connections are asked rarely, beside their requests.
-impl Connection {
-    /// Sets the name in `CLIENT LIST`.
-    pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
-        set_name(name, async |naming| self.query(&naming, limit).await).await
-    }
-
-    /// Sends a request to every server that grants locks: to the one, or to each master of a
-    /// cluster, by address.
-    pub(super) async fn send_to_masters(
-        &self,
-        request: &Cmd,
-        limit: Duration,
-    ) -> Result<RepliesByServer, RedisError> {
-        match self {
-            Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => Ok(connection.send_to_all(request, limit).await),
         }
     }
 }
