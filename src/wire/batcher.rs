@@ -28,7 +28,7 @@ use tokio::sync::{SetOnce, oneshot};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::failure::{closed, is_broken, too_slow};
+use super::error_replies::{closed, is_broken, too_slow};
 use super::request::{Batch, PreparedCall};
 use super::transport::UNWRITTEN;
 use crate::clock::Moment;

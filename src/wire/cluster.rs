@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::batcher::{SentFlag, TimedReply, UNLIMITED};
-use super::failure::{too_slow, was_redirected};
+use super::error_replies::{too_slow, was_redirected};
 use super::masters::{Masters, WaitsFor};
 use super::request::{PreparedCall, Slot};
 use super::transport::RepliesByServer;

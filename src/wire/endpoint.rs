@@ -16,7 +16,7 @@ use super::batcher::UNLIMITED;
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
 use super::connection::Connection;
-use super::failure::too_slow;
+use super::error_replies::too_slow;
 #[cfg(feature = "cluster")]
 use super::masters::Masters;
 #[cfg(feature = "cluster")]

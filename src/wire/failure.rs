@@ -1,14 +1,14 @@
 //! [`Failure`]: why a request has no reply, whether it may have run, and whether it may work later.
-//! [`NodeReplies`]: what each node of a quorum replied. Below them: which error replies refuse a
-//! script before it runs.
+//! [`NodeReplies`]: what each node of a quorum replied.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError};
 use tokio::task::JoinError;
 
+use super::error_replies::{is_error_reply, is_transient_reply, refuses_database, was_refused};
 use crate::error::{Context, Error, NodeAnswer, NodeOutcome, Operation, ReasonChain};
 
 /// Why a request has no usable reply.
@@ -228,33 +228,6 @@ fn is_cancelled(error: &RedisError) -> bool {
     task.is_some_and(JoinError::is_cancelled)
 }
 
-/// Whether the server has no database of the number that the URL names. The client library keeps
-/// no code of that reply.
-fn refuses_database(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError)
-        && error.detail().is_some_and(|detail| detail.contains("DB index"))
-}
-
-/// Errors of a server that starts, fails over, moves slots, cannot write for now, or runs another
-/// script.
-fn is_transient_reply(source: &RedisError) -> bool {
-    use ServerErrorKind as Kind;
-    matches!(
-        source.kind(),
-        ErrorKind::Server(
-            Kind::BusyLoading
-                | Kind::ReadOnly
-                | Kind::TryAgain
-                | Kind::ClusterDown
-                | Kind::MasterDown
-                | Kind::Moved
-                | Kind::Ask
-        )
-    ) || source.code() == Some("BUSY")
-        || is_demoted(source)
-        || refuses_writes(source)
-}
-
 /// What each node of a quorum replied, by its address.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeReplies {
@@ -308,114 +281,6 @@ impl NodeReplies {
     }
 }
 
-/// Error codes with which a server refuses a request before it has written anything.
-///
-/// A server checks all but the last four before it runs a script. Those four stop a script at its
-/// first write: whether memory is short is decided as the script starts, and the other three
-/// conditions do not change while it runs (`scriptVerifyWriteCommandAllow` and `scriptVerifyOOM` in
-/// Redis 7, `luaRedisGenericCommand` in Redis 6.2).
-const REFUSED: &[&str] = &[
-    "NOSCRIPT",    // unknown SHA1
-    "NOAUTH",      // not authenticated
-    "WRONGPASS",   // authentication failed
-    "NOPERM",      // the user may not run EVALSHA, or not with these keys
-    "DENIED",      // protected mode
-    "LOADING",     // the data set is being loaded
-    "BUSY",        // another script is running
-    "MASTERDOWN",  // a replica that must not serve stale data
-    "CLUSTERDOWN", // slots are not served
-    "MOVED",       // another node serves the slot
-    "ASK",         // another node has the keys
-    "TRYAGAIN",    // keys of one request are on two nodes while their slot moves
-    "CROSSSLOT",   // keys of one request are in several slots
-    "READONLY",    // a replica
-    "OOM",         // maxmemory is reached
-    "MISCONF",     // the server cannot save
-    "NOREPLICAS",  // min-replicas-to-write
-];
-
-/// Codes that Redis 6.2 wraps into the error of the script that they stopped.
-const STOP_AT_FIRST_WRITE: &[&str] = &["READONLY", "OOM", "MISCONF", "NOREPLICAS"];
-
-/// Errors without a code with which a server refuses a request that it cannot run.
-const UNKNOWN_COMMAND: &[&str] =
-    &["unknown command", "wrong number of arguments for 'eval", "max number of clients reached"];
-
-/// Whether the server sent an error reply.
-pub(super) fn is_error_reply(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
-}
-
-/// Whether this error reply says that the request has not run.
-pub(super) fn was_refused(error: &RedisError) -> bool {
-    if !is_error_reply(error) {
-        return false;
-    }
-    let detail = error.detail().unwrap_or_default();
-    let code = error.code().unwrap_or_default();
-    if STOP_AT_FIRST_WRITE.iter().any(|code| is_wrapped(detail, code)) {
-        return true;
-    }
-    // Redis reports a refused command within a script as ERR, other servers with this code. By then
-    // the script may have written.
-    if code == "NOPERM" && detail.contains("script") {
-        return false;
-    }
-    REFUSED.contains(&code) || code == "ERR" && UNKNOWN_COMMAND.iter().any(|text| detail.starts_with(text))
-}
-
-/// Whether a server of a cluster replied that another one serves the slot, or none at the moment:
-/// it has not run the request. Errors of other kinds may be those of another request: the library
-/// fails all requests in flight when it cannot learn the slots.
-pub(super) fn was_redirected(error: &RedisError) -> bool {
-    use ServerErrorKind as Kind;
-    matches!(error.kind(), ErrorKind::Server(Kind::Moved | Kind::Ask | Kind::TryAgain | Kind::ClusterDown))
-}
-
-/// Whether Redis 6 wrapped an error with this code into that of the script.
-fn is_wrapped(detail: &str, code: &str) -> bool {
-    detail.starts_with("Error running script") && detail.contains(&format!(": -{code} "))
-}
-
-/// Whether the server is a replica: its reply to a script, which Redis 6 wraps into the script's
-/// error, and to `WAIT`, before and while it waits.
-pub(super) fn is_demoted(error: &RedisError) -> bool {
-    let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
-    error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-        || error.code() == Some("UNBLOCKED")
-        || says("READONLY You can't write")
-        || says("WAIT cannot be used with replica")
-}
-
-/// Whether a master refuses writes, for lack of replicas or because it cannot save: the request has
-/// written nothing.
-pub(super) fn refuses_writes(error: &RedisError) -> bool {
-    lacks_replicas(error) || says(error, "MISCONF")
-}
-
-pub(super) fn lacks_replicas(error: &RedisError) -> bool {
-    says(error, "NOREPLICAS")
-}
-
-/// Whether an error has this code, by itself or wrapped by Redis 6 into the script's error.
-fn says(error: &RedisError, code: &str) -> bool {
-    error.code() == Some(code) || error.detail().is_some_and(|detail| detail.contains(&format!("-{code} ")))
-}
-
-/// Whether no reply came.
-pub(super) fn is_broken(error: &RedisError) -> bool {
-    error.is_timeout() || error.is_unrecoverable_error()
-}
-
-/// Nothing more is sent on this connection.
-pub(super) fn closed() -> RedisError {
-    RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))
-}
-
-pub(super) fn too_slow() -> RedisError {
-    RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -428,69 +293,5 @@ mod tests {
         assert!(Failure::unsent(error).is_end_of_runtime());
         let refused = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
         assert!(!Failure::unsent(refused).is_end_of_runtime());
-    }
-
-    /// An error reply as a connection parses it.
-    fn error_reply(line: &str) -> RedisError {
-        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
-        value.extract_error().unwrap_err()
-    }
-
-    #[test]
-    fn was_refused_knows_what_runs_before_a_script_and_at_its_first_write() {
-        for line in [
-            "NOSCRIPT No matching script. Please use EVAL.",
-            "NOAUTH Authentication required.",
-            "WRONGPASS invalid username-password pair or user is disabled.",
-            "NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
-            "NOPERM User app has no permissions to run the 'evalsha' command",
-            "NOPERM No permissions to access a key",
-            "LOADING Redis is loading the dataset in memory",
-            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
-            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
-            "CLUSTERDOWN Hash slot not served",
-            "MOVED 3999 127.0.0.1:6381",
-            "ASK 3999 127.0.0.1:6381",
-            "TRYAGAIN Multiple keys request during rehashing of slot",
-            "CROSSSLOT Keys in request don't hash to the same slot",
-            "READONLY You can't write against a read only replica.",
-            "READONLY You can't write against a read only replica. script: 47, on @user_script:9.",
-            "ERR Error running script (call to f_47): @user_script:9: @user_script: 9: -READONLY You can't \
-             write against a read only replica. ",
-            "OOM command not allowed when used memory > 'maxmemory'. script: 47, on @user_script:9.",
-            "ERR Error running script (call to f_47): @user_script:9: -OOM command not allowed when used \
-             memory > 'maxmemory'.",
-            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist",
-            "NOREPLICAS Not enough good replicas to write.",
-            "ERR unknown command 'EVALSHA', with args beginning with: '47' ",
-            "ERR unknown command `EVALSHA`, with args beginning with: `47`, ",
-            "ERR wrong number of arguments for 'evalsha' command",
-            "ERR max number of clients reached",
-        ] {
-            assert!(was_refused(&error_reply(line)), "{line}");
-        }
-    }
-
-    #[test]
-    fn was_refused_is_false_of_errors_that_may_come_after_a_write() {
-        for line in [
-            "ERR upstream failure",
-            "upstream failure",
-            "ERR The user executing the script can't run this command or subcommand script: 47",
-            "ERR ACL failure in script: User app has no permissions to run the 'incr' command",
-            "NOPERM ACL failure in script: User app has no permissions to run the 'incr' command",
-            "ERR value is not an integer or out of range",
-            "ERR Error running script (call to f_47): @user_script:9: WRONGTYPE Operation against a key",
-            "WRONGTYPE Operation against a key holding the wrong kind of value script: 47",
-            "ERR Unknown Redis command called from script script: 47",
-            "ERR Wrong number of args calling Redis command from script script: 47",
-            "ERR Script killed by user with SCRIPT KILL.",
-            "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-            "EXECABORT Transaction discarded because of previous errors.",
-            "UNAVAILABLE no backend",
-        ] {
-            assert!(!was_refused(&error_reply(line)), "{line}");
-        }
-        assert!(!was_refused(&RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))));
     }
 }

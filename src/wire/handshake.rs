@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::connection::Connection;
-use super::failure::too_slow;
+use super::error_replies::too_slow;
 use super::transport::{RepliesByServer, introduction};
 use crate::clock::Moment;
 use crate::diagnosis::{self, Check, Finding, Verdict};

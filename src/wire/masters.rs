@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::batcher::{Batcher, SentFlag, TimedReply};
 use super::connecting::Connecting;
-use super::failure::{is_broken, is_demoted, too_slow};
+use super::error_replies::{is_broken, is_demoted, too_slow};
 use super::request::{Batch, PreparedCall, Slot};
 use super::seeds::{Seeds, ask_slots, at_address, with_settings_of};
 use super::transport::{RepliesByServer, connect, introduction, unlimited};

@@ -9,6 +9,7 @@ mod cluster;
 mod connecting;
 mod connection;
 mod endpoint;
+mod error_replies;
 mod failure;
 mod handshake;
 mod in_flight;

@@ -9,7 +9,8 @@ use tokio::time::{sleep, timeout};
 
 use super::batcher::{SentFlag, TimedReply};
 use super::endpoint::Endpoint;
-use super::failure::{Failure, is_broken, too_slow, was_redirected, was_refused};
+use super::error_replies::{is_broken, too_slow, was_redirected, was_refused};
+use super::failure::Failure;
 use super::handshake::{Facts, Handshake, Membership};
 use super::in_flight::InFlight;
 use super::outage::OutageRecord;

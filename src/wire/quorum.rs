@@ -14,7 +14,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::failure::{Failure, NodeReplies, NodeReply, too_slow};
+use super::error_replies::too_slow;
+use super::failure::{Failure, NodeReplies, NodeReply};
 use super::handshake::Facts;
 use super::in_flight::InFlight;
 use super::node::Node;

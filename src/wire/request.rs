@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use uuid::Uuid;
 
-use super::failure::was_refused;
+use super::error_replies::was_refused;
 use super::script::{Call, Word};
 use super::server_clock::ServerClock;
 use crate::name::Name;

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::failure::too_slow;
+use super::error_replies::too_slow;
 use super::transport::config;
 
 /// How long to wait for the other sentinels once one has replied.

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::connecting::Connecting;
 use super::connection::Connection;
 use super::endpoint::Endpoint;
-use super::failure::{is_demoted, lacks_replicas, too_slow};
+use super::error_replies::{is_demoted, lacks_replicas, too_slow};
 use super::handshake::Handshake;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;

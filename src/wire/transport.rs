@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
 
-use super::failure::is_broken;
+use super::error_replies::is_broken;
 
 /// A private CA and a client certificate.
 #[cfg(feature = "tls")]

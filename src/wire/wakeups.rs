@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use super::endpoint::WakeupEndpoint;
-use super::failure::too_slow;
+use super::error_replies::too_slow;
 use super::late_notifications::LateNotifications;
 use super::quorum::Nodes;
 use super::transport::{config, connect, set_name};

@@ -43,6 +43,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
     (
         "wire",
         &[
+            "error_replies",
             "failure",
             "transport",
             "connecting",
