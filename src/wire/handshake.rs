@@ -7,9 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-use super::connection::Connection;
 use super::error_replies::too_slow;
-use super::transport::{RepliesByServer, introduction};
+use super::servers::{Connection, RepliesByServer, introduction};
 use crate::clock::Moment;
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;

@@ -7,8 +7,6 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{sleep, timeout};
 
-use super::batcher::{SentFlag, TimedReply};
-use super::endpoint::Endpoint;
 use super::error_replies::{is_broken, too_slow, was_redirected, was_refused};
 use super::failure::Failure;
 use super::handshake::{Facts, Handshake, Membership};
@@ -16,6 +14,7 @@ use super::in_flight::InFlight;
 use super::outage::OutageRecord;
 use super::request::PreparedCall;
 use super::script::{Call, LATE, NOT_ADMITTED, Reply};
+use super::servers::{Endpoint, SentFlag, TimedReply};
 use super::shared_connection::{LiveConnection, SharedConnection};
 use super::spoilt_keys::find_spoilt_key;
 use crate::clock::Moment;

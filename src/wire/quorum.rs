@@ -533,7 +533,7 @@ fn is_positive(vote: &Result<Reply, Failure>, least: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::endpoint::Endpoint;
+    use super::super::servers::Endpoint;
     use super::*;
 
     const DAY: u64 = 86_400_000_000;

@@ -55,6 +55,13 @@ impl PreparedCall {
         self.call.may_combine && !self.is_alone && !self.is_read_only
     }
 
+    /// The same call, with the slot of its keys.
+    #[cfg(feature = "cluster")]
+    pub(super) fn with_slot(self) -> PreparedCall {
+        let slot = self.call.first_key().map(Slot::for_key);
+        PreparedCall { slot, ..self }
+    }
+
     fn may_share_call(&self, other: &PreparedCall) -> bool {
         let (one, two) = (&self.call, &other.call);
         self.may_combine()

@@ -13,14 +13,12 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio::time::timeout;
 
-use super::connecting::Connecting;
-use super::connection::Connection;
-use super::endpoint::Endpoint;
 use super::error_replies::{is_demoted, lacks_replicas, too_slow};
 use super::handshake::Handshake;
-#[cfg(feature = "sentinel")]
-use super::sentinel::SentinelMaster;
 use super::server_clock::ServerClock;
+#[cfg(feature = "sentinel")]
+use super::servers::SentinelMaster;
+use super::servers::{Connecting, Connection, Endpoint};
 
 /// How often a connection is checked for still leading to the master.
 #[cfg(feature = "sentinel")]

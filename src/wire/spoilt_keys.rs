@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use redis::{RedisError, Value};
 
-use super::connection::Connection;
 use super::failure::Failure;
 use super::script::Call;
+use super::servers::Connection;
 
 /// The largest token, and one more.
 const LARGEST: i64 = 1 << 53;

@@ -18,11 +18,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::endpoint::WakeupEndpoint;
 use super::error_replies::too_slow;
 use super::late_notifications::LateNotifications;
 use super::quorum::Nodes;
-use super::transport::{config, connect, set_name};
+use super::servers::{WakeupEndpoint, config, connect, set_name};
 use crate::deployment::{Deployment, NodeSet};
 use crate::labels::attempt_id;
 

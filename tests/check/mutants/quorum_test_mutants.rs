@@ -8,7 +8,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "most-sentinels-believed",
         edits: &[Edit {
-            file: "src/wire/sentinel.rs",
+            file: "src/wire/servers/sentinel.rs",
             from: "(one.epoch, supporters(one))",
             to: "(supporters(one), one.epoch)",
         }],

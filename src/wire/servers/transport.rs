@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
 
-use super::error_replies::is_broken;
+use super::super::error_replies::is_broken;
 
 /// A private CA and a client certificate.
 #[cfg(feature = "tls")]
@@ -18,9 +18,9 @@ pub(crate) type Certificates = redis::TlsCertificates;
 pub(crate) enum Certificates {}
 
 /// What each server has replied, by address. `None`: the only one.
-pub(super) type RepliesByServer = Vec<(Option<String>, Result<Value, RedisError>)>;
+pub(in crate::wire) type RepliesByServer = Vec<(Option<String>, Result<Value, RedisError>)>;
 
-pub(super) fn config(limit: Duration) -> AsyncConnectionConfig {
+pub(in crate::wire) fn config(limit: Duration) -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit))
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn with_settings(info: ConnectionInfo, limit: Duration) -> Connection
 
 /// Names this library in `CLIENT LIST`. Servers before Redis 7.2 refuse it, and so do users without
 /// that right.
-pub(super) fn introduction() -> impl Iterator<Item = Cmd> {
+pub(in crate::wire) fn introduction() -> impl Iterator<Item = Cmd> {
     [("LIB-NAME", "redlatch"), ("LIB-VER", env!("CARGO_PKG_VERSION"))].into_iter().map(|(what, text)| {
         let mut cmd = redis::cmd("CLIENT");
         cmd.arg("SETINFO").arg(what).arg(text);
@@ -63,7 +63,7 @@ pub(super) fn introduction() -> impl Iterator<Item = Cmd> {
 
 /// Sets the name of a connection in `CLIENT LIST`. A server that refuses `CLIENT` for lack of
 /// rights is used without a name.
-pub(super) async fn set_name(
+pub(in crate::wire) async fn set_name(
     name: &str,
     send: impl AsyncFnOnce(Cmd) -> Result<Value, RedisError>,
 ) -> Result<(), RedisError> {
@@ -104,7 +104,7 @@ pub(crate) fn provide_cryptography() {
 }
 
 /// Connects to the server of a client.
-pub(super) async fn connect(
+pub(in crate::wire) async fn connect(
     client: &Client,
     config: &AsyncConnectionConfig,
 ) -> Result<MultiplexedConnection, RedisError> {

@@ -28,8 +28,8 @@ use tokio::sync::{SetOnce, oneshot};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::error_replies::{closed, is_broken, too_slow};
-use super::request::{Batch, PreparedCall};
+use super::super::error_replies::{closed, is_broken, too_slow};
+use super::super::request::{Batch, PreparedCall};
 use super::transport::UNWRITTEN;
 use crate::clock::Moment;
 use crate::measure;
@@ -63,7 +63,7 @@ const MAX_WITHDRAWN: usize = 1024;
 const YIELDS: u32 = 3;
 
 /// One connection, shared by many callers. It sets no limit for replies.
-pub(super) struct Batcher {
+pub(in crate::wire) struct Batcher {
     limit: Duration,
     /// Each caller that waits has a clone.
     callers: Arc<()>,
@@ -123,21 +123,21 @@ struct QueuedRequest {
 
 /// A reply, and a time before its request was written.
 #[derive(Debug)]
-pub(super) struct TimedReply {
-    pub(super) value: Value,
-    pub(super) sent: Moment,
+pub(in crate::wire) struct TimedReply {
+    pub(in crate::wire) value: Value,
+    pub(in crate::wire) sent: Moment,
 }
 
 /// Whether a request of a call was written to a connection, and may have an effect.
 #[derive(Debug, Default)]
-pub(super) struct SentFlag(AtomicBool);
+pub(in crate::wire) struct SentFlag(AtomicBool);
 
 impl SentFlag {
-    pub(super) fn set(&self) {
+    pub(in crate::wire) fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn is_set(&self) -> bool {
+    pub(in crate::wire) fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -517,7 +517,7 @@ mod tests {
     #[test]
     fn the_number_of_requests_in_flight_is_the_documented_one() {
         let most = MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_SIZE;
-        assert!(include_str!("../options.rs").contains(&format!("while {most} others are in flight")));
-        assert!(include_str!("../locks.rs").contains(&format!("While {most} requests are in flight")));
+        assert!(include_str!("../../options.rs").contains(&format!("while {most} others are in flight")));
+        assert!(include_str!("../../locks.rs").contains(&format!("While {most} requests are in flight")));
     }
 }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 
+use super::super::request::PreparedCall;
 use super::batcher::{Batcher, SentFlag, TimedReply};
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
-use super::request::PreparedCall;
 use super::transport::{RepliesByServer, set_name};
 
 /// Cheap to clone; clones share everything.
 #[derive(Clone)]
-pub(super) enum Connection {
+pub(in crate::wire) enum Connection {
     Server(Arc<Batcher>),
     #[cfg(feature = "cluster")]
     Cluster(ClusterClient),
@@ -27,7 +27,7 @@ impl Connection {
     /// # Cancel safety
     /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
     /// was.
-    pub(super) async fn send(
+    pub(in crate::wire) async fn send(
         &self,
         request: &PreparedCall,
         sent_flag: &SentFlag,
@@ -43,7 +43,7 @@ impl Connection {
     ///
     /// # Cancel safety
     /// Not cancel safe: the command may still run.
-    pub(super) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
+    pub(in crate::wire) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
         match self {
             Connection::Server(batcher) => batcher.query(command, limit).await,
             #[cfg(feature = "cluster")]
@@ -53,7 +53,7 @@ impl Connection {
 
     /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
     /// Through a cluster each one takes its own way.
-    pub(super) async fn send_all(
+    pub(in crate::wire) async fn send_all(
         &self,
         commands: Vec<Cmd>,
         limit: Duration,
@@ -72,7 +72,7 @@ impl Connection {
     }
 
     /// Sends requests together, ahead of those that wait, combined where they may be.
-    pub(super) async fn send_together(
+    pub(in crate::wire) async fn send_together(
         &self,
         requests: Vec<PreparedCall>,
         limit: Duration,
@@ -85,13 +85,13 @@ impl Connection {
     }
 
     /// Sets the name in `CLIENT LIST`.
-    pub(super) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
+    pub(in crate::wire) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
         set_name(name, async |naming| self.query(&naming, limit).await).await
     }
 
     /// Sends a request to every server that grants locks: to the one, or to each master of a
     /// cluster, by address.
-    pub(super) async fn send_to_masters(
+    pub(in crate::wire) async fn send_to_masters(
         &self,
         request: &Cmd,
         limit: Duration,
@@ -105,7 +105,7 @@ impl Connection {
 
     /// Whether the server has replied to some request within the limit, so that a caller's wait is
     /// time in the queue, not silence of the server.
-    pub(super) fn is_answering(&self) -> bool {
+    pub(in crate::wire) fn is_answering(&self) -> bool {
         match self {
             Connection::Server(batcher) => batcher.is_answering(),
             #[cfg(feature = "cluster")]
@@ -114,7 +114,7 @@ impl Connection {
     }
 
     /// Whether it leads to one server.
-    pub(super) fn is_one_server(&self) -> bool {
+    pub(in crate::wire) fn is_one_server(&self) -> bool {
         matches!(self, Connection::Server(_))
     }
 }

@@ -8,7 +8,7 @@ use redis::RedisError;
 /// Attempts to connect to one place, one at a time. Callers that wait for an attempt share its
 /// failure, so a dead server costs the last of them no more than the first.
 #[derive(Debug, Default)]
-pub(super) struct Connecting {
+pub(in crate::wire) struct Connecting {
     /// Held by the task that connects, while the others wait for its result.
     turn: tokio::sync::Mutex<()>,
     tries: AtomicU64,
@@ -17,7 +17,7 @@ pub(super) struct Connecting {
 
 impl Connecting {
     /// The number of the latest attempt. A caller that has to wait takes it before.
-    pub(super) fn latest(&self) -> u64 {
+    pub(in crate::wire) fn latest(&self) -> u64 {
         self.tries.load(Ordering::SeqCst)
     }
 
@@ -27,7 +27,7 @@ impl Connecting {
     }
 
     /// Returns what there is by now, or connects. Attempts after `seen` count as the caller's own.
-    pub(super) async fn connect<T, F>(
+    pub(in crate::wire) async fn connect<T, F>(
         &self,
         seen: u64,
         current: impl Fn() -> Option<T>,

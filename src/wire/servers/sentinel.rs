@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::error_replies::too_slow;
+use super::super::error_replies::too_slow;
 use super::transport::config;
 
 /// How long to wait for the other sentinels once one has replied.
@@ -96,7 +96,7 @@ impl SentinelMaster {
     }
 
     /// Whether the sentinels place the master elsewhere than requests are sent.
-    pub(super) async fn has_moved(&self) -> bool {
+    pub(in crate::wire) async fn has_moved(&self) -> bool {
         let master = timeout(self.limit, self.master()).await;
         master.is_ok_and(|found| {
             found

@@ -8,10 +8,10 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use super::super::error_replies::{too_slow, was_redirected};
+use super::super::request::PreparedCall;
 use super::batcher::{SentFlag, TimedReply, UNLIMITED};
-use super::error_replies::{too_slow, was_redirected};
 use super::masters::{Masters, WaitsFor};
-use super::request::{PreparedCall, Slot};
 use super::transport::RepliesByServer;
 
 /// The first and the longest pause before a request follows its slot once more.
@@ -19,7 +19,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 
 /// A connection to a cluster. Cheap to clone; clones share everything.
 #[derive(Clone)]
-pub(super) struct ClusterClient(Arc<Masters>);
+pub(in crate::wire) struct ClusterClient(Arc<Masters>);
 
 impl ClusterClient {
     pub(super) fn new(masters: Arc<Masters>) -> ClusterClient {
@@ -36,7 +36,7 @@ impl ClusterClient {
         call: PreparedCall,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
-        self.follow(with_slot(call), sent_flag, UNLIMITED).await
+        self.follow(call.with_slot(), sent_flag, UNLIMITED).await
     }
 
     /// Sends a command once, beside the calls, and waits for its reply for at most `limit`.
@@ -101,7 +101,7 @@ impl ClusterClient {
         requests: Vec<PreparedCall>,
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        let requests: Vec<_> = requests.into_iter().map(with_slot).collect();
+        let requests: Vec<_> = requests.into_iter().map(PreparedCall::with_slot).collect();
         let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
         let (mut together, mut alone) = (JoinSet::new(), JoinSet::new());
         for group in self.0.by_master(&requests) {
@@ -147,9 +147,4 @@ fn target(error: &RedisError, kind: ServerErrorKind) -> Option<(&str, u16)> {
     let (address, _slot) = error.redirect_node().filter(|_| error.kind() == ErrorKind::Server(kind))?;
     let (host, port) = address.rsplit_once(':')?;
     Some((host, port.parse().ok()?))
-}
-
-fn with_slot(call: PreparedCall) -> PreparedCall {
-    let slot = call.call.first_key().map(Slot::for_key);
-    PreparedCall { slot, ..call }
 }

@@ -10,13 +10,13 @@ use redis::{Client, RedisError};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::super::error_replies::too_slow;
 use super::batcher::Batcher;
 #[cfg(feature = "pool")]
 use super::batcher::UNLIMITED;
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
 use super::connection::Connection;
-use super::error_replies::too_slow;
 #[cfg(feature = "cluster")]
 use super::masters::Masters;
 #[cfg(feature = "cluster")]
@@ -81,7 +81,7 @@ impl Endpoint {
 
     /// Connects once, or twice to the same server, so that a failover between the two does not
     /// separate them.
-    pub(super) async fn connect_pair(
+    pub(in crate::wire) async fn connect_pair(
         self,
         limit: Duration,
         has_second: bool,
@@ -120,7 +120,7 @@ impl Endpoint {
     }
 
     /// Whether each new connection looks up which server is the master.
-    pub(super) fn finds_master(&self) -> bool {
+    pub(in crate::wire) fn finds_master(&self) -> bool {
         match self {
             #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(_) => true,
@@ -134,7 +134,7 @@ impl Endpoint {
 
     /// Whether all connections lead to one server. Behind sentinels, one may lead to a master and
     /// another to its predecessor.
-    pub(super) fn is_one_server(&self) -> bool {
+    pub(in crate::wire) fn is_one_server(&self) -> bool {
         !self.finds_master() && !self.is_cluster()
     }
 
@@ -171,7 +171,7 @@ pub(crate) enum WakeupEndpoint {
 }
 
 impl WakeupEndpoint {
-    pub(super) async fn client(&self) -> Result<Client, RedisError> {
+    pub(in crate::wire) async fn client(&self) -> Result<Client, RedisError> {
         match self {
             WakeupEndpoint::Server(client) => Ok(client.clone()),
             #[cfg(feature = "sentinel")]
@@ -182,7 +182,7 @@ impl WakeupEndpoint {
     }
 
     /// A human-readable label, like [`Endpoint::label`].
-    pub(super) fn label(&self) -> String {
+    pub(in crate::wire) fn label(&self) -> String {
         match self {
             WakeupEndpoint::Server(client) => client.get_connection_info().addr().to_string(),
             #[cfg(feature = "sentinel")]
@@ -193,7 +193,7 @@ impl WakeupEndpoint {
     }
 
     /// Must be called on a new connection.
-    pub(super) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
+    pub(in crate::wire) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
         match self {
             #[cfg(feature = "cluster")]
             WakeupEndpoint::Cluster(seeds) => seeds.refresh(connection, client).await,
@@ -204,7 +204,7 @@ impl WakeupEndpoint {
     }
 
     /// Returns once a request has found that another server is the one to subscribe at.
-    pub(super) async fn moves_from(&self, client: &Client) {
+    pub(in crate::wire) async fn moves_from(&self, client: &Client) {
         match self {
             #[cfg(feature = "sentinel")]
             WakeupEndpoint::Sentinel(sentinel) => sentinel.moves_from(client).await,

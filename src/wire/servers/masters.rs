@@ -15,10 +15,10 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::super::error_replies::{is_broken, is_demoted, too_slow};
+use super::super::request::{Batch, PreparedCall, Slot};
 use super::batcher::{Batcher, SentFlag, TimedReply};
 use super::connecting::Connecting;
-use super::error_replies::{is_broken, is_demoted, too_slow};
-use super::request::{Batch, PreparedCall, Slot};
 use super::seeds::{Seeds, ask_slots, at_address, with_settings_of};
 use super::transport::{RepliesByServer, connect, introduction, unlimited};
 use crate::clock::Moment;

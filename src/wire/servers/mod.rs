@@ -1,0 +1,31 @@
+//! Servers: connections to one server, to the master that sentinels name, or to a cluster, and the
+//! requests of many callers that share them.
+//!
+//! Nothing here knows a lock, a script or a quorum. What is sent is a
+//! [`PreparedCall`](super::request::PreparedCall), which `request.rs` combines with others, writes
+//! and splits again; a test (`tests/it/conventions.rs`) keeps it so.
+
+mod batcher;
+#[cfg(feature = "cluster")]
+mod cluster;
+mod connecting;
+mod connection;
+mod endpoint;
+#[cfg(feature = "cluster")]
+mod masters;
+#[cfg(feature = "cluster")]
+mod seeds;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod transport;
+
+pub(super) use batcher::{SentFlag, TimedReply};
+pub(super) use connecting::Connecting;
+pub(super) use connection::Connection;
+pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
+#[cfg(feature = "cluster")]
+pub(crate) use seeds::Seeds;
+#[cfg(feature = "sentinel")]
+pub(crate) use sentinel::SentinelMaster;
+pub(crate) use transport::{Certificates, provide_cryptography, with_certificates, with_settings};
+pub(super) use transport::{RepliesByServer, config, connect, introduction, set_name};
