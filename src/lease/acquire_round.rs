@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Attempt, Proposal, QueueEntry};
-use super::lease::{ClockSample, Lease};
+use super::lease::Lease;
 use super::owned_lease::{AttemptGuard, OwnedLease};
+use super::validity::ClockSample;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};

@@ -15,6 +15,7 @@ mod release;
 mod renewal;
 mod shared_hold;
 mod shared_poll;
+mod validity;
 
 pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};

@@ -73,6 +73,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
         "lease",
         &[
             "attempt",
+            "validity",
             "lease",
             "keeper",
             "renewal",
