@@ -12,7 +12,9 @@ use super::attempt::QueueEntry;
 use super::client::{LocalTurn, LockEvent, LockRequest, unless_closed};
 use super::keeper::OpenCall;
 use super::lease::Lease;
+use super::outage_deadline::OutageDeadline;
 use super::owned_lease::{AttemptGuard, OwnedLease};
+use super::poll_budget::PollBudget;
 use super::validity::ClockSample;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
@@ -31,9 +33,6 @@ const MAX_RETRIES: u32 = 2;
 
 /// A server rounds what is left of a TTL.
 const TICK: Duration = Duration::from_millis(1);
-
-/// The pauses between tries on a server that fails: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// One try, and a few more if several attempts split the nodes so that none has a majority. `None`:
 /// another client holds the lock.
@@ -336,78 +335,6 @@ impl ContentionBackoff {
     }
 }
 
-/// How long a server may fail before a call returns its error: two node timeouts for an attempt
-/// that is not queued, one TTL for a queued one: a lease with the same TTL has expired by then.
-struct OutageDeadline<'a> {
-    request: &'a LockRequest,
-    unqueued: Duration,
-    queued: Duration,
-    has_queued: bool,
-    failing_since: Option<Moment>,
-    pause: Duration,
-    /// When the call began, if the option limits how long it outlasts an outage. A call that may
-    /// wait ten minutes must not fail at once because the outage is an hour old.
-    start: Option<Moment>,
-}
-
-impl OutageDeadline<'_> {
-    fn new(request: &LockRequest) -> OutageDeadline<'_> {
-        let unqueued = 2 * request.client.nodes.limit();
-        let queued = unqueued.max(request.options.ttl);
-        let limit = request.options.outage_limit;
-        OutageDeadline {
-            request,
-            unqueued: limit.unwrap_or(unqueued),
-            queued: limit.unwrap_or(queued),
-            has_queued: false,
-            failing_since: None,
-            pause: PAUSES.0,
-            start: limit.map(|_| Moment::now()),
-        }
-    }
-
-    fn restore(&mut self, is_queued: bool) {
-        self.has_queued |= is_queued;
-        self.failing_since = None;
-        self.pause = PAUSES.0;
-    }
-
-    /// How long to pause before the next try, or the error once the deadline has passed.
-    fn fails(&mut self, error: impl FnOnce() -> Error) -> Result<Duration, Error> {
-        let now = Moment::now();
-        let since = *self.failing_since.get_or_insert(now);
-        // Other tasks may have noticed the outage earlier.
-        let since = self.request.outage().map_or(since, |(earlier, _)| self.counts_from(earlier).min(since));
-        let limit = if self.has_queued { self.queued } else { self.unqueued };
-        if now.since(since) >= limit {
-            return Err(error());
-        }
-        let pause = self.pause;
-        self.pause = (self.pause * 2).min(PAUSES.1);
-        Ok(pause)
-    }
-
-    /// From when an outage counts that began at `outage`.
-    fn counts_from(&self, outage: Moment) -> Moment {
-        self.start.map_or(outage, |start| outage.max(start))
-    }
-
-    /// The failure of other tasks, once it has lasted for as long as an unqueued attempt waits.
-    fn check(&self) -> Result<(), Error> {
-        match self.request.outage() {
-            Some((since, failure)) if Moment::now().since(self.counts_from(since)) >= self.unqueued => {
-                Err(self.request.error(failure.of_other_request()))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// How many unverified notifications make a waiter poll at once, and how soon another one may:
-/// fewer than ten polls a second, however many messages are published.
-const POLLS: u32 = 4;
-const NEXT_POLL: Duration = Duration::from_millis(200);
-
 /// The pause before the first poll of a waiter that is notified; each later one is twice as long.
 const FIRST_POLL: Duration = Duration::from_millis(250);
 
@@ -431,37 +358,6 @@ enum WakeEvent {
     Notified,
     /// Its next poll is due.
     PollDue,
-}
-
-/// How often notifications may make a waiter poll: every user with the right to publish can send
-/// very many.
-struct PollBudget {
-    left: u32,
-    /// From when the next poll accrues.
-    since: Instant,
-}
-
-impl PollBudget {
-    fn new() -> PollBudget {
-        PollBudget { left: POLLS, since: Instant::now() }
-    }
-
-    /// Spends one poll, or returns when the next one accrues.
-    fn take(&mut self) -> Result<(), Instant> {
-        let now = Instant::now();
-        if self.left == POLLS {
-            self.since = now;
-        }
-        while self.left < POLLS && now - self.since >= NEXT_POLL {
-            self.left += 1;
-            self.since += NEXT_POLL;
-        }
-        if self.left == 0 {
-            return Err(self.since + NEXT_POLL);
-        }
-        self.left -= 1;
-        Ok(())
-    }
 }
 
 /// A sample of the server's clock and the connections that it came through: another connection may

@@ -10,7 +10,9 @@ mod close;
 mod keeper;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;
+mod outage_deadline;
 mod owned_lease;
+mod poll_budget;
 mod release;
 mod renewal;
 mod shared_hold;

@@ -83,6 +83,8 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "release",
             "owned_lease",
             "acquire_round",
+            "outage_deadline",
+            "poll_budget",
             "acquire",
             "shared_hold",
         ],

@@ -102,7 +102,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "outage-limit-ignored",
-        edits: &[edit("src/lease/acquire.rs", "unqueued: limit.unwrap_or(unqueued),", "unqueued,")],
+        edits: &[edit("src/lease/outage_deadline.rs", "unqueued: limit.unwrap_or(unqueued),", "unqueued,")],
         test: "options::outage_limit_bounds_how_long_a_call_retries",
     },
     TestMutant {
