@@ -10,18 +10,16 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::acquire_round::{AcquireOutcome, acquire_round};
 use super::attempt::QueueEntry;
 use super::client::{LocalTurn, LockEvent, LockRequest, unless_closed};
+use super::grant_clock::GrantClock;
 use super::keeper::OpenCall;
 use super::lease::Lease;
 use super::outage_deadline::OutageDeadline;
 use super::owned_lease::{AttemptGuard, OwnedLease};
 use super::poll_budget::PollBudget;
-use super::validity::ClockSample;
-use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::Error;
 use crate::event::{WaitSpan, WakeReason, acquiring};
-use crate::options::{Renewal, Wakeups};
-use crate::wire::{Failure, InFlight, Mailbox};
+use crate::wire::{AnnouncedGrant, Failure, InFlight, Mailbox};
 
 /// Half of the longest first pause after nodes granted a lock to several attempts at a time. The
 /// longest pause doubles with each one, up to 40 ms.
@@ -360,14 +358,6 @@ enum WakeEvent {
     PollDue,
 }
 
-/// A sample of the server's clock and the connections that it came through: another connection may
-/// lead to another server.
-struct GrantClock {
-    sample: ClockSample,
-    generation: u64,
-    subscription: u64,
-}
-
 impl Waiter {
     fn unqueued(request: &LockRequest) -> Waiter {
         let guard = AttemptGuard::new(request);
@@ -431,7 +421,7 @@ impl Waiter {
                     },
                     () = woken => break,
                 };
-                if let Some(lease) = message.and_then(|message| self.granted_lease(&message)) {
+                if let Some(lease) = message.and_then(|grant| self.granted_lease(&grant)) {
                     return WakeEvent::Granted(lease);
                 }
                 match budget.take() {
@@ -452,38 +442,9 @@ impl Waiter {
         }
     }
 
-    /// The lease that a notification grants: `token time key`. `None` unless most of the claim is
-    /// certainly left; the next poll then finds the lock granted to this attempt, and gets the
-    /// whole TTL.
-    fn granted_lease(&self, message: &str) -> Option<Lease> {
-        let attempt = &self.guard.attempt;
-        if attempt.options.wakeups == Wakeups::Verify {
-            return None;
-        }
-        let GrantClock { sample, generation, subscription } = self.grant_clock.as_ref()?;
-        let client = &self.guard.client;
-        if Some(*generation) != client.nodes.clock_generation()
-            || Some(*subscription) != client.wakeups.subscription()
-        {
-            return None;
-        }
-        // A lease that is never renewed needs its whole TTL from the start, and replicas must have
-        // the grant.
-        if attempt.options.renewal == Renewal::Never || attempt.options.wants_replicas().is_some() {
-            return None;
-        }
-        let mut words = message.splitn(3, ' ');
-        let token = words.next()?.parse().ok()?;
-        let time = words.next()?.parse().ok()?;
-        if words.next()? != attempt.name.key() {
-            return None;
-        }
-        let now = Moment::now();
-        let granted = sample.earliest(time, attempt.options.drift, now)?;
-        let trusted = attempt.trusted_span(self.entry.as_ref()?.claim());
-        if now.since(granted) > trusted / 2 {
-            return None;
-        }
-        Some(Lease::new(Arc::clone(attempt), attempt.token(token), granted, granted + trusted))
+    /// The lease that a message grants, if it can be trusted.
+    fn granted_lease(&self, grant: &AnnouncedGrant) -> Option<Lease> {
+        let AttemptGuard { client, attempt, .. } = &self.guard;
+        self.grant_clock.as_ref()?.lease(client, attempt, self.entry.as_ref()?, grant)
     }
 }

@@ -7,6 +7,7 @@ mod acquire_round;
 mod attempt;
 mod client;
 mod close;
+mod grant_clock;
 mod keeper;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;

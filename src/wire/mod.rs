@@ -17,6 +17,7 @@ mod server_clock;
 mod servers;
 mod shared_connection;
 mod spoilt_keys;
+mod wake_message;
 mod wakeups;
 
 pub(crate) use failure::{Failure, NodeReply};
@@ -32,4 +33,5 @@ pub(crate) use servers::SentinelMaster;
 pub(crate) use servers::{
     Certificates, Endpoint, WakeupEndpoint, provide_cryptography, with_certificates, with_settings,
 };
+pub(crate) use wake_message::AnnouncedGrant;
 pub(crate) use wakeups::{Mailbox, WakeupSubscription};

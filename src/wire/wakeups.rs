@@ -22,14 +22,13 @@ use super::error_replies::too_slow;
 use super::late_notifications::LateNotifications;
 use super::quorum::Nodes;
 use super::servers::{WakeupEndpoint, config, connect, set_name};
+use super::wake_message::{AnnouncedGrant, WakeMessage};
 use crate::deployment::{Deployment, NodeSet};
-use crate::labels::attempt_id;
 
 /// One subscription to one channel on every node, made when it is first needed and kept until this
 /// is dropped.
 ///
-/// A message begins with the attempts that it is for, separated by commas. An attempt is the id of
-/// a mailbox, followed by the client's labels. The rest of the message is for the waiters.
+/// The id of an attempt is that of its mailbox.
 pub(crate) struct WakeupSubscription {
     channel: Arc<str>,
     /// One for each node.
@@ -350,7 +349,8 @@ pub(super) enum SubscriptionState {
 
 #[derive(Debug, Default)]
 struct MailboxSlot {
-    message: Mutex<Option<(String, NodeSet)>>,
+    /// The latest message, and the nodes that have sent one.
+    message: Mutex<Option<(Option<AnnouncedGrant>, NodeSet)>>,
     notify: Notify,
 }
 
@@ -370,11 +370,12 @@ impl Mailbox {
     }
 
     /// Waits for a message: in a quorum, of a majority, or of the nodes that send one soon after
-    /// the first. `None`: messages may have been missed, so the waiter must poll.
+    /// the first. Returns the grant that it announces. `None`: it announces none, or messages may
+    /// have been missed, so the waiter must poll.
     ///
     /// # Cancel safety
     /// Cancel safe: a message stays until it is taken.
-    pub(crate) async fn wait(&self) -> Option<String> {
+    pub(crate) async fn wait(&self) -> Option<AnnouncedGrant> {
         // The notification may be left over from an earlier wait that was given up.
         if self.slot.senders() == 0 {
             self.slot.notify.notified().await;
@@ -419,15 +420,12 @@ impl Mailboxes {
     }
 
     pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
-        let Some((attempts, rest)) = std::str::from_utf8(payload).ok().and_then(|text| text.split_once(' '))
-        else {
-            return; // not ours: other users may publish here
-        };
-        for id in attempts.split(',').filter_map(attempt_id) {
+        let Some(message) = WakeMessage::parse(payload) else { return };
+        for id in message.attempts() {
             let slot = self.slots().get(&id).cloned();
             match slot {
                 Some(slot) => {
-                    slot.put(place, rest);
+                    slot.put(place, message.grant.clone());
                     slot.notify.notify_one();
                 }
                 None => self.late_notifications.receive(id, place),
@@ -459,19 +457,19 @@ impl Mailboxes {
 }
 
 impl MailboxSlot {
-    fn put(&self, place: usize, message: &str) {
+    fn put(&self, place: usize, grant: Option<AnnouncedGrant>) {
         let mut slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
         let senders = slot.take().map_or(NodeSet::of([]), |(_, senders)| senders);
-        *slot = Some((message.to_owned(), senders.with(place)));
+        *slot = Some((grant, senders.with(place)));
     }
 
     /// Takes the message, and the notification that came with it.
-    fn take(&self) -> Option<String> {
+    fn take(&self) -> Option<AnnouncedGrant> {
         let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
         let notified = self.notify.notified();
         tokio::pin!(notified);
         notified.enable();
-        message.map(|(message, _)| message)
+        message.and_then(|(grant, _)| grant)
     }
 
     fn senders(&self) -> usize {

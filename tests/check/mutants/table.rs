@@ -178,7 +178,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "claim-from-its-message",
         edits: &[Edit {
-            file: "src/lease/acquire.rs",
+            file: "src/lease/grant_clock.rs",
             from: "let granted = sample.earliest(time, attempt.options.drift, now)?;",
             to: "let granted = sample.earliest(time, attempt.options.drift, now).map(|_| now)?;",
         }],

@@ -22,7 +22,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "claim-trusted-without-renewal",
         edits: &[Edit {
-            file: "src/lease/acquire.rs",
+            file: "src/lease/grant_clock.rs",
             from: "attempt.options.renewal == Renewal::Never || ",
             to: "",
         }],
@@ -99,7 +99,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "message-trusted-on-another-connection",
         edits: &[Edit {
-            file: "src/lease/acquire.rs",
+            file: "src/lease/grant_clock.rs",
             from: "        if Some(*generation) != client.nodes.clock_generation()\n            || ",
             to: "        let _ = (generation, client.nodes.clock_generation()?);\n        if ",
         }],
@@ -108,7 +108,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "message-trusted-on-another-subscription",
         edits: &[Edit {
-            file: "src/lease/acquire.rs",
+            file: "src/lease/grant_clock.rs",
             from: "Some(*subscription) != client.wakeups.subscription()",
             to: "*subscription == 0",
         }],
