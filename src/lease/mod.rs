@@ -19,6 +19,7 @@ mod renewal;
 mod shared_hold;
 mod shared_poll;
 mod validity;
+mod waiter;
 
 pub(crate) use acquire::{acquire, acquire_within, try_acquire};
 pub(crate) use attempt::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};

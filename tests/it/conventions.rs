@@ -87,6 +87,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "outage_deadline",
             "poll_budget",
             "grant_clock",
+            "waiter",
             "acquire",
             "shared_hold",
         ],

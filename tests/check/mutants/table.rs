@@ -120,7 +120,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "waiters-do-not-poll",
         edits: &[Edit {
-            file: "src/lease/acquire.rs",
+            file: "src/lease/waiter.rs",
             from: "message = timeout_at(until, mailbox.wait()) => match message {",
             to: "message = timeout_at(until + Duration::from_secs(3600), mailbox.wait()) => match message {",
         }],

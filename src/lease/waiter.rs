@@ -1,0 +1,129 @@
+//! [`Waiter`]: how an attempt waits, and what wakes it.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::attempt::QueueEntry;
+use super::client::LockRequest;
+use super::grant_clock::GrantClock;
+use super::lease::Lease;
+use super::owned_lease::AttemptGuard;
+use super::poll_budget::PollBudget;
+use crate::wire::{AnnouncedGrant, Mailbox};
+
+/// The pause before the first poll of a waiter that is notified; each later one is twice as long.
+pub(super) const FIRST_POLL: Duration = Duration::from_millis(250);
+
+/// How an attempt waits: queued or not, notified or polling.
+pub(super) struct Waiter {
+    pub(super) guard: AttemptGuard,
+    /// How it is queued, if it is.
+    pub(super) entry: Option<QueueEntry>,
+    /// The longest pause between two polls.
+    pub(super) poll: Duration,
+    /// How often it asked and the lock was busy.
+    pub(super) polls: u32,
+    pub(super) mailbox: Option<Mailbox>,
+    pub(super) grant_clock: Option<GrantClock>,
+}
+
+/// Why a waiter wakes up.
+pub(super) enum WakeEvent {
+    Granted(Lease),
+    /// By an unverified notification, or because one may have been missed.
+    Notified,
+    /// Its next poll is due.
+    PollDue,
+}
+
+impl Waiter {
+    pub(super) fn unqueued(request: &LockRequest) -> Waiter {
+        let guard = AttemptGuard::new(request);
+        let poll = request.poll(&guard.attempt, false);
+        Waiter { guard, entry: None, poll, polls: 0, mailbox: None, grant_clock: None }
+    }
+
+    pub(super) fn notified(request: &LockRequest) -> Waiter {
+        let mut waiter = Waiter::unqueued(request);
+        waiter.poll = request.poll(&waiter.guard.attempt, true);
+        waiter.mailbox = Some(request.client.wakeups.mailbox(waiter.guard.attempt.id));
+        let channel = request.client.wakeups.channel();
+        waiter.entry = Some(waiter.guard.attempt.queue_entry(Some(channel)));
+        waiter
+    }
+
+    pub(super) fn new(request: &LockRequest, is_notified: bool) -> Waiter {
+        if is_notified { Waiter::notified(request) } else { Waiter::polling(request) }
+    }
+
+    pub(super) fn polling(request: &LockRequest) -> Waiter {
+        let mut waiter = Waiter::unqueued(request);
+        waiter.entry = Some(waiter.guard.attempt.queue_entry(None));
+        waiter
+    }
+
+    /// How long to pause before this poll: longer each time. A holder that does not notify, as
+    /// other libraries do, is then waited for little longer than it held the lock.
+    pub(super) fn pause(&self, polls: u32) -> Duration {
+        (FIRST_POLL * (1 << (polls - 1).min(5))).min(self.poll)
+    }
+
+    /// Sleeps until a notification grants a lease, or until the next poll is due. An unverified
+    /// notification makes it poll at once, as often as the budget allows. While the lock is busy,
+    /// another task may poll for this one.
+    pub(super) async fn sleep(&self, pause: Duration, is_busy: bool, budget: &mut PollBudget) -> WakeEvent {
+        let Some(mailbox) = &self.mailbox else {
+            sleep(pause).await;
+            return WakeEvent::PollDue;
+        };
+        let (mut until, mut is_notified, mut polls) = (Instant::now() + pause, false, self.polls);
+        let AttemptGuard { client, attempt, .. } = &self.guard;
+        let join = |entry| {
+            let (servers, pauses) = ((&*client.nodes, &client.wakeups), (until, self.poll));
+            client.shared_polls.join(servers, (attempt, entry), pauses)
+        };
+        let shared_poll = self.entry.as_ref().filter(|_| is_busy).and_then(join);
+        loop {
+            loop {
+                let woken = async {
+                    match &shared_poll {
+                        Some(shared_poll) => shared_poll.woken().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let message = tokio::select! {
+                    biased;
+                    message = timeout_at(until, mailbox.wait()) => match message {
+                        Ok(message) => message,
+                        Err(_elapsed) => break,
+                    },
+                    () = woken => break,
+                };
+                if let Some(lease) = message.and_then(|grant| self.granted_lease(&grant)) {
+                    return WakeEvent::Granted(lease);
+                }
+                match budget.take() {
+                    Ok(()) => return WakeEvent::Notified,
+                    Err(at) if at < until => (until, is_notified) = (at, true),
+                    Err(_) => {}
+                }
+            }
+            if is_notified {
+                return if budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue };
+            }
+            let Some(shared_poll) = &shared_poll else { return WakeEvent::PollDue };
+            polls += 1;
+            match shared_poll.poll(self.pause(polls)).await {
+                Some(at) => until = at,
+                None => return WakeEvent::PollDue,
+            }
+        }
+    }
+
+    /// The lease that a message grants, if it can be trusted.
+    fn granted_lease(&self, grant: &AnnouncedGrant) -> Option<Lease> {
+        let AttemptGuard { client, attempt, .. } = &self.guard;
+        self.grant_clock.as_ref()?.lease(client, attempt, self.entry.as_ref()?, grant)
+    }
+}
