@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Attempt, Proposal, QueueEntry};
+use super::attempt::{Attempt, QueueEntry};
 use super::lease::Lease;
 use super::owned_lease::{AttemptGuard, OwnedLease};
 use super::validity::ClockSample;
+use super::verbs::Proposal;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};

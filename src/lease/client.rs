@@ -10,8 +10,9 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use uuid::Uuid;
 
-use super::attempt::{Attempt, Kind, Origin, Queue};
+use super::attempt::{Attempt, Origin};
 use super::keeper::Keeper;
+use super::kind::{Kind, Queue};
 use super::shared_poll::SharedPolls;
 use crate::clock::Moment;
 use crate::error::{ConfigError, Context, Error, Operation};

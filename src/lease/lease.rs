@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::attempt::{Attempt, Kind};
+use super::attempt::Attempt;
+use super::kind::Kind;
 use super::validity::Deadline;
 use crate::clock::Moment;
 use crate::deployment::AtomicNodeSet;

@@ -9,6 +9,7 @@ mod client;
 mod close;
 mod grant_clock;
 mod keeper;
+mod kind;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;
 mod outage_deadline;
@@ -19,11 +20,12 @@ mod renewal;
 mod shared_hold;
 mod shared_poll;
 mod validity;
+mod verbs;
 mod waiter;
 
 pub(crate) use acquire::{acquire, acquire_within, try_acquire};
-pub(crate) use attempt::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub(crate) use client::{Client, LockRequest, NamedLock, Servers};
+pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::{Lease, LeaseEnd};
 pub(crate) use owned_lease::OwnedLease;
 pub(crate) use release::decide;

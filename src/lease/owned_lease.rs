@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::attempt::{Attempt, Kind, QueueEntry};
+use super::attempt::{Attempt, QueueEntry};
 use super::client::{Client, LockRequest};
 use super::keeper::OpenCall;
+use super::kind::Kind;
 use super::lease::{Lease, LeaseEnd};
 use super::release::{Decision, ReleaseOutcome, release, retry};
 use crate::clock::Moment;

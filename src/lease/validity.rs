@@ -1,5 +1,5 @@
-//! [`Deadline`]: until when a lease is valid. [`ClockSample`]: when a message of the server was
-//! made, on this machine's clock.
+//! [`Deadline`]: until when a lease is valid. [`trusted_span`]: for how long. [`ClockSample`]: when
+//! a message of the server was made, on this machine's clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -81,6 +81,17 @@ impl Deadline {
     }
 }
 
+/// Always subtracted from a lease: the server counts in whole milliseconds, and expires keys up to
+/// one late.
+const EXPIRY_GRANULARITY: Duration = Duration::from_millis(2);
+
+/// How long a lease of `ttl` may be trusted, counted from before its request was sent
+/// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): TTL less
+/// drift).
+pub(super) fn trusted_span(ttl: Duration, drift: f64) -> Duration {
+    ttl.mul_f64(1.0 - drift).saturating_sub(EXPIRY_GRANULARITY)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +123,11 @@ mod tests {
         assert!(sample.earliest(5_000_000, 0.01, now).unwrap() < granted);
         assert_eq!(sample.earliest(999_999, 0.0, now), None, "the clock stepped back");
         assert_eq!(sample.earliest(12_000_001, 0.0, now), None, "granted in the future");
+    }
+
+    #[test]
+    fn drift_and_expiry_granularity_are_subtracted() {
+        assert_eq!(trusted_span(Duration::from_secs(10), 0.01), Duration::from_millis(9_898));
+        assert_eq!(trusted_span(Duration::from_millis(1), 0.5), Duration::ZERO);
     }
 }

@@ -73,8 +73,10 @@ const INSIDE: [(&str, &[&str]); 2] = [
     (
         "lease",
         &[
-            "attempt",
+            "kind",
             "validity",
+            "attempt",
+            "verbs",
             "lease",
             "keeper",
             "renewal",
