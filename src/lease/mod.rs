@@ -12,6 +12,8 @@ mod keeper;
 mod kind;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;
+mod local_queue;
+mod lock_request;
 mod outage_deadline;
 mod owned_lease;
 mod poll_budget;
@@ -24,9 +26,10 @@ mod verbs;
 mod waiter;
 
 pub(crate) use acquire::{acquire, acquire_within, try_acquire};
-pub(crate) use client::{Client, LockRequest, NamedLock, Servers};
+pub(crate) use client::{Client, Servers};
 pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::{Lease, LeaseEnd};
+pub(crate) use lock_request::{LockRequest, NamedLock};
 pub(crate) use owned_lease::OwnedLease;
 pub(crate) use release::decide;
 pub(crate) use shared_hold::{SharedHold, SharedHolds};

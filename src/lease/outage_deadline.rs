@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::client::LockRequest;
+use super::lock_request::LockRequest;
 use crate::clock::Moment;
 use crate::error::Error;
 

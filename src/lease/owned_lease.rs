@@ -10,10 +10,11 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::attempt::{Attempt, QueueEntry};
-use super::client::{Client, LockRequest};
+use super::client::Client;
 use super::keeper::OpenCall;
 use super::kind::Kind;
 use super::lease::{Lease, LeaseEnd};
+use super::lock_request::LockRequest;
 use super::release::{Decision, ReleaseOutcome, release, retry};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::client::LockRequest;
+use super::lock_request::LockRequest;
 use super::owned_lease::{OwnedLease, released_after};
 use crate::error::{Context, Error, Operation};
 use crate::name::Name;

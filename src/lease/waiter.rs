@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::attempt::QueueEntry;
-use super::client::LockRequest;
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
+use super::lock_request::LockRequest;
 use super::owned_lease::AttemptGuard;
 use super::poll_budget::PollBudget;
 use crate::wire::{AnnouncedGrant, Mailbox};

@@ -153,7 +153,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "poll-cap-ignored",
         edits: &[Edit {
-            file: "src/lease/client.rs",
+            file: "src/lease/lock_request.rs",
             from: "UNNOTIFIED_POLL.min(longest) }.min(self.options.poll_cap);",
             to: "UNNOTIFIED_POLL.min(longest) };",
         }],
@@ -162,7 +162,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "notified-waiter-polls-once-a-claim",
         edits: &[Edit {
-            file: "src/lease/client.rs",
+            file: "src/lease/lock_request.rs",
             from: "if is_notified { 0.7 } else",
             to: "if is_notified { 1.0 } else",
         }],

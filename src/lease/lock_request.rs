@@ -1,0 +1,144 @@
+//! [`LockRequest`]: what one call asks of a client.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::attempt::Attempt;
+use super::client::Client;
+use super::kind::{Kind, Queue};
+use crate::clock::Moment;
+use crate::error::{Context, Error, Operation};
+use crate::event::Acquiring;
+use crate::inspection::Holder;
+use crate::name::Name;
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::wire::{Failure, Vote, WaitFor};
+
+/// A name, with the client and the options to lock it with.
+#[derive(Clone)]
+pub(crate) struct NamedLock {
+    pub(crate) client: Arc<Client>,
+    pub(crate) options: Arc<Options>,
+    pub(crate) name: Name,
+}
+
+impl NamedLock {
+    pub(crate) fn request(&self, kind: &'static Kind, owner: Option<&Owner>) -> LockRequest {
+        LockRequest {
+            client: Arc::clone(&self.client),
+            kind,
+            name: self.name.clone(),
+            options: Arc::clone(&self.options),
+            owner: owner.map(Owner::to_string),
+        }
+    }
+}
+
+/// How often a waiter polls that cannot be notified.
+const UNNOTIFIED_POLL: Duration = Duration::from_millis(100);
+
+/// The lock, its kind, the owner and the options of one call. Without an owner, each attempt is its
+/// own owner.
+pub(crate) struct LockRequest {
+    pub(crate) client: Arc<Client>,
+    pub(crate) kind: &'static Kind,
+    pub(crate) name: Name,
+    pub(crate) options: Arc<Options>,
+    pub(crate) owner: Option<String>,
+}
+
+impl LockRequest {
+    pub(crate) fn attempt(&self) -> Attempt {
+        let origin = Arc::clone(&self.client.origin);
+        Attempt::new(origin, self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
+    }
+
+    /// What spans, metrics and events say of it.
+    pub(super) fn described(&self) -> Acquiring<'_> {
+        let (observer, lock, kind) = (&*self.client.observer, &self.name, self.kind.name);
+        Acquiring { observer, lock, kind, _owner: self.owner.as_deref() }
+    }
+
+    /// Since when its nodes have failed and how, as far as that matters to this request.
+    pub(super) fn outage(&self) -> Option<(Moment, Failure)> {
+        self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
+    }
+
+    /// The longest pause between two polls. Clients differ by up to a sixteenth, so that they do
+    /// not poll at the same moment.
+    pub(super) fn poll(&self, attempt: &Attempt, is_notified: bool) -> Duration {
+        // A waiter that sends no request for as long as its claim counts as dead. If its messages
+        // arrive, a poll is for that alone, and 0.9 s of a claim of 3 s are left for a slow one.
+        let longest = attempt.claim().mul_f64(if is_notified { 0.7 } else { 0.5 });
+        let cap = if is_notified { longest } else { UNNOTIFIED_POLL.min(longest) }.min(self.options.poll_cap);
+        cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 4096.0)
+    }
+
+    pub(super) fn queues_inside(&self) -> bool {
+        match self.kind.queue {
+            Queue::Inside => true,
+            Queue::InsideUnlessOwned => self.owner.is_none(),
+            Queue::InRedis => false,
+        }
+    }
+
+    /// Whether it enters a lock that its owner holds.
+    pub(super) fn may_enter(&self) -> bool {
+        self.kind.may_reenter && self.owner.is_some()
+    }
+
+    /// The owner that holds the lock, if a majority of the nodes name it. For kinds with one owner
+    /// at a time.
+    pub(super) async fn holder(&self) -> Option<String> {
+        let nodes = &self.client.nodes;
+        let call = Arc::new(self.kind.inspect(&self.name));
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
+        let named = |(_, outcome): &Vote| -> Option<String> {
+            // Status, last token, waiters and time come first.
+            let texts = outcome.as_ref().ok()?.texts().ok()?;
+            Holder::from_reply(texts.get(4..)?).map(|holder| holder.owner)
+        };
+        let owners: Vec<String> = votes.received.iter().filter_map(named).collect();
+        let naming = |owner: &&String| owners.iter().filter(|other| other == owner).count();
+        owners.iter().find(|owner| naming(owner) >= nodes.deployment.majority()).cloned()
+    }
+
+    /// The operation, lock and server, for errors.
+    pub(super) fn context(&self) -> Context {
+        self.client.context(Operation::Acquire, &self.name)
+    }
+
+    /// The error for the caller.
+    pub(super) fn error(&self, failure: Failure) -> Error {
+        self.client.error(failure, self.context())
+    }
+
+    pub(super) fn lost(&self) -> Error {
+        Error::Lost { context: self.context() }
+    }
+}
+
+/// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may
+/// drop it at any time: that releases what it was granted and leaves the queue.
+///
+/// The caller has an [`OpenCall`], from before this checks whether the client is closed. `close`
+/// works in the reverse order, so one of the two notices the other. An async function stores an
+/// argument twice, so the call, which is large, is borrowed; it is dropped before its `OpenCall`.
+pub(super) async fn unless_closed<T>(
+    request: &LockRequest,
+    mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
+) -> Result<T, Error> {
+    let keeper = &request.client.keeper;
+    let outcome = tokio::select! {
+        biased;
+        () = keeper.closing.wait_until_begun() => None,
+        outcome = &mut call => Some(outcome),
+    };
+    match outcome {
+        // A lease that was granted after `close` took all leases is dropped here.
+        Some(outcome) if !keeper.closing.has_begun() => outcome,
+        _ => Err(Error::Closed { context: request.context() }),
+    }
+}
