@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::acquire_round::{AcquireOutcome, acquire_round};
+use super::close::OpenCall;
 use super::grant_clock::GrantClock;
-use super::keeper::OpenCall;
 use super::local_queue::{LocalTurn, LockEvent};
 use super::lock_request::{LockRequest, unless_closed};
 use super::outage_deadline::OutageDeadline;

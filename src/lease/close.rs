@@ -1,4 +1,5 @@
-//! Closing a client: it admits no new calls and releases everything that it has.
+//! Closing a client: it admits no new calls and releases everything that it has. [`OpenCall`]: a
+//! call that a close waits for.
 
 use std::mem;
 use std::sync::Arc;
@@ -8,9 +9,11 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::client::Client;
-use super::keeper::{Keeper, UnreleasedHolds};
+use super::keeper::Keeper;
 use super::lease::LeaseEnd;
+use super::schedule::UnreleasedHolds;
 use crate::error::{Error, Operation};
+use crate::name::Name;
 
 impl Client {
     /// Ends all leases and all calls that wait for a lock, and waits for at most `limit` until the
@@ -90,5 +93,30 @@ impl Keeper {
             left.count += failed.count - failed.names.len();
         }
         left
+    }
+}
+
+/// A call that may acquire or release something until this is dropped. What it leaves to the keeper
+/// must be there by then: closing waits for both, and a gap between them would hide a hold.
+pub(super) struct OpenCall {
+    keeper: Arc<Keeper>,
+    place: usize,
+}
+
+impl OpenCall {
+    pub(super) fn new(keeper: &Arc<Keeper>, name: &Name) -> OpenCall {
+        let place = keeper.closing.open_calls().insert(name.clone());
+        OpenCall { keeper: Arc::clone(keeper), place }
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let closing = &self.keeper.closing;
+        let name = closing.open_calls().try_remove(self.place);
+        drop(name);
+        if closing.has_begun() {
+            self.keeper.settled.notify_waiters();
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::client::Client;
-use super::keeper::OpenCall;
+use super::close::OpenCall;
 use super::kind::Kind;
 use super::lease::{Lease, LeaseEnd};
 use super::lock_request::LockRequest;

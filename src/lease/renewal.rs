@@ -1,25 +1,20 @@
-//! The keeper's task: it renews leases and releases what was dropped, batch after batch, and finds
-//! what the nodes' replies mean.
+//! One batch of the keeper: the renewals and releases that are sent together, and what the nodes'
+//! replies to them mean.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use tokio::task::JoinSet;
-use tokio::time::sleep;
-
 use super::attempt::SentRequest;
-use super::keeper::{Batch, BatchLimits, Keeper, PendingRelease, Schedule, log_given_up};
-use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
+use super::keeper::{Keeper, log_given_up};
+use super::lease::{Lease, LeaseEnd};
+use super::schedule::{Batch, PendingRelease, Schedule};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::event::{RenewSpan, Report, event, released_in_background, renewed};
 use crate::measure;
 use crate::wire::{Answer, Call, Nodes, Reply, Vote};
 
-/// How many batches with releases are in flight at a time. They may wait for a node that hangs, and
-/// up to 65,536 releases may be pending.
-const MAX_RELEASING: usize = 64;
 /// The longest pause before a renewal without a reply is sent again; a thirtieth of the TTL if that
 /// is shorter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -27,68 +22,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const RELEASE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Keeper {
-    /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to
-    /// do.
-    pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
-        let keeper = Arc::new(Keeper::new(nodes));
-        tokio::spawn(Arc::clone(&keeper).run());
-        keeper
-    }
-
-    async fn run(self: Arc<Keeper>) {
-        let _end_guard = EndGuard { keeper: Arc::clone(&self) };
-        let mut batches = JoinSet::new();
-        // The number of batches with renewals is not limited, except by that of the leases: each of
-        // them waits for its slowest node. One of three masters hangs, and with a limit of 16 its
-        // requests are in all 16 batches; no lease of the two other masters is renewed any more.
-        // At most one batch has what only a minority may still have.
-        let (mut releasing, mut cleaning_up) = (0, 0);
-        loop {
-            let next = loop {
-                // Not in the match: its lock would be held in the arms.
-                let (taken, is_closed) = self.take(BatchLimits {
-                    may_release: releasing < MAX_RELEASING,
-                    may_clean_up: cleaning_up == 0,
-                });
-                match taken {
-                    Ok(batch) => {
-                        let is_cleanup = usize::from(batch.is_cleanup);
-                        let releases = usize::from(!batch.is_cleanup && !batch.releases.is_empty());
-                        (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
-                        let executed = Arc::clone(&self).execute(batch);
-                        batches.spawn(async move {
-                            executed.await;
-                            (releases, is_cleanup)
-                        })
-                    }
-                    Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
-                    Err(None) if batches.is_empty() && is_closed => return,
-                    Err(None) => break LONGEST_SLEEP,
-                };
-            };
-            tokio::select! {
-                () = self.notify.notified() => {}
-                Some(done) = batches.join_next() => {
-                    let (released, cleaned_up) = done.unwrap_or_default();
-                    (releasing, cleaning_up) = (releasing - released, cleaning_up - cleaned_up);
-                }
-                () = sleep(next) => {}
-            }
-        }
-    }
-
-    fn take(&self, limits: BatchLimits) -> (Result<Batch, Option<Moment>>, bool) {
-        let now = Moment::now();
-        let mut schedule = self.schedule();
-        let taken = schedule.take(now, limits);
-        schedule.sleeps_until = match taken {
-            Ok(_) => None,
-            Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
-        };
-        (taken, schedule.is_closed)
-    }
-
-    async fn execute(self: Arc<Keeper>, batch: Batch) {
+    /// Sends a batch, and concludes from the replies.
+    pub(super) async fn execute(self: Arc<Keeper>, batch: Batch) {
         let all_nodes = self.nodes.all_nodes();
         let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), all_nodes));
         let releases = batch.releases.iter().map(|pending| {
@@ -394,15 +329,4 @@ impl RenewalTally {
 #[cfg(feature = "tracing")]
 fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
     votes.iter().find_map(|(_, outcome)| outcome.as_ref().err())
-}
-
-/// Wakes the callers that wait for the keeper when its task ends.
-struct EndGuard {
-    keeper: Arc<Keeper>,
-}
-
-impl Drop for EndGuard {
-    fn drop(&mut self) {
-        self.keeper.end();
-    }
 }

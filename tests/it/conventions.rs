@@ -78,6 +78,7 @@ const INSIDE: [(&str, &[&str]); 2] = [
             "attempt",
             "verbs",
             "lease",
+            "schedule",
             "keeper",
             "renewal",
             "shared_poll",

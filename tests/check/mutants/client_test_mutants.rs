@@ -48,7 +48,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
-            "src/lease/keeper.rs",
+            "src/lease/schedule.rs",
             "        let keys = owner_of(lease).and_then(|owner| self.by_owner.remove(&owner)).unwrap_or_default();\n",
             "        let Some(own) = owner_of(lease) else { return };\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owner_of(one).as_ref() == Some(&own)).map(|(key, _)| *key).collect();\n",
         )],

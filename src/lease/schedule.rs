@@ -1,0 +1,302 @@
+//! [`Schedule`]: which lease is due when, and what must be released.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::sync::Notify;
+
+use super::attempt::{Attempt, QueueEntry};
+use super::lease::{Key, Lease, LeaseEnd};
+use crate::clock::Moment;
+use crate::deployment::NodeSet;
+use crate::error::MAX_NAMES;
+use crate::name::Name;
+use crate::options::Renewal;
+
+/// How many requests one batch has at most.
+const BATCH_SIZE: usize = 128;
+/// The part of its TTL by which a lease may be renewed earlier than it is due.
+const EARLIEST: u32 = 30;
+/// How many dropped attempts each of two queues remembers. Beyond that, one is left to its TTL:
+/// while a server is down for long, memory must not grow with every caller that gives up.
+const MAX_PENDING_RELEASES: usize = 65_536;
+
+/// How long beyond its TTL the release of a dropped attempt is retried once its client was dropped.
+const RELEASE_GRACE: Duration = Duration::from_secs(10);
+
+/// How often a release is sent again after error replies that may or may not last, such as those of
+/// a proxy while its server restarts: every half second. A script may fail like this for good.
+const RETRIES: u32 = 6;
+
+/// What a close could not release.
+#[derive(Default)]
+pub(super) struct UnreleasedHolds {
+    pub(super) count: usize,
+    pub(super) names: Vec<Name>,
+}
+
+impl UnreleasedHolds {
+    pub(super) fn add(&mut self, name: &Name) {
+        self.count += 1;
+        if self.names.len() < MAX_NAMES && !self.names.contains(name) {
+            self.names.push(name.clone());
+        }
+    }
+}
+
+/// Which lease is due when, and what must be released.
+#[derive(Default)]
+pub(super) struct Schedule {
+    pub(super) due: DueQueue,
+    pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
+    /// Releases that concern only a minority of the nodes: they block no other attempt, and must
+    /// not delay other releases.
+    pub(super) cleanups: BTreeMap<(Moment, u64), PendingRelease>,
+    /// Dropped attempts that are not released yet, by number, with the names of their locks: what
+    /// `settled` and `close` wait for.
+    pub(super) open_releases: BTreeMap<u64, Name>,
+    /// The leases of all guards, renewed or not, and how each attempt was queued.
+    pub(super) holds: Slab<(Lease, Option<QueueEntry>)>,
+    /// Once the client is being closed: what could not be released.
+    pub(super) unreleased: Option<UnreleasedHolds>,
+    entries: u64,
+    /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
+    /// a lock that is soon released costs no task switch.
+    pub(super) sleeps_until: Option<Moment>,
+    pub(super) is_closed: bool,
+}
+
+pub(super) struct PendingRelease {
+    pub(super) attempt: Arc<Attempt>,
+    pub(super) is_final: bool,
+    pub(super) entry: Option<QueueEntry>,
+    pub(super) give_up: Moment,
+    /// The nodes that may still hold it.
+    pub(super) nodes: NodeSet,
+    /// Its number in `open_releases`, while more than a minority of the nodes may hold it.
+    pub(super) number: Option<u64>,
+    /// How often it is sent again after an error reply that may or may not last.
+    retries_left: u32,
+    /// On how many nodes its release has failed for good.
+    pub(super) failures: usize,
+}
+
+impl PendingRelease {
+    /// Whether it is sent once more after such a reply.
+    pub(super) fn spend_retry(&mut self) -> bool {
+        let may_retry = self.retries_left > 0;
+        self.retries_left = self.retries_left.saturating_sub(1);
+        may_retry
+    }
+}
+
+/// The requests of one batch.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// The leases, and for how long to extend them; `None` only asks about the lease.
+    pub(super) renewals: Vec<(Lease, Option<Duration>)>,
+    pub(super) releases: Vec<PendingRelease>,
+    /// Its releases are those of a minority of the nodes.
+    pub(super) is_cleanup: bool,
+}
+
+/// What the next batch may do beside renewals: releases may have to wait for a node that hangs.
+#[derive(Clone, Copy)]
+pub(super) struct BatchLimits {
+    pub(super) may_release: bool,
+    pub(super) may_clean_up: bool,
+}
+
+impl Schedule {
+    pub(super) fn insert(&mut self, lease: &Lease, due: Moment, notify: &Notify) {
+        let entry = &lease.entry();
+        if entry.has_ended.load(Ordering::Relaxed) {
+            return;
+        }
+        self.due.insert(lease, due);
+        if self.sleeps_until.is_some_and(|until| due < until) {
+            notify.notify_one();
+        }
+    }
+
+    /// Removes a lease for good, and returns how it ended: the first of two tasks that end it
+    /// decides. [`Lease::announce`] follows once the lock is released.
+    pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
+        lease.entry().has_ended.store(true, Ordering::Relaxed);
+        self.due.remove(lease);
+        let hold = lease.entry().hold.load(Ordering::Relaxed) as usize;
+        // It may have been removed before, and another lease may have its place.
+        if self.holds.get(hold).is_some_and(|(held, _)| held.is_same(lease)) {
+            self.holds.remove(hold);
+        }
+        lease.end_as(how)
+    }
+
+    /// Adds the release of what an attempt has, or is granted later, on some nodes. It `must_await`
+    /// if it concerns more than a minority. If the schedule is full, it returns the attempt that is
+    /// left to its TTL instead.
+    pub(super) fn abandon(
+        &mut self,
+        attempt: Arc<Attempt>,
+        is_final: bool,
+        entry: Option<QueueEntry>,
+        nodes: NodeSet,
+        must_await: bool,
+    ) -> Option<Arc<Attempt>> {
+        let now = Moment::now();
+        let give_up = now + attempt.options.ttl + RELEASE_GRACE;
+        let number = must_await.then(|| self.number_release(&attempt));
+        let (retries_left, failures) = (RETRIES, 0);
+        let pending =
+            PendingRelease { attempt, is_final, entry, give_up, nodes, number, retries_left, failures };
+        self.schedule_release(pending, now)
+    }
+
+    /// Counts one more attempt that is to be released, and returns its number.
+    fn number_release(&mut self, attempt: &Attempt) -> u64 {
+        self.entries += 1;
+        self.open_releases.insert(self.entries, attempt.name.clone());
+        self.entries
+    }
+
+    /// The release of an attempt has succeeded or has failed for good.
+    pub(super) fn end_release(&mut self, number: u64, has_failed: bool) {
+        if let Some(name) = self.open_releases.remove(&number)
+            && let Some(unreleased) = self.unreleased.as_mut().filter(|_| has_failed)
+        {
+            unreleased.add(&name);
+        }
+    }
+
+    /// If the schedule is full, it returns the attempt that is left to its TTL instead. While the
+    /// client is being closed there is no limit: no more come than it had.
+    pub(super) fn schedule_release(&mut self, pending: PendingRelease, due: Moment) -> Option<Arc<Attempt>> {
+        let queue = if pending.number.is_some() { &mut self.pending_releases } else { &mut self.cleanups };
+        let is_full = queue.len() >= MAX_PENDING_RELEASES && self.unreleased.is_none();
+        let given_up = if is_full { queue.pop_first() } else { None };
+        self.entries += 1;
+        queue.insert((due, self.entries), pending);
+        let (_, given_up) = given_up?;
+        if let Some(number) = given_up.number {
+            self.end_release(number, true);
+        }
+        Some(given_up.attempt)
+    }
+
+    /// The next batch, or when something will be due.
+    pub(super) fn take(&mut self, now: Moment, limits: BatchLimits) -> Result<Batch, Option<Moment>> {
+        let mut batch = Batch::default();
+        while batch.renewals.len() < BATCH_SIZE
+            && let Some(lease) = self.due.pop(now, !batch.renewals.is_empty())
+        {
+            let ttl = lease.next_ttl(now);
+            // A lease that has reached its longest hold is left to its deadline.
+            if ttl.is_some() || (lease.attempt().kind.may_reenter && !lease.is_lost()) {
+                batch.renewals.push((lease, ttl));
+            }
+        }
+        while limits.may_release
+            && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
+            && let Some(first) = self.pending_releases.first_entry()
+            && first.key().0 <= now
+        {
+            batch.releases.push(first.remove());
+        }
+        batch.is_cleanup = limits.may_clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
+        while batch.is_cleanup
+            && batch.releases.len() < BATCH_SIZE
+            && let Some(first) = self.cleanups.first_entry()
+            && first.key().0 <= now
+        {
+            batch.releases.push(first.remove());
+        }
+        if batch.renewals.is_empty() && batch.releases.is_empty() {
+            let due = self.due.next();
+            let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
+                some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
+            };
+            let releases = first(&self.pending_releases, limits.may_release);
+            let cleanups = first(&self.cleanups, limits.may_clean_up);
+            return Err(due.into_iter().chain(releases).chain(cleanups).min());
+        }
+        Ok(batch)
+    }
+
+    /// After one hold of an owner was lost, its other holds are polled at once.
+    pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
+        let now = Moment::now();
+        lost.iter().for_each(|lease| self.due.expedite_siblings(lease, now));
+    }
+}
+
+/// The leases, soonest first, and those of each owner, so that the other holds of an owner are
+/// found without searching all.
+#[derive(Default)]
+pub(super) struct DueQueue {
+    soonest: BTreeMap<Key, Lease>,
+    by_owner: HashMap<(Name, String), BTreeSet<Key>>,
+    entries: u64,
+}
+
+impl DueQueue {
+    pub(super) fn insert(&mut self, lease: &Lease, due: Moment) {
+        self.entries += 1;
+        let key = (due, self.entries);
+        lease.entry().place.set(key);
+        self.soonest.insert(key, lease.clone());
+        if let Some(owner) = owner_of(lease) {
+            self.by_owner.entry(owner).or_default().insert(key);
+        }
+    }
+
+    pub(super) fn remove(&mut self, lease: &Lease) {
+        let key = lease.entry().place.key();
+        self.soonest.remove(&key);
+        self.forget(lease, key);
+    }
+
+    /// The next lease that is due; beside others, also one that is due soon. From then on they are
+    /// renewed together, however far apart they were acquired: alone, each one would cost a request
+    /// of its own for as long as it lives.
+    pub(super) fn pop(&mut self, now: Moment, is_beside_others: bool) -> Option<Lease> {
+        let due_soon = |lease: &Lease| is_beside_others && lease.options().renewal == Renewal::Automatic;
+        let latest = |lease: &Lease| if due_soon(lease) { now + lease.options().ttl / EARLIEST } else { now };
+        let first = self.soonest.first_entry().filter(|first| first.key().0 <= latest(first.get()))?;
+        let (key, lease) = first.remove_entry();
+        self.forget(&lease, key);
+        Some(lease)
+    }
+
+    pub(super) fn next(&self) -> Option<Moment> {
+        self.soonest.first_key_value().map(|((due, _), _)| *due)
+    }
+
+    /// Makes the other holds of this lease's owner due now.
+    pub(super) fn expedite_siblings(&mut self, lease: &Lease, now: Moment) {
+        let keys = owner_of(lease).and_then(|owner| self.by_owner.remove(&owner)).unwrap_or_default();
+        for key in keys {
+            if let Some(sibling) = self.soonest.remove(&key) {
+                self.insert(&sibling, now);
+            }
+        }
+    }
+
+    fn forget(&mut self, lease: &Lease, key: Key) {
+        let Some(owner) = owner_of(lease) else { return };
+        if let Some(keys) = self.by_owner.get_mut(&owner) {
+            keys.remove(&key);
+            if keys.is_empty() {
+                self.by_owner.remove(&owner);
+            }
+        }
+    }
+}
+
+/// The lock and the owner, for kinds that an owner may hold several times.
+fn owner_of(lease: &Lease) -> Option<(Name, String)> {
+    let attempt = lease.attempt();
+    attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner().into_owned()))
+}
