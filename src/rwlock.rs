@@ -16,7 +16,7 @@ use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::queries::HolderId;
-use crate::wire::Script;
+use crate::wire::{Script, answers};
 
 pub use guard::{RwLockReadGuard, RwLockWriteGuard};
 
@@ -60,8 +60,9 @@ pub(crate) static WRITE: Kind = Kind {
 
 static SCRIPT: Script = Script::new(include_str!("../lua/rwlock.lua"));
 
-const WOULD_DEADLOCK: Refusal = (-6, |_, context| Error::WouldDeadlock { context });
-const FULL: Refusal = (-7, |options, context| Error::TooManyReaders { context, limit: options.max_readers });
+const WOULD_DEADLOCK: Refusal = (answers::WOULD_DEADLOCK, |_, context| Error::WouldDeadlock { context });
+const FULL: Refusal =
+    (answers::FULL, |options, context| Error::TooManyReaders { context, limit: options.max_readers });
 
 const FOUND: &str = "something that is not a read-write lock";
 

@@ -16,6 +16,7 @@ use crate::fencing::FencingToken;
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options};
+use crate::wire::answers::{NO_EXPIRY, WRONG_TYPE};
 use crate::wire::{InFlight, Nodes, Word};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
@@ -153,18 +154,19 @@ impl Attempt {
     }
 
     /// Whether this kind's script sends this refusal. Any other number is outside its contract:
-    /// -5, for instance, means that this client sent a malformed request, and -1 that the attempt
-    /// has ended, which a live one has not. Two never come here, since `wire` judges them: -1 of a
-    /// request with a time limit, which came too late, and -9, the node has no vote.
+    /// `LATE`, for instance, says that the attempt has ended, which a live one has not. Two never
+    /// come here, since `wire` judges them: `LATE` of a request with a time limit, which came too
+    /// late, and `NOT_ADMITTED`, the node has no vote.
     pub(super) fn may_refuse(&self, answer: i64) -> bool {
-        matches!(answer, -3 | -2) || self.kind.refusals.iter().any(|(number, _)| *number == answer)
+        matches!(answer, WRONG_TYPE | NO_EXPIRY)
+            || self.kind.refusals.iter().any(|(number, _)| *number == answer)
     }
 
     /// The error for a refusal: two that every kind's script sends, and those of this kind.
     pub(crate) fn refusal(&self, answer: i64, context: Context) -> Option<Error> {
         match answer {
-            -2 => Some(Error::WrongType { context, found: self.kind.found }),
-            -3 => Some(Error::WrongType { context, found: WITHOUT_TTL }),
+            WRONG_TYPE => Some(Error::WrongType { context, found: self.kind.found }),
+            NO_EXPIRY => Some(Error::WrongType { context, found: WITHOUT_TTL }),
             _ => {
                 let (_, error) = self.kind.refusals.iter().find(|(number, _)| *number == answer)?;
                 Some(error(&self.options, context))

@@ -3,7 +3,7 @@
 use crate::error::{Context, Error};
 use crate::name::Name;
 use crate::options::Options;
-use crate::wire::{Call, Script};
+use crate::wire::{Call, Script, answers};
 
 /// A kind of lock: its name, its script, and what the wait loop must know.
 pub(crate) struct Kind {
@@ -50,7 +50,7 @@ pub(crate) struct Capacity {
     pub(crate) default: u32,
 }
 
-/// A refusal of a script: its number, and the error for it.
+/// A refusal of a script: its number in [`answers`], and the error for it.
 pub(crate) type Refusal = (i64, fn(&Options, Context) -> Error);
 
 /// What every kind refuses: another program wrote it.
@@ -58,7 +58,7 @@ pub(crate) const WITHOUT_TTL: &str = "a value without a TTL, which is no lock of
 
 /// The refusal of every kind that has owners.
 pub(crate) const TOO_DEEP: Refusal =
-    (-4, |options, context| Error::TooDeep { context, depth: options.max_depth });
+    (answers::TOO_DEEP, |options, context| Error::TooDeep { context, depth: options.max_depth });
 
 /// Where the tasks of one client wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

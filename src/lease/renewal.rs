@@ -13,6 +13,7 @@ use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::event::{RenewSpan, Report, event, released_in_background, renewed};
 use crate::measure;
+use crate::wire::answers::WRONG_TYPE;
 use crate::wire::{Answer, Call, Nodes, Reply, Vote};
 
 /// The longest pause before a renewal without a reply is sent again; a thirtieth of the TTL if that
@@ -310,7 +311,7 @@ impl RenewalTally {
                     nodes.node(*node).observe(time.unsigned_abs());
                     positives += 1;
                 }
-                Ok(Ok(Answer::Final(0 | -2))) => without = without.with(*node),
+                Ok(Ok(Answer::Final(0 | WRONG_TYPE))) => without = without.with(*node),
                 _ => {}
             }
         }

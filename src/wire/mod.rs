@@ -3,6 +3,7 @@
 //! This module knows no lease, kind or owner. Outside of it, no code names the client library,
 //! except the constructors of [`Locks`](crate::Locks) and the sources of errors.
 
+pub(crate) mod answers;
 mod error_replies;
 mod failure;
 mod handshake;

@@ -7,13 +7,14 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{sleep, timeout};
 
+use super::answers::{LATE, NOT_ADMITTED};
 use super::error_replies::{is_broken, too_slow, was_redirected, was_refused};
 use super::failure::Failure;
 use super::handshake::{Facts, Handshake, Membership};
 use super::in_flight::InFlight;
 use super::outage::OutageRecord;
 use super::request::PreparedCall;
-use super::script::{Call, LATE, NOT_ADMITTED, Reply};
+use super::script::{Call, Reply};
 use super::servers::{Endpoint, SentFlag, TimedReply};
 use super::shared_connection::{LiveConnection, SharedConnection};
 use super::spoilt_keys::find_spoilt_key;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use uuid::Uuid;
 
+use super::answers;
 use super::error_replies::was_refused;
 use super::script::{Call, Word};
 use super::server_clock::ServerClock;
@@ -20,8 +21,7 @@ pub(super) type Slot = std::convert::Infallible;
 /// The most locks that a call may have.
 const MAX_LOCKS: usize = 128;
 
-/// The answer for a lock that a call has not served: nothing was changed for it.
-const NOT_SERVED: Value = Value::Int(-10);
+const NOT_SERVED: Value = Value::Int(answers::NOT_SERVED);
 
 /// A call, and what is known of the node that receives it.
 #[derive(Clone, Debug)]

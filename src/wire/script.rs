@@ -10,6 +10,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use uuid::Uuid;
 
+use super::answers::TOO_LOW;
 use super::failure::Failure;
 use crate::clock::Moment;
 use crate::name::Name;
@@ -190,16 +191,6 @@ impl Call {
         self.shared.contains(&Word::Run)
     }
 }
-
-/// The first of two numbers in a refusal; the second is an accepted token that is at least as large
-/// as the proposed one.
-const TOO_LOW: i64 = -8;
-
-/// Refuses a request that arrives after its `grant_before`, or an attempt that has ended.
-pub(super) const LATE: i64 = -1;
-
-/// Refuses a request at a node that was not admitted to its quorum.
-pub(super) const NOT_ADMITTED: i64 = -9;
 
 /// The reply of a script.
 #[derive(Clone, Debug)]

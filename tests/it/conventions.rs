@@ -42,8 +42,8 @@ const LAYERS: [(&str, &[&str]); 4] = [
 const INSIDE: [(&str, &str); 2] = [
     (
         "wire",
-        "error_replies failure script server_clock request transport connecting seeds sentinel \
-         batcher masters cluster connection endpoint servers handshake shared_connection \
+        "answers error_replies failure script server_clock request transport connecting seeds \
+         sentinel batcher masters cluster connection endpoint servers handshake shared_connection \
          in_flight spoilt_keys outage node quorum wake_message late_notifications wakeups",
     ),
     (
