@@ -13,7 +13,6 @@ use crate::wire::Script;
 pub(crate) static MUTEX: Kind = Kind {
     name: "mutex",
     found: "something that is not a mutex",
-    may_reenter: false,
     has_owner: false,
     queue: Queue::Inside,
     refusals: &[],

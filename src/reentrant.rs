@@ -19,7 +19,6 @@ use crate::wire::Script;
 pub(crate) static REENTRANT: Kind = Kind {
     name: "reentrant",
     found: "something that is not a re-entrant lock",
-    may_reenter: true,
     has_owner: true,
     queue: Queue::Inside,
     refusals: &[TOO_DEEP],

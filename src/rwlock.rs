@@ -23,7 +23,6 @@ pub use guard::{RwLockReadGuard, RwLockWriteGuard};
 pub(crate) static READ: Kind = Kind {
     name: "read",
     found: FOUND,
-    may_reenter: true,
     has_owner: true,
     queue: Queue::InRedis,
     refusals: &[TOO_DEEP, FULL],
@@ -42,7 +41,6 @@ pub(crate) static READ: Kind = Kind {
 pub(crate) static WRITE: Kind = Kind {
     name: "write",
     found: FOUND,
-    may_reenter: true,
     has_owner: true,
     queue: Queue::InsideUnlessOwned,
     refusals: &[TOO_DEEP, WOULD_DEADLOCK],

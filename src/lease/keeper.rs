@@ -78,7 +78,7 @@ impl Keeper {
         let due = match lease.options().renewal {
             Renewal::Automatic => Some(lease.counts_from() + soon),
             // Not renewed, but polled if another hold of its owner turns out to be lost.
-            Renewal::Never => lease.attempt().kind.may_reenter.then(|| lease.until()),
+            Renewal::Never => lease.attempt().kind.has_owner.then(|| lease.until()),
         };
         let mut schedule = self.schedule();
         let hold = schedule.holds.insert((lease.clone(), entry));

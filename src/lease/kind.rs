@@ -10,10 +10,9 @@ pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// What its key holds, human-readable.
     pub(crate) found: &'static str,
-    /// An owner that holds the lock may enter again, ahead of every waiter. Its `renew` must then
-    /// keep what is left of the hold if it is asked for less: the client asks so without extending.
-    pub(crate) may_reenter: bool,
-    /// Its requests name an owner.
+    /// Its requests name an owner. An owner that holds the lock may enter again, ahead of every
+    /// waiter. Its `renew` must then keep what is left of the hold if it is asked for less: the
+    /// client asks so without extending.
     pub(crate) has_owner: bool,
     pub(crate) queue: Queue,
     /// The refusals that not every kind's script sends.

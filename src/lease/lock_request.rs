@@ -86,7 +86,7 @@ impl LockRequest {
 
     /// Whether it enters a lock that its owner holds.
     pub(super) fn may_enter(&self) -> bool {
-        self.kind.may_reenter && self.owner.is_some()
+        self.kind.has_owner && self.owner.is_some()
     }
 
     /// The owner that holds the lock, if a majority of the nodes name it. For kinds with one owner

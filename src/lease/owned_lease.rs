@@ -97,7 +97,7 @@ impl AttemptGuard {
             self.entry = None;
         }
         self.client.keeper.keep(&lease, is_unanimous, self.entry.clone());
-        if self.attempt.kind.may_reenter {
+        if self.attempt.kind.has_owner {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
         }
         self.lease = Some((lease.clone(), self.client.nodes.count_hold()));

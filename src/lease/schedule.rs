@@ -194,7 +194,7 @@ impl Schedule {
         {
             let ttl = lease.next_ttl(now);
             // A lease that has reached its longest hold is left to its deadline.
-            if ttl.is_some() || (lease.attempt().kind.may_reenter && !lease.is_lost()) {
+            if ttl.is_some() || (lease.attempt().kind.has_owner && !lease.is_lost()) {
                 batch.renewals.push((lease, ttl));
             }
         }
@@ -298,5 +298,5 @@ impl DueQueue {
 /// The lock and the owner, for kinds that an owner may hold several times.
 fn owner_of(lease: &Lease) -> Option<(Name, String)> {
     let attempt = lease.attempt();
-    attempt.kind.may_reenter.then(|| (attempt.name.clone(), attempt.owner().into_owned()))
+    attempt.kind.has_owner.then(|| (attempt.name.clone(), attempt.owner().into_owned()))
 }

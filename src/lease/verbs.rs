@@ -68,7 +68,7 @@ impl Attempt {
     /// kinds that may be re-entered never shorten what is left. Any other kind's would set it to a
     /// millisecond.
     pub(super) fn renew(&self, ttl: Option<Duration>) -> Arc<Call> {
-        debug_assert!(ttl.is_some() || self.kind.may_reenter, "asking would end the lease");
+        debug_assert!(ttl.is_some() || self.kind.has_owner, "asking would end the lease");
         Arc::new(self.call(self.kind.verbs.renew).shared(ttl.map_or(1, millis)))
     }
 
