@@ -22,14 +22,14 @@ use crate::wire::{Failure, InFlight};
 
 /// Half of the longest first pause after nodes granted a lock to several attempts at a time. The
 /// longest pause doubles with each one, up to 40 ms.
-const BACKOFF: Duration = Duration::from_millis(5);
+const CONTENTION_PAUSE: Duration = Duration::from_millis(5);
 
 /// How many more times to try without queueing, after nodes granted the lock to several attempts at
 /// a time.
 const MAX_RETRIES: u32 = 2;
 
 /// A server rounds what is left of a TTL.
-const TICK: Duration = Duration::from_millis(1);
+const TTL_ROUNDING: Duration = Duration::from_millis(1);
 
 /// One try, and a few more if several attempts split the nodes so that none has a majority. `None`:
 /// another client holds the lock.
@@ -207,7 +207,8 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                 }
                 // The hold ends at another time once another owner has the lock, or has renewed it.
                 let ends = clock_sample.map(|(sample, _)| Duration::from_micros(sample.server) + free_in);
-                let is_known = ends.zip(announced).is_some_and(|(ends, known)| ends.abs_diff(known) <= TICK);
+                let is_known =
+                    ends.zip(announced).is_some_and(|(ends, known)| ends.abs_diff(known) <= TTL_ROUNDING);
                 if let Some(front) = front.as_ref().filter(|_| !is_known)
                     && announce_holder(request, front).await
                 {
@@ -327,7 +328,7 @@ impl ContentionBackoff {
     /// A random pause, so that the same attempts do not collide again.
     fn pause(&mut self) -> Duration {
         self.pauses += 1;
-        let longest = BACKOFF * (1 << self.pauses.min(3));
+        let longest = CONTENTION_PAUSE * (1 << self.pauses.min(3));
         longest.mul_f64(f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 256.0)
     }
 }

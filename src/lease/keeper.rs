@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
-use super::schedule::{Batch, BatchLimits, Schedule};
+use super::schedule::{Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::event::event;
@@ -73,8 +73,8 @@ impl Keeper {
     /// Adds the lease of a guard, and renews it from now on if its options say so: soon if not all
     /// nodes granted it, since they may by now.
     pub(super) fn keep(&self, lease: &Lease, is_unanimous: bool, entry: Option<QueueEntry>) {
-        let third = lease.until().since(lease.counts_from()) / 3;
-        let soon = if is_unanimous { third } else { third.min(FIRST_REPAIR) };
+        let pause = lease.until().since(lease.counts_from()) / RENEWALS_PER_TTL;
+        let soon = if is_unanimous { pause } else { pause.min(FIRST_REPAIR) };
         let due = match lease.options().renewal {
             Renewal::Automatic => Some(lease.counts_from() + soon),
             // Not renewed, but polled if another hold of its owner turns out to be lost.

@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 
 /// The pauses between tries on a server that fails: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const OUTAGE_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// How long a server may fail before a call returns its error: two node timeouts for an attempt
 /// that is not queued, one TTL for a queued one: a lease with the same TTL has expired by then.
@@ -34,7 +34,7 @@ impl OutageDeadline<'_> {
             queued: limit.unwrap_or(queued),
             has_queued: false,
             failing_since: None,
-            pause: PAUSES.0,
+            pause: OUTAGE_PAUSES.0,
             start: limit.map(|_| Moment::now()),
         }
     }
@@ -42,7 +42,7 @@ impl OutageDeadline<'_> {
     pub(super) fn restore(&mut self, is_queued: bool) {
         self.has_queued |= is_queued;
         self.failing_since = None;
-        self.pause = PAUSES.0;
+        self.pause = OUTAGE_PAUSES.0;
     }
 
     /// How long to pause before the next try, or the error once the deadline has passed.
@@ -56,7 +56,7 @@ impl OutageDeadline<'_> {
             return Err(error());
         }
         let pause = self.pause;
-        self.pause = (self.pause * 2).min(PAUSES.1);
+        self.pause = (self.pause * 2).min(OUTAGE_PAUSES.1);
         Ok(pause)
     }
 

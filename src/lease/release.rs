@@ -10,7 +10,7 @@ use crate::fencing::FencingToken;
 use crate::wire::{Answer, Call, Failure, Reply, Stragglers, Votes, WaitFor};
 
 /// How often a request is sent: then [`retry`] fails, and the keeper takes over a release.
-const TRIES: u32 = 3;
+const REQUEST_TRIES: u32 = 3;
 
 /// The outcome of a request that needs a majority.
 pub(crate) struct Decision {
@@ -67,7 +67,7 @@ pub(crate) async fn decide(
 
 /// Sends a request again while that may help.
 pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Arc<Call>) -> Result<Decision, Failure> {
-    let (mut tries_left, mut may_have_run) = (TRIES, false);
+    let (mut tries_left, mut may_have_run) = (REQUEST_TRIES, false);
     loop {
         tries_left -= 1;
         match decide(client, attempt, call, true).await {
@@ -192,7 +192,7 @@ pub(super) async fn release(
 ) -> Result<ReleaseOutcome, Failure> {
     let nodes = &client.nodes;
     let call = attempt.release(is_final, entry);
-    let (mut tally, mut tries_left) = (ReleaseTally::new(), TRIES);
+    let (mut tally, mut tries_left) = (ReleaseTally::new(), REQUEST_TRIES);
     let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {

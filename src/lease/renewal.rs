@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::attempt::SentRequest;
 use super::keeper::{Keeper, log_given_up};
 use super::lease::{Lease, LeaseEnd};
-use super::schedule::{Batch, PendingRelease, Schedule};
+use super::schedule::{Batch, PendingRelease, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::event::{RenewSpan, Report, event, released_in_background, renewed};
@@ -18,7 +18,7 @@ use crate::wire::{Answer, Call, Nodes, Reply, Vote};
 
 /// The longest pause before a renewal without a reply is sent again; a thirtieth of the TTL if that
 /// is shorter.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_RENEWAL_PAUSE: Duration = Duration::from_secs(1);
 /// The pause before a release without a reply is sent again.
 const RELEASE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -113,7 +113,7 @@ impl Keeper {
                 lease.entry().without.set(NodeSet::of([]));
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => {
-                        schedule.insert(lease, sent + ttl / 3, &self.notify);
+                        schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, &self.notify);
                         let what = (lease.name(), lease.kind().name, || lease.owner());
                         reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
                     }
@@ -141,7 +141,7 @@ impl Keeper {
             LeaseState::Unknown => {
                 lease.entry().without.set(tally.without_since);
                 // Several tries must fit in before the deadline of a short lease.
-                let pause = (lease.options().ttl / 30).min(LONGEST_PAUSE);
+                let pause = (lease.options().ttl / 30).min(LONGEST_RENEWAL_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, &self.notify);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
                 let (_held, _lost) = (tally.positives, tally.without.len());
@@ -259,7 +259,7 @@ impl SentRenewal {
         let (kind, ttl) = (lease.kind().name, ttl.unwrap_or(lease.options().ttl));
         // Its deadline counts from when the latest renewal was sent, and it is due a third of the
         // TTL after that.
-        let unused = lease.attempt().trusted_span(ttl).saturating_sub(ttl / 3);
+        let unused = lease.attempt().trusted_span(ttl).saturating_sub(ttl / RENEWALS_PER_TTL);
         let lag = unused.saturating_sub(lease.until().since(sent));
         SentRenewal { kind, span: RenewSpan::new(lease.name(), kind), lag }
     }

@@ -18,6 +18,8 @@ use crate::options::Renewal;
 
 /// How many requests one batch has at most.
 const BATCH_SIZE: usize = 128;
+/// How often a lease is renewed within its TTL: each time that a third of it has passed.
+pub(super) const RENEWALS_PER_TTL: u32 = 3;
 /// The part of its TTL by which a lease may be renewed earlier than it is due.
 const EARLIEST: u32 = 30;
 /// How many dropped attempts each of two queues remembers. Beyond that, one is left to its TTL:
@@ -29,7 +31,7 @@ const RELEASE_GRACE: Duration = Duration::from_secs(10);
 
 /// How often a release is sent again after error replies that may or may not last, such as those of
 /// a proxy while its server restarts: every half second. A script may fail like this for good.
-const RETRIES: u32 = 6;
+const RELEASE_RETRIES: u32 = 6;
 
 /// What a close could not release.
 #[derive(Default)]
@@ -149,7 +151,7 @@ impl Schedule {
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + RELEASE_GRACE;
         let number = must_await.then(|| self.number_release(&attempt));
-        let (retries_left, failures) = (RETRIES, 0);
+        let (retries_left, failures) = (RELEASE_RETRIES, 0);
         let pending =
             PendingRelease { attempt, is_final, entry, give_up, nodes, number, retries_left, failures };
         self.schedule_release(pending, now)

@@ -17,7 +17,7 @@ const MAX_COUNT: usize = 1_024;
 
 /// The minimum interval between messages of one node that count: any user with the right to publish
 /// can send very many.
-const PAUSE: Duration = Duration::from_millis(200);
+const LEAST_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The action for a message that a node sends to an attempt that has ended.
 type LateAction = Arc<dyn Fn(usize) + Send + Sync>;
@@ -40,7 +40,7 @@ impl FormerWaiter {
     /// Records a message. False if one of the same node was answered just before.
     fn note(&mut self, place: usize) -> bool {
         let now = Moment::now();
-        self.answered.retain(|(_, at)| now.since(*at) < PAUSE);
+        self.answered.retain(|(_, at)| now.since(*at) < LEAST_INTERVAL);
         let is_first = self.answered.iter().all(|(node, _)| *node != place);
         if is_first {
             self.answered.push((place, now));

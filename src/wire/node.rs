@@ -25,7 +25,7 @@ use crate::events::Observer;
 
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
 /// checks ten times a second.
-const TICK: Duration = Duration::from_millis(100);
+const WAIT_TICK: Duration = Duration::from_millis(100);
 
 /// How often a request to a cluster is sent while connections turn out to be broken, and by how
 /// much each pause is longer than the one before.
@@ -291,7 +291,7 @@ impl Node {
         };
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas).arg(u64::try_from(replica_timeout.as_millis()).unwrap_or(u64::MAX).max(1));
-        match on.connection.query(&wait, replica_timeout + self.limit.max(TICK)).await {
+        match on.connection.query(&wait, replica_timeout + self.limit.max(WAIT_TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),

@@ -175,7 +175,7 @@ impl Drop for WakeupSubscription {
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause between attempts to subscribe again.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+const SUBSCRIBE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
 /// What a subscription needs.
 pub(super) struct Subscriber {
@@ -191,7 +191,7 @@ pub(super) struct Subscriber {
 impl Subscriber {
     /// Subscribes, and again whenever the subscription ends.
     pub(super) async fn run(self, mut verified_with: Option<Arc<Nodes>>) {
-        let mut pause = PAUSES.0;
+        let mut pause = SUBSCRIBE_PAUSES.0;
         let mut has_failed = false;
         loop {
             match self.subscribe(verified_with.as_deref()).await {
@@ -205,7 +205,7 @@ impl Subscriber {
                     // subscription that is made again must not depend on the connection for
                     // requests.
                     verified_with = None;
-                    pause = PAUSES.0;
+                    pause = SUBSCRIBE_PAUSES.0;
                     self.mailboxes.count_made();
                     self.mailboxes.set_state(self.place, SubscriptionState::Subscribed);
                     self.mailboxes.notify_all();
@@ -226,7 +226,7 @@ impl Subscriber {
                 }
             }
             sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
+            pause = (pause * 2).min(SUBSCRIBE_PAUSES.1);
         }
     }
 
@@ -322,7 +322,7 @@ async fn until_lost(
 }
 
 /// How long the first node's message waits for those of other nodes, until a majority has sent one.
-const GATHERING: Duration = Duration::from_millis(20);
+const MESSAGE_GATHERING: Duration = Duration::from_millis(20);
 
 /// The mailboxes, and the state of the subscriptions.
 #[derive(Debug)]
@@ -381,7 +381,7 @@ impl Mailbox {
             self.slot.notify.notified().await;
         }
         if self.slot.senders() > 0 {
-            let _few = timeout(GATHERING, async {
+            let _few = timeout(MESSAGE_GATHERING, async {
                 while self.slot.senders() < self.mailboxes.majority {
                     self.slot.notify.notified().await;
                 }

@@ -15,7 +15,7 @@ use super::masters::{Masters, WaitsFor};
 use super::transport::RepliesByServer;
 
 /// The first and the longest pause before a request follows its slot once more.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+const REDIRECT_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// A connection to a cluster. Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -71,7 +71,7 @@ impl ClusterClient {
                 }
                 // The first time at once: it is known where the slot is now.
                 sleep(pause).await;
-                pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
+                pause = (pause * 2).clamp(REDIRECT_PAUSES.0, REDIRECT_PAUSES.1);
             }
         })
     }

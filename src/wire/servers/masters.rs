@@ -33,7 +33,7 @@ const ASKED_AT_ONCE: usize = 3;
 const PARTS: u32 = 8;
 
 /// How long a client that has learned the slots waits before it asks again.
-const PAUSE: Duration = Duration::from_millis(100);
+const LEARNING_PAUSE: Duration = Duration::from_millis(100);
 
 const CLUSTER_DOWN: ErrorKind = ErrorKind::Server(ServerErrorKind::ClusterDown);
 
@@ -161,7 +161,7 @@ impl Masters {
         if let Some(master) = master() {
             return Ok(master);
         }
-        if self.table(|table| table.learned.is_some_and(|at| at.elapsed() < PAUSE)) {
+        if self.table(|table| table.learned.is_some_and(|at| at.elapsed() < LEARNING_PAUSE)) {
             return Err(unserved());
         }
         timeout_at(deadline, self.learn(None)).await.map_err(|_| too_slow())??;
@@ -247,7 +247,7 @@ impl Masters {
         self.runtime.spawn(async move {
             // It outlives the client by at most this. A failure is found again by the next request.
             let _ = timeout(this.limit, this.learn(without.as_deref())).await;
-            sleep(PAUSE.min(this.limit)).await;
+            sleep(LEARNING_PAUSE.min(this.limit)).await;
             this.is_learning.store(false, Ordering::SeqCst);
         });
     }

@@ -12,7 +12,7 @@ use super::super::error_replies::too_slow;
 use super::transport::config;
 
 /// How long to wait for the other sentinels once one has replied.
-const GATHERING: Duration = Duration::from_millis(100);
+const REPORT_GATHERING: Duration = Duration::from_millis(100);
 
 /// The name of a master, and the sentinels that know its address.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl SentinelMaster {
             match answer {
                 Ok(Ok(one)) => {
                     reports.push(one);
-                    limit = GATHERING;
+                    limit = REPORT_GATHERING;
                 }
                 Ok(Err(error)) if rank(&error) >= rank(&failure) => failure = error,
                 _ => {}

@@ -230,8 +230,8 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/release.rs",
-                from: "(ReleaseTally::new(), TRIES)",
-                to: "(ReleaseTally::new(), TRIES / TRIES)",
+                from: "(ReleaseTally::new(), REQUEST_TRIES)",
+                to: "(ReleaseTally::new(), REQUEST_TRIES / REQUEST_TRIES)",
             },
             Edit {
                 file: "src/lease/release.rs",
