@@ -14,7 +14,6 @@ mod clock;
 mod deployment;
 mod diagnosis;
 mod error;
-mod event;
 mod events;
 mod fencing;
 mod inspection;
@@ -33,6 +32,7 @@ mod shorten;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
+mod traces;
 mod wire;
 
 /// The guide: one page for each subject.

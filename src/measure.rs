@@ -7,8 +7,33 @@
 
 use std::time::Duration;
 
-use crate::event::WakeReason;
 use crate::events::LossReason;
+
+/// What made an attempt send the request that was granted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum WakeReason {
+    /// It did not wait.
+    #[default]
+    AtOnce,
+    /// A notification, or a new subscription.
+    Notified,
+    /// Its next poll was due, or the holder's lease expired.
+    Polled,
+    /// It was its turn among the tasks of this client.
+    Local,
+}
+
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+impl WakeReason {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            WakeReason::AtOnce => "at once",
+            WakeReason::Notified => "notified",
+            WakeReason::Polled => "polled",
+            WakeReason::Local => "local",
+        }
+    }
+}
 
 /// Whether durations must be measured.
 pub(crate) const ON: bool = cfg!(feature = "metrics");

@@ -17,7 +17,8 @@ use super::poll_budget::PollBudget;
 use super::waiter::{FIRST_POLL, Waiter, WakeEvent};
 use crate::deployment::NodeSet;
 use crate::error::Error;
-use crate::event::{WaitSpan, WakeReason, acquiring};
+use crate::measure::WakeReason;
+use crate::traces::{WaitSpan, acquiring};
 use crate::wire::{Failure, InFlight};
 
 /// Half of the longest first pause after nodes granted a lock to several attempts at a time. The

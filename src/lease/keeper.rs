@@ -15,9 +15,9 @@ use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
 use super::schedule::{Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
-use crate::event::event;
 use crate::name::Name;
 use crate::options::Renewal;
+use crate::traces::event;
 use crate::wire::Nodes;
 
 /// How many batches with releases are in flight at a time. They may wait for a node that hangs, and

@@ -16,12 +16,12 @@ use super::validity::Deadline;
 use crate::clock::Moment;
 use crate::deployment::AtomicNodeSet;
 use crate::error::{Context, Error, Operation};
-use crate::event::{Report, event};
 use crate::events::{Event, LossReason};
 use crate::fencing::FencingToken;
 use crate::measure;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
+use crate::traces::{Report, event};
 
 /// The longest time for which a sleeping task may miss a loss, if the machine slept as well: timers
 /// stand still then, deadlines do not.

@@ -9,11 +9,11 @@ use super::client::Client;
 use super::kind::{Kind, Queue};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
-use crate::event::Acquiring;
 use crate::inspection::Holder;
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
+use crate::traces::Acquiring;
 use crate::wire::{Failure, Vote, WaitFor};
 
 /// A name, with the client and the options to lock it with.

@@ -19,9 +19,9 @@ use super::release::{Decision, ReleaseOutcome, release, retry};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
-use crate::event::{Grant, HoldSpan, releasing};
 use crate::fencing::FencingToken;
 use crate::options::Options;
+use crate::traces::{Grant, HoldSpan, releasing};
 use crate::wire::{Answer, Failure, HoldCount, Votes, WaitFor};
 
 /// How long a release waits for the last answers to earlier requests of its attempt.

@@ -11,8 +11,8 @@ use super::lease::{Lease, LeaseEnd};
 use super::schedule::{Batch, PendingRelease, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
-use crate::event::{RenewSpan, Report, event, released_in_background, renewed};
 use crate::measure;
+use crate::traces::{RenewSpan, Report, event, released_in_background, renewed};
 use crate::wire::answers::WRONG_TYPE;
 use crate::wire::{Answer, Call, Nodes, Reply, Vote};
 

@@ -12,7 +12,7 @@ use super::servers::{Connection, RepliesByServer, introduction};
 use crate::clock::Moment;
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
-use crate::event::event;
+use crate::traces::event;
 
 /// What is queried on a new connection.
 pub(super) struct Handshake {

@@ -20,8 +20,8 @@ use super::shared_connection::{LiveConnection, SharedConnection};
 use super::spoilt_keys::find_spoilt_key;
 use crate::clock::Moment;
 use crate::error::NodeProblem;
-use crate::event::Report;
 use crate::events::Observer;
+use crate::traces::Report;
 
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
 /// checks ten times a second.

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::failure::Failure;
 use crate::clock::Moment;
-use crate::event::{Report, event};
 use crate::events::{Event, Observer};
 use crate::measure;
+use crate::traces::{Report, event};
 
 /// Whether one node fails.
 pub(super) struct OutageRecord {

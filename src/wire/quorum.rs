@@ -22,8 +22,8 @@ use super::node::Node;
 use super::script::{Call, Reply};
 use crate::clock::Moment;
 use crate::deployment::{Deployment, NodeSet};
-use crate::event::Report;
 use crate::events::Observer;
+use crate::traces::Report;
 
 /// How long a negative reply waits for the other nodes: a reply that is known by then needs no
 /// undoing.

@@ -197,7 +197,7 @@ impl Subscriber {
             match self.subscribe(verified_with.as_deref()).await {
                 Ok((client, connection, disconnected)) => {
                     if std::mem::take(&mut has_failed) {
-                        crate::event::event!(
+                        crate::traces::event!(
                             info, server = %self.endpoint.label(), "subscribed to wake-ups again"
                         );
                     }
@@ -215,7 +215,7 @@ impl Subscriber {
                 Err((state, _error)) => {
                     // One WARN per outage, however many attempts fail.
                     if !std::mem::replace(&mut has_failed, true) {
-                        crate::event::event!(
+                        crate::traces::event!(
                             warn,
                             server = %self.endpoint.label(),
                             error = %_error,

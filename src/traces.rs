@@ -21,7 +21,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::events::{Event, Observer};
 use crate::fencing::FencingToken;
-use crate::measure;
+use crate::measure::{self, WakeReason};
 use crate::name::Name;
 #[cfg(feature = "tracing")]
 use crate::shorten::shortened;
@@ -44,32 +44,6 @@ pub(crate) use event;
 /// A deferred event: it is emitted after the tasks that wait for its cause have been woken, since a
 /// subscriber may block.
 pub(crate) type Report = Box<dyn FnOnce() + Send>;
-
-/// What made an attempt send the request that was granted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum WakeReason {
-    /// It did not wait.
-    #[default]
-    AtOnce,
-    /// A notification, or a new subscription.
-    Notified,
-    /// Its next poll was due, or the holder's lease expired.
-    Polled,
-    /// It was its turn among the tasks of this client.
-    Local,
-}
-
-#[cfg(any(feature = "metrics", feature = "tracing"))]
-impl WakeReason {
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            WakeReason::AtOnce => "at once",
-            WakeReason::Notified => "notified",
-            WakeReason::Polled => "polled",
-            WakeReason::Local => "local",
-        }
-    }
-}
 
 /// A call that acquires: what spans, metrics and events say of it.
 pub(crate) struct Acquiring<'a> {
