@@ -18,6 +18,7 @@ mod server_clock;
 mod servers;
 mod shared_connection;
 mod spoilt_keys;
+mod votes;
 mod wake_message;
 mod wakeups;
 
@@ -25,7 +26,7 @@ pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;
 pub(crate) use in_flight::InFlight;
 pub(crate) use node::Node;
-pub(crate) use quorum::{HoldCount, Nodes, Stragglers, Vote, Votes, WaitFor, median_clock};
+pub(crate) use quorum::{HoldCount, Nodes, WaitFor, median_clock};
 pub(crate) use script::{Answer, Call, Reply, Script, Word};
 #[cfg(feature = "cluster")]
 pub(crate) use servers::Seeds;
@@ -34,5 +35,6 @@ pub(crate) use servers::SentinelMaster;
 pub(crate) use servers::{
     Certificates, Endpoint, WakeupEndpoint, provide_cryptography, with_certificates, with_settings,
 };
+pub(crate) use votes::{Stragglers, Vote, Votes};
 pub(crate) use wake_message::AnnouncedGrant;
 pub(crate) use wakeups::{Mailbox, WakeupSubscription};
