@@ -4,6 +4,7 @@
 //! except the constructors of [`Locks`](crate::Locks) and the sources of errors.
 
 pub(crate) mod answers;
+mod asking;
 mod error_replies;
 mod failure;
 mod handshake;
@@ -22,11 +23,12 @@ mod votes;
 mod wake_message;
 mod wakeups;
 
+pub(crate) use asking::WaitFor;
 pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;
 pub(crate) use in_flight::InFlight;
 pub(crate) use node::Node;
-pub(crate) use quorum::{HoldCount, Nodes, WaitFor, median_clock};
+pub(crate) use quorum::{HoldCount, Nodes, median_clock};
 pub(crate) use script::{Answer, Call, Reply, Script, Word};
 #[cfg(feature = "cluster")]
 pub(crate) use servers::Seeds;

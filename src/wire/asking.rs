@@ -1,0 +1,198 @@
+//! How the [`Nodes`] are asked: one request to some of them until a majority has decided, or many
+//! requests in one pipeline for each.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use super::error_replies::too_slow;
+use super::failure::Failure;
+use super::in_flight::InFlight;
+use super::quorum::Nodes;
+use super::script::Call;
+use super::votes::{Stragglers, Vote, Votes};
+use crate::deployment::NodeSet;
+
+/// How long a negative reply waits for the other nodes: a reply that is known by then needs no
+/// undoing.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// Which replies to wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitFor {
+    /// Until a majority has replied with a number of at least this, or cannot any more.
+    Majority(i64),
+    /// Until all have replied or failed.
+    All,
+}
+
+impl Nodes {
+    /// Sends a request to some nodes concurrently, each with its own time limit.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: requests that were written continue, and `in_flight` records them; for a
+    /// single node also whether one was written.
+    pub(crate) async fn ask(
+        &self,
+        call: &Arc<Call>,
+        among: NodeSet,
+        in_flight: &Arc<InFlight>,
+        wait_for: WaitFor,
+    ) -> Votes {
+        if let [node] = self.all.as_slice() {
+            let outcome = node.ask(call, in_flight).await;
+            return self.votes(vec![(0, outcome)], wait_for);
+        }
+        let (mut sender, more) = oneshot::channel();
+        let mut rest = Stragglers { more: Some(more) };
+        let mut pending = Vec::with_capacity(among.len());
+        for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
+            in_flight.sent();
+            let (node, call, in_flight) = (Arc::clone(node), Arc::clone(call), Arc::clone(in_flight));
+            pending.push(Box::pin(async move {
+                let outcome = node.vote(&call).await;
+                in_flight.record(&outcome);
+                (place, outcome)
+            }));
+        }
+        // One task for all nodes: switching between tasks costs more than polling the requests. No
+        // vote decides before a majority has voted, so none wakes the caller before.
+        let (mut held_back, mut missing) = (Vec::with_capacity(among.len()), self.deployment.majority());
+        self.runtime.spawn(async move {
+            while let Some(vote) = next_ready(&mut pending).await {
+                held_back.push(vote);
+                missing = missing.saturating_sub(1);
+                if missing == 0 || pending.is_empty() {
+                    let (next, more) = oneshot::channel();
+                    let rest = Stragglers { more: Some(more).filter(|_| !pending.is_empty()) };
+                    let _decided_without_it = sender.send((std::mem::take(&mut held_back), rest));
+                    sender = next;
+                }
+            }
+        });
+        let replicas = call.replicas.map_or(0, |(count, _)| count);
+        let mut votes = self.votes(Vec::new(), wait_for);
+        let grace = sleep(Duration::MAX);
+        tokio::pin!(grace);
+        let mut refused = false;
+        loop {
+            let pending = among.len() - votes.received.len();
+            if let WaitFor::Majority(least) = wait_for {
+                let yes = votes
+                    .received
+                    .iter()
+                    .filter(|(_, vote)| vote.as_ref().is_ok_and(|reply| reply.is_number_from(least)))
+                    .count();
+                if yes >= self.deployment.majority() {
+                    break;
+                }
+                // If too few reply, each node's failure is reported; none takes longer than its
+                // node's time limit.
+                let answered = votes.received.iter().filter(|(_, vote)| vote.is_ok()).count();
+                if yes + pending < self.deployment.majority()
+                    && answered >= self.deployment.majority()
+                    && !refused
+                {
+                    refused = true;
+                    // A node that has failed before will not reply soon.
+                    let replied = NodeSet::of(votes.received.iter().map(|(place, _)| *place));
+                    let pending = |place: &usize| among.contains(*place) && !replied.contains(*place);
+                    if (0..self.count())
+                        .filter(pending)
+                        .all(|place| self.all[place].outage(replicas).is_some())
+                    {
+                        break;
+                    }
+                    grace.as_mut().reset(tokio::time::Instant::now() + GRACE.min(self.limit() / 4));
+                }
+            }
+            tokio::select! {
+                answers = rest.next() => match answers {
+                    Some(mut answers) => votes.received.append(&mut answers),
+                    None => {
+                        // Tasks that ended without a reply: their runtime has shut down.
+                        let ended = among.without(NodeSet::of(votes.received.iter().map(|(place, _)| *place)));
+                        let ended = (0..self.count()).filter(|place| ended.contains(*place));
+                        votes.received.extend(ended.map(|place| (place, Err(Failure::runtime_ended()))));
+                        break;
+                    }
+                },
+                () = &mut grace, if refused => break,
+            }
+        }
+        if votes.received.len() < among.len() {
+            votes.rest = Some(rest);
+        }
+        votes
+    }
+
+    /// Sends many requests, each to some of the nodes, one pipeline per node, and waits for all of
+    /// them, at most `limit` for each node.
+    pub(crate) async fn call_all(&self, calls: Vec<(Arc<Call>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
+        if let [node] = self.all.as_slice() {
+            let calls: Vec<&Arc<Call>> = calls.iter().map(|(call, _)| call).collect();
+            return node
+                .call_all(&calls, limit)
+                .await
+                .into_iter()
+                .map(|outcome| vec![(0, outcome)])
+                .collect();
+        }
+        let calls = Arc::new(calls);
+        let mut tasks = Vec::new();
+        for (place, node) in self.each_node() {
+            let (node, calls) = (Arc::clone(node), Arc::clone(&calls));
+            tasks.push(self.runtime.spawn(async move {
+                let (numbers, node_calls): (Vec<usize>, Vec<&Arc<Call>>) = calls
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, (_, among))| among.contains(place))
+                    .map(|(number, (call, _))| (number, call))
+                    .unzip();
+                if node_calls.is_empty() {
+                    return Vec::new();
+                }
+                let limit = limit.min(node.limit());
+                match timeout(limit, node.call_all(&node_calls, limit)).await {
+                    Ok(outcomes) => numbers.into_iter().zip(outcomes).collect(),
+                    Err(_) => {
+                        let late = node_calls.iter().map(|_| Err(Failure::indeterminate(too_slow())));
+                        numbers.into_iter().zip(late).collect()
+                    }
+                }
+            }));
+        }
+        let mut votes: Vec<Vec<Vote>> = calls.iter().map(|_| Vec::new()).collect();
+        for (place, task) in tasks.into_iter().enumerate() {
+            // A join fails only if the runtime shuts down.
+            for (number, outcome) in task.await.unwrap_or_default() {
+                votes[number].push((place, outcome));
+            }
+        }
+        votes
+    }
+
+    fn votes(&self, received: Vec<Vote>, wait_for: WaitFor) -> Votes {
+        let least = if let WaitFor::Majority(least) = wait_for { least } else { 1 };
+        Votes { labels: Arc::clone(&self.labels), deployment: self.deployment, least, received, rest: None }
+    }
+}
+
+/// Returns the output of the future that ends first; `None` after the last one.
+async fn next_ready<F: Future>(pending: &mut Vec<Pin<Box<F>>>) -> Option<F::Output> {
+    poll_fn(|context| {
+        for place in 0..pending.len() {
+            if let Poll::Ready(output) = pending[place].as_mut().poll(context) {
+                drop(pending.swap_remove(place));
+                return Poll::Ready(Some(output));
+            }
+        }
+        if pending.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
+}
