@@ -5,25 +5,23 @@
 //! The connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
 //! keep the protocol of their URL. It carries no other traffic: see the page on connecting.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use super::error_replies::too_slow;
-use super::late_notifications::LateNotifications;
+use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
 use super::quorum::Nodes;
 use super::servers::{WakeupEndpoint, config, connect, set_name};
-use super::wake_message::{AnnouncedGrant, WakeMessage};
-use crate::deployment::{Deployment, NodeSet};
+use crate::deployment::Deployment;
 
 /// One subscription to one channel on every node, made when it is first needed and kept until this
 /// is dropped.
@@ -147,9 +145,7 @@ impl WakeupSubscription {
 
     /// Makes the waiter with this id poll.
     pub(crate) fn notify(&self, id: Uuid) {
-        if let Some(slot) = self.mailboxes.slots().get(&id) {
-            slot.notify.notify_one();
-        }
+        self.mailboxes.notify(id);
     }
 
     /// Sets the action for messages that still arrive for this id, for as long as one may.
@@ -318,162 +314,5 @@ async fn until_lost(
                 }
             }
         }
-    }
-}
-
-/// How long the first node's message waits for those of other nodes, until a majority has sent one.
-const MESSAGE_GATHERING: Duration = Duration::from_millis(20);
-
-/// The mailboxes, and the state of the subscriptions.
-#[derive(Debug)]
-pub(super) struct Mailboxes {
-    slots: Mutex<HashMap<Uuid, Arc<MailboxSlot>>>,
-    pub(super) late_notifications: LateNotifications,
-    /// The state of each node's subscription.
-    pub(super) states: watch::Sender<Vec<SubscriptionState>>,
-    /// The number of nodes that form a majority.
-    pub(super) majority: usize,
-    /// Counts subscriptions made; 0 while fewer than a majority are made.
-    pub(super) subscription: AtomicU64,
-    made: AtomicU64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SubscriptionState {
-    Connecting,
-    Subscribed,
-    Failed,
-    /// The subscription does not receive messages that are published where requests go.
-    Elsewhere,
-}
-
-#[derive(Debug, Default)]
-struct MailboxSlot {
-    /// The latest message, and the nodes that have sent one.
-    message: Mutex<Option<(Option<AnnouncedGrant>, NodeSet)>>,
-    notify: Notify,
-}
-
-/// Receives the messages for one id until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Mailbox {
-    id: Uuid,
-    slot: Arc<MailboxSlot>,
-    mailboxes: Arc<Mailboxes>,
-}
-
-impl Mailbox {
-    pub(super) fn new(mailboxes: &Arc<Mailboxes>, id: Uuid) -> Mailbox {
-        let slot = Arc::new(MailboxSlot::default());
-        mailboxes.slots().insert(id, Arc::clone(&slot));
-        Mailbox { id, slot, mailboxes: Arc::clone(mailboxes) }
-    }
-
-    /// Waits for a message: in a quorum, of a majority, or of the nodes that send one soon after
-    /// the first. Returns the grant that it announces. `None`: it announces none, or messages may
-    /// have been missed, so the waiter must poll.
-    ///
-    /// # Cancel safety
-    /// Cancel safe: a message stays until it is taken.
-    pub(crate) async fn wait(&self) -> Option<AnnouncedGrant> {
-        // The notification may be left over from an earlier wait that was given up.
-        if self.slot.senders() == 0 {
-            self.slot.notify.notified().await;
-        }
-        if self.slot.senders() > 0 {
-            let _few = timeout(MESSAGE_GATHERING, async {
-                while self.slot.senders() < self.mailboxes.majority {
-                    self.slot.notify.notified().await;
-                }
-            })
-            .await;
-        }
-        self.slot.take()
-    }
-}
-
-impl Drop for Mailbox {
-    fn drop(&mut self) {
-        self.mailboxes.slots().remove(&self.id);
-    }
-}
-
-impl Mailboxes {
-    fn new(deployment: Deployment) -> Mailboxes {
-        Mailboxes {
-            slots: Mutex::default(),
-            late_notifications: LateNotifications::default(),
-            states: watch::Sender::new(vec![SubscriptionState::Connecting; deployment.nodes]),
-            majority: deployment.majority(),
-            subscription: AtomicU64::new(0),
-            made: AtomicU64::new(0),
-        }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.slots().len()
-    }
-
-    /// Poisoning does not matter: no code under this lock panics.
-    fn slots(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<MailboxSlot>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
-        let Some(message) = WakeMessage::parse(payload) else { return };
-        for id in message.attempts() {
-            let slot = self.slots().get(&id).cloned();
-            match slot {
-                Some(slot) => {
-                    slot.put(place, message.grant.clone());
-                    slot.notify.notify_one();
-                }
-                None => self.late_notifications.receive(id, place),
-            }
-        }
-    }
-
-    /// Counts another subscription.
-    pub(super) fn count_made(&self) {
-        self.made.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Records the state of a node's subscription.
-    pub(super) fn set_state(&self, place: usize, state: SubscriptionState) {
-        self.states.send_modify(|states| {
-            states[place] = state;
-            let count_in = states.iter().filter(|state| **state == SubscriptionState::Subscribed).count();
-            let number = if count_in >= self.majority { self.made.load(Ordering::SeqCst) } else { 0 };
-            self.subscription.store(number, Ordering::SeqCst);
-        });
-    }
-
-    /// Makes all waiters poll: messages may have been missed.
-    pub(super) fn notify_all(&self) {
-        for slot in self.slots().values() {
-            slot.notify.notify_one();
-        }
-    }
-}
-
-impl MailboxSlot {
-    fn put(&self, place: usize, grant: Option<AnnouncedGrant>) {
-        let mut slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
-        let senders = slot.take().map_or(NodeSet::of([]), |(_, senders)| senders);
-        *slot = Some((grant, senders.with(place)));
-    }
-
-    /// Takes the message, and the notification that came with it.
-    fn take(&self) -> Option<AnnouncedGrant> {
-        let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let notified = self.notify.notified();
-        tokio::pin!(notified);
-        notified.enable();
-        message.and_then(|(grant, _)| grant)
-    }
-
-    fn senders(&self) -> usize {
-        let slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
-        slot.as_ref().map_or(0, |(_, senders)| senders.len())
     }
 }

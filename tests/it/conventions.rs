@@ -45,7 +45,7 @@ const INSIDE: [(&str, &str); 2] = [
         "answers error_replies failure script server_clock request transport connecting seeds \
          sentinel batcher masters cluster connection endpoint servers handshake shared_connection \
          in_flight spoilt_keys outage node votes quorum asking wake_message late_notifications \
-         wakeups",
+         mailboxes wakeups",
     ),
     (
         "lease",
