@@ -3,23 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Attempt, QueueEntry};
+use super::attempt::QueueEntry;
 use super::lease::Lease;
 use super::owned_lease::{AttemptGuard, OwnedLease};
+use super::reply_tally::{ProposalOutcome, ReplyTally, TokenProposals};
 use super::validity::ClockSample;
-use super::verbs::Proposal;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
-use crate::options::Fencing;
-use crate::wire::{Answer, Failure, Nodes, Votes, WaitFor};
-
-/// How often an attempt proposes a token in a row. Other attempts may propose larger ones
-/// meanwhile.
-const PROPOSALS: u32 = 4;
-
-/// By how much a proposal exceeds a token that was accepted, in microseconds.
-const PROPOSAL_STEP: u64 = 1_000;
+use crate::wire::{Failure, Votes, WaitFor};
 
 /// The outcome of one round. It returns the attempt if more is to be done with it.
 pub(super) enum AcquireOutcome {
@@ -105,61 +97,6 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
     }
 }
 
-/// The token that is proposed, round after round.
-struct TokenProposals {
-    proposal: Option<Proposal>,
-    fencing: Fencing,
-    tries_left: u32,
-    /// A majority was sent the largest token that any node knows.
-    has_informed: bool,
-}
-
-/// What the replies to a proposal mean.
-#[derive(Debug, PartialEq, Eq)]
-enum ProposalOutcome {
-    /// Another proposal may succeed.
-    Again,
-    Granted(u64),
-    NotGranted,
-}
-
-impl TokenProposals {
-    fn new(token: Option<u64>, fencing: Fencing) -> TokenProposals {
-        let proposal = token.map(|token| Proposal { token, is_nested: false });
-        TokenProposals { proposal, fencing, tries_left: PROPOSALS, has_informed: false }
-    }
-
-    /// The token that the nodes are to agree on. `None` without fencing.
-    fn proposed(&self) -> Option<u64> {
-        self.proposal.map(|proposal| proposal.token).filter(|_| self.fencing == Fencing::On)
-    }
-
-    fn record(&mut self, tally: &ReplyTally) -> ProposalOutcome {
-        self.tries_left -= 1;
-        let proposed = self.proposed();
-        let is_nested = self.proposal.is_some_and(|proposal| proposal.is_nested);
-        let known = tally.known_elsewhere(proposed).filter(|_| !self.has_informed);
-        let next = if let Some(token) = known {
-            Some(Proposal { token, is_nested })
-        } else if tally.is_mixed(proposed) {
-            tally.next_proposal(proposed).map(|token| Proposal { token, is_nested: true })
-        } else if tally.may_propose_again() {
-            tally.next_proposal(proposed).map(|token| Proposal { token, is_nested })
-        } else {
-            None
-        };
-        if let Some(next) = next.filter(|_| self.tries_left > 0) {
-            self.proposal = Some(next);
-            self.has_informed |= known.is_some();
-            return ProposalOutcome::Again;
-        }
-        // A token below one that a node knows is never used, however many proposals were made.
-        let is_granted =
-            tally.granted.len() >= tally.majority && !tally.is_mixed(proposed) && known.is_none();
-        if is_granted { ProposalOutcome::Granted(tally.token(proposed)) } else { ProposalOutcome::NotGranted }
-    }
-}
-
 fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireOutcome {
     let majority = votes.deployment.majority();
     // This many nodes may refuse although a majority grants the lock.
@@ -209,116 +146,6 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
     }
 }
 
-/// The replies to one request, by their meaning.
-struct ReplyTally {
-    granted: Vec<(usize, u64)>,
-    /// When the first of the granted requests was written.
-    granted_since: Option<Moment>,
-    busy: Vec<Busy>,
-    /// The largest token that a refusal named, and the number of such refusals.
-    too_low: (u64, usize),
-    refused: Vec<i64>,
-    /// Replies outside the contract of the scripts.
-    unexpected: Vec<Failure>,
-    replies: usize,
-    majority: usize,
-}
-
-struct Busy {
-    free_in: u64,
-    time: u64,
-    sent: Moment,
-    generation: u64,
-}
-
-impl ReplyTally {
-    fn new(nodes: &Nodes, attempt: &Attempt, votes: &Votes) -> ReplyTally {
-        let mut tally = ReplyTally {
-            granted: Vec::new(),
-            granted_since: None,
-            busy: Vec::new(),
-            too_low: (0, 0),
-            refused: Vec::new(),
-            unexpected: Vec::new(),
-            replies: 0,
-            majority: nodes.deployment.majority(),
-        };
-        for (node, outcome) in &votes.received {
-            let Ok(reply) = outcome else { continue };
-            tally.replies += 1;
-            match reply.answer() {
-                Ok(Answer::Final(token @ 0..)) => {
-                    tally.granted.push((*node, token.unsigned_abs()));
-                    let earlier = tally.granted_since.map_or(reply.sent, |sent| sent.min(reply.sent));
-                    tally.granted_since = Some(earlier);
-                }
-                Ok(Answer::Final(refusal)) if attempt.may_refuse(refusal) => tally.refused.push(refusal),
-                Ok(Answer::Final(_)) => tally.unexpected.push(reply.unexpected()),
-                Ok(Answer::Busy(free_in, time)) => {
-                    let (free_in, time) = (free_in.unsigned_abs(), time.unsigned_abs());
-                    nodes.node(*node).observe(time);
-                    let (sent, generation) = (reply.sent, reply.generation);
-                    tally.busy.push(Busy { free_in, time, sent, generation });
-                }
-                Ok(Answer::TooLow(highest)) => {
-                    tally.too_low = (tally.too_low.0.max(highest.unsigned_abs()), tally.too_low.1 + 1);
-                }
-                Err(failure) => tally.unexpected.push(failure),
-            }
-        }
-        tally
-    }
-
-    /// The largest token above the proposed one that a granting node knows. Several clients may
-    /// hold the lock then: this client may use that token once a majority knows it.
-    fn known_elsewhere(&self, proposal: Option<u64>) -> Option<u64> {
-        let proposed = proposal.filter(|_| self.granted.len() >= self.majority)?;
-        self.granted.iter().map(|(_, token)| *token).filter(|token| *token > proposed).max()
-    }
-
-    /// Whether a larger proposal may be granted.
-    fn may_propose_again(&self) -> bool {
-        let too_low = self.too_low.1;
-        too_low > 0 && self.granted.len() < self.majority && self.granted.len() + too_low >= self.majority
-    }
-
-    /// The next proposal: larger than every token that made a node refuse.
-    fn next_proposal(&self, proposal: Option<u64>) -> Option<u64> {
-        Some((self.too_low.0 + PROPOSAL_STEP).max(proposal? + 1))
-    }
-
-    /// Whether a majority granted the lock but did not agree on a token:
-    /// - a node still has a hold that has ended elsewhere, or
-    /// - a node chose a token itself when it granted the lock to its next waiter.
-    fn is_mixed(&self, proposal: Option<u64>) -> bool {
-        let Some(proposed) = proposal.filter(|_| self.granted.len() >= self.majority) else { return false };
-        !self.has_accepted(proposed) && self.outer_token(proposed).is_none()
-    }
-
-    fn has_accepted(&self, proposed: u64) -> bool {
-        self.granted.iter().filter(|(_, token)| *token >= proposed).count() >= self.majority
-    }
-
-    /// The token of the outer hold that this hold is nested in. A majority must name the same one,
-    /// so that every later grant has a larger token.
-    fn outer_token(&self, proposed: u64) -> Option<u64> {
-        let earlier =
-            self.granted.iter().map(|(_, token)| *token).filter(|token| (1..proposed).contains(token));
-        let votes_for = |token: &u64| self.granted.iter().filter(|(_, granted)| granted == token).count();
-        earlier.filter(|token| votes_for(token) >= self.majority).max()
-    }
-
-    /// The token of a grant by a majority: the proposed one, or that of the outer hold.
-    fn token(&self, proposal: Option<u64>) -> u64 {
-        match proposal {
-            Some(proposed) if self.has_accepted(proposed) => proposed,
-            Some(proposed) => self.outer_token(proposed).unwrap_or(0),
-            // The only node chose it.
-            None => self.granted.iter().map(|(_, token)| *token).max().unwrap_or(0),
-        }
-    }
-}
-
 /// A reply outside the contract may mean anything, including a grant.
 fn not_understood(guard: AttemptGuard, failure: Failure) -> AcquireOutcome {
     let refused = refused(&guard, failure);
@@ -334,71 +161,4 @@ fn refused(guard: &AttemptGuard, failure: Failure) -> AcquireOutcome {
 
 fn context(guard: &AttemptGuard) -> Context {
     guard.client.context(Operation::Acquire, &guard.attempt.name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The replies of up to three nodes: the tokens that some grant, and those for which others
-    /// refuse.
-    fn tally(granted: &[u64], too_low: &[u64]) -> ReplyTally {
-        ReplyTally {
-            granted: granted.iter().copied().enumerate().collect(),
-            granted_since: None,
-            busy: Vec::new(),
-            too_low: (too_low.iter().copied().max().unwrap_or(0), too_low.len()),
-            refused: Vec::new(),
-            unexpected: Vec::new(),
-            replies: granted.len() + too_low.len(),
-            majority: 2,
-        }
-    }
-
-    fn proposing(token: u64) -> TokenProposals {
-        TokenProposals::new(Some(token), Fencing::On)
-    }
-
-    #[test]
-    fn a_token_that_one_node_knows_is_sent_to_a_majority() {
-        let mut proposals = proposing(10);
-        assert_eq!(proposals.record(&tally(&[10, 70, 40], &[])), ProposalOutcome::Again);
-        assert_eq!(proposals.proposed(), Some(70));
-        // Other clients have read with larger tokens meanwhile; no earlier exclusive
-        // holder has a token above 70.
-        assert_eq!(proposals.record(&tally(&[70, 90], &[])), ProposalOutcome::Granted(70));
-    }
-
-    #[test]
-    fn a_token_that_one_node_knows_is_not_gone_below_when_no_try_is_left() {
-        let mut proposals = proposing(10);
-        for highest in [20, 3_000, 50_000] {
-            assert_eq!(proposals.record(&tally(&[10], &[highest])), ProposalOutcome::Again);
-            assert!(proposals.proposed() > Some(highest));
-        }
-        let proposed = proposals.proposed().unwrap();
-        assert_eq!(proposals.record(&tally(&[proposed, proposed + 1], &[])), ProposalOutcome::NotGranted);
-        // The same, with no larger token known.
-        let mut proposals = TokenProposals { tries_left: 1, ..proposing(proposed) };
-        assert_eq!(proposals.record(&tally(&[proposed, proposed], &[])), ProposalOutcome::Granted(proposed));
-    }
-
-    #[test]
-    fn proposals_end_although_others_always_propose_more() {
-        let mut proposals = proposing(10);
-        let again = |proposals: &mut TokenProposals| {
-            proposals.record(&tally(&[], &[proposals.proposed().unwrap(); 3]))
-        };
-        for _ in 1..PROPOSALS {
-            assert_eq!(again(&mut proposals), ProposalOutcome::Again);
-        }
-        assert_eq!(again(&mut proposals), ProposalOutcome::NotGranted);
-    }
-
-    #[test]
-    fn without_fencing_there_is_nothing_to_agree_on() {
-        let mut proposals = TokenProposals::new(Some(10), Fencing::Off);
-        assert_eq!(proposals.record(&tally(&[0, 70], &[])), ProposalOutcome::Granted(70));
-        assert_eq!(proposals.record(&tally(&[0], &[])), ProposalOutcome::NotGranted);
-    }
 }

@@ -19,6 +19,7 @@ mod owned_lease;
 mod poll_budget;
 mod release;
 mod renewal;
+mod reply_tally;
 mod schedule;
 mod shared_hold;
 mod shared_poll;

@@ -255,7 +255,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "all-nodes-must-grant",
         edits: &[Edit {
-            file: "src/lease/acquire_round.rs",
+            file: "src/lease/reply_tally.rs",
             from: "            majority: nodes.deployment.majority(),",
             to: "            majority: nodes.deployment.nodes,",
         }],
