@@ -15,21 +15,21 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
-use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{SetOnce, oneshot};
-use tokio::task::yield_now;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::sync::oneshot;
+#[cfg(feature = "cluster")]
+use tokio::time::Instant;
 
 use super::super::error_replies::{closed, is_broken, too_slow};
 use super::super::request::{Batch, PreparedCall};
+use super::last_reply::LastReply;
 use super::transport::UNWRITTEN;
 use crate::clock::Moment;
 use crate::measure;
@@ -57,10 +57,6 @@ const _: () = assert!(UNWRITTEN > 2 * (MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_S
 /// caller that has waited longest. If that future is not polled any more, nothing else would ever
 /// be sent.
 const MAX_WITHDRAWN: usize = 1024;
-
-/// How often a busy runtime's other tasks run before an expired timer is believed: one of those
-/// tasks reads from the connection.
-const YIELDS: u32 = 3;
 
 /// One connection, shared by many callers. It sets no limit for replies.
 pub(in crate::wire) struct Batcher {
@@ -289,72 +285,6 @@ impl Drop for QueueTicket<'_> {
 /// Takes a request from the queue: to write it, or to withdraw it. False if it had left before.
 fn leaves_queue(has_left: &AtomicBool) -> bool {
     !has_left.swap(true, Ordering::SeqCst)
-}
-
-/// When a connection last delivered a reply. Requests on one connection are answered in order, so
-/// each reply says that the server works on the requests before the others.
-#[derive(Debug)]
-struct LastReply {
-    start: Instant,
-    /// In nanoseconds since `start`; 0 before the first reply.
-    after: AtomicU64,
-    /// Why no further request is written to the connection.
-    failure: SetOnce<RedisError>,
-}
-
-impl LastReply {
-    fn new() -> LastReply {
-        LastReply { start: Instant::now(), after: AtomicU64::new(0), failure: SetOnce::new() }
-    }
-
-    fn note(&self) {
-        let after = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.after.fetch_max(after, Ordering::Relaxed);
-    }
-
-    fn at(&self) -> Instant {
-        self.start + Duration::from_nanos(self.after.load(Ordering::Relaxed))
-    }
-
-    fn is_within(&self, limit: Duration) -> bool {
-        self.after.load(Ordering::Relaxed) > 0 && self.at().elapsed() < limit && !self.has_failed()
-    }
-
-    fn has_failed(&self) -> bool {
-        self.failure.get().is_some()
-    }
-
-    fn failure(&self) -> RedisError {
-        self.failure.get().cloned().unwrap_or_else(too_slow)
-    }
-
-    /// Writes a request and waits for its reply. `None`: no request was answered for `limit`, so
-    /// the server is silent.
-    async fn unless_silent<T>(
-        &self,
-        limit: Duration,
-        mut request: Pin<&mut impl Future<Output = T>>,
-    ) -> Option<T> {
-        let mut since = Instant::now();
-        loop {
-            if let Ok(answer) = timeout_at(since + limit, request.as_mut()).await {
-                self.note();
-                return Some(answer);
-            }
-            // With very many tasks, the task that reads from the connection may itself be late.
-            for _ in 0..YIELDS {
-                yield_now().await;
-            }
-            if self.at() <= since {
-                let answer = timeout(Duration::ZERO, request.as_mut()).await.ok();
-                if answer.is_some() {
-                    self.note();
-                }
-                return answer;
-            }
-            since = self.at();
-        }
-    }
 }
 
 impl BatchQueue {

@@ -11,6 +11,7 @@ mod cluster;
 mod connecting;
 mod connection;
 mod endpoint;
+mod last_reply;
 #[cfg(feature = "cluster")]
 mod masters;
 #[cfg(feature = "cluster")]
