@@ -10,8 +10,9 @@ use tokio::time::{Instant, sleep};
 
 use super::super::error_replies::{too_slow, was_redirected};
 use super::super::request::PreparedCall;
-use super::batcher::{SentFlag, TimedReply, UNLIMITED};
+use super::batcher::UNLIMITED;
 use super::masters::{Masters, WaitsFor};
+use super::sending::{SentFlag, TimedReply};
 use super::transport::RepliesByServer;
 
 /// The first and the longest pause before a request follows its slot once more.

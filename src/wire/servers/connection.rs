@@ -7,9 +7,10 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 
 use super::super::request::PreparedCall;
-use super::batcher::{Batcher, SentFlag, TimedReply};
+use super::batcher::Batcher;
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
+use super::sending::{SentFlag, TimedReply};
 use super::transport::{RepliesByServer, set_name};
 
 /// Cheap to clone; clones share everything.

@@ -17,9 +17,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::super::error_replies::{is_broken, is_demoted, too_slow};
 use super::super::request::{Batch, PreparedCall, Slot};
-use super::batcher::{Batcher, SentFlag, TimedReply};
+use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::seeds::{Seeds, ask_slots, at_address, with_settings_of};
+use super::sending::{SentFlag, TimedReply};
 use super::transport::{RepliesByServer, connect, introduction, unlimited};
 use crate::clock::Moment;
 

@@ -16,16 +16,17 @@ mod last_reply;
 mod masters;
 #[cfg(feature = "cluster")]
 mod seeds;
+mod sending;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod transport;
 
-pub(super) use batcher::{SentFlag, TimedReply};
 pub(super) use connecting::Connecting;
 pub(super) use connection::Connection;
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 #[cfg(feature = "cluster")]
 pub(crate) use seeds::Seeds;
+pub(super) use sending::{SentFlag, TimedReply};
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelMaster;
 pub(crate) use transport::{Certificates, provide_cryptography, with_certificates, with_settings};

@@ -1,0 +1,77 @@
+//! How requests are written to one connection, in one pipeline. [`SentFlag`]: whether one was
+//! written. [`TimedReply`]: when.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+
+use super::super::request::{Batch, PreparedCall};
+use crate::clock::Moment;
+use crate::measure;
+
+/// A reply, and a time before its request was written.
+#[derive(Debug)]
+pub(in crate::wire) struct TimedReply {
+    pub(in crate::wire) value: Value,
+    pub(in crate::wire) sent: Moment,
+}
+
+/// Whether a request of a call was written to a connection, and may have an effect.
+#[derive(Debug, Default)]
+pub(in crate::wire) struct SentFlag(AtomicBool);
+
+impl SentFlag {
+    pub(in crate::wire) fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    pub(in crate::wire) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Sends requests together, combined where they may be, until each is answered.
+pub(super) async fn send_calls(
+    connection: &MultiplexedConnection,
+    requests: &[PreparedCall],
+) -> Vec<Result<Value, RedisError>> {
+    let mut batch = Batch::new(requests);
+    loop {
+        let commands = batch.commands();
+        if commands.is_empty() {
+            return batch.replies();
+        }
+        batch.record(pipeline(connection.clone(), commands).await);
+    }
+}
+
+/// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
+pub(super) async fn pipeline(
+    mut connection: MultiplexedConnection,
+    requests: Vec<Cmd>,
+) -> Vec<Result<Value, RedisError>> {
+    if let [request] = requests.as_slice() {
+        measure::sent(1);
+        return vec![request.query_async(&mut connection).await];
+    }
+    let mut pipeline = Pipeline::with_capacity(requests.len());
+    for request in requests {
+        pipeline.add_command(request);
+    }
+    if pipeline.is_empty() {
+        return Vec::new();
+    }
+    let count = pipeline.len();
+    measure::sent(count);
+    match pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(&mut connection).await {
+        Ok(answers) if answers.len() == count => answers,
+        Ok(answers) => {
+            let detail = format!("{} for {count} requests", answers.len());
+            let error =
+                RedisError::from((ErrorKind::UnexpectedReturnType, "wrong number of answers", detail));
+            vec![Err(error); count]
+        }
+        Err(error) => vec![Err(error); count],
+    }
+}
