@@ -43,9 +43,9 @@ const INSIDE: [(&str, &str); 2] = [
     (
         "wire",
         "answers error_replies failure script server_clock request transport connecting seeds \
-         sentinel last_reply sending batcher masters cluster connection endpoint servers \
-         handshake shared_connection in_flight spoilt_keys outage node votes quorum asking \
-         wake_message late_notifications mailboxes wakeups",
+         sentinel last_reply sending batcher master slot_table first_reply masters cluster \
+         connection endpoint servers handshake shared_connection in_flight spoilt_keys outage \
+         node votes quorum asking wake_message late_notifications mailboxes wakeups",
     ),
     (
         "lease",

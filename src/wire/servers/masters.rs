@@ -7,10 +7,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use redis::{Arg, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -19,12 +19,13 @@ use super::super::error_replies::{is_broken, is_demoted, too_slow};
 use super::super::request::{Batch, PreparedCall, Slot};
 use super::batcher::Batcher;
 use super::connecting::Connecting;
-use super::seeds::{Seeds, ask_slots, at_address, with_settings_of};
+use super::first_reply::first_reply;
+use super::master::Master;
+use super::seeds::{Seeds, ask_slots, at_address};
 use super::sending::{SentFlag, TimedReply};
-use super::transport::{RepliesByServer, connect, introduction, unlimited};
+use super::slot_table::{CLUSTER_DOWN, SlotTable, master_at, not_in_a_cluster, slot_of, unserved};
+use super::transport::RepliesByServer;
 use crate::clock::Moment;
-
-const SLOTS: u16 = 16_384;
 
 /// How many servers are asked at first, if none is known to reply: one may be dead, one may hang.
 const ASKED_AT_ONCE: usize = 3;
@@ -35,8 +36,6 @@ const PARTS: u32 = 8;
 
 /// How long a client that has learned the slots waits before it asks again.
 const LEARNING_PAUSE: Duration = Duration::from_millis(100);
-
-const CLUSTER_DOWN: ErrorKind = ErrorKind::Server(ServerErrorKind::ClusterDown);
 
 /// The masters of a cluster. A master that hangs delays only the requests for its own slots.
 #[derive(Debug)]
@@ -56,14 +55,6 @@ pub(super) struct Masters {
     turn: AtomicUsize,
 }
 
-#[derive(Debug, Default)]
-struct SlotTable {
-    slots: HashMap<Slot, Arc<Master>>,
-    /// By address.
-    masters: HashMap<String, Arc<Master>>,
-    learned: Option<Instant>,
-}
-
 /// When a request is given up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitsFor {
@@ -72,26 +63,11 @@ pub(super) enum WaitsFor {
     Silence,
 }
 
-/// A master, or a server that was named as one.
-#[derive(Debug)]
-struct Master {
-    info: ConnectionInfo,
-    address: String,
-    current: Mutex<Option<Live>>,
-    connecting: Connecting,
-}
-
 /// Requests to one master, with their places among those of all masters.
 pub(super) struct RequestsToMaster {
     /// `None`: it is not known.
     master: Option<Arc<Master>>,
     requests: Vec<(usize, PreparedCall)>,
-}
-
-#[derive(Clone, Debug)]
-struct Live {
-    batcher: Arc<Batcher>,
-    number: u64,
 }
 
 impl Masters {
@@ -314,7 +290,7 @@ impl Masters {
         deadline: Instant,
         send: impl AsyncFnOnce(Arc<Batcher>) -> Result<T, RedisError>,
     ) -> Result<T, RedisError> {
-        let live = match master.live(self, deadline).await {
+        let live = match master.live((self.name.as_deref(), self.limit, &self.runtime), deadline).await {
             Ok(live) => live,
             Err(error) => {
                 self.learn_later(Some(&master.address));
@@ -387,7 +363,8 @@ impl Masters {
         });
         let at_once = if is_connected { 1 } else { ASKED_AT_ONCE };
         let (slots, from) = first_reply(&self.runtime, tries, at_once, self.limit / PARTS).await?;
-        self.adopt(&slots, &from);
+        self.seeds.replace_others(&slots, &from.info);
+        self.table_mut(|table| table.adopt(&slots, &from));
         self.lessons.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
@@ -398,35 +375,11 @@ impl Masters {
         master: &Arc<Master>,
         deadline: Instant,
     ) -> Result<Vec<Vec<Value>>, RedisError> {
-        let live = master.live(self, deadline).await?;
+        let live = master.live((self.name.as_deref(), self.limit, &self.runtime), deadline).await?;
         match ask_slots(&mut live.batcher.connection(left_until(deadline))).await? {
             slots if slots.is_empty() => Err(not_in_a_cluster(&master.address)),
             slots => Ok(slots),
         }
-    }
-
-    /// Takes over which master serves which slots. Masters that are known keep their connections.
-    fn adopt(&self, slots: &[Vec<Value>], from: &Arc<Master>) {
-        self.seeds.replace_others(slots, &from.info);
-        self.table_mut(|table| {
-            let mut known = std::mem::take(&mut table.masters);
-            known.entry(from.address.clone()).or_insert_with(|| Arc::clone(from));
-            let mut masters = HashMap::new();
-            table.slots.clear();
-            for range in slots {
-                let [Value::Int(first), Value::Int(last), master, ..] = range.as_slice() else { continue };
-                let Some(info) = with_settings_of(&from.info, master) else { continue };
-                let address = info.addr().to_string();
-                if let Some(master) = known.remove(&address) {
-                    masters.insert(address, master);
-                }
-                let master = master_at(&mut masters, info);
-                let slots = (*first..=*last).filter_map(|slot| Slot::new(u16::try_from(slot).ok()?));
-                table.slots.extend(slots.take(SLOTS.into()).map(|slot| (slot, Arc::clone(&master))));
-            }
-            table.masters = masters;
-            table.learned = Some(Instant::now());
-        });
     }
 
     /// Poisoning does not matter: nothing under this lock panics.
@@ -439,123 +392,6 @@ impl Masters {
     }
 }
 
-impl Master {
-    fn new(info: ConnectionInfo) -> Master {
-        let address = info.addr().to_string();
-        Master { info, address, current: Mutex::default(), connecting: Connecting::default() }
-    }
-
-    fn current(&self) -> Option<Live> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn drop_if(&self, number: u64) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.as_ref().is_some_and(|live| live.number == number) {
-            *current = None;
-        }
-    }
-
-    /// Returns the connection. If there is none, one is made on the client's runtime: it is of use
-    /// to others even if this caller is not polled any more.
-    async fn live(self: &Arc<Master>, masters: &Masters, deadline: Instant) -> Result<Live, RedisError> {
-        if let Some(live) = self.current() {
-            return Ok(live);
-        }
-        let (this, seen) = (Arc::clone(self), self.connecting.latest());
-        let (name, limit, runtime) = (masters.name.clone(), masters.limit, masters.runtime.clone());
-        let connecting = masters.runtime.spawn(async move {
-            let attempt = |number| this.connect(number, name, limit, &runtime);
-            this.connecting.connect(seen, || this.current(), attempt).await
-        });
-        let connected = timeout_at(deadline, connecting).await.map_err(|_| too_slow())?;
-        connected.map_err(std::io::Error::other)?
-    }
-
-    async fn connect(
-        &self,
-        number: u64,
-        name: Option<String>,
-        limit: Duration,
-        runtime: &Handle,
-    ) -> Result<Live, RedisError> {
-        let opening = async {
-            let mut connection = connect(&Client::open(self.info.clone())?, &unlimited(limit)).await?;
-            let mut pipeline = redis::pipe();
-            for command in introduction() {
-                pipeline.add_command(command);
-            }
-            if let Some(name) = name {
-                pipeline.cmd("CLIENT").arg("SETNAME").arg(name);
-            }
-            pipeline.cmd("PING");
-            // Refusals do not matter: a server that replies can be used.
-            pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(&mut connection).await?;
-            Ok(connection)
-        };
-        let connection = timeout(limit, opening).await.unwrap_or_else(|_| Err(too_slow()))?;
-        let batcher = Arc::new(Batcher::new(connection, limit, runtime));
-        let live = Live { batcher, number };
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
-        Ok(live)
-    }
-}
-
-/// The master with this address, which is added if it is new.
-fn master_at(masters: &mut HashMap<String, Arc<Master>>, info: ConnectionInfo) -> Arc<Master> {
-    let master = masters.entry(info.addr().to_string()).or_insert_with(|| Arc::new(Master::new(info)));
-    Arc::clone(master)
-}
-
-/// The first success of several tries. More are begun after each failure and each pause.
-async fn first_reply<T: Send + 'static, F>(
-    runtime: &Handle,
-    mut tries: impl Iterator<Item = F>,
-    at_once: usize,
-    pause: Duration,
-) -> Result<T, RedisError>
-where
-    F: Future<Output = Result<T, RedisError>> + Send + 'static,
-{
-    let (mut begun, mut failure) = (JoinSet::new(), unserved());
-    let mut more = at_once;
-    loop {
-        for next in tries.by_ref().take(more) {
-            begun.spawn_on(next, runtime);
-        }
-        more = match timeout(pause, begun.join_next()).await {
-            Ok(Some(Ok(Ok(reply)))) => return Ok(reply),
-            Ok(Some(Ok(Err(error)))) => {
-                failure = error;
-                1
-            }
-            Ok(Some(Err(error))) => {
-                failure = std::io::Error::other(error).into();
-                1
-            }
-            Ok(None) => return Err(failure), // all have failed
-            Err(_) => at_once,
-        };
-    }
-}
-
-/// The slot of the key, for the commands beside calls that this client sends.
-fn slot_of(command: &Cmd) -> Option<Slot> {
-    let mut words = command.args_iter().map(|word| if let Arg::Simple(word) = word { word } else { &[] });
-    match words.next()? {
-        b"GET" | b"ZCOUNT" => words.next().map(Slot::for_key),
-        _ => None,
-    }
-}
-
 fn left_until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
-}
-
-fn unserved() -> RedisError {
-    RedisError::from((CLUSTER_DOWN, "no master serves the slot"))
-}
-
-fn not_in_a_cluster(address: &str) -> RedisError {
-    RedisError::from((ErrorKind::InvalidClientConfig, "the server knows no slots", address.to_owned()))
 }

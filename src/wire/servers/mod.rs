@@ -11,7 +11,11 @@ mod cluster;
 mod connecting;
 mod connection;
 mod endpoint;
+#[cfg(feature = "cluster")]
+mod first_reply;
 mod last_reply;
+#[cfg(feature = "cluster")]
+mod master;
 #[cfg(feature = "cluster")]
 mod masters;
 #[cfg(feature = "cluster")]
@@ -19,6 +23,8 @@ mod seeds;
 mod sending;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+#[cfg(feature = "cluster")]
+mod slot_table;
 mod transport;
 
 pub(super) use connecting::Connecting;

@@ -1,0 +1,94 @@
+//! [`Master`]: one master of a cluster, and the connection to it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::{Client, ConnectionInfo, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::super::error_replies::too_slow;
+use super::batcher::Batcher;
+use super::connecting::Connecting;
+use super::transport::{connect, introduction, unlimited};
+
+/// A master, or a server that was named as one.
+#[derive(Debug)]
+pub(super) struct Master {
+    pub(super) info: ConnectionInfo,
+    pub(super) address: String,
+    current: Mutex<Option<Live>>,
+    connecting: Connecting,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Live {
+    pub(super) batcher: Arc<Batcher>,
+    pub(super) number: u64,
+}
+
+impl Master {
+    pub(super) fn new(info: ConnectionInfo) -> Master {
+        let address = info.addr().to_string();
+        Master { info, address, current: Mutex::default(), connecting: Connecting::default() }
+    }
+
+    pub(super) fn current(&self) -> Option<Live> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn drop_if(&self, number: u64) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref().is_some_and(|live| live.number == number) {
+            *current = None;
+        }
+    }
+
+    /// Returns the connection. If there is none, one is made on the client's runtime: it is of use
+    /// to others even if this caller is not polled any more.
+    pub(super) async fn live(
+        self: &Arc<Master>,
+        (name, limit, runtime): (Option<&str>, Duration, &Handle),
+        deadline: Instant,
+    ) -> Result<Live, RedisError> {
+        if let Some(live) = self.current() {
+            return Ok(live);
+        }
+        let (this, seen) = (Arc::clone(self), self.connecting.latest());
+        let (name, driver) = (name.map(str::to_owned), runtime.clone());
+        let connecting = runtime.spawn(async move {
+            let attempt = |number| this.connect(number, name, limit, &driver);
+            this.connecting.connect(seen, || this.current(), attempt).await
+        });
+        let connected = timeout_at(deadline, connecting).await.map_err(|_| too_slow())?;
+        connected.map_err(std::io::Error::other)?
+    }
+
+    async fn connect(
+        &self,
+        number: u64,
+        name: Option<String>,
+        limit: Duration,
+        runtime: &Handle,
+    ) -> Result<Live, RedisError> {
+        let opening = async {
+            let mut connection = connect(&Client::open(self.info.clone())?, &unlimited(limit)).await?;
+            let mut pipeline = redis::pipe();
+            for command in introduction() {
+                pipeline.add_command(command);
+            }
+            if let Some(name) = name {
+                pipeline.cmd("CLIENT").arg("SETNAME").arg(name);
+            }
+            pipeline.cmd("PING");
+            // Refusals do not matter: a server that replies can be used.
+            pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(&mut connection).await?;
+            Ok(connection)
+        };
+        let connection = timeout(limit, opening).await.unwrap_or_else(|_| Err(too_slow()))?;
+        let batcher = Arc::new(Batcher::new(connection, limit, runtime));
+        let live = Live { batcher, number };
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
+        Ok(live)
+    }
+}
