@@ -6,6 +6,7 @@ mod admin;
 mod program;
 mod run;
 mod run_loss;
+mod run_messages;
 mod run_processes;
 mod run_signals;
 mod show;

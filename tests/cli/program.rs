@@ -68,8 +68,12 @@ pub struct RunningProgram {
 }
 
 impl RunningProgram {
-    pub fn start(mut command: Command) -> RunningProgram {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    pub fn start(command: Command) -> RunningProgram {
+        RunningProgram::start_with_stderr(command, Stdio::piped())
+    }
+
+    pub fn start_with_stderr(mut command: Command, stderr: Stdio) -> RunningProgram {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         RunningProgram { child, lines }
@@ -96,8 +100,9 @@ impl RunningProgram {
             stdout += &format!("{line}\n");
         }
         let mut stderr = String::new();
-        let mut pipe = self.child.stderr.take().unwrap();
-        soon("the end of stderr", pipe.read_to_string(&mut stderr)).await.unwrap();
+        if let Some(mut pipe) = self.child.stderr.take() {
+            soon("the end of stderr", pipe.read_to_string(&mut stderr)).await.unwrap();
+        }
         let status = soon("the program ends", self.child.wait()).await.unwrap();
         Output { code: status.code().expect("no signal ended it"), stdout, stderr }
     }

@@ -66,7 +66,7 @@ impl Terminal {
     }
 }
 
-const REDLATCH: &str = env!("CARGO_BIN_EXE_redlatch");
+pub const REDLATCH: &str = env!("CARGO_BIN_EXE_redlatch");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn command_reads_the_terminal_and_its_caller_reads_it_afterwards() {

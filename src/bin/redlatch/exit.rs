@@ -5,6 +5,8 @@ use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use crate::messages;
+
 /// The exit codes, as the help and the manual page show them. Those of failures are of sysexits.h.
 pub(crate) const CODES: &str = "\
 Exit codes of every command:
@@ -112,7 +114,7 @@ impl From<redlatch::ConfigError> for Failure {
 
 /// Writes a message to stderr. A closed stderr is no reason to end.
 pub(crate) fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "redlatch: {}", mask_passwords(text));
+    messages::write(format!("redlatch: {}\n", mask_passwords(text)));
 }
 
 /// Writes to stdout. If its reader has ended, as `head` does, this program ends as other programs

@@ -13,6 +13,7 @@ mod gate;
 mod generate;
 mod list;
 mod lock_args;
+mod messages;
 mod processes;
 mod run;
 mod servers;

@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Locks, Owner};
+use redlatch::{Error, Locks, LocksBuilder, Owner};
 
 use crate::deadline::Grace;
 use crate::exit::{Failure, LOST, SIGNALED, say};
 use crate::lock_args::{Guard, LockArgs};
+use crate::messages;
 use crate::servers::ServerArgs;
 use crate::signals::Signals;
 use crate::supervise;
@@ -72,6 +73,25 @@ impl RunArgs {
         let builder = servers.builder()?.options(servers.options().ttl(self.ttl)).label(label);
         // From here on, a signal does not end this process.
         let mut signals = Signals::new().map_err(Failure::os("handle signals"))?;
+        messages::start().map_err(Failure::os("start a thread"))?;
+        let code = self.lock_and_hold(builder, &owner, grace, start, &mut signals).await;
+        let code = code.unwrap_or_else(|failure| {
+            say(&failure.text());
+            failure.code()
+        });
+        messages::written(&mut signals).await;
+        Ok(code)
+    }
+
+    /// Acquires the lock, and runs the command under it.
+    async fn lock_and_hold(
+        &self,
+        builder: LocksBuilder,
+        owner: &Owner,
+        grace: Grace,
+        start: Instant,
+        signals: &mut Signals,
+    ) -> Result<u8, Failure> {
         let locks = tokio::select! {
             biased;
             signal = signals.forwarded() => return Ok(interrupted(signal)),
@@ -80,10 +100,10 @@ impl RunArgs {
         let acquired = tokio::select! {
             biased;
             signal = signals.forwarded() => Err(interrupted(signal)),
-            acquired = self.lock.acquire(&locks, &self.name, &owner, start) => Ok(acquired?),
+            acquired = self.lock.acquire(&locks, &self.name, owner, start) => Ok(acquired?),
         };
         let code = match acquired {
-            Ok(Some(guard)) => self.hold(guard, &owner, grace, &mut signals).await,
+            Ok(Some(guard)) => self.hold(guard, owner, grace, signals).await,
             Ok(None) => Ok(self.conflict_exit_code),
             Err(code) => Ok(code),
         };

@@ -240,10 +240,10 @@ impl Command {
             Duration::ZERO => "KILL at once".to_owned(),
             left => format!("KILL in {left:.1?}"),
         };
-        say(&format!("lock {:?}: its lease {why}: the command gets TERM, and {kill}", self.name));
         self.kill_at = Some(kill_at);
         self.watchdog.note_stop();
         self.processes.signal(Signal::TERM);
+        say(&format!("lock {:?}: its lease {why}: the command gets TERM, and {kill}", self.name));
     }
 
     /// The command was stopped. If it needs the terminal, it continues with it. After Ctrl-Z this

@@ -1,0 +1,122 @@
+//! `redlatch run` while no program reads its messages.
+
+use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::program::{RunningProgram, ends, is_held, on, pid};
+use crate::support::{Server, eventually};
+use crate::terminal::{REDLATCH, Terminal};
+
+/// Ignores TERM. Prints its process id.
+const STUBBORN: &str = "trap '' TERM; echo $$; while :; do sleep 0.05; done";
+
+/// A pipe that takes no more bytes.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[b'.'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
+}
+
+/// What was written to a pipe, until all of its writers have ended.
+async fn rest(mut pipe: PipeReader) -> String {
+    let read = move || {
+        let mut text = String::new();
+        pipe.read_to_string(&mut text).unwrap();
+        text
+    };
+    tokio::task::spawn_blocking(read).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn revoked_lock_ends_the_command_although_stderr_is_blocked() {
+    let server = Server::start().await;
+    let (reader, writer) = full_pipe();
+    let words = ["run", "--ttl", "30s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+    let mut running = RunningProgram::start_with_stderr(on(&server, &words), writer.into());
+    let command = pid(&running.line().await);
+    let start = Instant::now();
+    assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+    ends(command).await;
+    // A renewal finds out after a third of the TTL; without it the lease ends after the whole.
+    assert!(start.elapsed() < Duration::from_secs(20), "it ran on: {:?}", start.elapsed());
+    let (text, ended) = tokio::join!(rest(reader), running.end());
+    assert_eq!(ended.code, 75, "{ended:?}");
+    assert!(text.contains("was revoked"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_is_released_although_stderr_is_blocked() {
+    let server = Server::start().await;
+    let (reader, writer) = full_pipe();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    // A process that outlives the command until the file exists.
+    let waits = format!("trap \"\" TERM; echo in; while [ ! -e {} ]; do sleep 0.05; done", file.display());
+    let script = format!("sh -c '{waits}' & exec sleep 1000");
+    let mut running = RunningProgram::start_with_stderr(
+        on(&server, &["run", "--ttl", "6s", "job", "--", "sh", "-c", &script]),
+        writer.into(),
+    );
+    assert_eq!(running.line().await, "in");
+    running.signal(Signal::TERM);
+    // The message that names the process comes after a second.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(server.run::<bool>(&["EXISTS", "lock:job"]).await);
+    std::fs::write(file, "").unwrap();
+    is_held(&server, "job", false).await;
+    let (text, ended) = tokio::join!(rest(reader), running.end());
+    assert_eq!(ended.code, 128 + 15, "{ended:?}");
+    assert!(text.contains("stays held"), "{text}");
+}
+
+/// A reader that never reads does not keep a program that gets TERM.
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_a_run_that_waits_for_stderr() {
+    let server = Server::start().await;
+    let (_reader, writer) = full_pipe();
+    let words = ["run", "--ttl", "30s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+    let mut running = RunningProgram::start_with_stderr(on(&server, &words), writer.into());
+    let command = pid(&running.line().await);
+    assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+    ends(command).await;
+    // Until the signal is no longer passed on to the command, it has no effect.
+    let mut run = running.child;
+    let pid = run.id().unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    eventually("the program ends", || {
+        let _ = rustix::process::kill_process(pid, Signal::TERM);
+        let ended = run.try_wait().unwrap();
+        async move { ended.is_some_and(|status| status.code() == Some(75)) }
+    })
+    .await;
+}
+
+/// With `stty tostop`, a program in the background that writes to the terminal is stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn revoked_lock_ends_the_command_of_a_background_run_although_the_terminal_would_stop_it() {
+    let server = Server::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let (script, file) = (directory.path().join("script"), directory.path().join("file"));
+    std::fs::write(&script, format!("exec >{}; {STUBBORN}", file.display())).unwrap();
+    let mut terminal = Terminal::start(&["bash", "--norc", "--noprofile", "-i"], &server);
+    terminal.press("set -b; stty tostop; PS1='$((6 * 7))> '\n");
+    terminal.shows("42> ").await;
+    let run = format!("{REDLATCH} run --ttl 30s --grace 1s job -- sh {}", script.display());
+    terminal.press(&format!("{run} &\n"));
+    let written = || std::fs::read_to_string(&file).unwrap_or_default();
+    eventually("the command runs", || async { written().ends_with('\n') }).await;
+    let start = Instant::now();
+    assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+    ends(pid(&written())).await;
+    assert!(start.elapsed() < Duration::from_secs(20), "it ran on: {:?}", start.elapsed());
+    // Once nothing depends on it, it stops as other programs do.
+    terminal.shows("Stopped").await;
+    terminal.press("fg\n");
+    terminal.shows("was revoked").await;
+    terminal.press("exit\n");
+    terminal.end().await;
+}
