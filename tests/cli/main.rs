@@ -5,6 +5,7 @@
 mod admin;
 mod program;
 mod run;
+mod run_escape;
 mod run_loss;
 mod run_messages;
 mod run_processes;

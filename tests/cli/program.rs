@@ -20,7 +20,16 @@ pub struct Output {
 pub fn program(words: &[&str]) -> Command {
     // A shell without job control starts background jobs with INT ignored, and the program keeps
     // ignored signals ignored: the tests must not depend on how they were started.
-    let mut command = Command::new("env");
+    by(&["env"], words)
+}
+
+/// The same, executed by another program.
+pub fn by(wrapper: &[&str], words: &[&str]) -> Command {
+    let mut command = Command::new(wrapper[0]);
+    command.args(&wrapper[1..]);
+    if wrapper != ["env"] {
+        command.arg("env");
+    }
     command.args(["--default-signal", env!("CARGO_BIN_EXE_redlatch")]);
     for name in ["REDLATCH_REDIS", "REDIS_URL", "REDLATCH_OWNER", "REDLATCH_NAME", "REDLATCH_TOKEN"] {
         command.env_remove(name);
@@ -33,6 +42,13 @@ pub fn program(words: &[&str]) -> Command {
 /// The same on a server.
 pub fn on(server: &Server, words: &[&str]) -> Command {
     let mut command = program(words);
+    command.env("REDLATCH_REDIS", server.url());
+    command
+}
+
+/// The same, executed by another program.
+pub fn wrapped(wrapper: &[&str], server: &Server, words: &[&str]) -> Command {
+    let mut command = by(wrapper, words);
     command.env("REDLATCH_REDIS", server.url());
     command
 }
@@ -93,12 +109,18 @@ impl RunningProgram {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end; returns the exit code and the rest of its output.
-    pub async fn end(mut self) -> Output {
+    /// What it and its command still write to stdout, until none of them is left.
+    pub async fn rest_of_stdout(&mut self) -> String {
         let mut stdout = String::new();
         while let Some(line) = soon("the end of stdout", self.lines.next_line()).await.unwrap() {
             stdout += &format!("{line}\n");
         }
+        stdout
+    }
+
+    /// Waits for its end; returns the exit code and the rest of its output.
+    pub async fn end(mut self) -> Output {
+        let stdout = self.rest_of_stdout().await;
         let mut stderr = String::new();
         if let Some(mut pipe) = self.child.stderr.take() {
             soon("the end of stderr", pipe.read_to_string(&mut stderr)).await.unwrap();

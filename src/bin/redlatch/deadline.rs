@@ -4,8 +4,12 @@ use std::time::{Duration, Instant};
 
 use crate::exit::Failure;
 
-/// The longest time that KILL may need to take effect.
+/// The longest time that KILL may need to take effect on a few processes.
 const MARGIN: Duration = Duration::from_millis(200);
+
+/// How many times as long as it takes to find all processes it may take to end them. Each of them
+/// is looked at, killed and looked at again, while all of them end on the same cores.
+const FACTOR: u32 = 5;
 
 /// How long before the end of a lease the command gets TERM.
 #[derive(Clone, Copy, Debug)]
@@ -39,19 +43,21 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// A lease that was granted to a waiter lasts for three seconds at first, however long the TTL,
     /// and is renewed within one. So the grace shrinks with the time that is left.
-    pub(crate) fn new(valid_until: Instant, grace: Grace) -> Deadline {
+    ///
+    /// `scan`: how long it takes to find the command's processes.
+    pub(crate) fn new(valid_until: Instant, grace: Grace, scan: Duration) -> Deadline {
         let left = valid_until.saturating_duration_since(Instant::now());
         let part = (left.as_secs_f64() / grace.ttl.as_secs_f64()).min(1.0);
-        let kill_before = MARGIN.min(left / 10);
+        let kill_before = MARGIN.min(left / 10) + (scan * FACTOR).min(left / 5);
         Deadline { valid_until, term_before: grace.span.mul_f64(part).max(kill_before), kill_before }
     }
 
     /// Moves with the end of the lease. After the machine has slept that is earlier on the clock of
     /// `Instant`, and two readings of the same end differ a little.
-    pub(crate) fn follow(&mut self, valid_until: Instant, grace: Grace) {
+    pub(crate) fn follow(&mut self, valid_until: Instant, grace: Grace, scan: impl FnOnce() -> Duration) {
         let is_renewed = valid_until.saturating_duration_since(self.valid_until) > grace.ttl / 20;
         if is_renewed {
-            *self = Deadline::new(valid_until, grace);
+            *self = Deadline::new(valid_until, grace, scan());
         } else {
             self.valid_until = valid_until;
         }
@@ -77,18 +83,26 @@ mod tests {
         for (ttl, grace, left) in [(30, 5, 30), (30, 5, 3), (30, 0, 30), (1, 0, 1), (30, 15, 1), (30, 5, 0)] {
             let grace = Grace::new(ttl * SECOND, Some(grace * SECOND)).unwrap();
             let (now, end) = (Instant::now(), Instant::now() + left * SECOND);
-            let deadline = Deadline::new(end, grace);
+            let deadline = Deadline::new(end, grace, Duration::ZERO);
             assert!(deadline.term_at() <= deadline.kill_at() && deadline.kill_at() <= end, "{deadline:?}");
             // Half of the remaining time is for renewals, and more unless the grace is the longest.
             assert!(deadline.term_at() >= now + left * SECOND / 2 - SECOND / 100, "{deadline:?}");
             assert!(end - deadline.kill_at() >= (left * SECOND / 11).min(MARGIN), "{deadline:?}");
+            // With thousands of processes, KILL comes earlier, but not without bounds.
+            for scan in [SECOND / 10, SECOND * 100] {
+                let slow = Deadline::new(end, grace, scan);
+                assert!(slow.term_at() <= slow.kill_at() && slow.kill_at() <= deadline.kill_at(), "{slow:?}");
+                let least = (left * SECOND / 6).min(scan * FACTOR);
+                assert!(end - slow.kill_at() >= least, "{slow:?}");
+                assert!(end - slow.kill_at() <= left * SECOND * 3 / 10 + SECOND / 100, "{slow:?}");
+            }
         }
         // Following the same end changes nothing, however little of the lease is left.
         let grace = Grace::new(30 * SECOND, None).unwrap();
-        let mut deadline = Deadline::new(Instant::now() + 30 * SECOND, grace);
+        let mut deadline = Deadline::new(Instant::now() + 30 * SECOND, grace, Duration::ZERO);
         let earlier = Instant::now() + 6 * SECOND;
-        deadline.follow(earlier, grace);
-        deadline.follow(earlier + SECOND / 1000, grace);
+        deadline.follow(earlier, grace, || SECOND);
+        deadline.follow(earlier + SECOND / 1000, grace, || SECOND);
         let before = earlier + SECOND / 1000 - deadline.term_at();
         assert!(before > 4 * SECOND && before <= 5 * SECOND, "{before:?}");
         assert!(Grace::new(10 * SECOND, Some(6 * SECOND)).is_err());

@@ -6,6 +6,7 @@ compile_error!("the feature `cli` needs Unix: signals and process groups");
 
 mod admin;
 mod bench;
+mod cgroup;
 mod deadline;
 mod exit;
 mod foreground;
@@ -14,6 +15,7 @@ mod generate;
 mod list;
 mod lock_args;
 mod messages;
+mod proc;
 mod processes;
 mod run;
 mod servers;

@@ -1,22 +1,46 @@
 //! [`Processes`]: those of a command, also where they have left its process group.
 //!
 //! `timeout` and `setsid` move a process into another group, where no signal for the command's
-//! group reaches it: it would run on beside the next holder's command. So `run` adds an id to the
-//! environment of the command. All descendants inherit it, and Linux shows it in /proc.
+//! group reaches it: it would run on beside the next holder's command. On Linux, a process is found
+//! in each of these ways, of which one suffices:
+//!
+//! - it is in the cgroup of the command, if this user may make one;
+//! - it descends from `run`, which is the parent of all orphans of the command while it lives;
+//! - the id of the `run` is in its environment, which all descendants inherit;
+//! - it was found before, or its parent is found.
+//!
+//! With `--allow-daemons`, only the environment counts.
 
-use std::io;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process_group, test_kill_process_group, waitid,
+};
 
+use crate::cgroup::Cgroup;
+use crate::proc::{self, Stat, number, stats};
 use crate::watchdog::machine_nanos;
 
 /// The variable with the ids of all `run`s that a process descends from, the outermost one first.
 const RUNS: &str = "REDLATCH_RUNS";
 
-/// How long KILL is repeated for processes that have not ended. One that waits for a broken disk
-/// may never end.
+/// How long to wait for the end of processes that got KILL. One that waits for a broken disk may
+/// never end.
 const LIMIT: Duration = Duration::from_secs(1);
+
+/// How long to look for processes that start one another in turn.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// How often to measure how long a scan takes.
+const MEASURE: Duration = Duration::from_secs(1);
+
+/// How many scans must find no process. One that starts another one and ends at once is in few.
+const EMPTY: usize = 3;
+
+/// How often to look for such processes by their numbers, after a scan of all processes.
+const CHASE: usize = 100;
 
 /// The id of a new `run`: its process id first, by which an outer `run` recognizes it.
 pub(crate) fn new_id() -> String {
@@ -29,34 +53,124 @@ pub(crate) fn variable(id: &str) -> (&'static str, String) {
     (RUNS, format!("{outer} {id}").trim_start().to_owned())
 }
 
-/// The processes of a command: its group, and those with the id of its `run`.
+/// The processes of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Processes {
     /// `None`: no member is left, so the number may belong to other processes.
     group: Option<Pid>,
     id: String,
+    cgroup: Option<Cgroup>,
+    /// The `run`, if all of its descendants but its watchdog are the command's.
+    run: Option<Pid>,
+    /// Never one of the command's.
+    pub(crate) watchdog: Option<Pid>,
+    /// Whether the parents of a process count, and not only its environment.
+    is_strict: bool,
+    /// How long the last scan took, and when it began.
+    scan: Option<(Instant, Duration)>,
+    /// How many scans in turn have found none.
+    empty: usize,
+    /// Those that were found, with their starts.
+    known: HashMap<Pid, u64>,
 }
 
 /// A process of a command that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
     pub(crate) pid: Pid,
+    start: u64,
     is_in_group: bool,
     /// The nested `run` that it descends from, which may have ended.
     nested: Option<Pid>,
 }
 
 impl Processes {
+    /// The group, and what has the id in its environment.
     pub(crate) fn new(group: Pid, id: String) -> Processes {
-        Processes { group: Some(group), id }
+        Processes {
+            group: Some(group),
+            id,
+            cgroup: None,
+            run: None,
+            watchdog: None,
+            is_strict: false,
+            scan: None,
+            empty: 0,
+            known: HashMap::new(),
+        }
+    }
+
+    /// Finds also those that have cleared their environment. Call it before the command starts.
+    pub(crate) fn hold_all(&mut self, children_before: &[Pid]) {
+        self.is_strict = true;
+        // Their orphans are not the command's.
+        if children_before.is_empty() && adopts_orphans() {
+            self.run = Some(getpid());
+        }
+        if let (Some(group), Some(cgroup)) = (self.group, Cgroup::create(&self.id)) {
+            if cgroup.add(group).is_ok() {
+                self.cgroup = Some(cgroup);
+            } else {
+                cgroup.remove();
+            }
+        }
+    }
+
+    /// What the watchdog of this `run` has to know, on one line.
+    pub(crate) fn to_words(&self) -> String {
+        let number = |pid: Option<Pid>| pid.map_or(0, |pid| pid.as_raw_nonzero().get());
+        let path = self.cgroup.as_ref().map(Cgroup::path).unwrap_or_default();
+        let strict = u8::from(self.is_strict);
+        format!("{} {} {strict} {} {path}", number(self.group), self.id, number(self.run))
+    }
+
+    /// The same in the watchdog.
+    pub(crate) fn from_words(words: &str) -> Option<Processes> {
+        let mut words = words.splitn(5, ' ');
+        let mut processes = Processes::new(words.next().and_then(number)?, words.next()?.to_owned());
+        processes.is_strict = words.next()? == "1";
+        processes.run = words.next().and_then(number);
+        processes.cgroup = words.next().and_then(Cgroup::at);
+        Some(processes)
+    }
+
+    /// Processes that run on without the lock move to the cgroup around that of the command.
+    pub(crate) fn remove_cgroup(&mut self) {
+        if let Some(cgroup) = self.cgroup.take() {
+            cgroup.remove();
+        }
+    }
+
+    /// Reaps processes that the command has left to this one.
+    pub(crate) fn reap_orphans(&self) {
+        if self.run != Some(getpid()) {
+            return;
+        }
+        for child in proc::children() {
+            if Some(child) != self.group && Some(child) != self.watchdog {
+                // An error means that it was reaped meanwhile.
+                let _ = waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+            }
+        }
+    }
+
+    /// How long it takes to find them, measured at most once in a while.
+    pub(crate) fn measure(&mut self) -> Duration {
+        match self.scan {
+            Some((start, took)) if start.elapsed() < MEASURE + took * 20 => took,
+            _ => {
+                let start = Instant::now();
+                let _ = self.scan();
+                self.scan.insert((start, start.elapsed())).1
+            }
+        }
     }
 
     /// Those that have not ended. `None`: the system does not show them.
-    pub(crate) fn alive(&self) -> Option<Vec<Member>> {
+    pub(crate) fn alive(&mut self) -> Option<Vec<Member>> {
         let members = self.scan()?;
-        // While a process executes another program, /proc shows no environment of it. Two scans
-        // will hardly both meet that moment.
-        if members.is_empty() { self.scan() } else { Some(members) }
+        // One that was not found before may have started since.
+        Some(if members.is_empty() { self.chase(&[]) } else { members })
     }
 
     /// Whether none is left. Then the number of the group is not used any more.
@@ -67,11 +181,12 @@ impl Processes {
         if !members.iter().any(|member| member.is_in_group) {
             self.group = None;
         }
-        members.is_empty()
+        self.empty = if members.is_empty() { self.empty + 1 } else { 0 };
+        self.empty >= EMPTY
     }
 
     /// Signals all of them, and continues those that are stopped: they end only then.
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&mut self, signal: Signal) {
         self.signal_group(signal);
         self.signal_others(signal);
     }
@@ -88,28 +203,74 @@ impl Processes {
 
     /// Signals and continues the processes outside of the group. Those of a nested `run` get the
     /// signal from that one, and not twice: many programs stop their clean-up at a second signal.
-    pub(crate) fn signal_others(&self, signal: Signal) {
+    pub(crate) fn signal_others(&mut self, signal: Signal) {
         let members = self.scan().unwrap_or_default();
         let is_alive = |run: Pid| members.iter().any(|member| member.pid == run);
         for member in members.iter().filter(|member| !member.nested.is_some_and(is_alive)) {
-            self.send_other(*member, &[signal, Signal::CONT]);
+            send(*member, &[signal, Signal::CONT]);
         }
     }
 
     /// Kills all of them, also those that start meanwhile.
-    pub(crate) fn kill(&self) {
+    pub(crate) fn kill(&mut self) {
         let start = Instant::now();
+        let (mut killed, mut last) = (HashSet::new(), start);
+        self.empty = 0;
         loop {
             self.send_group(Signal::KILL);
-            let members = self.alive().unwrap_or_default();
-            if members.is_empty() || start.elapsed() > LIMIT {
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.kill();
+            }
+            let Some(members) = self.scan() else { return };
+            self.empty = if members.is_empty() { self.empty + 1 } else { 0 };
+            for member in members {
+                send(member, &[Signal::KILL]);
+                if killed.insert((member.pid, member.start)) {
+                    last = Instant::now();
+                }
+            }
+            if !self.chase(&[Signal::KILL]).is_empty() {
+                (last, self.empty) = (Instant::now(), 0);
+            }
+            if self.empty >= EMPTY || last.elapsed() > LIMIT || start.elapsed() > LONGEST {
                 return;
             }
-            for member in members {
-                self.send_other(member, &[Signal::KILL]);
-            }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Signals those that have started since a scan, and returns them.
+    ///
+    /// A process that starts another one and ends at once is in no scan: when its entry of /proc is
+    /// read, it has ended, and the next one was not there when the entries were listed. But numbers
+    /// are given in turn, so that of the next one is known.
+    fn chase(&mut self, signals: &[Signal]) -> Vec<Member> {
+        let mut found = Vec::new();
+        let mut last = proc::newest().unwrap_or(i32::MAX);
+        for _ in 0..CHASE {
+            let Some(newest) = proc::newest() else { break };
+            self.reap_orphans();
+            // Only the last ones can live. After the largest number, the smallest ones follow.
+            let latest = (last.min(newest)..=newest).rev().take(32).filter_map(Pid::from_raw);
+            let orphans = if self.run == Some(getpid()) { proc::children() } else { Vec::new() };
+            for pid in latest.chain(orphans) {
+                let Some(stat) = proc::stat(pid).filter(|stat| self.is_candidate(*stat)) else { continue };
+                let is_child = |parent| self.run == Some(parent) || self.known.contains_key(&parent);
+                let is_child = self.is_strict && stat.parent.is_some_and(is_child);
+                if is_child || self.nested_run(pid).is_some() {
+                    let member = Member { pid, start: stat.start, is_in_group: false, nested: None };
+                    send(member, signals);
+                    self.known.insert(pid, stat.start);
+                    found.push(member);
+                }
+            }
+            if newest == last {
+                // A chain takes a while for each process.
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            last = newest;
+        }
+        found
     }
 
     fn send_group(&self, signal: Signal) {
@@ -119,103 +280,87 @@ impl Processes {
         }
     }
 
-    #[cfg(target_os = "linux")]
-    fn send_other(&self, member: Member, signals: &[Signal]) {
-        use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
-        if member.is_in_group {
-            return;
-        }
-        // The process may have ended since the scan, and its number may be that of another one. The
-        // descriptor stays that of one process, so its environment is read once more.
-        let Ok(process) = pidfd_open(member.pid, PidfdFlags::empty()) else { return };
-        if self.nested_run(member.pid).is_none() {
-            return;
-        }
-        for signal in signals {
-            // An error means that it has ended, or has changed its user.
-            let _ = pidfd_send_signal(&process, *signal);
-        }
+    /// Neither this process, nor `run`, nor its watchdog.
+    fn is_candidate(&self, stat: Stat) -> bool {
+        stat.pid != getpid() && Some(stat.pid) != self.run && Some(stat.pid) != self.watchdog
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn send_other(&self, _member: Member, _signals: &[Signal]) {}
-
-    fn scan(&self) -> Option<Vec<Member>> {
-        let own = getpid();
-        let others = stats().ok()?.into_iter().filter(|process| process.pid != own);
-        let members = others.filter_map(|Stat { pid, group, .. }| {
-            let is_in_group = group.is_some() && group == self.group;
-            let nested = self.nested_run(pid);
-            (is_in_group || nested.is_some()).then(|| Member { pid, is_in_group, nested: nested.flatten() })
-        });
-        Some(members.collect())
+    fn scan(&mut self) -> Option<Vec<Member>> {
+        if ![Some(getpid()), getppid()].contains(&self.run) {
+            // It was killed. What it was the parent of has another parent now.
+            self.run = None;
+        }
+        let all: Vec<Stat> = stats().ok()?.into_iter().filter(|stat| self.is_candidate(*stat)).collect();
+        let cgroup: HashSet<Pid> = self.cgroup.iter().flat_map(Cgroup::members).collect();
+        let mut found: HashMap<Pid, Member> = HashMap::new();
+        let mut children: HashMap<Pid, Vec<Stat>> = HashMap::new();
+        for stat in all {
+            let nested = self.nested_run(stat.pid);
+            let is_in_group = stat.group.is_some() && stat.group == self.group;
+            let is_known = self.known.get(&stat.pid) == Some(&stat.start);
+            let is_child = self.run.is_some() && stat.parent == self.run;
+            if nested.is_some() || is_in_group || is_known || is_child || cgroup.contains(&stat.pid) {
+                let nested = nested.flatten();
+                found.insert(stat.pid, Member { pid: stat.pid, start: stat.start, is_in_group, nested });
+            }
+            if let Some(parent) = stat.parent {
+                children.entry(parent).or_default().push(stat);
+            }
+        }
+        let nested_runs: HashSet<Pid> = found.values().filter_map(|member| member.nested).collect();
+        let mut parents: Vec<Member> = found.values().copied().collect();
+        while let Some(parent) = parents.pop().filter(|_| self.is_strict) {
+            for Stat { pid, start, .. } in children.get(&parent.pid).into_iter().flatten() {
+                let nested = nested_runs.get(&parent.pid).copied().or(parent.nested);
+                let member = Member { pid: *pid, start: *start, is_in_group: false, nested };
+                if let Entry::Vacant(entry) = found.entry(*pid) {
+                    parents.push(*entry.insert(member));
+                }
+            }
+        }
+        self.known = found.values().map(|member| (member.pid, member.start)).collect();
+        Some(found.into_values().collect())
     }
 
     /// `None`: the process does not have the id, has ended, or belongs to another user. Otherwise
     /// the next `run` that it descends from.
     fn nested_run(&self, pid: Pid) -> Option<Option<Pid>> {
-        let environment = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).ok()?;
-        let variables = environment.split(|byte| *byte == 0);
-        let mut values =
-            variables.filter_map(|entry| entry.strip_prefix(RUNS.as_bytes())?.strip_prefix(b"="));
-        let ids = String::from_utf8_lossy(values.next()?);
+        let ids = proc::variable(pid, RUNS)?;
         let mut ids = ids.split(' ').skip_while(|id| *id != self.id);
         ids.next()?;
         Some(ids.next().and_then(|id| number(id.split('-').next()?)))
     }
 }
 
-/// A process that has not ended, as /proc shows it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stat {
-    pub(crate) pid: Pid,
-    pub(crate) parent: Option<Pid>,
-    /// `None`: its leader is outside of this container.
-    pub(crate) group: Option<Pid>,
+/// Makes this process the parent of all orphans among its descendants.
+#[cfg(target_os = "linux")]
+fn adopts_orphans() -> bool {
+    rustix::process::set_child_subreaper(Some(getpid())).is_ok()
 }
 
-/// All processes that have not ended. Fails where /proc is not that of Linux.
-pub(crate) fn stats() -> io::Result<Vec<Stat>> {
-    if !cfg!(target_os = "linux") {
-        return Err(io::ErrorKind::Unsupported.into());
+#[cfg(not(target_os = "linux"))]
+fn adopts_orphans() -> bool {
+    false
+}
+
+/// Signals a process outside of the group.
+#[cfg(target_os = "linux")]
+fn send(member: Member, signals: &[Signal]) {
+    use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
+    if member.is_in_group {
+        return;
     }
-    let names = std::fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    Ok(names.filter_map(|name| stat(number(&name)?)).collect())
-}
-
-fn stat(pid: Pid) -> Option<Stat> {
-    // Without the file, it has ended since.
-    let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    parse(pid, &String::from_utf8_lossy(&text))
-}
-
-fn parse(pid: Pid, text: &str) -> Option<Stat> {
-    // After the name of the program, which may contain any character.
-    let mut words = text.rsplit_once(") ")?.1.split(' ');
-    let is_alive = !matches!(words.next()?, "Z" | "X");
-    let mut number = || Some(number(words.next()?));
-    let (parent, group) = (number()?, number()?);
-    is_alive.then_some(Stat { pid, parent, group })
-}
-
-/// A process id. The group of a process that was just reaped is -1, for which `Pid` panics.
-fn number(word: &str) -> Option<Pid> {
-    word.parse().ok().filter(|number| *number > 0).and_then(Pid::from_raw)
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
-    use super::*;
-
-    #[test]
-    fn processes_are_read_from_proc() {
-        let pid = getpid();
-        let group = |text| parse(pid, text).map(|stat| stat.group.map(|group| group.as_raw_nonzero().get()));
-        assert_eq!(group("7 (a) b) S 1 5 5 0 -1"), Some(Some(5)));
-        assert_eq!(group("7 (kthreadd) S 0 0 0 0 -1"), Some(None));
-        assert_eq!(group("7 (reaped) R 0 -1 -1 0 -1"), Some(None));
-        assert_eq!(group("7 (sh) Z 1 5 5 0 -1"), None);
-        assert_eq!(stat(pid).unwrap().group, Some(rustix::process::getpgrp()));
+    // The process may have ended since it was found, and its number be that of another one. The
+    // descriptor stays that of one process, so its start is read once more.
+    let Ok(process) = pidfd_open(member.pid, PidfdFlags::empty()) else { return };
+    if proc::stat(member.pid).is_none_or(|stat| stat.start != member.start) {
+        return;
+    }
+    for signal in signals {
+        // An error means that it has ended, or has changed its user.
+        let _ = pidfd_send_signal(&process, *signal);
     }
 }
+
+#[cfg(not(target_os = "linux"))]
+fn send(_member: Member, _signals: &[Signal]) {}

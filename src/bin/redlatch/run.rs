@@ -57,6 +57,10 @@ pub(crate) struct RunArgs {
     /// letters, digits, `-`, `_` and `.`
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
+    /// A process that has left the command's group and cleared REDLATCH_RUNS is none of the
+    /// command's: a daemon, which outlives a lost lock.
+    #[arg(long)]
+    allow_daemons: bool,
     /// The name of the lock.
     name: String,
     /// The command and its arguments, after `--`.
@@ -123,7 +127,9 @@ impl RunArgs {
         let token = lease.fencing_token().map(|token| token.to_string()).unwrap_or_default();
         let variables =
             [("REDLATCH_NAME", self.name.clone()), ("REDLATCH_TOKEN", token), (OWNER, owner.to_string())];
-        let ended = supervise::run(&self.command, &variables, lease, grace, self.ttl, signals).await;
+        let ended =
+            supervise::run(&self.command, &variables, lease, grace, self.ttl, !self.allow_daemons, signals)
+                .await;
         let (code, is_lost) = match ended {
             Ok(ended) => (Ok(ended.code), ended.is_lost),
             Err(failure) => (Err(failure), false),

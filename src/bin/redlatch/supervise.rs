@@ -13,6 +13,7 @@ use crate::deadline::{Deadline, Grace};
 use crate::exit::{Failure, SIGNALED, say};
 use crate::foreground::Foreground;
 use crate::gate::Gate;
+use crate::proc;
 use crate::processes::{self, Processes};
 use crate::run::interrupted;
 use crate::signals::{Event, Signals};
@@ -38,16 +39,24 @@ pub(crate) async fn run(
     lease: &Lease,
     grace: Grace,
     ttl: Duration,
+    is_strict: bool,
     signals: &mut Signals,
 ) -> Result<CommandExit, Failure> {
+    // A shell that executes this program may have started them.
+    let children = proc::children();
     let mut watchdog = Watchdog::start(grace).map_err(Failure::os("start the watchdog"))?;
     let id = processes::new_id();
     let variables: Vec<_> = variables.iter().cloned().chain([processes::variable(&id)]).collect();
     let gate = Gate::start(command, &variables).map_err(Failure::os("start a process"))?;
     let group = Pid::from_child(&gate.child);
-    let deadline = Deadline::new(lease.valid_until(), grace);
+    let mut processes = Processes::new(group, id);
+    if is_strict {
+        processes.hold_all(&children);
+    }
+    processes.watchdog = Some(watchdog.pid());
+    let deadline = Deadline::new(lease.valid_until(), grace, processes.measure());
     watchdog.follow(deadline);
-    watchdog.guard(group, &id);
+    watchdog.guard(&processes);
     let before = tokio::select! {
         biased;
         signal = signals.forwarded() => Some(CommandExit { code: interrupted(signal), is_lost: false }),
@@ -60,12 +69,12 @@ pub(crate) async fn run(
         // Its socket closes, so it ends without the command.
         let Gate { mut child, .. } = gate;
         child.kill().and_then(|()| child.wait()).map_err(Failure::os("end a process"))?;
+        processes.remove_cgroup();
         return Ok(ended);
     }
     let mut foreground = Foreground::new(group);
     foreground.lend();
     let child = gate.open().map_err(Failure::os("start the command"))?;
-    let processes = Processes::new(group, id);
     let command = Command {
         name: lease.name().to_string(),
         child,
@@ -118,6 +127,7 @@ impl Command {
             // The lock is released next, so the command must not run on.
             self.processes.kill();
             self.child.wait()?;
+            self.processes.remove_cgroup();
             return Err(error);
         }
         self.conclude().await
@@ -131,7 +141,7 @@ impl Command {
         let tick = (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1));
         loop {
             if lease.end().is_none() {
-                self.deadline.follow(lease.valid_until(), self.grace);
+                self.deadline.follow(lease.valid_until(), self.grace, || self.processes.measure());
                 self.watchdog.follow(self.deadline);
             }
             let now = Instant::now();
@@ -175,6 +185,8 @@ impl Command {
                     if let Err(error) = self.watchdog.check() {
                         say(&format!("the watchdog was killed, and another one cannot be started: {error}"));
                     }
+                    self.processes.watchdog = Some(self.watchdog.pid());
+                    self.processes.reap_orphans();
                     if let ChildState::Stopped(by) = state {
                         self.stop_with_command(by).await?;
                     }
@@ -287,6 +299,7 @@ impl Command {
             is_lost = true;
         }
         let status = self.child.wait()?;
+        self.processes.remove_cgroup();
         if self.was_lent
             && let Some(signal @ (Signal::INT | Signal::QUIT)) = signal_of(status)
         {

@@ -49,7 +49,7 @@ pub(crate) struct Watchdog {
     pipe: Option<ChildStdin>,
     grace: Grace,
     /// What another copy has to know if this one is killed.
-    command: Option<(Pid, String)>,
+    command: Option<String>,
     deadline: Option<Deadline>,
     /// A copy has ended the command.
     has_acted: bool,
@@ -61,11 +61,16 @@ impl Watchdog {
         Ok(Watchdog { copy, pipe: Some(pipe), grace, command: None, deadline: None, has_acted: false })
     }
 
-    /// Names the command to end: its process group, and the id of its `run`. Not as an argument of
-    /// the copy: other users could read it, and give it to processes of their own.
-    pub(crate) fn guard(&mut self, group: Pid, id: &str) {
-        self.command = Some((group, id.to_owned()));
-        self.send(&format!("command {} {id}\n", group.as_raw_nonzero()));
+    /// Names the processes to end. Not as an argument of the copy: other users could read the id of
+    /// the `run`, and give it to processes of their own.
+    pub(crate) fn guard(&mut self, processes: &Processes) {
+        let line = format!("command {}\n", processes.to_words());
+        self.send(&line);
+        self.command = Some(line);
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.copy)
     }
 
     /// Names the times of TERM and KILL.
@@ -93,8 +98,8 @@ impl Watchdog {
         }
         let (copy, pipe) = launch(self.grace)?;
         (self.copy, self.pipe) = (copy, Some(pipe));
-        if let Some((group, id)) = self.command.take() {
-            self.guard(group, &id);
+        if let Some(line) = self.command.clone() {
+            self.send(&line);
         }
         if let Some(deadline) = self.deadline.take() {
             self.follow(deadline);
@@ -208,11 +213,13 @@ fn watch(grace: u64) -> io::Result<bool> {
         }
         if kill_at.is_some_and(|at| now >= at) {
             command.kill();
+            command.remove_cgroup();
             return Ok(true);
         }
         let (scan, mut most) = (Instant::now(), Duration::from_secs(1));
         if is_closed {
             if command.have_ended() {
+                command.remove_cgroup();
                 return Ok(has_acted);
             }
             // A scan of thousands of processes takes a while, and may take no core for itself.
@@ -249,7 +256,7 @@ impl Orders {
         *text += &String::from_utf8_lossy(&bytes[..count]);
         while let Some((line, rest)) = text.split_once('\n') {
             match line.split_once(' ') {
-                Some(("command", words)) => self.command = command(words),
+                Some(("command", words)) => self.command = Processes::from_words(words),
                 Some(("until", times)) => {
                     let mut times = times.split(' ').map(|nanos| nanos.parse().ok());
                     (self.term_at, self.kill_at) = (times.next().flatten(), times.next().flatten());
@@ -261,10 +268,4 @@ impl Orders {
         }
         Ok(())
     }
-}
-
-/// A command, as [`Watchdog::guard`] names it.
-fn command(words: &str) -> Option<Processes> {
-    let (group, id) = words.split_once(' ')?;
-    Some(Processes::new(Pid::from_raw(group.parse().ok()?)?, id.to_owned()))
 }

@@ -1,0 +1,138 @@
+//! [`Cgroup`]: a control group of Linux, which no process of the command leaves by itself.
+//!
+//! Whatever a process does with its group, its session, its parent or its environment, its children
+//! are in the same cgroup, and one write kills all of them at once, of all users.
+
+use std::fs::{read_dir, read_to_string, write};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Pid;
+
+use crate::proc::number;
+
+/// How often to look for processes to move out of a cgroup that is removed. They may fork.
+const ROUNDS: usize = 10;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes a cgroup inside of this process's own. `None`: the system has no version 2 with
+    /// `cgroup.kill`, as Linux before 5.14, or this user may not do so.
+    pub(crate) fn create(id: &str) -> Option<Cgroup> {
+        let mounts = read_to_string("/proc/self/mountinfo").ok()?;
+        let own = read_to_string("/proc/self/cgroup").ok()?;
+        let cgroup = Cgroup(folder(&mounts, &own)?.join(format!("redlatch-{id}")));
+        std::fs::create_dir(&cgroup.0).ok()?;
+        let is_usable = cgroup.0.join("cgroup.kill").exists()
+            && read_to_string(cgroup.0.join("cgroup.type")).is_ok_and(|kind| kind.trim() == "domain");
+        if !is_usable {
+            cgroup.remove();
+        }
+        is_usable.then_some(cgroup)
+    }
+
+    /// That which another process has made.
+    pub(crate) fn at(path: &str) -> Option<Cgroup> {
+        (!path.is_empty()).then(|| Cgroup(path.into()))
+    }
+
+    /// On one line; empty if that is impossible.
+    pub(crate) fn path(&self) -> &str {
+        self.0.to_str().filter(|path| !path.contains('\n')).unwrap_or_default()
+    }
+
+    /// Moves a process into it.
+    pub(crate) fn add(&self, pid: Pid) -> io::Result<()> {
+        write(self.0.join("cgroup.procs"), pid.as_raw_nonzero().to_string())
+    }
+
+    /// Kills all of its processes, also those that start meanwhile.
+    pub(crate) fn kill(&self) {
+        // An error means that the cgroup was removed, with its last process.
+        let _ = write(self.0.join("cgroup.kill"), "1");
+    }
+
+    /// Its processes, also those of cgroups inside of it.
+    pub(crate) fn members(&self) -> Vec<Pid> {
+        members(&self.0)
+    }
+
+    /// Removes it. Processes that run on without the lock move to the cgroup around it.
+    pub(crate) fn remove(&self) {
+        let Some(around) = self.0.parent() else { return };
+        for _ in 0..ROUNDS {
+            // Fails while a process is in it, or a cgroup of a `run` that was started within.
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            for pid in own_members(&self.0) {
+                // An error means that it has ended.
+                let _ = write(around.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
+            }
+        }
+    }
+}
+
+/// Where the cgroup of version 2 that this process belongs to is mounted.
+fn folder(mounts: &str, own: &str) -> Option<PathBuf> {
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let mount = mounts.lines().find_map(|line| {
+        let (mount, kind) = line.split_once(" - cgroup2 ").map(|(mount, _)| (mount, "cgroup2"))?;
+        let mut words = mount.split(' ').skip(3);
+        let (root, point) = (words.next()?, words.next()?);
+        // A backslash begins the code of a character such as a space.
+        (kind == "cgroup2" && !point.contains('\\')).then_some((root, point))
+    })?;
+    let inside = own.strip_prefix(mount.0.trim_end_matches('/'))?;
+    // With `..`, this process is outside of what this container shows.
+    (!inside.contains("..")).then(|| Path::new(mount.1).join(inside.trim_start_matches('/')))
+}
+
+fn own_members(folder: &Path) -> Vec<Pid> {
+    // A process outside of this container is 0 there.
+    let list = read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    list.lines().filter_map(number).collect()
+}
+
+fn members(folder: &Path) -> Vec<Pid> {
+    let mut found = own_members(folder);
+    for entry in read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(members(&entry.path()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_cgroup_is_found_where_it_is_mounted() {
+        let mount = |root: &str, point: &str| {
+            format!(
+                "24 1 0:22 / /proc rw - proc proc rw\n30 24 0:27 {root} {point} rw,relatime shared:9 - cgroup2 cgroup rw\n"
+            )
+        };
+        for (root, point, own, found) in [
+            (
+                "/",
+                "/sys/fs/cgroup",
+                "0::/system.slice/cron.service\n",
+                Some("/sys/fs/cgroup/system.slice/cron.service"),
+            ),
+            ("/", "/sys/fs/cgroup/unified", "4:memory:/x\n0::/\n", Some("/sys/fs/cgroup/unified")),
+            ("/docker/7", "/sys/fs/cgroup", "0::/docker/7/job\n", Some("/sys/fs/cgroup/job")),
+            ("/docker/7", "/sys/fs/cgroup", "0::/docker/8\n", None),
+            ("/", "/sys/fs/cgroup", "0::/../outside\n", None),
+            ("/", "/sys/fs/a\\040b", "0::/\n", None),
+            ("/", "/sys/fs/cgroup", "4:memory:/x\n", None),
+        ] {
+            assert_eq!(folder(&mount(root, point), own).as_deref(), found.map(Path::new), "{root} {own}");
+        }
+        assert_eq!(folder("24 1 0:22 / /proc rw - proc proc rw\n", "0::/\n"), None);
+    }
+}

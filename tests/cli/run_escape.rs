@@ -1,0 +1,155 @@
+//! `redlatch run` and processes that would escape it: they start one another in turn, execute
+//! themselves, or clear their environment.
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tokio::process::Command;
+
+use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on, wrapped};
+use crate::support::{Server, eventually};
+
+/// Starts the next process, and ends.
+const CHAIN: &str = "echo $$ >>\"$1\"\nsetsid sh \"$0\" \"$1\" &";
+
+/// Executes itself for ever.
+const SELF: &str = "echo $$ >>\"$1\"\nexec setsid sh \"$0\" \"$1\"";
+
+/// How the processes of a command are found: in a cgroup; without one; and by their environment.
+type Way = (bool, &'static [&'static str]);
+const WAYS: [Way; 3] = [(true, &[]), (false, &[]), (false, &["--allow-daemons"])];
+
+/// The program, with cgroups as this machine has them, or with none.
+fn command(server: &Server, has_cgroups: bool, words: &[&str]) -> Command {
+    // Another user may hardly ever make a cgroup.
+    if has_cgroups || !geteuid().is_root() {
+        return on(server, words);
+    }
+    let hide = "mount -t tmpfs none /sys/fs/cgroup && exec \"$@\"";
+    wrapped(&["unshare", "--mount", "sh", "-c", hide, "sh"], server, words)
+}
+
+fn words<'a>(options: &[&'a str], name: &'a str, script: &'a str) -> Vec<&'a str> {
+    [&["run", "--ttl", "6s", "--grace", "100ms"], options, &[name, "--", "sh", "-c", script]].concat()
+}
+
+async fn revoke(server: &Server, name: &str) {
+    assert!(server.locks().await.mutex(name).unwrap().force_release().await.unwrap());
+}
+
+/// Starts commands that leave such a script behind, one in each way, and ends them.
+async fn end_chains(server: &Server, text: &str, ways: &[Way], end: impl AsyncFn(&str, RunningProgram)) {
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("script");
+    std::fs::write(&script, text).unwrap();
+    let chain = async |way: usize| {
+        let Some((has_cgroups, options)) = ways.get(way).copied() else { return };
+        let name = &format!("{}-{way}", text.len());
+        let log = directory.path().join(name);
+        let start = format!("sh {} {} & exec sleep 1000", script.display(), log.display());
+        let words = words(options, name, &start);
+        let running = RunningProgram::start(command(server, has_cgroups, &words));
+        let count = || std::fs::read_to_string(&log).unwrap_or_default().lines().count();
+        eventually("the processes run", || async { count() > 5 }).await;
+        // Any process that is left has the standard output.
+        end(name, running).await;
+    };
+    tokio::join!(chain(0), chain(1), chain(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_lease_ends_processes_that_start_one_another() {
+    let server = Server::start().await;
+    let end = async |name: &str, running: RunningProgram| {
+        revoke(&server, name).await;
+        let ended = running.end().await;
+        assert_eq!(ended.code, 75, "{name}: {ended:?}");
+    };
+    end_chains(&server, SELF, &WAYS, &end).await;
+    // By their environment alone, it may miss those that end at once.
+    end_chains(&server, CHAIN, &WAYS[..2], &end).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watchdog_ends_processes_that_start_one_another() {
+    let server = Server::start().await;
+    let end = async |_: &str, mut running: RunningProgram| {
+        running.child.kill().await.unwrap();
+        running.rest_of_stdout().await;
+    };
+    end_chains(&server, SELF, &WAYS, &end).await;
+    // Without a cgroup, it may miss those that end at once.
+    let way = if makes_cgroups(&server).await { &WAYS[..1] } else { &[] };
+    end_chains(&server, CHAIN, way, &end).await;
+}
+
+/// A process without a name for its `run`, in a session of its own, whose parent has ended.
+const DAEMON: &str = "(env -i setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' &); exec sleep 1000";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_lease_ends_processes_that_clear_their_environment() {
+    let server = Server::start().await;
+    for (has_cgroups, options) in &WAYS[..2] {
+        let mut running =
+            RunningProgram::start(command(&server, *has_cgroups, &words(options, "job", DAEMON)));
+        let process = pid(&running.line().await);
+        revoke(&server, "job").await;
+        assert_eq!(running.end().await.code, 75);
+        assert!(!is_alive(process), "{has_cgroups}");
+    }
+}
+
+/// Whether a `run` makes cgroups here.
+async fn makes_cgroups(server: &Server) -> bool {
+    let ended = run_on(server, &words(&[], "probe", "cat /proc/self/cgroup")).await;
+    ended.stdout.contains("redlatch-")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watchdog_ends_processes_that_clear_their_environment_in_a_cgroup() {
+    let server = Server::start().await;
+    if !makes_cgroups(&server).await {
+        return;
+    }
+    let mut running = RunningProgram::start(on(&server, &words(&[], "job", DAEMON)));
+    let process = pid(&running.line().await);
+    let folder = cgroup_of(process).unwrap();
+    running.child.kill().await.unwrap();
+    ends(process).await;
+    eventually("the cgroup is removed", || async { !folder.exists() }).await;
+}
+
+/// The cgroup that a `run` has made for this process.
+fn cgroup_of(pid: Pid) -> Option<std::path::PathBuf> {
+    let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap();
+    let own =
+        cgroups.lines().find_map(|line| line.strip_prefix("0::")).filter(|own| own.contains("redlatch-"));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
+    Some(format!("{}{}", mount?.split(' ').nth(4)?, own?).into())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_runs_on_where_it_may() {
+    let server = Server::start().await;
+    let options = ["--allow-daemons"];
+    let mut running = RunningProgram::start(on(&server, &words(&options, "job", DAEMON)));
+    let process = pid(&running.line().await);
+    assert_eq!(cgroup_of(process), None);
+    running.signal(Signal::TERM);
+    // The lock does not wait for it. It has the standard output.
+    is_held(&server, "job", false).await;
+    assert!(is_alive(process));
+    kill_process(process, Signal::KILL).unwrap();
+    assert_eq!(running.end().await.code, 128 + 15);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn background_process_leaves_the_cgroup_with_its_command() {
+    let server = Server::start().await;
+    let script = "sleep 1000 >/dev/null 2>&1 & echo $!; read -r line </proc/self/cgroup";
+    let mut running = RunningProgram::start(on(&server, &words(&[], "job", script)));
+    let process = pid(&running.line().await);
+    assert_eq!(running.end().await.code, 0);
+    assert!(is_alive(process));
+    assert_eq!(cgroup_of(process), None);
+    kill_process(process, Signal::KILL).unwrap();
+}
